@@ -1,0 +1,48 @@
+PYTHON ?= python3
+WORKERS ?= 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+BIN := .venv/bin
+INSTALL = $(BIN)/pip install -q -c constraints.txt
+
+.PHONY: help demo test curves clean
+
+help:
+	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
+	@echo "make test    lint, types, import contracts and the whole test suite"
+	@echo "make curves  the runs behind the learning curves in README.md"
+	@echo "make clean   remove .venv and caches"
+	@echo "Each makes .venv when it is missing. PYTHON=python3.12 chooses another interpreter (3.10 or later)."
+
+demo: .venv/.train
+	$(BIN)/gxpo demo
+
+test: export OMP_NUM_THREADS = 1
+test: export HF_HUB_OFFLINE = 1
+test: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -n $(WORKERS)
+
+curves: .venv/.train
+	$(BIN)/python scripts/curves.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# A stamp is made anew when what it was installed from has changed.
+.venv/.train: pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing gxpo[train] into .venv (once; about a minute, more where torch has to be downloaded)"
+	@$(INSTALL) -e '.[train]'
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing gxpo[train,dev] into .venv (once; about a minute, more where torch has to be downloaded)"
+	@$(INSTALL) -e '.[train,dev]'
+	@touch .venv/.train $@

@@ -1,0 +1,43 @@
+"""gxpo: group-relative policy optimisation; every method a short composition of checked parts.
+
+    forest = gxpo.Forest.from_records(records)
+    m = gxpo.method("gigpo+gspo")
+    advantages = m.advantages(forest)
+    loss = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour_logprob), advantages=advantages)
+    run = gxpo.train(model="tiny", task="arithmetic", method="grpo", steps=50)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gxpo import credit, levels, objectives, weighting
+    from gxpo.forest import Forest
+    from gxpo.compose import Method, method
+    from gxpo.protocols import PolicyTokens, Task
+    from gxpo.trainer.loop import Trainer
+    from gxpo.trainer.run import Run, resume, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Forest": "gxpo.forest", "Method": "gxpo.compose", "method": "gxpo.compose", "PolicyTokens": "gxpo.protocols",
+    "Task": "gxpo.protocols", "Trainer": "gxpo.trainer.loop", "Run": "gxpo.trainer.run", "resume": "gxpo.trainer.run",
+    "train": "gxpo.trainer.run",
+}  # fmt: skip
+_MODULES = ("credit", "levels", "objectives", "weighting")
+
+__all__ = ["Forest", "Method", "PolicyTokens", "Run", "Task", "Trainer", "credit", "levels", "method", "objectives",
+           "resume", "train", "weighting"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gxpo.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'gxpo' has no attribute {name!r}")

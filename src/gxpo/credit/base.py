@@ -1,0 +1,82 @@
+"""What every credit part shares: what it asks for, and `+`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Credit, Signals
+
+
+class CreditPart:
+    """Base of credit parts: a frozen dataclass whose `__call__` gives [P] float64, detached.
+
+    needs     signals it reads
+    requires  what the rollouts must carry ("states", "step_rewards", "forks", ...)
+    on_equal  what a group of equal scores is given: "zero", or "signal" for parts built to differ
+    """
+
+    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    on_equal: str = "zero"
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        raise NotImplementedError
+
+    def __add__(self, other: Credit) -> CreditSum:
+        return _added(self, other)
+
+    def __radd__(self, other: Credit) -> CreditSum:
+        return _added(other, self)
+
+    def __mul__(self, factor: float) -> CreditSum:
+        if isinstance(self, CreditSum):
+            return CreditSum(self.parts, tuple(factor * f for f in self.factors))
+        return CreditSum((self,), (float(factor),))
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True)
+class CreditSum(CreditPart):
+    """sum_k factors[k] * parts[k]; asks for what any summand asks for."""
+
+    parts: tuple[Credit, ...]
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parts) != len(self.factors):
+            raise ConfigError(f"a sum of {len(self.parts)} credits needs as many factors, not {len(self.factors)}")
+        signal = any(getattr(p, "on_equal", "zero") == "signal" for p in self.parts)
+        object.__setattr__(self, "needs", _union(self.parts, "needs"))
+        object.__setattr__(self, "requires", _union(self.parts, "requires"))
+        object.__setattr__(self, "on_equal", "signal" if signal else "zero")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        total = torch.zeros(forest.n_entries, dtype=torch.float64)
+        for factor, part in zip(self.factors, self.parts, strict=True):
+            total += factor * part(forest, signals, step)
+        return total
+
+
+def _added(left: Credit, right: Credit) -> CreditSum:
+    sums = [s if isinstance(s, CreditSum) else CreditSum((s,), (1.0,)) for s in (left, right)]
+    return CreditSum(sums[0].parts + sums[1].parts, sums[0].factors + sums[1].factors)
+
+
+def _union(parts: Sequence[Credit], name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(x for part in parts for x in getattr(part, name, ())))
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a setting that is not one of `allowed`."""
+    if value not in allowed:
+        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")

@@ -1,0 +1,1 @@
+"""Who samples tokens. Engines are imported from their own files: `gxpo.engines.torch.TorchEngine`."""

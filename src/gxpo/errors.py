@@ -1,0 +1,57 @@
+"""Errors that a user can act on. Each message is one line: what was wrong, where, and what to change."""
+
+from __future__ import annotations
+
+
+class GxpoError(Exception):
+    """Base of every error gxpo raises on purpose; the command line prints it in one line and exits with 2."""
+
+
+class ConfigError(GxpoError):
+    """A setting is unknown, has the wrong type or contradicts another."""
+
+
+class MethodConflict(ConfigError):
+    """Two composed methods give different values to one key."""
+
+
+class MissingSignal(GxpoError):
+    """A part needs a signal (reference log-probs, entropy, ...) that nobody provided."""
+
+
+class RecordError(GxpoError):
+    """A rollout record is malformed; names the line and the field."""
+
+
+class MissingExtra(GxpoError):
+    """An optional dependency is not installed; names the extra that brings it."""
+
+
+class CheckpointError(GxpoError):
+    """A checkpoint can't be written or is damaged."""
+
+
+class TaskError(GxpoError):
+    """Tasks can't be loaded or drawn."""
+
+
+class ModelError(GxpoError):
+    """A model can't be loaded or can't do what was asked of it."""
+
+
+def did_you_mean(word: str, known: object) -> str:
+    """`"; did you mean 'x'?"` for the closest of `known`, or `""` when nothing is close."""
+    from rapidfuzz import process
+
+    match = process.extractOne(word, [str(k) for k in known], score_cutoff=60)  # type: ignore[attr-defined]
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def need(module: str, extra: str) -> object:
+    """Import `module`, or say which extra of gxpo installs it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f"{module} is not installed: pip install 'gxpo[{extra}]' ({error})") from error

@@ -1,0 +1,1 @@
+"""What a person reads: the catalogue of methods, plans, reports."""

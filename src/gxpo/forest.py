@@ -1,0 +1,571 @@
+"""`Forest`: all rollouts of a step as trees of token segments, in struct-of-arrays form.
+
+Two relations are kept apart: `parent` is what tokens are conditioned on (the forward pass, shared prefixes);
+`previous` is what happened before (time, returns, credit). Five axes, named by suffix:
+
+N  nodes (parents before children): a prompt, an observation or (part of) an action
+T  stored tokens, each once
+S  steps: one per (trajectory, turn), by trajectory, then time
+P  path tokens: one per (trajectory, action token of it), by trajectory, then time
+R  trajectories
+
+Storage, generation and the forward pass run on T. Credit, weights, ratios, losses and aggregation run on P and gather
+by `path_token`, so they are written as if trajectories were flat and packed equals flattened by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import GxpoError
+
+if TYPE_CHECKING:
+    from gxpo.pack import Packed
+
+PROMPT, OBSERVATION, ACTION = 0, 1, 2
+NAN = float("nan")
+
+_LEVELS = {
+    "R": ("group", "trajectory", "task", "origin"),
+    "S": ("step", "turn", "state", "agent"),
+    "P": ("segment", "policy", "token"),
+}
+
+COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis that its values are rows of)
+    **dict.fromkeys(("parent", "previous", "caller", "sampled_under"), ("N", "N")),
+    **dict.fromkeys(("kind", "agent", "policy", "policy_version", "turn", "state"), ("N", None)),
+    **dict.fromkeys(("token", "behaviour_logprob", "trainable", "segment"), ("T", None)),
+    **{"step_trajectory": ("S", "R"), "step_action": ("S", "N"), "step_previous": ("S", "S")},
+    **dict.fromkeys(("step_turn", "step_state", "step_agent", "step_reward"), ("S", None)),
+    **dict.fromkeys(("step_finish", "step_info", "observation_text", "action_text"), ("S", None)),
+    **{"path_token": ("P", "T"), "path_step": ("P", "S"), "path_trajectory": ("P", "R")},
+    **{"last_action": ("R", "N"), "prompt_node": ("R", "N")},
+    **dict.fromkeys(("id", "task", "group", "origin", "sampling", "info"), ("R", None)),
+    **dict.fromkeys(("outcome", "components", "success", "compared", "weight", "truncated"), ("R", None)),
+    **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
+}
+_RIDING = {  # lists that may be left out, and what then stands in each row
+    "info": dict,
+    "prompt_text": lambda: None,
+    "final_state": lambda: None,
+    "final_observation": list,
+    "step_finish": lambda: None,
+    "step_info": dict,
+    "observation_text": lambda: None,
+    "action_text": lambda: None,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """See the module. Integer columns are int64 with -1 for "none"; float columns are float64 with nan for "unknown"."""
+
+    # N
+    parent: Tensor  # -1 root
+    previous: Tensor  # action nodes: the action before it in its trajectory
+    kind: Tensor  # PROMPT | OBSERVATION | ACTION
+    agent: Tensor  # index into agent_names
+    policy: Tensor  # index into policy_names
+    policy_version: Tensor
+    caller: Tensor  # the action that invoked this one
+    turn: Tensor
+    state: Tensor  # environment state acted in, index into state_names
+    sampled_under: Tensor  # last node of the root path of another context it was sampled under
+    first_token: Tensor  # [N+1]
+    # T
+    token: Tensor  # -1 where a step is not a vocabulary id
+    behaviour_logprob: Tensor
+    trainable: Tensor  # bool
+    segment: Tensor  # counted from 0 within the action
+    # S
+    step_trajectory: Tensor
+    step_turn: Tensor
+    step_action: Tensor  # its last node
+    step_state: Tensor
+    step_agent: Tensor
+    step_reward: Tensor
+    step_previous: Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
+    # P
+    path_token: Tensor
+    path_step: Tensor
+    path_trajectory: Tensor
+    # R
+    id: list[str]
+    task: list[str]
+    group: list[str]
+    last_action: Tensor
+    outcome: Tensor
+    components: Tensor  # [R, K]
+    success: Tensor
+    compared: Tensor  # bool
+    weight: Tensor
+    truncated: Tensor  # bool
+    origin: list[str]
+    sampling: list[dict[str, Any]]
+    prompt_node: Tensor  # node that ends the trajectory's prompt
+    # names, lists that ride along, named tensors
+    component_names: tuple[str, ...] = ()
+    agent_names: tuple[str, ...] = ()
+    policy_names: tuple[str, ...] = ()
+    state_names: tuple[str, ...] = ()
+    info: list[dict[str, Any]] = field(default_factory=list)  # [R]
+    prompt_text: list[str | None] = field(default_factory=list)  # [R]
+    final_state: list[str | None] = field(default_factory=list)  # [R]
+    final_observation: list[list[int]] = field(default_factory=list)  # [R]
+    step_finish: list[str | None] = field(default_factory=list)  # [S]
+    step_info: list[dict[str, Any]] = field(default_factory=list)  # [S]
+    observation_text: list[str | None] = field(default_factory=list)  # [S]
+    action_text: list[str | None] = field(default_factory=list)  # [S]
+    media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
+    extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
+
+    def __post_init__(self) -> None:
+        for name, blank in _RIDING.items():
+            rows = self.n_trajectories if COLUMNS[name][0] == "R" else self.n_steps
+            if not getattr(self, name) and rows:
+                object.__setattr__(self, name, [blank() for _ in range(rows)])
+        for name, (axis, _) in COLUMNS.items():
+            self._check(name, len(getattr(self, name)), axis)
+        for name, value in self.extras.items():
+            self._check(f"extras[{name!r}]", len(value), "T")
+        if self.first_token.numel() != self.n_nodes + 1:
+            raise ValueError(f"first_token has {self.first_token.numel()} values for {self.n_nodes} nodes, one more is needed")
+        if self.components.shape != (self.n_trajectories, len(self.component_names)):
+            raise ValueError(f"components are {tuple(self.components.shape)}, their names {self.component_names}")
+
+    def _check(self, name: str, rows: int, axis: str) -> None:
+        if rows != self._size(axis):
+            raise ValueError(f"{name} has {rows} rows; axis {axis} of this forest has {self._size(axis)}")
+
+    def _size(self, axis: str) -> int:
+        sizes = {"N": self.parent, "T": self.token, "S": self.step_turn, "P": self.path_token, "R": self.group}
+        if axis not in sizes:
+            raise ValueError(f"an axis is one of {', '.join(sizes)}, not {axis!r}")
+        return len(sizes[axis])
+
+    # ------------------------------------------------------------ construction
+    @classmethod
+    def from_records(cls, records: Sequence[Mapping[str, Any]], *, share: bool = True) -> Forest:
+        """Trajectories in interchange form (`gxpo schema`); `share=False` stores every context token per use."""
+        from gxpo.records import parse
+
+        return parse(records, share=share)
+
+    def to_records(self, *, share: bool = True) -> list[dict[str, Any]]:
+        """The inverse of `from_records`; `share=False` writes forked trajectories out in full."""
+        from gxpo.records import render
+
+        return render(self, share=share)
+
+    @classmethod
+    def from_completions(cls, *args: Any, **kwargs: Any) -> Forest:
+        """Groups of completions of prompts; see `gxpo.build.from_completions`."""
+        from gxpo.build import from_completions
+
+        return from_completions(*args, **kwargs)
+
+    @classmethod
+    def from_padded(cls, *args: Any, **kwargs: Any) -> Forest:
+        """Padded tensors as TRL and verl hold them; see `gxpo.build.from_padded`."""
+        from gxpo.build import from_padded
+
+        return from_padded(*args, **kwargs)
+
+    @classmethod
+    def concat(cls, forests: Sequence[Forest]) -> Forest:
+        """All trajectories of several forests in one, in order; nothing is shared between them."""
+        from gxpo.reshape import concat
+
+        return concat(forests)
+
+    def flatten(self) -> Forest:
+        """The same trajectories with nothing shared between them: each has nodes of its own; S, P and R do not change."""
+        from gxpo.reshape import flatten
+
+        return flatten(self)
+
+    def replace(self, **fields: Any) -> Forest:
+        """A copy with these fields replaced."""
+        return dataclasses.replace(self, **fields)
+
+    def with_rewards(
+        self,
+        outcome: Tensor,
+        *,
+        components: Mapping[str, Tensor] | None = None,
+        success: Tensor | None = None,
+    ) -> Forest:
+        """A copy with new scores: `outcome` [R] (nan = unscored), named `components` [R], `success` [R]."""
+        named = components or {}
+        columns = [x.to(torch.float64) for x in named.values()]
+        return self.replace(
+            outcome=outcome.to(torch.float64),
+            component_names=tuple(named),
+            components=torch.stack(columns, 1) if columns else torch.empty(self.n_trajectories, 0, dtype=torch.float64),
+            success=self.success if success is None else success.to(torch.float64),
+        )
+
+    # ------------------------------------------------------------ sizes and columns
+    @property
+    def n_nodes(self) -> int:
+        return self.parent.numel()
+
+    @property
+    def n_tokens(self) -> int:
+        return self.token.numel()
+
+    @property
+    def n_steps(self) -> int:
+        return self.step_turn.numel()
+
+    @property
+    def n_entries(self) -> int:
+        return self.path_token.numel()
+
+    @property
+    def n_trajectories(self) -> int:
+        return len(self.group)
+
+    @property
+    def scored(self) -> Tensor:
+        """[R] bool: the outcome is finite."""
+        return self.outcome.isfinite()
+
+    @cached_property
+    def text_actions(self) -> Tensor:
+        """[S] bool: the action is known only as text (one stored token, -1, stands for it)."""
+        one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
+        blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
+        named = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
+        return named & one.index_put((self.path_step,), one[self.path_step] & blank)
+
+    @property
+    def missing_ids(self) -> str:
+        """What is known as text without token ids, in words; "" where nothing is."""
+        context = self.parent[self._first_nodes]
+        said = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
+        bare = said & ((context < 0) | (self.kind[context.clamp_min(0)] == ACTION)) if self.n_nodes else said
+        prompts = sum(bool(t) and int(n) < 0 for t, n in zip(self.prompt_text, self.prompt_node, strict=True))
+        found = {"actions": int(self.text_actions.sum()), "observations": int(bare.sum()), "prompts": prompts}
+        return ", ".join(f"{n} {what}" for what, n in found.items() if n)
+
+    @property
+    def text_only(self) -> bool:
+        """True where any action is known only as text: its length in tokens is unknown."""
+        return bool(self.text_actions.any())
+
+    def need_ids(self, what: str) -> None:
+        """Refuse `what`, naming what is missing, where actions, observations or prompts are text without token ids."""
+        if missing := self.missing_ids:
+            raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
+
+    @cached_property
+    def path_trainable(self) -> Tensor:
+        """[P] bool."""
+        return self.trainable[self.path_token]
+
+    @cached_property
+    def path_behaviour_logprob(self) -> Tensor:
+        """[P] float64, nan unknown."""
+        return self.behaviour_logprob[self.path_token]
+
+    @cached_property
+    def token_node(self) -> Tensor:
+        """[T] the node that holds each stored token."""
+        return torch.repeat_interleave(torch.arange(self.n_nodes), self.first_token.diff())
+
+    def lengths(self) -> Tensor:
+        """[R] int64: trainable action tokens of each trajectory. Refused where actions are text without ids."""
+        if self.text_only:
+            self.need_ids("lengths()")
+        return torch.bincount(self.path_trajectory[self.path_trainable], minlength=self.n_trajectories)
+
+    @cached_property
+    def _entry_begin(self) -> Tensor:
+        return _begins(self.path_trajectory, self.n_trajectories)
+
+    def path_of(self, r: int) -> Tensor:
+        """Trajectory r's entries of P, trainable or not."""
+        r = range(self.n_trajectories)[r]
+        return torch.arange(int(self._entry_begin[r]), int(self._entry_begin[r + 1]))
+
+    # ------------------------------------------------------------ ids and broadcasting
+    @cached_property
+    def _columns(self) -> dict[str, Tensor]:
+        def dense(names: Sequence[str]) -> Tensor:
+            order = {name: i for i, name in enumerate(dict.fromkeys(names))}
+            return torch.tensor([order[name] for name in names], dtype=torch.int64)
+
+        return {
+            "group": dense(self.group),
+            "task": dense(self.task),
+            "origin": dense(self.origin),
+            "trajectory": torch.arange(self.n_trajectories),
+            "step": torch.arange(self.n_steps),
+            "turn": self.step_turn,
+            "state": self.step_state,
+            "agent": self.step_agent,
+            "segment": self.segment,
+            "policy": self.policy[self.token_node],
+            "token": torch.arange(self.n_tokens),
+        }
+
+    def ids(self, *levels: str, axis: str | None = None) -> Tensor:
+        """int64 ids of a combination of levels on an axis, always inside a group; -1 where any level is -1.
+
+        Levels on R: group, trajectory, task, origin; on S also: step, turn, state, agent; on P also: segment, policy,
+        token. `ids("state", axis="S")` are anchor states: equal states of different groups have different ids.
+        Without `axis` it is the coarsest one that has all the levels. Equal ids mean equal levels; ids are below
+        their number of rows, and those of "group" alone are the same on every axis.
+        """
+        allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
+        if axis is None:
+            axis = next((a for a, names in allowed.items() if set(levels) <= set(names)), "P")
+        if axis not in allowed:
+            raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
+        combined: Tensor | None = None
+        for level in dict.fromkeys(("group", *levels)):
+            if level not in allowed[axis]:
+                raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
+            column = self._on_axis(level, axis)
+            if combined is None:
+                combined = column
+                continue
+            width = int(column.max()) + 1 if column.numel() else 1
+            paired = torch.where((combined < 0) | (column < 0), -1, combined * max(width, 1) + column)
+            combined = torch.unique(paired, return_inverse=True)[1] - int(bool((paired < 0).any()))
+        assert combined is not None
+        return combined
+
+    def _on_axis(self, level: str, axis: str) -> Tensor:
+        home = next(a for a, names in _LEVELS.items() if level in names)
+        column = self._columns[level]
+        if home == axis:
+            return column[self.path_token] if axis == "P" else column
+        if axis == "S":
+            return column[self.step_trajectory]
+        return column[self.path_trajectory] if home == "R" else column[self.path_step]
+
+    def to_path(self, x: Tensor, axis: str) -> Tensor:
+        """[P]: values of R, S, N or T given to every path token; the axis is named, never guessed from a length."""
+        if axis not in ("R", "S", "N", "T"):
+            raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
+        self._check("x", len(x), axis)
+        if axis == "N":
+            return x[self.token_node[self.path_token]]
+        return x[{"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis]]
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """[T]: the mean of each stored token's path values, nan where it has none. For display only."""
+        total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
+        return total / torch.bincount(self.path_token, minlength=self.n_tokens)
+
+    # ------------------------------------------------------------ time
+    def returns(self, discount: float) -> Tensor:
+        """[S] float64: return(s) = step_reward(s) + discount * sum of return(t) over the steps t that follow s.
+
+        What follows is the next turn, or under `after` each turn that names s. A trajectory without any step reward has its outcome on its last turn; a missing step reward is 0 where the
+        trajectory has another. Unscored trajectories have 0.
+        """
+        known = self.step_reward.isfinite()
+        paid = torch.zeros(self.n_trajectories, dtype=torch.bool)
+        paid[self.step_trajectory[known]] = True
+        last = torch.full((self.n_trajectories,), -1).scatter_reduce_(
+            0, self.step_trajectory, torch.arange(self.n_steps), "amax"
+        )
+        value = torch.where(known, self.step_reward, torch.zeros((), dtype=torch.float64))
+        unpaid = (~paid & (last >= 0) & self.scored).nonzero().squeeze(1)
+        value[last[unpaid]] = self.outcome[unpaid]
+        value[~self.scored[self.step_trajectory]] = 0.0
+        for steps in by_depth(self.step_previous)[:0:-1]:
+            value.index_add_(0, self.step_previous[steps], discount * value[steps])
+        return value
+
+    # ------------------------------------------------------------ trees
+    @cached_property
+    def visits(self) -> tuple[Tensor, Tensor]:
+        """(trajectory, node) pairs, unique: every node that a trajectory's actions are or are conditioned on."""
+        return with_ancestors(self.parent, self.step_trajectory, self.step_action)
+
+    @cached_property
+    def _node_group(self) -> Tensor:
+        """[N] the group that all trajectories through a node belong to; -1 several or none."""
+        r, node = self.visits
+        group = self._columns["group"][r]
+        low = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amin", include_self=False)
+        high = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amax", include_self=False)
+        return torch.where(low == high, low, -1)
+
+    def subtree_mean(self, x: Tensor, axis: str = "N") -> Tensor:
+        """[N] float64: mean of `x` [R] over the scored and compared trajectories of one group through each node.
+
+        nan where there is none, and on nodes that trajectories of several groups go through (equal prompts are stored
+        once). With `axis` "S" or "P": the same at the last node of each step, or at the node of each path token, always
+        of the trajectory's own group.
+        """
+        self._check("x", len(x), "R")
+        r, node = self.visits
+        group = self._columns["group"]
+        width = self.n_trajectories + 1
+
+        def keys(nodes: Tensor, groups: Tensor) -> Tensor:
+            return nodes * width + groups + 1
+
+        keep = (self.scored & self.compared)[r]
+        found, inverse = torch.unique(keys(node, group[r])[keep], return_inverse=True)
+        total = torch.zeros(len(found), dtype=torch.float64).index_add_(0, inverse, x.to(torch.float64)[r[keep]])
+        mean = torch.cat([total / torch.bincount(inverse, minlength=len(found)), torch.tensor([NAN], dtype=torch.float64)])
+        asked = {
+            "N": lambda: keys(torch.arange(self.n_nodes), self._node_group),
+            "S": lambda: keys(self.step_action, group[self.step_trajectory]),
+            "P": lambda: keys(self.token_node[self.path_token], group[self.path_trajectory]),
+        }
+        if axis not in asked:
+            raise ValueError(f"axis is 'N', 'S' or 'P', not {axis!r}")
+        wanted = asked[axis]()
+        found = torch.cat([found, torch.tensor([-1])])
+        place = torch.searchsorted(found[:-1], wanted)
+        return torch.where(found[place] == wanted, mean[place], NAN)
+
+    def siblings(self) -> Tensor:
+        """[N] dense ids of action nodes that branch at one point (same parent) inside one group.
+
+        -1 for context nodes, actions without a parent, and nodes that trajectories of several groups go through.
+        """
+        out = torch.full((self.n_nodes,), -1)
+        branch = (self.kind == ACTION) & (self.parent >= 0) & (self._node_group >= 0)
+        key = self.parent * (self.n_trajectories + 1) + self._node_group
+        out[branch] = torch.unique(key[branch], return_inverse=True)[1]
+        return out
+
+    def path(self, node: int) -> Tensor:
+        """Nodes from the root to `node`, in order."""
+        nodes = [node]
+        while (up := int(self.parent[nodes[-1]])) >= 0:
+            nodes.append(up)
+        return torch.tensor(nodes[::-1])
+
+    def context(self, node: int) -> list[int]:
+        """Token ids from the root to the end of `node`."""
+        tokens: list[int] = []
+        for n in self.path(node).tolist() if node >= 0 else ():
+            tokens += self.token[int(self.first_token[n]) : int(self.first_token[n + 1])].tolist()
+        return tokens
+
+    @cached_property
+    def _first_nodes(self) -> Tensor:
+        """[S] the first node of each step's action."""
+        head = torch.arange(self.n_nodes)
+        for nodes in by_depth(self.parent)[1:]:
+            up = self.parent[nodes]
+            inside = (self.kind[up] == ACTION) & (self.turn[up] == self.turn[nodes])
+            head[nodes] = torch.where(inside, head[up], nodes)
+        return head[self.step_action]
+
+    def step_nodes(self, step: int) -> list[int]:
+        """The nodes of a step's action in order: several where forks split it."""
+        nodes, head = [int(self.step_action[step])], int(self._first_nodes[step])
+        while nodes[-1] != head:
+            nodes.append(int(self.parent[nodes[-1]]))
+        return nodes[::-1]
+
+    @cached_property
+    def _step_begin(self) -> Tensor:
+        return _begins(self.step_trajectory, self.n_trajectories)
+
+    @cached_property
+    def _step_entry_begin(self) -> Tensor:
+        return _begins(self.path_step, self.n_steps)
+
+    def action(self, step: int) -> list[int]:
+        """Token ids of a step's whole action."""
+        entries = slice(int(self._step_entry_begin[step]), int(self._step_entry_begin[step + 1]))
+        return self.token[self.path_token[entries]].tolist()
+
+    def pack(self) -> Packed:
+        """Unique tokens once, position ids, and which token may attend to which."""
+        from gxpo.pack import Packed
+
+        return Packed.of(self)
+
+    # ------------------------------------------------------------ choosing trajectories
+    def _rows(self, rows: Tensor | Sequence[int]) -> Tensor:
+        index = torch.as_tensor(rows)
+        if index.dtype == torch.bool:
+            self._check("the mask", index.numel(), "R")
+            return index.nonzero().squeeze(1)
+        index = index.to(torch.int64).reshape(-1)
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.n_trajectories):
+            raise ValueError(f"rows {int(index.min())}..{int(index.max())} of {self.n_trajectories} trajectories")
+        if index.unique().numel() != index.numel():
+            raise ValueError("a trajectory is selected twice: rows must be distinct")
+        return index
+
+    def entries_of(self, rows: Tensor | Sequence[int]) -> Tensor:
+        """Entries of P of these trajectories, in the order in which `select(rows)` holds them."""
+        return runs_of(self._entry_begin, self._rows(rows))
+
+    def select(self, rows: Tensor | Sequence[int]) -> Forest:
+        """The forest of these trajectories (bool mask, or indices in the wanted order), with only the nodes they need."""
+        from gxpo.reshape import select
+
+        return select(self, self._rows(rows))
+
+
+def hops(previous: Tensor) -> Tensor:
+    """How many steps along `previous` lead from each row to one without (-1); by doubling, O(n log depth)."""
+    count, jump = (previous >= 0).to(torch.int64), previous
+    while bool((jump >= 0).any()):
+        safe = jump.clamp_min(0)
+        count = count + torch.where(jump >= 0, count[safe], 0)
+        jump = torch.where(jump >= 0, jump[safe], -1)
+    return count
+
+
+def by_depth(previous: Tensor) -> list[Tensor]:
+    """Rows without a predecessor, then those one hop away, and so on."""
+    depth = hops(previous)
+    order = torch.argsort(depth, stable=True)
+    return list(order.split(torch.bincount(depth).tolist())) if len(depth) else []
+
+
+def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+    """The (owner, node) pairs and those of all ancestors of the nodes: each once, by owner, then node."""
+    n, depth = max(len(parent), 1), hops(parent)
+    keys = torch.unique(owner * n + node)
+    at = depth[keys % n] if len(parent) else keys
+    order = torch.argsort(at, descending=True, stable=True)
+    found, above = [keys[:0]], keys[:0]
+    for level in keys[order].split(torch.bincount(at).flip(0).tolist()) if len(keys) else ():
+        found.append(torch.unique(torch.cat([level, above])))
+        up = parent[found[-1] % n]
+        above = (found[-1] // n * n + up)[up >= 0]
+    pairs = torch.cat(found).sort().values
+    return pairs // n, pairs % n
+
+
+def blank_value(dtype: torch.dtype) -> float:
+    """What stands in a named tensor where nothing was given: nan, -1, or 0 in types that have neither."""
+    if dtype.is_floating_point:
+        return NAN
+    return -1 if dtype.is_signed else 0
+
+
+def _begins(owner: Tensor, n: int) -> Tensor:
+    """[n + 1]: where the elements of each owner begin; `owner` is sorted."""
+    counts = torch.bincount(owner, minlength=n)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
+    """Indices of the elements of each of `rows`, row after row, from where each row's elements begin."""
+    sizes = begins.diff()[rows]
+    within = torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    return torch.repeat_interleave(begins[rows], sizes) + within

@@ -1,0 +1,135 @@
+"""Composition by leaf key: each method states the keys in which it differs from the base; equal values merge, different
+values are a conflict unless the caller decides the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.errors import ConfigError, MethodConflict, did_you_mean
+
+STAGES = ("credit", "weight", "rollout", "reward", "objective", "update")
+EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A published method: the keys in which it differs from the base, and where they come from."""
+
+    name: str
+    title: str
+    arxiv: str
+    idea: str
+    formula: str
+    evidence: str  # one of EVIDENCE
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    paper_defaults: Mapping[str, Any] = field(default_factory=dict)  # what NAME@paper adds
+    refuses: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # key -> values it can't work with
+    choices: str = ""  # where sources disagree: what was chosen and why
+    cost: str = "none beyond the base"
+    year: int = 0
+    authors: str = ""
+    alias_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that it changes."""
+        return tuple(s for s in STAGES if any(k == s or k.startswith(s + ".") for k in self.keys))
+
+    @property
+    def bibtex(self) -> str:
+        fields = {"title": self.title, "author": self.authors, "year": str(self.year or ""),
+                  "eprint": self.arxiv, "archivePrefix": "arXiv" if self.arxiv else ""}  # fmt: skip
+        body = ",\n".join(f"  {k} = {{{v}}}" for k, v in fields.items() if v)
+        return f"@misc{{{self.name},\n{body}\n}}"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`..."""
+
+    value: Any
+    origin: str
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as settings: the same part or an equal value."""
+    return a is b or (type(a) is type(b) and a == b) or (
+        isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool)
+        and not isinstance(b, bool) and a == b)  # fmt: skip
+
+
+def merge(
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]],
+    overrides: Mapping[str, Stated],
+    known: Mapping[str, Definition],
+) -> dict[str, Stated]:
+    """The stated keys of a composition.
+
+    definitions  (label, method, keys) from left to right; `keys` are the method's own and those of its `@system`
+    overrides    the caller's keys; they decide conflicts. The value of a stage key may be a method's name: as in it.
+    """
+    decided, as_in = {}, {}
+    for key, stated in overrides.items():
+        if isinstance(stated.value, str) and stated.value in known:
+            as_in[key] = stated
+        else:
+            decided[key] = stated
+    merged: dict[str, Stated] = {}
+    for label, _, keys in definitions:
+        for key, value in keys.items():
+            if key in decided or any(_governs(k, key) for k in as_in):
+                continue
+            if key in merged and not same(merged[key].value, value):
+                first = merged[key]
+                raise MethodConflict(
+                    f"{first.origin} sets {key}={show(first.value)} and {label} sets {key}={show(value)}: decide with "
+                    f"--set {key}={first.origin.split('@')[0]} (or ={label.split('@')[0]}, or a value), "
+                    f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
+                )
+            merged.setdefault(key, Stated(value, label))
+    for key, stated in as_in.items():
+        source = known[stated.value]
+        taken = {k: v for k, v in source.keys.items() if _governs(key, k)}
+        merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
+    return merged | decided
+
+
+def _governs(decision: str, key: str) -> bool:
+    """A decision for a stage key carries the stage's parameters with it, but not terms that are added to any."""
+    return key == decision or (key.startswith(decision + ".") and not key.startswith(decision + ".add."))
+
+
+def check_refusals(definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]) -> None:
+    """Raise where a method of the composition can't work with a value that came out."""
+    for label, definition, _ in definitions:
+        for key, values in definition.refuses.items():
+            if key in resolved and any(same(resolved[key], v) for v in values):
+                raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
+
+
+def show(value: Any) -> str:
+    """A value as it is typed: a part by its name, which is its class's in lower case with underscores."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, type):
+        return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", value.__name__).lower()
+    if dataclasses.is_dataclass(value):
+        return show(type(value))
+    if inspect.isfunction(value):
+        return f"{inspect.getsourcefile(value)}:{value.__name__}"
+    return str(value)
+
+
+def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:
+    return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}")

@@ -1,0 +1,62 @@
+"""Which models take an ancestor mask, and so can be trained on packed trees; the others are trained flat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.learners.readout import Readout
+
+MASKED_ATTENTION = ("sdpa", "eager")
+TREE = ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 3, 4])  # ids and depths of a prompt of three and two branches of two
+BRANCHES = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, 1, L, L] of 0 where attention is allowed and the lowest finite number elsewhere, from bool [B, L, L]."""
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def why_flat(readout: Readout) -> str | None:
+    """The reason for which this model can't be trained on packed trees; None if it can.
+
+    From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
+    masks), then by trying a small tree against its branches.
+    """
+    config: Any = readout.causal.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if getattr(readout.causal, "_is_stateful", False):
+        return "it has recurrent layers"
+    if layers is not None:
+        other = sorted(set(layers) - {"full_attention"})
+        if other:
+            return f"it has {' and '.join(other)} layers"
+    elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"it attends within a window of {config.sliding_window} tokens"
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in MASKED_ATTENTION:
+        return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
+    return None if _tree_equals_branches(readout) else "its layers do not follow a mask of ancestors"
+
+
+@torch.no_grad()
+def _tree_equals_branches(readout: Readout) -> bool:
+    parameter = next(readout.causal.parameters())
+    tokens = torch.tensor([TREE[0]], device=parameter.device) % readout.vocabulary
+    position = torch.tensor([TREE[1]], device=parameter.device)
+    allowed = torch.zeros(1, 7, 7, dtype=torch.bool, device=parameter.device)
+    for branch in BRANCHES:
+        for i, row in enumerate(branch):
+            allowed[0, row, branch[: i + 1]] = True
+    try:
+        packed = readout.states(tokens, additive(allowed, parameter.dtype), position)
+    except Exception:  # whatever a model does with a mask it does not know
+        return False
+    branches = torch.tensor(BRANCHES, device=parameter.device)
+    ones = torch.ones_like(branches)
+    flat = readout.states(tokens[0][branches], ones, position[0][branches])
+    close = torch.finfo(packed.dtype).eps ** 0.5 * flat.abs().max()
+    return bool((packed[0][branches] - flat).abs().max() <= close)

@@ -1,0 +1,46 @@
+"""The default update: every trajectory once per epoch, in minibatches of whole groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import StepInfo, StepRunner
+
+
+def deal(group: Tensor, minibatches: int) -> list[Tensor]:
+    """Rows in `minibatches` parts of whole groups, in order of groups; fewer parts where there are fewer groups.
+
+    group [R]: dense ids. The numbers of groups of two parts differ by at most one.
+
+    >>> [part.tolist() for part in deal(torch.tensor([0, 0, 1, 1, 2, 2]), 2)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    parts = torch.arange(int(group.max()) + 1 if group.numel() else 0).tensor_split(minibatches)
+    return [torch.isin(group, part).nonzero().squeeze(1) for part in parts if part.numel()]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order."""
+
+    epochs: int = 1
+    minibatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise ConfigError(
+                f"update.epochs and update.minibatches must be at least 1, not {self.epochs} and {self.minibatches}"
+            )
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        parts = deal(forest.ids("group", axis="R"), self.minibatches)
+        return [
+            learner.step(forest, credit, weight, part if len(parts) > 1 else None)
+            for _ in range(self.epochs)
+            for part in parts
+        ]

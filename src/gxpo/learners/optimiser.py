@@ -1,0 +1,156 @@
+"""AdamW over named parameters: float32 states, clipping by the global norm, schedules, tensors to save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gxpo.errors import CheckpointError, ModelError
+from gxpo.learners import parallel
+from gxpo.learners.schedule import Schedule
+
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+class Optimiser:
+    """AdamW (Loshchilov & Hutter, 2019) on matrices with decay, on vectors (norms, biases) without.
+
+    Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
+    micro-batches. `max_grad_norm` of None or <= 0 leaves gradients as they are.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule | None = None,
+    ) -> None:
+        if not named:
+            raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
+        self.named = dict(sorted(named.items()))
+        self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
+        self.steps = 0
+        self._full = {name: self._full_precision(p) for name, p in self.named.items()}
+        groups = [
+            {"params": [p for p in self._full.values() if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in self._full.values() if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=eps)
+
+    @staticmethod
+    def _full_precision(p: nn.Parameter) -> nn.Parameter:
+        if torch.finfo(p.dtype).bits >= 32:
+            return p
+        return nn.Parameter(p.detach().to(torch.float32))
+
+    # ------------------------------------------------------------ gradients
+    def zero(self) -> None:
+        """Forgets all gradients."""
+        for name, p in self.named.items():
+            p.grad = self._full[name].grad = None
+
+    def collect(self) -> None:
+        """After a backward pass: adds low-precision gradients to the float32 sums."""
+        for name, p in self.named.items():
+            full = self._full[name]
+            if full is not p and p.grad is not None:
+                grad = p.grad.to(torch.float32)
+                full.grad = grad if full.grad is None else full.grad + grad
+                p.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Summed gradients by name, in order of names; zeros where nothing arrived."""
+        for full in self._full.values():
+            if full.grad is None:
+                full.grad = torch.zeros_like(full)
+        return {name: full.grad for name, full in self._full.items() if full.grad is not None}
+
+    def share(self) -> None:
+        """Sums the gradients over processes."""
+        parallel.all_sum(list(self.gradients().values()))
+
+    # ------------------------------------------------------------ steps
+    @property
+    def current_lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.lr * self.schedule(self.steps)
+
+    def step(self) -> float:
+        """One step on the gradients; gives their global norm before clipping. Refuses gradients that aren't finite."""
+        gradients = self.gradients()
+        norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        if not math.isfinite(norm):
+            worst = next((n for n, g in gradients.items() if not bool(g.isfinite().all())), "their sum of squares")
+            raise ModelError(
+                f"the gradient is not finite (first in {worst}), no step was taken: "
+                "look for infinite log-ratios or advantages, or lower update.lr"
+            )
+        if self.max_grad_norm is not None and self.max_grad_norm > 0:
+            total = torch.tensor(norm)
+            torch.nn.utils.clip_grads_with_norm_(list(self._full.values()), self.max_grad_norm, total)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.current_lr
+        self._adamw.step()
+        self.steps += 1
+        self._write_back()
+        return norm
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for name, p in self.named.items():
+                if self._full[name] is not p:
+                    p.copy_(self._full[name])
+
+    # ------------------------------------------------------------ saving
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the parameters at the precision they are updated in."""
+        return {name: full.detach().clone() for name, full in self._full.items()}
+
+    def set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        """The inverse of `parameters`."""
+        _check(values, self._full)
+        with torch.no_grad():
+            for name, full in self._full.items():
+                full.copy_(values[name])
+        self._write_back()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and Adam's moments: `parameter/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME` (none before a step)."""
+        out = {f"parameter/{name}": x for name, x in self.parameters().items()}
+        for name, full in self._full.items():
+            for state in STATES if full in self._adamw.state else ():
+                out[f"{state}/{name}"] = self._adamw.state[full][state].detach().clone()
+        return out
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """The inverse of `tensors`; `steps` optimiser steps had been taken. Changes nothing if anything is wrong."""
+        kinds = ("parameter", *(STATES if steps else ()))
+        _check(tensors, {f"{kind}/{name}": full for kind in kinds for name, full in self._full.items()})
+        self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})
+        self._adamw.state.clear()
+        for name, full in self._full.items() if steps else ():
+            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in STATES}
+            self._adamw.state[full] = {"step": torch.tensor(float(steps)), **moments}
+        self.steps = steps
+
+
+def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
+        raise CheckpointError(
+            f"the saved state {what} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
+        )
+    for name, x in expected.items():
+        if found[name].shape != x.shape:
+            raise CheckpointError(
+                f"{name!r} has shape {tuple(found[name].shape)} in the saved state and {tuple(x.shape)} in the model"
+            )

@@ -1,0 +1,302 @@
+"""A forest cut into rows and micro-batches: which stored tokens go through the model together, and what is read where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ModelError
+from gxpo.forest import Forest
+
+Layout = Literal["packed", "flat"]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """tokens [n]: stored tokens in order (ancestors first); entries: the path tokens (of P) that are read from it."""
+
+    tokens: Tensor
+    entries: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Rows that go through the model together, padded on the right.
+
+    tokens, position [B, L]; mask [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
+    entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
+                 that share a stored token and a temperature share a reading
+    place [Q]    where: row * L + column of the token's predecessor
+    target, temperature [Q], support [Q, K] (None: whole vocabulary)
+    stored       how many stored tokens the rows hold
+    """
+
+    tokens: Tensor
+    position: Tensor
+    mask: Tensor
+    entries: Tensor
+    reading: Tensor
+    place: Tensor
+    target: Tensor
+    temperature: Tensor
+    support: Tensor | None
+    stored: int
+
+
+class Packing:
+    """Rows and micro-batches of one forest.
+
+    layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
+    ancestors), every token once; "flat": a row holds the path to one leaf, for models whose layers don't take an
+    ancestor mask. Tokens after the last one that something is read from are left out.
+    """
+
+    def __init__(self, forest: Forest, *, layout: Layout = "packed", limit: int = 8192) -> None:
+        self.forest, self.layout, self.limit = forest, layout, limit
+        self.packed = forest.pack()
+        if forest.media:
+            raise ModelError("the forest refers to images, which the torch learner can't read: leave `media` out")
+
+    # ------------------------------------------------------------ columns
+    @cached_property
+    def _parent(self) -> list[int]:
+        return self.forest.parent.tolist()
+
+    @cached_property
+    def _offset(self) -> Tensor:
+        """[T] place of each token within its node."""
+        return torch.arange(self.forest.n_tokens) - self.forest.first_token[self.packed.node_of_token]
+
+    @cached_property
+    def _spans(self) -> tuple[Tensor, Tensor]:
+        """[N], [N]: depth-first intervals; a is b or above it exactly if enter[a] <= enter[b] < leave[a]."""
+        size = [1] * len(self._parent)
+        for node in range(len(size) - 1, -1, -1):
+            if self._parent[node] >= 0:
+                size[self._parent[node]] += size[node]
+        enter, free, roots = [0] * len(size), [0] * len(size), 0
+        for node, up in enumerate(self._parent):
+            if up < 0:
+                enter[node], roots = roots, roots + size[node]
+            else:
+                enter[node], free[up] = free[up], free[up] + size[node]
+            free[node] = enter[node] + 1
+        enter_n = torch.tensor(enter, dtype=torch.int64)
+        return enter_n, enter_n + torch.tensor(size, dtype=torch.int64)
+
+    @cached_property
+    def settings(self) -> tuple[Tensor, Tensor]:
+        """[R], [R]: temperature, and whether the support was truncated, from the trajectories' sampling settings."""
+        temperature, truncated = [], []
+        for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
+            value = sampling.get("temperature")
+            value = 1.0 if value is None else float(value)
+            if value <= 0:
+                raise ModelError(
+                    f"trajectory {name!r} was sampled at temperature {value:g}, which has no log-probabilities to train on: "
+                    "sample with temperature > 0"
+                )
+            temperature.append(value)
+            top_p, min_p = sampling.get("top_p"), sampling.get("min_p")
+            truncated.append(bool(sampling.get("top_k")) or (top_p is not None and top_p < 1) or bool(min_p))
+        return torch.tensor(temperature, dtype=torch.float64), torch.tensor(truncated, dtype=torch.bool)
+
+    # ------------------------------------------------------------ rows
+    def rows(self, entries: Tensor) -> list[Row]:
+        """Rows from which all these path tokens can be read, each entry in one of them."""
+        if not entries.numel():
+            return []
+        read_at = self._read_at(entries)
+        node_of_entry = self.packed.node_of_token[read_at]
+        wanted = self._wanted(read_at)
+        owner = torch.full((self.forest.n_nodes,), -1)
+        held: list[list[int]] = []
+        for nodes in self._cut(wanted):
+            new = torch.tensor(nodes, dtype=torch.int64)
+            owner[new[owner[new] < 0]] = len(held)
+            held.append(sorted(nodes))
+        row_of_entry = owner[node_of_entry]
+        first = self.forest.first_token.tolist()
+        out = []
+        for i, nodes in enumerate(held):
+            tokens = torch.cat([torch.arange(first[n], first[n] + wanted[n]) for n in nodes])
+            out.append(Row(tokens, entries[row_of_entry == i]))
+        return out
+
+    def _read_at(self, entries: Tensor) -> Tensor:
+        """The stored token whose hidden state predicts each entry."""
+        read_at = self.packed.predecessor[self.forest.path_token[entries]]
+        if bool((read_at < 0).any()):
+            r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
+            raise ModelError(
+                f"the first action token of trajectory {self.forest.id[r]!r} has nothing before it to be predicted from: "
+                "give it a prompt of at least one token, such as the model's bos"
+            )
+        return read_at
+
+    def _wanted(self, read_at: Tensor) -> dict[int, int]:
+        """How many of its tokens each needed node takes part with; nodes in order, ancestors whole."""
+        size = self.forest.first_token.diff()
+        ends = torch.zeros(self.forest.n_nodes, dtype=torch.int64).scatter_reduce_(
+            0, self.packed.node_of_token[read_at], self._offset[read_at] + 1, "amax"
+        )
+        count, sizes, needed = ends.tolist(), size.tolist(), (ends > 0).tolist()
+        for node in range(len(count) - 1, -1, -1):
+            up = self._parent[node]
+            if needed[node] and up >= 0:
+                needed[up], count[up] = True, sizes[up]
+        return {node: count[node] for node in range(len(count)) if needed[node]}
+
+    def _cut(self, wanted: dict[int, int]) -> Iterable[list[int]]:
+        """Nodes of each row."""
+        enter = self._spans[0]
+        inner = {self._parent[node] for node in wanted}
+        leaves = sorted((node for node in wanted if node not in inner), key=lambda node: int(enter[node]))
+        nodes: dict[int, None] = {}
+        root, length = -1, 0
+        for leaf in leaves:
+            path = [leaf]
+            while (up := self._parent[path[-1]]) >= 0:
+                path.append(up)
+            new = [node for node in path if node not in nodes]
+            longer = length + sum(wanted[node] for node in new)
+            if nodes and (self.layout == "flat" or path[-1] != root or longer > self.limit):
+                yield list(nodes)
+                nodes, new = {}, path
+                longer = sum(wanted[node] for node in path)
+            nodes.update(dict.fromkeys(new))
+            root, length = path[-1], longer
+        if nodes:
+            yield list(nodes)
+
+    # ------------------------------------------------------------ micro-batches
+    def microbatches(
+        self, entries: Tensor, *, cuts: Sequence[Tensor] | None = None, at_least: int = 1
+    ) -> list[MicroBatch]:
+        """All these path tokens in micro-batches of at most `limit` padded tokens (a longer row is alone).
+
+        at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
+        micro-batch for each of these sets of path tokens, whatever their size.
+        """
+        if cuts is not None:
+            wanted = torch.zeros(self.forest.n_entries, dtype=torch.bool)
+            wanted[entries] = True
+            chosen = [self.rows(cut[wanted[cut]]) for cut in cuts]
+            return [self._batch(rows) for rows in chosen if rows]
+        rows = sorted(self.rows(entries), key=lambda row: -row.tokens.numel())
+        limit = self.limit
+        if at_least > 1:
+            limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
+        batches: list[list[Row]] = []
+        for row in rows:
+            if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens.numel() > limit:
+                batches.append([])
+            batches[-1].append(row)
+        return [self._batch(rows) for rows in batches]
+
+    def _batch(self, rows: list[Row]) -> MicroBatch:
+        width = max(row.tokens.numel() for row in rows)
+        index = torch.full((len(rows), width), -1)
+        for i, row in enumerate(rows):
+            index[i, : row.tokens.numel()] = row.tokens
+        held, safe = index >= 0, index.clamp_min(0)
+        tokens = torch.where(held, self.packed.token[safe], 0)
+        if bool((tokens < 0).any()):
+            raise ModelError(
+                "the forest holds steps that are not vocabulary ids (token -1), which this learner can't read"
+            )
+        entries = torch.cat([row.entries for row in rows])
+        reading, first = self._readings(entries)
+        read = entries[first]
+        return MicroBatch(
+            tokens=tokens,
+            position=torch.where(held, self.packed.position[safe], 0),
+            mask=held.to(torch.int64) if self.layout == "flat" else self._may_attend(safe, held),
+            entries=entries,
+            reading=reading,
+            place=self._places(rows, width)[first],
+            target=self.forest.token[self.forest.path_token[read]],
+            temperature=self.settings[0][self.forest.path_trajectory[read]],
+            support=self._support(entries, first),
+            stored=int(held.sum()),
+        )
+
+    def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """[E] which distinct (stored token, temperature) each entry is, and [Q] an entry of each."""
+        degree = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
+        key = self.forest.path_token[entries] * (int(degree.max()) + 1) + degree
+        distinct, reading = torch.unique(key, return_inverse=True)
+        first = torch.full(distinct.shape, entries.numel()).scatter_reduce_(
+            0, reading, torch.arange(entries.numel()), "amin"
+        )
+        return reading, first
+
+    def _places(self, rows: list[Row], width: int) -> Tensor:
+        """[E] row * width + column at which each entry is read."""
+        column = torch.empty(self.forest.n_tokens, dtype=torch.int64)
+        out = []
+        for i, row in enumerate(rows):
+            column[row.tokens] = torch.arange(row.tokens.numel())
+            out.append(i * width + column[self._read_at(row.entries)])
+        return torch.cat(out)
+
+    def _may_attend(self, index: Tensor, held: Tensor) -> Tensor:
+        """[B, L, L] bool: the column's token is the row's or stands above it; padding attends to itself."""
+        enter, leave = self._spans
+        node = self.packed.node_of_token[index]
+        begin, end = torch.where(held, enter[node], -1), torch.where(held, leave[node], -1)
+        above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
+        order = torch.arange(index.shape[1])
+        above &= order[None, :] <= order[:, None]
+        return above | torch.eye(index.shape[1], dtype=torch.bool)
+
+    def _support(self, entries: Tensor, first: Tensor) -> Tensor | None:
+        """[Q, K] allowed ids of entries[first]; None where none has a stored support. Refuses what can't be right."""
+        token, trajectory = self.forest.path_token[entries], self.forest.path_trajectory[entries]
+        support = self.forest.extras.get("support")
+        stored = None if support is None else support[token]
+        known = torch.zeros(token.shape, dtype=torch.bool) if stored is None else (stored >= 0).any(1)
+        lacking = self.settings[1][trajectory] & ~known
+        if bool(lacking.any()):
+            r = int(trajectory[lacking][0])
+            raise ModelError(
+                f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not stored "
+                "(extras 'support'), so its ratios would be wrong: store the support, or sample by temperature alone"
+            )
+        if stored is None or not bool(known.any()):
+            return None
+        outside = known & ~(stored == self.forest.token[token][:, None]).any(1)
+        if bool(outside.any()):
+            r = int(trajectory[outside][0])
+            raise ModelError(f"trajectory {self.forest.id[r]!r} has an action token outside its own stored support")
+        return stored[first]
+
+    # ------------------------------------------------------------ accounting
+    def flat_tokens(self, entries: Tensor) -> int:
+        """Tokens that a forward pass of every trajectory by itself would take for these path tokens."""
+        if not entries.numel():
+            return 0
+        read_at, n = self._read_at(entries), self.forest.n_nodes
+        owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
+        pairs, place = torch.unique(owner * n + node, return_inverse=True)
+        longest = torch.zeros(pairs.shape, dtype=torch.int64).scatter_reduce_(
+            0, place, self.packed.position[read_at] + 1, "amax"
+        )
+        last = torch.ones(pairs.shape, dtype=torch.bool)
+        owner, node = pairs // n, pairs % n
+        while node.numel():
+            up = self.forest.parent[node]
+            owner, node = owner[up >= 0], up[up >= 0]
+            last &= ~torch.isin(pairs, owner * n + node)
+        return int(longest[last].sum())
+
+
+def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
+    """True if no unit (dense ids over P) has entries in two micro-batches."""
+    pairs = [torch.unique(unit[batch.entries]) for batch in batches]
+    return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True

@@ -1,0 +1,142 @@
+"""From token ids to log-probabilities and entropies, without ever holding [all tokens x vocabulary]."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gxpo.errors import ModelError
+
+OUTPUTS = ("logprob", "entropy")
+
+
+class Readout:
+    """A causal language model split into what runs once per token and its head.
+
+    `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
+    reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
+    """
+
+    def __init__(self, causal: Any, *, split: bool | None = None) -> None:
+        self.causal = causal
+        self.name = type(causal).__name__
+        config = causal.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.positions = getattr(config, "max_position_embeddings", None)
+        self._backbone = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
+        self._head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
+        self._scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+        self.split = self._reproduces_logits() if split is None else split
+        if not self.split:
+            warnings.warn(
+                f"{self.name}: its head is not one gxpo knows, so the logits of every token are held at once; "
+                "lower learner.tokens_per_microbatch if memory runs out",
+                stacklevel=2,
+            )
+
+    def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor) -> Tensor:
+        """[B, L, H] last hidden states (or [B, L, V] logits) of tokens [B, L] at positions [B, L]."""
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
+        if self.split:
+            assert self._backbone is not None
+            return self._backbone(**inputs).last_hidden_state
+        return self.causal(**inputs).logits
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] of rows of states [n, H]."""
+        if not self.split:
+            return states
+        assert self._head is not None
+        logits = self._head(states) * self._scale
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    @torch.no_grad()
+    def _reproduces_logits(self) -> bool:
+        if self._backbone is None or self._head is None:
+            return False
+        device = next(self.causal.parameters()).device
+        tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
+        position = torch.arange(6, device=device)[None]
+        self.split = True
+        own = self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits
+        try:
+            split = self.logits(self.states(tokens, None, position))
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        return split.shape == own.shape and bool(
+            (split - own).abs().max() <= 32 * torch.finfo(own.dtype).eps * own.abs().max()
+        )
+
+
+def read(
+    readout: Readout,
+    states: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    support: Tensor | None,
+    names: Sequence[str],
+    *,
+    logits_at_once: int = 2**24,
+) -> dict[str, Tensor]:
+    """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
+
+    logprob = z_target - logsumexp z and entropy = logsumexp z - sum p z with z = logits / temperature over the allowed
+    ids. states [n, H]; target [n] ids; temperature [n]; support [n, K] allowed ids padded with -1, a row of all -1
+    being the whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward
+    pass computes again instead of holding.
+    """
+    unknown = set(names) - set(OUTPUTS)
+    if unknown:
+        raise ModelError(f"the torch learner has no output {min(unknown)!r}; it has {', '.join(OUTPUTS)}")
+    n = target.shape[0]
+    if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
+        raise ValueError(
+            f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
+            f"support {None if support is None else tuple(support.shape)} must share their first dimension"
+        )
+    free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
+    parts = [(rows, None) for rows in free.nonzero().squeeze(1).split(rows_per_chunk)]
+    if support is not None:
+        parts += [(rows, support[rows]) for rows in (~free).nonzero().squeeze(1).split(rows_per_chunk)]
+    parts = [(rows, allowed) for rows, allowed in parts if rows.numel()]
+    if not parts:
+        return {name: states.new_zeros(0) for name in names}
+    recompute = len(parts) > 1 and torch.is_grad_enabled()
+    pieces = []
+    for rows, allowed in parts:
+        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names))
+        if recompute:
+            pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            pieces.append(_read_chunk(*arguments))
+    back = torch.cat([rows for rows, _ in parts]).argsort()
+    return {name: torch.cat([piece[i] for piece in pieces])[back] for i, name in enumerate(names)}
+
+
+def _read_chunk(
+    readout: Readout,
+    states: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    support: Tensor | None,
+    names: tuple[str, ...],
+) -> list[Tensor]:
+    logits = readout.logits(states)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = z / temperature[:, None].to(z)
+    own = z.gather(1, target[:, None]).squeeze(1)
+    if support is not None:
+        z = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    total = z.logsumexp(1)
+    out = {"logprob": own - total}
+    if "entropy" in names:
+        p = (z - total[:, None]).exp()
+        out["entropy"] = total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
+    return [out[name] for name in names]

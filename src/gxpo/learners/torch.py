@@ -1,0 +1,280 @@
+"""The learner in process: packed forward passes, exact accumulation, AdamW, LoRA, a reference model."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import CheckpointError, ModelError
+from gxpo.forest import Forest
+from gxpo.learners import accumulate, parallel
+from gxpo.learners.architecture import additive, why_flat
+from gxpo.learners.lora import LoraSettings, with_lora
+from gxpo.learners.optimiser import Optimiser
+from gxpo.learners.packing import Layout, MicroBatch, Packing, whole_units
+from gxpo.learners.readout import Readout, read
+from gxpo.learners.schedule import Schedule
+from gxpo.protocols import LossFunction, StepInfo
+
+
+class TorchLearner:
+    """Holds a transformers causal language model's parameters and moves them down L(x).
+
+    model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
+    lr, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and `Schedule`
+    tokens_per_microbatch  padded tokens that go through the model together
+    dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
+    lora      train low-rank adapters only
+    reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
+    layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
+    logits_at_once  how many logits are held at a time
+
+    With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
+    share the micro-batches, and every process takes the same step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Literal["constant", "cosine", "linear"] = "constant",
+        warmup_steps: int = 0,
+        total_steps: int | None = None,
+        tokens_per_microbatch: int = 8192,
+        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype | None = None,
+        lora: LoraSettings | None = None,
+        reference: bool = False,
+        layout: Layout = "packed",
+        logits_at_once: int = 2**24,
+    ) -> None:
+        if tokens_per_microbatch < 1:
+            raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
+        self.device, self.lora = torch.device(device), lora
+        self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
+        self.model = _prepared(model, self.device, dtype)
+        self._readout = Readout(self.model)
+        self.layout: Layout = _layout_for(self._readout, layout)
+        self._reference: Readout | None = None
+        if lora is not None:
+            self.model = with_lora(self.model, lora).eval()
+            self._reference = self._readout if reference else None
+        elif reference:
+            frozen = copy.deepcopy(self.model).requires_grad_(False)
+            self._reference = Readout(frozen, split=self._readout.split)
+        self.optimiser = Optimiser(
+            {name: p for name, p in self.model.named_parameters() if p.requires_grad},
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            schedule=Schedule(schedule, warmup_steps, total_steps),
+        )
+
+    # ------------------------------------------------------------ what the policy says
+    def outputs(
+        self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
+    ) -> dict[str, Tensor]:
+        """Detached float64 [P] outputs ("logprob", "entropy") of the "current" or the "reference" policy.
+
+        Every action token is read, trainable or not, at its trajectory's temperature and on its stored support.
+        """
+        readout, adapters = self._policy(policy)
+        batches = self._packing(forest).microbatches(torch.arange(forest.n_entries), at_least=parallel.world())
+        nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
+        with adapters:
+            return accumulate.values(
+                lambda b: self._forward(b, names, readout), batches, {name: nothing for name in names}
+            )
+
+    def _policy(self, policy: str) -> tuple[Readout, Any]:
+        if policy == "current":
+            return self._readout, nullcontext()
+        if policy != "reference":
+            raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
+        if self._reference is None:
+            raise ModelError("no reference policy is kept: make the learner with reference=True")
+        return self._reference, nullcontext() if self.lora is None else self.model.disable_adapter()
+
+    def _forward(self, batch: MicroBatch, names: Sequence[str], readout: Readout) -> dict[str, Tensor]:
+        def here(x: Tensor) -> Tensor:
+            return x.to(self.device)
+
+        dtype = next(self.model.parameters()).dtype
+        mask = here(batch.mask) if batch.mask.dim() == 2 else additive(here(batch.mask), dtype)
+        states = readout.states(here(batch.tokens), mask, here(batch.position))
+        found = read(
+            readout,
+            states.flatten(0, 1).index_select(0, here(batch.place)),
+            here(batch.target),
+            here(batch.temperature),
+            None if batch.support is None else here(batch.support),
+            names,
+            logits_at_once=self.logits_at_once,
+        )
+        return {name: x.to("cpu", torch.float64)[batch.reading] for name, x in found.items()}
+
+    def _packing(self, forest: Forest) -> Packing:
+        packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch)
+        highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
+        if highest >= self._readout.vocabulary:
+            raise ModelError(
+                f"the forest has token id {int(highest)}, the model a vocabulary of {self._readout.vocabulary}: "
+                "they are not of the same tokenizer"
+            )
+        limit = self._readout.positions
+        if limit and deepest.numel() and int(deepest.max()) >= limit:
+            raise ModelError(
+                f"a trajectory has {int(deepest.max()) + 1} tokens, the model {limit} positions: "
+                "shorten prompts or lower sampling.max_new_tokens"
+            )
+        return packing
+
+    # ------------------------------------------------------------ steps
+    def step(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        *,
+        names: Sequence[str] = ("logprob",),
+        couples: str = "token",
+        active: Tensor | None = None,
+        cuts: Sequence[Tensor] | None = None,
+    ) -> StepInfo:
+        """One optimiser step on L(x); nothing changes at all if no entry is active."""
+        try:
+            info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None)
+            return info if info.empty else replace(info, grad_norm=self.optimiser.step())
+        finally:
+            self.optimiser.zero()
+
+    def gradient(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        *,
+        names: Sequence[str] = ("logprob",),
+        couples: str = "token",
+        active: Tensor | None = None,
+        cuts: Sequence[Tensor] | None = None,
+        two_pass: bool | None = None,
+    ) -> dict[str, Tensor]:
+        """The gradient of L by parameter name, without a step. `two_pass` True or False insists on that way."""
+        try:
+            self._accumulate(forest, loss, names, couples, active, cuts, two_pass)
+            return {name: g.clone() for name, g in self.optimiser.gradients().items()}
+        finally:
+            self.optimiser.zero()
+
+    def _accumulate(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        names: Sequence[str],
+        couples: str,
+        active: Tensor | None,
+        cuts: Sequence[Tensor] | None,
+        two_pass: bool | None,
+    ) -> StepInfo:
+        """Leaves the summed gradient in the optimiser.
+
+        active [P] bool: entries whose derivative may differ from zero (None: all). Rows in which nobody's derivative
+        depends on anything are not run; their outputs are nan. cuts: micro-batches given as sets of entries.
+        """
+        if active is None:
+            active = torch.ones(forest.n_entries, dtype=torch.bool)
+        if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
+            raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
+        unit = accumulate.unit_of(forest, couples)
+        entries = accumulate.needed(active, unit)
+        if not entries.numel():
+            return StepInfo(empty=True)
+        packing = self._packing(forest)
+        batches = packing.microbatches(entries, cuts=cuts, at_least=parallel.world())
+        start = accumulate.fill(forest, names)
+        whole = whole_units(unit, batches)
+        if two_pass is False and not whole:
+            raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
+        way = accumulate.one_pass if whole and not two_pass else accumulate.two_pass
+        x = way(lambda b: self._forward(b, names, self._readout), batches, loss, start, self.optimiser.collect)
+        self.optimiser.share()
+        computed = torch.zeros(forest.n_entries, dtype=torch.bool)
+        computed[entries] = True
+        with torch.no_grad():
+            value = float(loss(x))
+        return StepInfo(
+            empty=False,
+            loss=value,
+            tokens_forward=sum(batch.stored for batch in batches),
+            tokens_flat=packing.flat_tokens(entries),
+            microbatches=len(batches),
+            outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
+        )
+
+    # ------------------------------------------------------------ parameters
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of the trainable parameters."""
+        return self.optimiser.parameters()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Sets the trainable parameters to a snapshot; the optimiser's state stays."""
+        self.optimiser.set_parameters(snapshot)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold as tensors, for safetensors."""
+        return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
+
+    def meta(self) -> dict[str, Any]:
+        """What goes beside `tensors` as JSON."""
+        return {"steps": self.optimiser.steps}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """The inverse of `tensors` and `meta`."""
+        steps = meta.get("steps")
+        if not isinstance(steps, int) or steps < 0:
+            raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        self.optimiser.load_tensors(tensors, steps)
+
+    def weights_crc(self) -> int:
+        """CRC-32 of the trainable parameters in order of their names."""
+        crc = 0
+        for _, p in sorted(self.optimiser.named.items()):
+            crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), crc)
+        return crc
+
+
+def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:
+    """The model on its device, in eval mode, with parameters (not buffers: rotary tables stay exact) of `dtype`."""
+    model = model.to(device).eval()
+    if dtype is None:
+        return model
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if wanted not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ModelError(f"learner.dtype {dtype!r} is not one of float16, bfloat16, float32, float64")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.data = p.data.to(wanted)
+    return model
+
+
+def _layout_for(readout: Readout, layout: str) -> Layout:
+    if layout not in ("packed", "flat"):
+        raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
+    if layout == "packed" and (reason := why_flat(readout)):
+        warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
+        return "flat"
+    return "packed" if layout == "packed" else "flat"

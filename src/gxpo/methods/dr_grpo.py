@@ -1,0 +1,24 @@
+r"""Dr. GRPO: GRPO without the two biases, 1/std (difficulty) and 1/length.
+
+A_i = r_i - mean_g r
+L   = mean_i sum_t l_{i,t} / H, H a constant: `objective.horizon`, the longest trainable length a trajectory can have.
+
+Choices. Read in secondary implementations (TRL, verl, S-GRPO's fork). H is a constant there too; verl's name for
+it (`seq-mean-token-sum-norm`) has meant three different things, one of them the padded width of the batch.
+"""
+
+from gxpo.keys import Definition
+
+dr_grpo = Definition(
+    name="dr_grpo",
+    title="Understanding R1-Zero-Like Training: A Critical Perspective",
+    arxiv="2503.20783",
+    authors="Liu, Zichen and Chen, Changyu and Li, Wenjun and others",
+    year=2025,
+    idea="no division by the group's std or by the trajectory's length",
+    formula="A = r - mean_g; L = mean_i sum_t max(-A rho, -A clip(rho)) / horizon",
+    evidence="secondary",
+    keys={"credit.scale": "none", "objective.aggregate": "sequence_sum"},
+    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.horizon": 3000.0},
+    choices="horizon: the longest length a trajectory can have, filled by the trainer from sampling.max_new_tokens",
+)

@@ -1,0 +1,28 @@
+r"""GiGPO: a second, finer advantage among the steps of a group that began in the same environment state.
+
+A^E = (R_i - mean_g R) / (std_g R + eps)            over trajectories (eq. 3)
+A^S = (G_t - mean_s G) / (std_s G + eps)            over the steps of the group in the same state s (eq. 7)
+A   = A^E + 1.0 A^S, the same for every token of the step; G_t the return with discount 0.95 (eq. 5)
+
+Choices. Both levels with std, ddof 1, eps 1e-6, as in the reference's ALFWorld scripts (its yaml default is the mean
+alone: `credit.scale: none`). The reference takes A^E over steps, so that long trajectories weigh more; the paper's
+eq. 3 is over trajectories, and so is this. States met once, and groups of one, have 0 (the reference keeps a lone
+trajectory's raw score).
+"""
+
+from gxpo.credit import AnchorState
+from gxpo.keys import Definition
+
+gigpo = Definition(
+    name="gigpo",
+    title="Group-in-Group Policy Optimization for LLM Agent Training",
+    arxiv="2505.10978",
+    authors="Feng, Lang and Xue, Zhenghai and Liu, Tingcong and An, Bo",
+    year=2025,
+    idea="steps that start from the same state of the group are compared with one another",
+    formula="A = (R - mean_g) / std_g + w (G_t - mean_state) / std_state, w = 1, discount 0.95",
+    evidence="reference-code",
+    keys={"credit": AnchorState},
+    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
+    choices="episode level over trajectories (paper, eq. 3), not over steps (reference default); both levels with std",
+)

@@ -1,0 +1,25 @@
+r"""GMPO: the geometric mean of token ratios, each held in log space on the side that would go on improving.
+
+log rho'_t = min(log rho_t, 0.4) for A >= 0, max(log rho_t, -0.4) for A < 0
+L = mean_i -A_i exp(mean_t log rho'_t)
+
+Choices. 0.4 is in log space: (e^-0.4, e^0.4). Sequences without trainable tokens are not counted (verl counts
+them). Unclipped it equals unclipped GSPO.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives import LogClip
+
+gmpo = Definition(
+    name="gmpo",
+    title="Geometric-Mean Policy Optimization",
+    arxiv="2507.20673",
+    authors="Zhao, Yuzhong and Liu, Yue and Liu, Junpeng and others",
+    year=2025,
+    idea="a geometric mean is less moved by outlying ratios than an arithmetic one",
+    formula="L = mean_i -A exp(mean_t hold(log rho, 0.4 either way))",
+    evidence="reference-code",
+    keys={"objective.ratio": "sequence", "objective.gate": LogClip},
+    refuses={"objective.aggregate": ("token_mean",)},
+    choices="sign-aware clip at token level, before the mean",
+)

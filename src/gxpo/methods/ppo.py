@@ -1,0 +1,21 @@
+r"""PPO's dual clip: for A < 0 the loss is bounded too, min(clip loss, -A ratio_max).
+
+The plain PPO clip is the base's gate; there is no critic here, only the objective.
+Choices. ratio_max 3.0 (absolute), as in verl; the gradient is 0 where A < 0 and rho > 3.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives import DualClip
+
+ppo = Definition(
+    name="ppo",
+    title="Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip)",
+    arxiv="1912.09729",
+    authors="Ye, Deheng and Liu, Zhao and Sun, Mingfei and others",
+    year=2020,
+    idea="PPO's clip, bounded as well where a bad token has become likelier",
+    formula="A < 0: l = min(max(-A rho, -A clip(rho, 0.8, 1.2)), -A 3); A >= 0: PPO's clip",
+    evidence="reference-code",
+    keys={"objective.gate": DualClip},
+    choices="objective only: the advantage is the base's, not GAE with a critic",
+)

@@ -1,0 +1,23 @@
+r"""RLOO: the baseline is the mean of the *other* rollouts, so that it does not depend on the one it is taken from.
+
+A_i = r_i - mean_{j != i} r_j = G / (G - 1) (r_i - mean_g r)
+
+Choices. Only the advantage; the paper's loss is REINFORCE on the whole sequence, whose on-policy gradient is that of
+the base's clip at ratio 1 with `objective.aggregate: sequence_sum`. A group of one has credit 0 (of verl's two
+implementations one gives 0, the other the raw reward; TRL gives 0).
+"""
+
+from gxpo.keys import Definition
+
+rloo = Definition(
+    name="rloo",
+    title="Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
+    arxiv="2402.14740",
+    authors="Ahmadian, Arash and Cremer, Chris and Galle, Matthias and others",
+    year=2024,
+    idea="leave-one-out mean as an unbiased baseline",
+    formula="A = r - mean of the other rollouts of the group",
+    evidence="reference-code",
+    keys={"credit.center": "leave_one_out", "credit.scale": "none"},
+    choices="the advantage only; the aggregation stays the base's",
+)

@@ -1,0 +1,135 @@
+"""Models by name: the embedded tiny one, a local directory, or an id on the hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.models.tiny import tiny_model
+from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.warmup import WARMUPS, Check, warm_start
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass
+class Loaded:
+    """A causal language model in evaluation mode, without dropout, and its tokenizer, which has a pad token."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    path: Path | None  # None where the parameters come from no directory of this machine
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer, from the generation config and the tokenizer, ascending."""
+        ids: set[int] = set()
+        generation = getattr(self.model, "generation_config", None)
+        for source in (getattr(generation, "eos_token_id", None), self.tokenizer.eos_token_id):
+            ids.update(source if isinstance(source, (list, tuple)) else [source])
+        return tuple(sorted(i for i in ids if i is not None))
+
+
+def load(
+    name: str,
+    *,
+    task: str,
+    device: str = "cpu",
+    dtype: str = "float32",
+    cache: str | os.PathLike[str] | None = None,
+    progress: Callable[[Check], None] | None = None,
+) -> Loaded:
+    """The model called `name`.
+
+    "tiny"       the warm start of `task` (see `gxpo.models.warmup`); made on the first call
+    "tiny:cold"  the same model before any training
+    otherwise    a directory that transformers loads, or an id on the hub
+
+    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. Raises `ModelError`
+    where something is missing, naming it.
+    """
+    import torch
+
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
+    if name == "tiny":
+        path = warm_start(task, cache=cache, progress=progress)
+        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
+    elif name == "tiny:cold":
+        dimensions = WARMUPS[task].dimensions if task in WARMUPS else {}
+        model = tiny_model(**dimensions).to(getattr(torch, dtype))
+        loaded = Loaded(model, character_tokenizer(), name, None)
+    elif name.startswith("tiny:"):
+        raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        path = Path(name).expanduser()
+        check_directory(path)
+        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
+    else:
+        loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
+    if loaded.tokenizer.pad_token_id is None:
+        if loaded.tokenizer.eos_token is None:
+            raise ModelError(f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json")
+        loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    _remove_dropout(loaded.model)
+    try:
+        loaded.model.to(device)  # type: ignore[arg-type]  # transformers narrows torch's signature
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
+    return loaded
+
+
+def check_directory(path: Path) -> None:
+    """Raise `ModelError` unless `path` holds a config, weights and a tokenizer."""
+    if not path.is_dir():
+        raise ModelError(f"{path}: no such model directory" if not path.exists() else f"{path}: not a directory")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: no config.json, so this is no model directory of transformers")
+    if not any((path / weights).is_file() for weights in WEIGHTS):
+        raise ModelError(f"{path}: no weights (none of {', '.join(WEIGHTS)})")
+    if not any((path / file).is_file() for file in TOKENIZER):
+        raise ModelError(f"{path}: no tokenizer (none of {', '.join(TOKENIZER)})")
+
+
+def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
+    import torch
+
+    transformers: Any = need("transformers", "train")
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
+        raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
+    return model.eval(), tokenizer
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _remove_dropout(model: Any) -> None:
+    """Rollouts and updates must see one policy: `train()` may be called later, and must change nothing."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    for name, value in vars(model.config).items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(model.config, name, 0.0)

@@ -1,0 +1,40 @@
+"""A tokenizer of single characters for the tiny model: printable ASCII and the newline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gxpo.errors import need
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
+CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character; `<bos>` is put before a text, `<eos>` is left to who wrote it.
+
+    A character outside printable ASCII becomes `<unk>`, so the length in tokens is always the length in characters
+    plus one. Special tokens are only ever ids: the seven characters `<bos>` typed in a text are seven tokens would be
+    wrong for most tokenizers, where they become the special one; so tasks should not contain them.
+    """
+    tokenizers = need("tokenizers", "train")
+    transformers = need("transformers", "train")
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))  # type: ignore[attr-defined]
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")  # type: ignore[attr-defined]
+    backend.decoder = tokenizers.decoders.Fuse()  # type: ignore[attr-defined]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(  # type: ignore[attr-defined]
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[attr-defined]
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,308 @@
+"""The warm start: the tiny model after supervised training on worked examples, made once and kept in a cache.
+
+Reinforcement learning needs a policy that sometimes succeeds. How good a warm-up comes out depends strongly on its
+seed, so the warm-up has a seed of its own, is checked on held-out tasks while it runs, and stops at the first check
+inside its band; every method and every RL seed then starts from the same files. A warm-up that misses the band raises
+`ModelError`.
+
+The examples are by an author with bad habits (`Author`): the form of the working is always right, but for a share of
+the small questions inside it (`7+8`) the author usually writes one and the same wrong number. A policy that imitates
+this author knows how to work a task out, errs in a spread of places, and still gives the right number some
+probability everywhere: that leaves reinforcement learning something to find, and lets it find it in minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.models.tiny import DIMENSIONS, tiny_model
+from gxpo.models.tokenizer import character_tokenizer
+from gxpo.protocols import Task
+from gxpo.tasks import make
+from gxpo.tasks.source import fraction_of, stream
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from gxpo.tasks import GeneratedTasks
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that determines a warm-up but its seed.
+
+    options                   of the task
+    dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
+    habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
+                              another question gets a chance error
+    batch, lr, averaging      examples a step, AdamW's learning rate, decay of the running mean of the parameters (the
+                              mean is what is checked and kept: its accuracy moves smoothly)
+    first_check, check_every, max_steps   when it is checked, in steps
+    low, high, well_formed    the band: low <= greedy accuracy <= high and at least `well_formed` answers in form
+    checked_on                held-out tasks of a check
+    max_new_tokens            of a greedy answer
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    dimensions: dict[str, Any] = field(default_factory=dict)
+    habits: float = 0.4
+    habitual: float = 0.65
+    slips: float = 0.1
+    batch: int = 128
+    lr: float = 2e-3
+    averaging: float = 0.95
+    first_check: int = 200
+    check_every: int = 20
+    max_steps: int = 400
+    low: float = 0.3
+    high: float = 0.42
+    well_formed: float = 0.95
+    checked_on: int = 500
+    max_new_tokens: int = 24
+
+
+WARMUPS: dict[str, Recipe] = {
+    "arithmetic": Recipe(),
+    "countdown": Recipe(max_new_tokens=32, habits=0.0, slips=0.0),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a look at the model during warm-up found; `done` is the share of the steps allowed."""
+
+    step: int
+    loss: float
+    accuracy: float
+    well_formed: float
+    done: float
+
+
+class Habits:
+    """Writes worked examples with mistakes: an `Author` for `worked_example`.
+
+    A share `habits` of all questions, chosen by hash, has one wrong answer each (1 or 2 off), which is written with
+    probability `habitual`. Any other question gets an answer that is 1 or 2 off with probability `slips`.
+    """
+
+    def __init__(self, recipe: Recipe, random: np.random.Generator) -> None:
+        self.recipe, self.random = recipe, random
+
+    def __call__(self, question: str, value: int) -> int:
+        off = (-2, -1, 1, 2)
+        if fraction_of(f"habit {question}") < self.recipe.habits:
+            error = off[int(4 * fraction_of(f"error {question}"))]
+            return value + error if value + error >= 0 and self.random.random() < self.recipe.habitual else value
+        if self.random.random() < self.recipe.slips:
+            return max(0, value + off[int(self.random.integers(4))])
+        return value
+
+
+def warm_start(
+    task: str = "arithmetic",
+    seed: int = 0,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Callable[[Check], None] | None = None,
+    recipe: Recipe | None = None,
+) -> Path:
+    """Directory of the tiny model warmed up on `task`, which transformers loads; made on the first call.
+
+    task      a key of `WARMUPS`
+    seed      of the warm-up alone: parameters and examples; no seed of a run enters
+    cache     the folder that holds warm starts; default $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo
+    progress  called with each `Check`
+    recipe    instead of `WARMUPS[task]`
+
+    The folder's name holds a hash of the recipe, the seed, the sources that take part and the versions of torch and
+    transformers; `warmup.json` in it holds the accuracies. It appears whole or not at all. With the same number of
+    threads on the same machine it is the same bit for bit.
+
+    Raises `ModelError` if no check falls inside the recipe's band.
+    """
+    if recipe is None:
+        if task not in WARMUPS:
+            hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
+            raise ModelError(f"the tiny model has no warm-up for task {task!r}{hint}, or use model 'tiny:cold'")
+        recipe = WARMUPS[task]
+    target = cache_directory(cache) / f"tiny-{task}-{seed}-{_key(task, seed, recipe)}"
+    if (target / "warmup.json").is_file():
+        return target
+    model, tokenizer, report = warm_up(task, seed, recipe, progress)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / "warmup.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        unfinished.chmod(0o755)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if not (target / "warmup.json").is_file():  # else another process was faster, with the same files
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Where warm starts are kept."""
+    if cache is not None:
+        return Path(cache)
+    if own := os.environ.get("GXPO_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+
+
+def _key(task: str, seed: int, recipe: Recipe) -> str:
+    import torch
+
+    import gxpo.models.tiny
+    import gxpo.models.tokenizer
+    import gxpo.tasks.source
+
+    transformers: Any = need("transformers", "train")
+    source = make(task, seed=seed, options=recipe.options)
+    modules = (gxpo.models.tiny, gxpo.models.tokenizer, gxpo.tasks.source)
+    files = [Path(str(module.__file__)) for module in modules]
+    files += [Path(__file__), Path(gxpo.tasks.__file__).parent / f"{source.scorer_name}.py"]
+    digest = hashlib.blake2b(digest_size=6)
+    for part in (task, seed, asdict(recipe), DIMENSIONS, torch.__version__, transformers.__version__):
+        digest.update(json.dumps(part, sort_keys=True).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def warm_up(
+    task: str, seed: int, recipe: Recipe, progress: Callable[[Check], None] | None = None
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
+    """Train until a check falls inside the band: model, tokenizer and what `warmup.json` holds."""
+    import torch
+
+    source: Any = make(task, seed=seed, options=recipe.options)
+    tokenizer = character_tokenizer()
+    model = tiny_model(seed, **recipe.dimensions)
+    mean = tiny_model(seed, **recipe.dimensions)
+    random = stream(2, seed)
+    author = Habits(recipe, random)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    held_out = source.held_out(recipe.checked_on)
+    checks: list[Check] = []
+    for step in range(1, recipe.max_steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * min(1.0, step / 20)
+        examples = [(t.prompt, source.worked_example(t, author)) for t in source.draw(recipe.batch, step)]
+        loss = _supervised_loss(model, tokenizer, examples)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        decay = min(recipe.averaging, step / (step + 10))
+        with torch.no_grad():
+            for kept, new in zip(mean.parameters(), model.parameters(), strict=True):
+                kept.lerp_(new, 1 - decay)
+        if step < recipe.first_check or (step - recipe.first_check) % recipe.check_every:
+            continue
+        accuracy, well_formed = greedy_accuracy(mean, tokenizer, source, held_out, recipe.max_new_tokens)
+        checks.append(Check(step, loss.item(), accuracy, well_formed, step / recipe.max_steps))
+        if progress is not None:
+            progress(checks[-1])
+        if recipe.low <= accuracy <= recipe.high and well_formed >= recipe.well_formed:
+            report = {
+                "task": task,
+                "seed": seed,
+                "recipe": asdict(recipe),
+                "accuracy": accuracy,
+                "well_formed": well_formed,
+                "steps": step,
+                "checks": [asdict(check) for check in checks],
+                "threads": torch.get_num_threads(),
+            }
+            return mean, tokenizer, report
+    found = ", ".join(f"{c.accuracy:.2f}" for c in checks[-5:])
+    raise ModelError(
+        f"warm-up on {task!r} with seed {seed} missed its band: greedy accuracy {recipe.low} to {recipe.high} with "
+        f"{recipe.well_formed:.0%} well-formed answers was wanted, the last checks found {found}; try another seed"
+    )
+
+
+def _supervised_loss(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]
+) -> torch.Tensor:
+    """Mean cross-entropy of the answers' tokens, `<eos>` included."""
+    import torch
+
+    rows, first_answer = [], []
+    for prompt, answer in examples:
+        opening = tokenizer(prompt).input_ids
+        rows.append(opening + tokenizer(answer, add_special_tokens=False).input_ids + [tokenizer.eos_token_id])
+        first_answer.append(len(opening))
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
+    place = torch.arange(longest)
+    lengths = torch.tensor([len(row) for row in rows])
+    answers = (place >= torch.tensor(first_answer)[:, None]) & (place < lengths[:, None])
+    logits = model(input_ids=tokens).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits[answers[:, 1:]], tokens[:, 1:][answers[:, 1:]])
+
+
+def greedy_accuracy(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    source: GeneratedTasks,
+    tasks: Sequence[Task],
+    max_new_tokens: int,
+) -> tuple[float, float]:
+    """Share of `tasks` that greedy answers get right, and share in the right form; an answer must end by itself."""
+    by_length: dict[int, list[tuple[Task, list[int]]]] = {}
+    for task in tasks:
+        ids = tokenizer(str(task.prompt)).input_ids
+        by_length.setdefault(len(ids), []).append((task, ids))
+    correct = well_formed = 0.0
+    for members in by_length.values():
+        for task_and_ids, answer in zip(members, _greedy(model, tokenizer, members, max_new_tokens), strict=True):
+            if answer is not None:
+                scores = source.scorer(answer, task_and_ids[0])
+                correct += scores["correct"]
+                well_formed += scores["format"]
+    return correct / len(tasks), well_formed / len(tasks)
+
+
+def _greedy(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    members: Sequence[tuple[Task, list[int]]],
+    max_new_tokens: int,
+) -> list[str | None]:
+    """Greedy answers to prompts of one length; None where `<eos>` did not come."""
+    import torch
+
+    rows = []
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([ids for _, ids in members]), use_cache=True, logits_to_keep=1)
+        ended = torch.zeros(len(members), dtype=torch.bool)
+        for _ in range(max_new_tokens):
+            token = output.logits[:, -1].argmax(-1)
+            rows.append(token)
+            ended |= token == tokenizer.eos_token_id
+            if ended.all():
+                break
+            output = model(input_ids=token[:, None], past_key_values=output.past_key_values, use_cache=True)
+    answers: list[str | None] = []
+    for row in torch.stack(rows, dim=1).tolist():
+        end = row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else None
+        answers.append(None if end is None else tokenizer.decode(row[:end]))
+    return answers

@@ -1,0 +1,100 @@
+"""What every term of an objective shares: what it couples, what it asks for, and `+`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals, Term
+
+COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
+
+
+class TermPart:
+    """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`.
+
+    A term is one function of the whole optimiser step, L(x), x the policy's outputs on all of P. `weight` [P] is the
+    product of the weight parts and of the trajectories' own `forest.weight`; a term that importance weights do not
+    concern (KL, entropy) reads `forest.weight` instead.
+
+    couples   "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative
+    outputs   policy outputs that it reads, gradient included ("logprob", "entropy")
+    needs     signals it reads
+    requires  what the rollouts must carry
+    """
+
+    couples: str = "token"
+    outputs: tuple[str, ...] = ("logprob",)
+    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    on_equal: str = "zero"
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        raise NotImplementedError
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
+        raise NotImplementedError
+
+    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+        """Figures worth logging, by name."""
+        return {}
+
+    def __add__(self, other: Term) -> TermSum:
+        return TermSum(_summands(self) + _summands(other))
+
+    def __radd__(self, other: Term) -> TermSum:
+        return TermSum(_summands(other) + _summands(self))
+
+
+@dataclass(frozen=True)
+class TermSum(TermPart):
+    """The sum of its terms, each with its own aggregation; couples as widely as the widest of them."""
+
+    terms: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise ConfigError("an objective needs at least one term")
+        object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
+        for name, default in (("outputs", ("logprob",)), ("needs", ()), ("requires", ())):
+            asked = dict.fromkeys(x for term in self.terms for x in getattr(term, name, default))
+            object.__setattr__(self, name, tuple(asked))
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        return torch.stack([t(forest, policy, credit, weight, signals, step) for t in self.terms]).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        return torch.stack([t.active(forest, credit, weight) for t in self.terms]).any(0)
+
+    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+        """All terms' figures; a name that a second term also uses has `_2` appended there, and so on."""
+        found: dict[str, float] = {}
+        for term in self.terms:
+            own = term.metrics(forest, policy, credit, weight) if isinstance(term, TermPart) else {}
+            for name, value in own.items():
+                taken = sum(k == name or k.rpartition("_")[0] == name for k in found)
+                found[f"{name}_{taken + 1}" if taken else name] = value
+        return found
+
+
+def _summands(term: Term) -> tuple[Term, ...]:
+    return term.terms if isinstance(term, TermSum) else (term,)
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a setting that is not one of `allowed`."""
+    if value not in allowed:
+        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")

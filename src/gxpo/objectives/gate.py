@@ -1,0 +1,139 @@
+"""Gates: how a token's loss depends on its ratio, and where its gradient ends.
+
+With rho the ratio and A the credit, a gate gives a loss per entry, to be minimised. `Clip`, `DualClip` and `LogClip`
+are -A rho with rho held inside a region on the side that would go on improving; `Truncate` is -stop(w) A logprob.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+
+
+class Gate:
+    """Base: the unclipped importance-weighted loss -A rho."""
+
+    def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
+        """The token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""
+        return log_ratio
+
+    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
+        """Loss of each entry, given the ratio at its level."""
+        return -credit * ratio
+
+    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
+        """bool: entries whose gradient the gate cuts or shrinks; `log_ratio` is the token's own, before `before`."""
+        return torch.zeros_like(ratio, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Clip(Gate):
+    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)): no gradient where A > 0 and rho > 1 + clip_high, or
+    A < 0 and rho < 1 - clip_low; -A rho elsewhere, bounds included.
+
+    clip_low, clip_high   relative to 1
+
+    Source: PPO, arXiv 1707.06347, eq. 7. Clip-higher (DAPO, arXiv 2503.14476) is 0.2 / 0.28; GSPO (arXiv 2507.18071)
+    is 3e-4 / 4e-4 on the sequence ratio, where 0.2 would never bind. No clamp on the log-ratio (verl: +-20).
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.clip_low < 0 or self.clip_high < 0:
+            raise ConfigError(
+                f"objective.clip_low and objective.clip_high are widths, >= 0, not {self.clip_low}, {self.clip_high}"
+            )
+
+    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
+        rising, falling = ratio.clamp_max(1 + self.clip_high), ratio.clamp_min(1 - self.clip_low)
+        return -credit * torch.where(credit >= 0, rising, falling)
+
+    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
+        return ((credit > 0) & (ratio > 1 + self.clip_high)) | ((credit < 0) & (ratio < 1 - self.clip_low))
+
+
+@dataclass(frozen=True)
+class DualClip(Clip):
+    """`Clip`, and min(that, -A ratio_max) for A < 0: no gradient there where rho > ratio_max either.
+
+    ratio_max   absolute, above 1 (3.0 means rho <= 3)
+
+    Source: Ye et al., arXiv 1912.09729, eq. 5; the same as holding rho <= delta = ratio_max for A < 0 (INTELLECT-2).
+    """
+
+    ratio_max: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ratio_max > 1:
+            raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 1, such as 3.0")
+
+    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
+        return super().loss(torch.where(credit < 0, ratio.clamp_max(self.ratio_max), ratio), credit, logprob)
+
+    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
+        return super().clipped(log_ratio, ratio, credit) | ((credit < 0) & (ratio > self.ratio_max))
+
+
+@dataclass(frozen=True)
+class LogClip(Gate):
+    """Each token's log-ratio is held on the improving side, then the ratio is taken: for a sequence ratio the
+    geometric mean of the held tokens.
+
+    log rho' = min(log rho, log_clip_high) for A >= 0, max(log rho, -log_clip_low) for A < 0;   loss = -A rho'
+
+    log_clip_low, log_clip_high   in log space: 0.4 holds rho in (e^-0.4, e^0.4)
+
+    Source: GMPO, arXiv 2507.20673 (with ratio "sequence" and `sequence_mean`); unclipped it equals unclipped GSPO.
+    """
+
+    log_clip_low: float = 0.4
+    log_clip_high: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.log_clip_low < 0 or self.log_clip_high < 0:
+            raise ConfigError(
+                "objective.log_clip_low and objective.log_clip_high are widths, >= 0, not "
+                f"{self.log_clip_low}, {self.log_clip_high}"
+            )
+
+    def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
+        rising, falling = log_ratio.clamp_max(self.log_clip_high), log_ratio.clamp_min(-self.log_clip_low)
+        return torch.where(credit >= 0, rising, falling)
+
+    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
+        high, low = log_ratio > self.log_clip_high, log_ratio < -self.log_clip_low
+        return ((credit > 0) & high) | ((credit < 0) & low)
+
+
+@dataclass(frozen=True)
+class Truncate(Gate):
+    """-stop(min(rho, ratio_max)) A logprob: the weight is bounded, every token keeps its gradient.
+
+    ratio_max   absolute, upper bound only: 1.28 means rho <= 1.28. On policy the coefficient is exactly 1 for every
+                ratio_max >= 1. (Elsewhere the same setting is written 0.28, or means an absolute bound by that name.)
+
+    The value of the loss has no meaning; its gradient is -min(rho, ratio_max) A grad logprob.
+
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, eq. 4-5; the paper disables the lower bound and does not publish the
+    upper one: 1.28 is the bound of clip-higher.
+    """
+
+    ratio_max: float = 1.28
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio_max <= math.inf:
+            raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 0, such as 1.28")
+
+    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
+        return -ratio.detach().clamp_max(self.ratio_max) * credit * logprob
+
+    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
+        return (credit != 0) & (ratio > self.ratio_max)

@@ -1,0 +1,142 @@
+"""KL divergence to the reference policy: estimators, as a term of the loss and as a penalty on the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import MissingSignal
+from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.base import TermPart, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+def kl_estimate(logprob: Tensor, reference: Tensor, estimator: str = "k3") -> Tensor:
+    """Estimate of KL(policy || reference) from each sampled token, with d = reference - logprob.
+
+    k1  -d              unbiased value
+    k2  d^2 / 2         biased value (small where the policies are close)
+    k3  e^d - 1 - d     unbiased value, never negative
+
+    What the choice does, for tokens sampled from the policy itself (exact over the vocabulary):
+      differentiated as a loss   k1: expected gradient 0, it does nothing; k2: exactly grad KL(policy || reference);
+                                 k3: the gradient of KL(reference || policy), close to but not the other one; k3
+                                 times the ratio, both differentiated: exact
+      detached, in the reward    k1: exact; k2, k3: not
+    No clamps: some trainers clamp d to +-20 and k3 to +-10, and have no gradient beyond.
+
+    Source: Schulman, "Approximating KL divergence", 2020; GRPO (arXiv 2402.03300, eq. 4) uses k3 as a loss.
+    """
+    one_of("objective.kl.estimator", estimator, ESTIMATORS)
+    d = reference.detach() - logprob
+    if estimator == "k1":
+        return -d
+    return d.square() / 2 if estimator == "k2" else d.expm1() - d
+
+
+@torch.no_grad()
+def penalised_outcome(
+    outcome: Tensor, kl: Tensor, trajectory: Tensor, coef: float, where: Tensor | None = None
+) -> Tensor:
+    """outcome - coef * (sum of the trajectory's per-token estimates), for KL in the reward.
+
+    outcome     [R]; nan (unscored) stays nan
+    kl          [P] `kl_estimate` of the policy at the start of the step; k1 gives the exact KL gradient
+    trajectory  [P] index into R
+    where       [P] bool, entries that count: the trainable ones (default: all)
+
+    Apply it before any group statistic: the KL then enters the group's mean and std. Returns [R] float64.
+    """
+    counted = kl.to(torch.float64)
+    if where is not None:
+        counted = torch.where(where, counted, torch.zeros_like(counted))
+    total = torch.zeros(outcome.shape, dtype=torch.float64).index_add_(0, trajectory, counted)
+    return outcome.to(torch.float64) - coef * total
+
+
+@dataclass(frozen=True)
+class KL(TermPart):
+    """coef * aggregate of `kl_estimate` over the trainable entries, with an aggregation of its own.
+
+    It is not importance weighted: weight parts do not touch it, `forest.weight` does. Reads
+    `policy.reference_logprob`; raises MissingSignal where that is absent. At coef 0 it reads nothing.
+    DeepSeekMath has k3 with coef 0.04.
+    """
+
+    coef: float = 0.0
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "sequence_mean"
+    horizon: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+        one_of("objective.kl.aggregate", self.aggregate, AGGREGATES)
+        object.__setattr__(self, "needs", ("reference_logprob",) if self.coef != 0 else ())
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
+        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        entries, estimate = self._estimate(forest, policy, credit, weight)
+        return (scale[entries].to(estimate) * estimate).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        """Trainable entries of trajectories of non-zero `forest.weight`."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+
+    def _estimate(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        logprob = policy.logprob[entries]
+        if not entries.numel():
+            return entries, logprob
+        if policy.reference_logprob is None:
+            raise MissingSignal("objective.kl needs reference_logprob: give a reference, or set objective.kl.coef to 0")
+        reference = policy.reference_logprob[entries].to(logprob)
+        if missing := int(reference.isnan().sum()):
+            raise MissingSignal(f"objective.kl: reference_logprob is nan for {missing} of {entries.numel()} tokens")
+        return entries, kl_estimate(logprob, reference, self.estimator)
+
+    @torch.no_grad()
+    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+        """kl: mean estimate over the active tokens, before `coef`."""
+        _, estimate = self._estimate(forest, policy, credit, weight)
+        return {"kl": float(estimate.mean())} if estimate.numel() else {}
+
+
+@dataclass(frozen=True)
+class KLReward:
+    """KL in the reward: `penalised_outcome` with the policy at the start of the step, before any group statistic.
+
+    The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here.
+    """
+
+    coef: float
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+    needs = ("reference_logprob",)
+
+    def __post_init__(self) -> None:
+        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+
+    def penalise(self, forest: Forest, signals: Signals) -> Forest:
+        """The forest with the penalty taken off its outcomes. Raises MissingSignal where a log-prob is unknown."""
+        estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
+        trainable = forest.path_trainable
+        if missing := int((estimate.isnan() & trainable).sum()):
+            raise MissingSignal(
+                f"objective.kl in the reward: proximal_logprob or reference_logprob is nan for {missing} of "
+                f"{int(trainable.sum())} trainable tokens"
+            )
+        outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
+        return forest.replace(outcome=outcome)

@@ -1,0 +1,120 @@
+"""The policy-gradient term: ratio, gate, aggregation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.objectives import ratio as ratios
+from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.base import TermPart, one_of
+from gxpo.objectives.gate import Clip, Gate
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum"]
+_RATIOS = {"token": ratios.token_ratio, "sequence": ratios.sequence_ratio}
+
+
+class _Entries(NamedTuple):
+    """Columns of the active entries."""
+
+    coefficient: Tensor
+    credit: Tensor
+    logprob: Tensor
+    log_ratio: Tensor  # the token's own
+    ratio: Tensor  # gated beforehand, at its level
+
+
+@dataclass(frozen=True)
+class PolicyGradient(TermPart):
+    """sum_p c_p w_p gate(rho_p, A_p): c from the aggregation, w the weight, rho the ratio, A the credit.
+
+    ratio                 "token" | "sequence" (geometric mean over the trajectory, in GSPO-token form)
+    gate                  Clip | DualClip | LogClip | Truncate | Gate (no bound)
+    aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
+    once_per_token        a stored token that several trajectories share counts once; token ratios only
+    ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
+    on_unknown_behaviour  "error" | "one"
+
+    With these settings this is
+      PPO, GRPO   token, Clip(0.2, 0.2), sequence_mean        arXiv 1707.06347, 2402.03300
+      DAPO        token, Clip(0.2, 0.28), token_mean          arXiv 2503.14476
+      Dr. GRPO    token, Clip(0.2, 0.2), sequence_sum         arXiv 2503.20783
+      GSPO        sequence, Clip(3e-4, 4e-4), sequence_mean   arXiv 2507.18071
+      GMPO        sequence, LogClip(0.4, 0.4), sequence_mean  arXiv 2507.20673
+      CISPO       token, Truncate(1.28), token_mean           arXiv 2506.13585
+
+    Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
+    stay in the denominators.
+    """
+
+    ratio: Literal["token", "sequence"] = "token"
+    gate: Gate = field(default_factory=Clip)
+    aggregate: Aggregate = "sequence_mean"
+    horizon: float | None = None
+    once_per_token: bool = False
+    ratio_over: Literal["proximal", "behaviour"] = "proximal"
+    on_unknown_behaviour: Literal["error", "one"] = "error"
+
+    def __post_init__(self) -> None:
+        one_of("objective.ratio", self.ratio, ratios.LEVELS)
+        one_of("objective.aggregate", self.aggregate, AGGREGATES)
+        one_of("objective.ratio_over", self.ratio_over, ratios.RATIO_OVER)
+        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ratios.ON_UNKNOWN)
+        if self.once_per_token and self.ratio != "token":
+            raise ConfigError("objective.once_per_token works with objective.ratio 'token' only: set one of the two")
+        object.__setattr__(self, "couples", "trajectory" if self.ratio == "sequence" else "token")
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        x = self._entries(forest, policy, credit, weight)
+        return (x.coefficient * self.gate.loss(x.ratio, x.credit, x.logprob)).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        """Trainable entries of non-zero credit and weight; for a sequence ratio all of such a trajectory."""
+        trainable = forest.path_trainable
+        found = trainable & (credit != 0) & (weight != 0)
+        if self.ratio == "token":
+            return found
+        reached = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+        reached[forest.path_trajectory[found]] = True
+        return trainable & forest.to_path(reached, "R")
+
+    def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Entries:
+        trainable, trajectory = forest.path_trainable, forest.path_trajectory
+        shared = forest.path_token if self.once_per_token else None
+        scale = coefficients(trajectory, trainable, self.aggregate, self.horizon, shared)
+        scale = scale * weight.to(scale)
+        below = ratios.denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        logprob = policy.logprob[entries]
+        given = credit[entries].to(logprob)
+        log_ratio = logprob - below[entries]
+        held = _RATIOS[self.ratio](self.gate.before(log_ratio, given), trajectory[entries])
+        return _Entries(scale[entries].to(logprob), given, logprob, log_ratio, held.exp())
+
+    @torch.no_grad()
+    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+        """clip_fraction  of all trainable entries, those whose gradient the gate cuts
+        approx_kl      mean of rho - 1 - log rho over the active entries (k3 of the ratio's denominator to the policy)
+        ratio_max      largest ratio among the active entries, at the ratio's level
+        on_policy      1 where every active ratio is exactly 1, so that no gate can bind
+        """
+        x = self._entries(forest, policy, credit, weight)
+        if not x.ratio.numel():
+            return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
+        clipped = self.gate.clipped(x.log_ratio, x.ratio, x.credit)
+        return {
+            "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
+            "approx_kl": float((x.log_ratio.expm1() - x.log_ratio).mean()),
+            "ratio_max": float(x.ratio.max()),
+            "on_policy": float(bool((x.log_ratio == 0).all())),
+        }

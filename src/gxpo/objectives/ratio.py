@@ -1,0 +1,65 @@
+"""The importance ratio: current policy over the policy it is measured against, in log space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import GxpoError
+
+if TYPE_CHECKING:
+    from gxpo.protocols import PolicyTokens
+
+RATIO_OVER = ("proximal", "behaviour")
+ON_UNKNOWN = ("error", "one")
+LEVELS = ("token", "sequence")
+
+
+def denominator(
+    policy: PolicyTokens, trainable: Tensor, ratio_over: str = "proximal", on_unknown_behaviour: str = "error"
+) -> Tensor:
+    """[P] detached log-probs that the ratio divides by, in the dtype of `policy.logprob`.
+
+    ratio_over            "proximal": the proximal policy where the step has one, else the behaviour policy;
+                          "behaviour": the behaviour policy always (objectives made for old data)
+    on_unknown_behaviour  for trainable entries where that is nan: "error", or "one": stop_gradient(logprob), so that
+                          the ratio is exactly 1 and the gradient is REINFORCE's
+
+    Raises GxpoError with the number of unknown entries. Entries that are not trainable never matter.
+    """
+    given = policy.proximal_logprob if ratio_over == "proximal" else None
+    chosen = (policy.behaviour_logprob if given is None else given).detach().to(policy.logprob)
+    unknown = chosen.isnan()
+    if on_unknown_behaviour == "error" and (missing := int((unknown & trainable).sum())):
+        kind = "behaviour" if given is None else "proximal"
+        raise GxpoError(
+            f"{missing} of {int(trainable.sum())} trainable tokens have no {kind} log-prob to divide the ratio by: "
+            f"record `logprob` for them, or set objective.on_unknown_behaviour to 'one'"
+        )
+    return torch.where(unknown, policy.logprob.detach(), chosen)
+
+
+def token_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
+    """[n] log rho_t of each token by itself."""
+    return log_ratio
+
+
+def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
+    """[n] log s_{i,t} = stop(mean over trajectory i of log rho) + log rho_t - stop(log rho_t)  (GSPO-token).
+
+    log_ratio   [n] of the trainable entries, all of those of each trajectory present
+    trajectory  [n] which trajectory each belongs to
+
+    The value is the geometric mean of the trajectory's token ratios; each token carries its own gradient. Under
+    `sequence_mean` and credit that is constant over a trajectory, value and gradient are those of GSPO, whose ratio
+    is s_i itself; credit that varies within a trajectory is allowed.
+
+    Source: GSPO, arXiv 2507.18071, eq. 5, 7 and 13.
+    """
+    held = log_ratio.detach()
+    n = int(trajectory.max()) + 1 if trajectory.numel() else 0
+    total = held.new_zeros(n).index_add_(0, trajectory, held)
+    length = held.new_zeros(n).index_add_(0, trajectory, torch.ones_like(held))
+    return (total / length)[trajectory] + (log_ratio - held)

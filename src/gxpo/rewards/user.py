@@ -1,0 +1,104 @@
+"""Finding the functions that score: `my_rewards.py:exact`, a Python callable, a task's own scorer."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ConfigError
+from gxpo.rewards.worker import Unusable, parameters
+
+
+@dataclass(frozen=True)
+class Function:
+    """One scoring function before it is loaded.
+
+    name     the component a plain number becomes; a returned mapping names its own
+    label    how messages call it
+    source   what a worker loads (`gxpo.rewards.worker.load`), None: it runs in process, without a time limit
+    call     the callable, where it runs in process
+    asks     parameters it is called with; None: `(text, task)`, as a task's scorer is
+    trusted  gxpo's own code that can't hang
+    gives    names of its components where they are known before it runs
+    """
+
+    name: str
+    label: str
+    source: dict[str, Any] | None = None
+    call: Callable[..., Any] | None = None
+    asks: tuple[str, ...] | None = None
+    trusted: bool = False
+    gives: tuple[str, ...] | None = None
+
+    @property
+    def is_scorer(self) -> bool:
+        """Whether it is called as `(text, task)`."""
+        return self.source["is_scorer"] if self.source is not None else self.asks is None
+
+    @property
+    def endless(self) -> bool:
+        """Whether nothing would end it if it hangs."""
+        return self.source is None and not self.trusted
+
+
+def names_file(text: str) -> bool:
+    """Whether a reward's name is meant as a function of a file."""
+    return ":" in text or text.endswith(".py") or "/" in text
+
+
+def from_file(text: str) -> Function:
+    """`path/to/my_rewards.py:exact`, loaded in the worker only; relative to the current directory."""
+    path, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise ConfigError(f"reward {text!r}: name a function in the file, as in my_rewards.py:exact")
+    if not Path(path).expanduser().is_file():
+        raise ConfigError(f"reward {text!r}: there is no file {path} (looked in {Path.cwd()})")
+    source = {
+        "file": str(Path(path).expanduser().resolve()),
+        "name": name,
+        "label": text,
+        "is_scorer": False,
+    }
+    return Function(name, text, source)
+
+
+def from_callable(function: Callable[..., Any]) -> Function:
+    """A function handed over in Python.
+
+    One that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the script or
+    notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing ends a hang.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    name = name if name.isidentifier() else "reward"
+    label = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
+    try:
+        asks = parameters(function)
+    except Unusable as error:
+        raise ConfigError(f"reward {label}: {error}") from error
+    pickled = importable(function)
+    if pickled is None:
+        return Function(name, label, call=function, asks=asks)
+    return Function(name, label, {"pickle": pickled, "label": label, "is_scorer": False}, asks=asks)
+
+
+def from_scorer(scorer: Callable[..., Any], *, trusted: bool) -> Function:
+    """A task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process: no copy, no start-up."""
+    label = "the task's scorer"
+    pickled = None if trusted else importable(scorer)
+    if pickled is None:
+        return Function("correct", label, call=scorer, trusted=trusted)
+    return Function("correct", label, {"pickle": pickled, "label": label, "is_scorer": True})
+
+
+def importable(function: Callable[..., Any]) -> bytes | None:
+    """`function` pickled, or None where another interpreter could not load it."""
+    holder = function if hasattr(function, "__module__") and hasattr(function, "__qualname__") else type(function)
+    if holder.__module__ == "__main__":
+        return None
+    try:
+        return pickle.dumps(function)
+    except Exception:
+        return None

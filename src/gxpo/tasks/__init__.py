@@ -1,0 +1,48 @@
+"""Where tasks come from: `make("arithmetic", seed=0)`, `make("reasoning_gym:gcd", seed=0)`, `make("file.jsonl", seed=0)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gxpo.errors import TaskError, did_you_mean
+from gxpo.tasks.arithmetic import Arithmetic
+from gxpo.tasks.countdown import Countdown
+from gxpo.tasks.jsonl import JsonLines
+from gxpo.tasks.reasoning_gym import ReasoningGym
+from gxpo.tasks.source import GeneratedTasks, check_options
+
+OWN: dict[str, type[Arithmetic] | type[Countdown]] = {"arithmetic": Arithmetic, "countdown": Countdown}
+Source = GeneratedTasks | JsonLines
+
+__all__ = ["OWN", "Arithmetic", "Countdown", "GeneratedTasks", "JsonLines", "ReasoningGym", "Source", "make"]
+
+
+def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
+    """The task source called `name`.
+
+    name      "arithmetic", "countdown", "reasoning_gym:GENERATOR", or the path of a .jsonl file
+    seed      of the training tasks; held-out tasks are the same for every seed
+    options   of the source, e.g. {"digits": 3}
+    per_step  tasks the trainer draws a step; a file's epochs are cut by it
+
+    Raises `TaskError` for an unknown name, a wrong option or a file that can't be used.
+
+    >>> make("arithmetic", seed=0).draw(1, step=0)[0].prompt[-1]
+    '='
+    """
+    options = dict(options or {})
+    kind, _, rest = name.partition(":")
+    if name.endswith(".jsonl"):
+        check_options(name, options, JsonLines.options)
+        held_out = options.pop("held_out", None)
+        return JsonLines(name, seed, held_out_path=held_out, per_step=per_step, **options)
+    if kind == "reasoning_gym" and rest:
+        check_options(name, options, ReasoningGym.options)
+        return ReasoningGym(rest, seed, **options)
+    if name in OWN:
+        check_options(name, options, OWN[name].options)
+        return OWN[name](seed=seed, **options)
+    known = [*OWN, "reasoning_gym:GENERATOR", "PATH.jsonl"]
+    hint = did_you_mean(name, OWN) or f"; there are {', '.join(known)}"
+    raise TaskError(f"unknown task {name!r}{hint}")

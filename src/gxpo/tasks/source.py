@@ -1,0 +1,121 @@
+"""What task sources share: keyed streams, the split by content, and drawing from a generator."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gxpo.errors import TaskError, did_you_mean
+from gxpo.protocols import Task
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+
+Scorer = Callable[[str, Task], Mapping[str, float]]
+
+Author = Callable[[str, int], int]  # (question, its value) -> what a writer of worked examples puts down
+
+TRAINING, HELD_OUT = 0, 1  # first word of a stream's key
+HELD_OUT_SHARE = 4  # one content in four is held out
+FRUITLESS = 256  # proposals in a row after which a generator counts as having nothing new
+
+
+def exact(question: str, value: int) -> int:
+    """The author who never errs."""
+    return value
+
+
+def stream(*key: int) -> np.random.Generator:
+    """Random numbers that depend on `key` (non-negative integers) alone."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def fraction_of(content: str) -> float:
+    """A number in [0, 1) that depends on `content` alone: on no seed, machine or version."""
+    digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def reserved(content: str) -> bool:
+    """Whether tasks of this content are held out; the others are for training and for warm-up."""
+    return fraction_of(content) < 1 / HELD_OUT_SHARE
+
+
+def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Refuse options that `task` does not have or that have the wrong type."""
+    for name, value in options.items():
+        if name not in known:
+            raise TaskError(f"task {task!r} has no option {name!r}{did_you_mean(name, known)}")
+        expected = known[name] if isinstance(known[name], tuple) else (known[name],)
+        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+            wanted = " or ".join(t.__name__ for t in expected)
+            raise TaskError(f"task {task!r}: option {name!r} must be {wanted}, not {value!r}")
+
+
+class GeneratedTasks(ABC):
+    """Tasks made by a random generator; a source of them has no state of its own.
+
+    Task `i` of a step comes from the stream (seed, step, i), so `draw(n, step)` is the beginning of `draw(m, step)` for
+    n <= m: who needs more tasks in a step draws a longer list and takes its end. Held-out tasks are the same for every
+    seed. Training and held-out tasks differ in content: a quarter of all contents, chosen by their hash, is reserved.
+    """
+
+    name: str
+    seed: int
+    scorer_name: str
+    scorer: Scorer
+    reward_default = "correct"
+
+    @abstractmethod
+    def propose(self, random: np.random.Generator) -> Task:
+        """A task of any content; `id` and `info` included."""
+
+    def content(self, task: Task) -> str:
+        """What makes two tasks the same to a learner; equal contents are never on both sides of the split."""
+        return task.id
+
+    def draw(self, n: int, step: int) -> list[Task]:
+        """`n` training tasks. They differ from one another unless the generator has too few."""
+        tasks: list[Task] = []
+        for i in range(n):
+            tasks.append(self._next(stream(TRAINING, self.seed, step, i), held_out=False, seen={t.id for t in tasks}))
+        return tasks
+
+    def held_out(self, n: int) -> list[Task]:
+        """Up to `n` held-out tasks, no two with the same id; fewer where the generator has fewer."""
+        tasks: dict[str, Task] = {}
+        random = stream(HELD_OUT)
+        while len(tasks) < n:
+            task = self._next(random, held_out=True, seen=tasks.keys())
+            if task.id in tasks:
+                break
+            tasks[task.id] = task
+        return list(tasks.values())
+
+    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Any) -> Task:
+        repeated = None
+        for _ in range(FRUITLESS * HELD_OUT_SHARE):
+            task = self.propose(random)
+            if reserved(self.content(task)) != held_out:
+                continue
+            if task.id not in seen:
+                return task
+            repeated = task
+        if repeated is None:
+            side = "held-out" if held_out else "training"
+            raise TaskError(f"task {self.name!r} with these options has no {side} tasks: make it harder")
+        return repeated
+
+    def observe(self, forest: Forest) -> None:
+        """Nothing is learnt from results."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise TaskError(f"task {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")

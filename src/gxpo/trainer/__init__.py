@@ -1,0 +1,1 @@
+"""The loop, its checkpoints, metrics and report."""

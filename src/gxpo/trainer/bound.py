@@ -1,0 +1,81 @@
+"""The learner with the step's method and signals bound to it: what an `Update` moves parameters with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import Forest
+from gxpo.compose import Method
+from gxpo.protocols import PolicyTokens, StepInfo
+from gxpo.signals import Signals
+
+
+class BoundLearner:
+    """Implements `protocols.StepRunner`.
+
+    The proximal policy is the learner's at the start of the step. On the first optimiser step it is
+    stop_gradient(current): the ratio is exactly 1 and costs no forward pass. Afterwards it is what that first step saw,
+    or, where the first step saw a part of the rollouts only, a forward pass made before anything moved.
+    """
+
+    def __init__(self, learner: Any, method: Method, forest: Forest, signals: Signals, step: int) -> None:
+        self.learner, self.method, self.forest, self.signals, self.step_number = learner, method, forest, signals, step
+        self.proximal: Tensor | None = None
+        self.infos: list[StepInfo] = []
+        self.metrics: list[dict[str, float]] = []
+        self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
+        self._forward_names = tuple(dict.fromkeys((*method.outputs, "entropy")))
+
+    def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
+        """One optimiser step on these trajectories (all of the forest by default)."""
+        first = not self.infos
+        if first and trajectories is not None:
+            self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
+        if trajectories is None:
+            sub, entries = forest, torch.arange(forest.n_entries)
+        else:
+            sub, entries = forest.select(trajectories), forest.entries_of(trajectories)
+        held = self.signals.index(entries, forest.n_entries)
+        credit, weight = credit[entries], weight[entries]
+
+        def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
+            reference = held.get("reference_logprob")
+            proximal = x["logprob"].detach() if first or self.proximal is None else self.proximal[entries]
+            return PolicyTokens(x["logprob"], sub.path_behaviour_logprob, reference, x.get("entropy"),
+                                proximal_logprob=proximal, outputs=x)  # fmt: skip
+
+        def loss(x: Mapping[str, Tensor]) -> Tensor:
+            return self.method.objective(sub, policy(x), credit, weight, held, self.step_number)
+
+        info = self.learner.step(sub, loss, names=self._forward_names, couples=self.method.couples,
+                                 active=self.method.active(sub, credit, weight))  # fmt: skip
+        self.infos.append(info)
+        if not info.empty:
+            x = info.outputs
+            if first and trajectories is None:
+                self.proximal = x["logprob"]
+            self.metrics.append(self.method.metrics(sub, policy(x), credit, weight) | _observed(x, sub))
+            if first:
+                gap = (x["logprob"] - sub.path_behaviour_logprob)[sub.path_trainable].abs()
+                gap = gap[gap.isfinite()]
+                self.sampler_gap = float(gap.max()) if gap.numel() else 0.0
+        return info
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the parameters."""
+        return self.learner.snapshot()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Set the parameters to a snapshot's."""
+        self.learner.restore(snapshot)
+
+
+def _observed(x: Mapping[str, Tensor], forest: Forest) -> dict[str, float]:
+    """Mean entropy (nats) of the trained tokens that went through the model."""
+    entropy = x["entropy"][forest.path_trainable]
+    entropy = entropy[entropy.isfinite()]
+    return {"entropy": float(entropy.mean())} if entropy.numel() else {}

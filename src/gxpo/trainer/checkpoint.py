@@ -1,0 +1,286 @@
+"""Checkpoints that a kill at any instant, a full disk or a damaged file can't turn into a wrong run.
+
+`checkpoints/step-000040/` holds `tensors.safetensors`, `state.json` and `manifest.json` (size and SHA-256 of the other
+two). It is written under a hidden name, every file and directory is flushed to the disk, and one rename makes it
+visible; whatever else stands hidden in `checkpoints/` is a leftover that the next `save` removes. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gxpo.errors import CheckpointError, need
+
+FOLDER = "checkpoints"
+FORMAT = "gxpo.checkpoint/1"
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_PARTIAL, _REMOVED, _REPLACED = ".partial-", ".removed-", ".replaced-"
+_REMEDY = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space or raise the disk quota",
+    errno.EFBIG: "raise the limit on file size (ulimit -f)",
+    errno.EACCES: "give write permission to that directory",
+    errno.EPERM: "give write permission to that directory",
+    errno.ENOENT: "make sure that its directory stays",
+    errno.EROFS: "choose an out directory that can be written",
+}
+
+
+def save(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> Path:
+    """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, others go after it.
+
+    `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
+    stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
+    anything can't be written; the checkpoints that were there stay.
+    """
+    if keep < 1:
+        raise CheckpointError(f"keep is {keep}: at least one checkpoint must be kept")
+    folder = Path(run) / FOLDER
+    final = folder / f"step-{step:06d}"
+    partial = folder / f"{_PARTIAL}{final.name}"
+    files = {TENSORS: _tensor_bytes(tensors), STATE: _state_bytes(state)}
+    manifest = {"format": FORMAT, "step": step, "files": {name: _entry(data) for name, data in files.items()}}
+    files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    try:
+        _make_folder(folder)
+        clean(run)
+        os.mkdir(partial)
+        for name, data in files.items():
+            _write(partial / name, data)
+        _sync_directory(partial)
+        replaced = folder / f"{_REPLACED}{final.name}"
+        if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
+            os.rename(final, replaced)
+        os.rename(partial, final)
+        _sync_directory(folder)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            size = sum(map(len, files.values())) / 1e6
+            raise CheckpointError(
+                f"checkpoint of step {step} not saved in {folder} ({size:.1f} MB): {_reason(error)}; "
+                f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
+            ) from error
+        raise
+    _prune(folder, step, keep)
+    return final
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors (on the CPU) and the state of the checkpoint directory `path`, checked against its manifest."""
+    path = Path(path)
+    entries = _manifest(path)
+    data = {name: _read(path / name) for name in (TENSORS, STATE)}
+    for name, content in data.items():
+        _compare(path / name, _entry(content), entries[name])
+    safetensors: Any = need("safetensors.torch", "train")
+    try:
+        tensors = safetensors.load(data[TENSORS])
+    except Exception as error:  # the library's own type; the checksum held, so the file was never one
+        raise CheckpointError(f"damaged checkpoint: {path / TENSORS} is not a safetensors file") from error
+    return tensors, json.loads(data[STATE])
+
+
+def verify(path: Path) -> None:
+    """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
+    path = Path(path)
+    entries = _manifest(path)
+    for name in (TENSORS, STATE):
+        try:
+            found = _file_entry(path / name)
+        except OSError as error:
+            raise CheckpointError(f"damaged checkpoint: {path / name}: {_reason(error)}") from error
+        _compare(path / name, found, entries[name])
+
+
+def latest(run: Path) -> Path:
+    """The newest whole checkpoint of `run`; a newer damaged one is reported by a warning, and raises if it is all."""
+    damage: list[CheckpointError] = []
+    for _, path in sorted(_found(Path(run) / FOLDER).items(), reverse=True):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            if path.exists():  # else a running trainer has just removed it
+                damage.append(error)
+            continue
+        for error in damage:
+            warnings.warn(f"{error}; using the older {path.name} instead", stacklevel=2)
+        return path
+    if damage:
+        raise CheckpointError(f"{damage[0]}; no older checkpoint of {run} is whole: start the run again")
+    raise CheckpointError(
+        f"no checkpoint in {Path(run) / FOLDER}: is {run} a run directory, and did it reach its first?"
+    )
+
+
+def clean(run: Path) -> None:
+    """Remove what a killed `save` left. For the run's writer only: to a reader, a save in progress looks the same."""
+    folder = Path(run) / FOLDER
+    for path in folder.glob(f"{_REPLACED}step-*"):
+        original = folder / path.name.removeprefix(_REPLACED)
+        if not original.exists():
+            os.rename(path, original)
+    for prefix in (_PARTIAL, _REMOVED, _REPLACED):
+        for path in folder.glob(f"{prefix}step-*"):
+            shutil.rmtree(path)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a file so that at every instant it is either the old one or the whole new one."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        _write(partial, content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+        _sync_directory(path.parent)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{path} not written: {_reason(error)}; {_remedy(error)}") from error
+        raise
+
+
+def _found(folder: Path) -> dict[int, Path]:
+    """Step -> directory. A checkpoint moved aside by a save that was killed before its rename still counts."""
+    out = {}
+    for prefix in (_REPLACED, ""):
+        for path in folder.glob(f"{prefix}step-*"):
+            match = _NAME.fullmatch(path.name.removeprefix(prefix))
+            if match:
+                out[int(match[1])] = path
+    return out
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    found = _found(folder)
+    kept = sorted((s for s in found if s <= step), reverse=True)[:keep]
+    try:
+        for path in (path for s, path in found.items() if s not in kept):
+            # Hidden before it is taken apart: a half removed checkpoint would look damaged.
+            os.rename(path, folder / f"{_REMOVED}{path.name}")
+        clean(folder.parent)
+    except OSError as error:
+        warnings.warn(f"old checkpoints not removed from {folder}: {_reason(error)}", stacklevel=3)
+
+
+def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    # Bytes first, then our own write: the library's writer reports a full disk by errors of its own.
+    safetensors: Any = need("safetensors.torch", "train")
+    storages: set[int] = set()
+    plain = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().to("cpu", copy=False).contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return safetensors.save(plain)
+
+
+def _state_bytes(state: Mapping[str, Any]) -> bytes:
+    def check(value: Any, where: str) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                if not isinstance(key, str):
+                    raise CheckpointError(
+                        f"state{where} has the key {key!r}: keys must be strings to come back as saved"
+                    )
+                check(inner, f"{where}.{key}")
+        elif isinstance(value, list | tuple):
+            for i, inner in enumerate(value):
+                check(inner, f"{where}[{i}]")
+        elif not isinstance(value, str | int | float | None):
+            raise CheckpointError(f"state{where} is a {type(value).__name__}: only JSON values can be saved there")
+
+    check(state, "")
+    return json.dumps(state).encode()
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest's entries by file name."""
+    try:
+        manifest = json.loads(_read(path / MANIFEST))
+        entries = {name: dict(manifest["files"][name]) for name in (TENSORS, STATE)}
+        known = manifest["format"] == FORMAT
+        step = int(manifest["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"damaged checkpoint: {path / MANIFEST} is not a manifest") from error
+    if not known:
+        raise CheckpointError(f"{path} has format {manifest['format']!r}, this gxpo reads {FORMAT!r}")
+    match = _NAME.fullmatch(path.name.removeprefix(_REPLACED))
+    if match and int(match[1]) != step:
+        raise CheckpointError(f"damaged checkpoint: {path / MANIFEST} says step {step}, its directory {path.name}")
+    return entries
+
+
+def _compare(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    if found["size"] != expected.get("size"):
+        raise CheckpointError(f"damaged checkpoint: {path} has {found['size']} bytes, not {expected.get('size')}")
+    if found["sha256"] != expected.get("sha256"):
+        raise CheckpointError(f"damaged checkpoint: the checksum of {path} differs")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"damaged checkpoint: {path}: {_reason(error)}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync_directory(folder.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name == "nt":  # no such thing there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _remedy(error: OSError) -> str:
+    return _REMEDY.get(error.errno or 0, "see to that")

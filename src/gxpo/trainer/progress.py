@@ -1,0 +1,76 @@
+"""What a run shows while it goes on, and SIGINT: the first one saves and ends, the second ends at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+COLUMNS = (
+    ("step", "step", "{:>5.0f}"), ("reward", "reward_mean", "{:>7.3f}"), ("held-out", "eval_accuracy", "{:>8.3f}"),
+    ("silent", "zero_signal_groups", "{:>6.0%}"), ("clip", "clip_fraction", "{:>6.1%}"), ("kl", "approx_kl", "{:>8.1e}"),
+    ("entropy", "entropy", "{:>7.3f}"), ("length", "length_mean", "{:>6.1f}"),
+    ("sample tok/s", "time_sample_tokens_per_s", "{:>12,.0f}"), ("update tok/s", "time_update_tokens_per_s", "{:>12,.0f}"),
+)  # fmt: skip
+
+
+class Progress:
+    """A `watch` for `gxpo.train`: a line every few steps and at every evaluation."""
+
+    def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
+        self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
+        self.quiet, self.every, self.stopping, self._headed = quiet, every, False, False
+        self._previous: Any = None
+
+    def __enter__(self) -> Progress:
+        self._previous = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        self.console.print("[yellow]stopping after this step; once more to stop at once[/yellow]")
+
+    def __call__(self, row: dict[str, Any]) -> bool:
+        shown = row["step"] % self.every == 0 or row["step"] == 1 or "eval_accuracy" in row
+        if shown and not self.quiet:
+            if not self._headed:
+                widths = [max(len(title), len(form.format(0.0))) for title, _, form in COLUMNS]
+                self.console.print("  ".join(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths, strict=True)), style="bold")
+                self._headed = True
+            cells = []
+            for title, key, form in COLUMNS:
+                width = max(len(title), len(form.format(0.0)))
+                value = row.get(key)
+                cells.append(f"{'' if value is None else form.format(value):>{width}}")
+            self.console.print("  ".join(cells))
+        return self.stopping
+
+    def close(self, run: Any, *, as_json: bool = False) -> None:
+        """The closing lines: before and after, where everything is, how to go on."""
+        lines = run.evaluations
+        first, last = (lines[0], lines[-1]) if lines else ({}, {})
+        counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
+        summary = {"out": str(run.path), "steps": run.trainer.step_number, "before": first.get("eval_accuracy"),
+                   "after": last.get("eval_accuracy"), "after_low": last.get("eval_low"),
+                   "after_high": last.get("eval_high"), "unscored": counts}  # fmt: skip
+        if as_json:
+            print(json.dumps(summary))
+            return
+        if lines:
+            self.console.print(
+                f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
+                f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)")  # fmt: skip
+        if counts:
+            self.console.print(f"could not be scored: {counts}", style="yellow")
+        self.console.print(f"run: {run.path}  report: {run.path}/report.html")
+        if run.trainer.step_number < run.trainer.settings.trainer.steps:
+            self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")

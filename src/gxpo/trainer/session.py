@@ -1,0 +1,107 @@
+"""What a rollout part may do while it grows groups: draw, sample, score; everything generated is charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from gxpo.forest import Forest
+from gxpo.learners import parallel
+from gxpo.protocols import Budget, Completion, Engine, Request, Sampling, Task, TaskSource
+
+
+class Session:
+    """The stages as one step of the trainer sees them."""
+
+    def __init__(self, *, source: TaskSource, engine: Engine, rewards: Any, tokenizer: Any, sampling: Sampling,
+                 seed: int, step: int, budget: Budget | None = None) -> None:  # fmt: skip
+        self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
+        self.sampling, self.seed, self.step = sampling, seed, step
+        self.budget = budget if budget is not None else Budget()
+        self._drawn: list[Task] = []
+        self._tasks: dict[str, Task] = {}
+        self._scored: set[str] = set()
+
+    def draw(self, n: int) -> list[Task]:
+        """The next `n` tasks of this step; asking again goes on where the last call ended."""
+        begin = len(self._drawn)
+        self._drawn = self.source.draw(begin + n, self.step)
+        fresh = self._drawn[begin:]
+        self.know(fresh)
+        return fresh
+
+    def know(self, tasks: Sequence[Task]) -> None:
+        """Remember tasks, so that rollouts of them can be scored."""
+        self._tasks |= {t.id: t for t in tasks}
+
+    def encode(self, task: Task) -> tuple[int, ...]:
+        """The prompt's token ids."""
+        if isinstance(task.prompt, str):
+            return tuple(self.tokenizer.encode(task.prompt))
+        return task.prompt
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """Completions of each request, in order; under several processes each samples its share."""
+        rank, world = parallel.rank(), parallel.world()
+        mine = self.engine.sample(requests[rank::world], self.sampling)
+        if world == 1:
+            out = mine
+        else:
+            shares = [_unpack(blob) for blob in parallel.gather(_pack(mine))]
+            out = [shares[i % world][i // world] for i in range(len(requests))]
+        self.budget.generated_tokens += sum(len(c.tokens) for group in out for c in group)
+        self.budget.rollouts += sum(len(group) for group in out)
+        return out
+
+    def texts(self, forest: Forest) -> list[str]:
+        """What each trajectory's actions say."""
+        entries = forest.path_trajectory.tolist()
+        tokens: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
+        for r, token in zip(entries, forest.token[forest.path_token].tolist(), strict=True):
+            tokens[r].append(token)
+        return [self.decode(t) for t in tokens]
+
+    def score(self, forest: Forest) -> Forest:
+        """The forest with outcomes, components and success; a trajectory that was scored before keeps its score."""
+        if all(i in self._scored for i in forest.id):
+            return forest
+        if parallel.rank() == 0:
+            scored = self.rewards.score(forest, self.texts(forest), [self._tasks[t] for t in forest.task])
+            blob = {"names": scored.component_names, "outcome": scored.outcome.tolist(),
+                    "components": scored.components.tolist(), "success": scored.success.tolist()}  # fmt: skip
+        else:
+            blob = {}
+        if parallel.world() > 1:
+            blob = json.loads(parallel.gather(json.dumps(blob).encode())[0])
+            block = torch.tensor(blob["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
+            scored = forest.with_rewards(
+                torch.tensor(blob["outcome"], dtype=torch.float64),
+                components={k: block[:, i] for i, k in enumerate(blob["names"])},
+                success=torch.tensor(blob["success"], dtype=torch.float64),
+            )
+        self._scored |= set(forest.id)
+        return scored
+
+
+def _pack(groups: list[list[Completion]]) -> bytes:
+    rows = [[{**asdict(c), "support": None if c.support is None else np.asarray(c.support).tolist()} for c in g]
+            for g in groups]  # fmt: skip
+    return json.dumps(rows).encode()
+
+
+def _unpack(blob: bytes) -> list[list[Completion]]:
+    rows = json.loads(blob)
+    for group in rows:
+        for row in group:
+            if row["support"] is not None:
+                row["support"] = np.asarray(row["support"], dtype=np.int64).reshape(len(row["tokens"]), -1)
+    return [[Completion(**row) for row in group] for group in rows]

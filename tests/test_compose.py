@@ -1,0 +1,264 @@
+"""Composition by leaf key: merging, conflicts, refusals, compat, and what the composed method does on a forest."""
+
+import math
+
+import pytest
+import torch
+
+import gxpo
+from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
+from gxpo.forest import Forest
+from gxpo.methods import METHODS
+
+
+def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
+    made = Forest.from_completions(
+        [[1, 2], [3]], [[[4, 5], [6], [7, 7]], [[7, 8, 9], [1]]], list(rewards),
+        logprobs=[[[-0.1, -0.2], [-0.3], [-1.0, -1.0]], [[-1.0, -1.0, -1.0], [-2.0]]],
+    )  # fmt: skip
+    return made.replace(**fields) if fields else made
+
+
+def winner_of_eight(spec, **keys):
+    """The advantage of the winner and of a loser in the reward group [1, 0, 0, 0, 0, 0, 0, 0]."""
+    group = Forest.from_completions([[1]], [[[5]] * 8], [1.0, 0, 0, 0, 0, 0, 0, 0])
+    a = gxpo.method(spec, keys).advantages(group)
+    return float(a[0]), float(a[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "keys", "winner", "loser"),
+    [  # what other systems compute for this group, run or read there (traps, first table)
+        ("grpo@trl", {}, 2.474174, -0.353453),
+        ("grpo", {}, 2.474867, -0.353552),
+        ("grpo", {"credit.eps": 1e-5}, 2.474804, -0.353543),
+        ("grpo", {"credit.eps": 1e-9}, 2.474874, -0.353553),
+        ("grpo", {"credit.ddof": 0}, 2.645743, -0.377963),
+        ("dr_grpo", {}, 0.875, -0.125),
+        ("rloo", {}, 1.0, -0.142857),
+    ],
+)
+def test_one_reward_group_in_other_systems(spec, keys, winner, loser):
+    assert winner_of_eight(spec, **keys) == pytest.approx((winner, loser), abs=1e-6)
+
+
+def test_methods_that_touch_different_keys_merge():
+    both = gxpo.method("dr_grpo+gspo")
+    assert both.credit.scale == "none"
+    assert both.terms["policy"].aggregate == "sequence_sum"
+    assert both.terms["policy"].ratio == "sequence"
+    assert both.keys["credit.scale"].origin == "dr_grpo"
+    assert both.keys["objective.ratio"].origin == "gspo"
+    assert both.keys["credit.ddof"].origin == "default"
+
+
+def test_order_does_not_matter_without_conflict():
+    a, b = gxpo.method("dr_grpo+gspo"), gxpo.method("gspo+dr_grpo")
+    assert {k: s.value for k, s in a.keys.items()} == {k: s.value for k, s in b.keys.items()}
+
+
+def test_equal_values_merge():
+    assert gxpo.method("dr_grpo+rloo").credit.scale == "none"
+
+
+def test_conflict_names_key_both_methods_and_a_fix_that_works():
+    with pytest.raises(MethodConflict) as caught:
+        gxpo.method("gigpo+opo")
+    message = str(caught.value)
+    assert "credit" in message and "gigpo" in message and "opo" in message and "--set credit=gigpo" in message
+    assert type(gxpo.method("gigpo+opo", {"credit": "gigpo"}).credit).__name__ == "AnchorState"
+    assert type(gxpo.method("gigpo+opo", {"credit": "opo"}).credit).__name__ == "LengthWeighted"
+
+
+def test_a_stage_key_as_in_a_method_brings_its_parameters():
+    made = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
+    assert made.credit.center == "mean" and type(made.credit).__name__ == "BatchWhiten"
+    assert made.keys["credit.center"].origin == "override (as in reinforce_pp_baseline)"
+
+
+def test_a_single_key_as_in_a_method():
+    assert gxpo.method("gspo+dapo", {"objective.clip_high": "dapo", "objective.clip_low": "gspo",
+                                     "objective.aggregate": "sequence_mean"}).terms["policy"].gate.clip_high == 0.28  # fmt: skip
+
+
+def test_refused_values_are_checked_after_the_merge():
+    with pytest.raises(ConfigError, match=r"gspo can't work with objective.aggregate=token_mean"):
+        gxpo.method("gspo", {"objective.aggregate": "token_mean"})
+    with pytest.raises(ConfigError, match="gspo can't work with"):
+        gxpo.method("gspo+cispo")
+
+
+@pytest.mark.parametrize(
+    ("spec", "keys", "message"),
+    [
+        ("grop", {}, "unknown method 'grop'; did you mean 'grpo'"),
+        ("grpo@tlr", {}, "grpo@tlr is not known; there is paper, trl"),
+        ("dr_grpo@trl", {}, "not known"),
+        ("grpo", {"credit.centre": "mean"}, "unknown key 'credit.centre'; did you mean 'credit.center'"),
+        ("grpo", {"credit": "anchor_stat"}, "did you mean 'anchor_state'"),
+        ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
+        ("grpo", {"credit.center": "middle"}, "credit.center=middle"),
+        ("grpo", {"objective.kl.estimator": "k4"}, "one of k1, k2, k3"),
+        ("grpo", {"objective.kl.coef": -1.0}, "negative"),
+        ("grpo", {"rollout.group_size": 0}, "group_size"),
+        ("rloo+opo", {}, "rloo sets credit.center, which credit length_weighted"),
+        ("reinforce_pp+dapo", {}, "set rollout=independent"),
+        ("grpo", {"credit": "nowhere.py:f"}, "no such file nowhere.py"),
+        ("grpo", {"credit": "math:nothing"}, "math has no 'nothing'"),
+        ("tis", {"objective.ratio_over": "behaviour"}, "tis can't work with"),
+    ],
+)
+def test_bad_compositions_are_one_line_errors(spec, keys, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        gxpo.method(spec, keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def signed(forest, signals, step):\n    return forest.to_path(2 * forest.outcome - 1, 'R')\n")
+    f = forest((1.0, 0.0, 1.0, 1.0, 0.0))
+    expected = [1.0, 1, -1, 1, 1, 1, 1, 1, -1]
+    assert gxpo.method("grpo", {"credit": f"{path}:signed"}).advantages(f).tolist() == expected
+    own = gxpo.method("grpo", {"credit": lambda forest, signals, step: forest.to_path(2 * forest.outcome - 1, "R")})
+    assert own.advantages(f).tolist() == expected
+
+
+def test_credit_of_a_wrong_shape_or_not_finite_is_said():
+    with pytest.raises(GxpoError, match=r"gave shape \(5,\)"):
+        gxpo.method("grpo", {"credit": lambda f, s, t: f.outcome}).advantages(forest((1.0, 0, 1, 1, 0)))
+    with pytest.raises(GxpoError, match="not finite"):
+        gxpo.method("grpo", {"credit": lambda f, s, t: f.to_path(f.outcome / 0, "R")}).advantages(forest((1.0, 0, 1, 1, 0)))
+
+
+def test_credits_add_in_strings_and_in_python():
+    f = forest((1.0, 0.0, 1.0, 1.0, 0.0))
+    grpo, opo = gxpo.method("grpo"), gxpo.method("opo")
+    added = gxpo.method("grpo", {"credit.add.length_weighted": "length_weighted"})
+    expected = grpo.advantages(f) + opo.advantages(f)
+    assert torch.allclose(added.advantages(f), expected, atol=1e-15)
+    python = gxpo.method("grpo", {"credit": grpo.credit + opo.credit})
+    assert torch.allclose(python.advantages(f), expected, atol=1e-15)
+
+
+# ---------------------------------------------------------------- unscored and uncompared trajectories (E9)
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_an_unscored_trajectory_changes_nothing(name):
+    m = gxpo.method(name).fill(horizon=8.0, max_length=8)
+    whole = forest((1.0, 0.0, None, 1.0, 0.0))
+    kept = torch.tensor([0, 1, 3, 4])
+    without, entries = whole.select(kept), whole.entries_of(kept)
+    shift = torch.linspace(-0.3, 0.3, whole.n_entries, dtype=torch.float64)
+
+    def run(f, pick):
+        logprob = (f.path_behaviour_logprob + shift[pick]).requires_grad_()
+        out = m.loss(f, gxpo.PolicyTokens(logprob, f.path_behaviour_logprob))
+        (gradient,) = torch.autograd.grad(out.value, logprob)
+        return m.advantages(f), out.value.detach(), gradient
+
+    everything = torch.arange(whole.n_entries)
+    credit, value, gradient = run(whole, everything)
+    credit_without, value_without, gradient_without = run(without, entries)
+    gone = torch.ones(whole.n_entries, dtype=torch.bool)
+    gone[entries] = False
+    assert bool((credit[gone] == 0).all()) and bool((gradient[gone] == 0).all())
+    assert torch.equal(credit[entries], credit_without)
+    assert torch.equal(value, value_without) and torch.equal(gradient[entries], gradient_without)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gigpo", "reinforce_pp_baseline"])
+def test_a_trajectory_that_is_not_compared_is_in_nobody_elses_statistic(name):
+    m = gxpo.method(name)
+    scores = [1.0, 0.0, 0.5, 1.0, 0.0]
+    compared = torch.tensor([True, True, False, True, True])
+    whole = forest(scores, compared=compared)
+    changed = forest([1.0, 0.0, 99.0, 1.0, 0.0], compared=compared)
+    others = whole.entries_of(compared)
+    assert torch.equal(m.advantages(whole)[others], m.advantages(changed)[others])
+    assert torch.equal(m.advantages(whole)[others], m.advantages(whole.select(compared)))
+
+
+def test_an_uncompared_trajectory_is_measured_against_the_compared():
+    f = forest([1.0, 0.0, 0.5, 1.0, 0.0], compared=torch.tensor([True, True, False, True, True]))
+    a = gxpo.method("dr_grpo").advantages(f)
+    assert a[f.path_of(2)].tolist() == [0.0, 0.0]  # 0.5 - mean(1, 0)
+    b = gxpo.method("dr_grpo").advantages(f.replace(outcome=torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64)))
+    assert b[f.path_of(2)].tolist() == [1.5, 1.5]  # 2 - mean(1, 0)
+
+
+def test_weight_zero_counts_in_denominators_only():
+    f = forest([1.0, 0.0, 1.0, 1.0, 0.0])
+    silenced = f.replace(weight=torch.tensor([1.0, 0, 1, 1, 1], dtype=torch.float64))
+    m = gxpo.method("grpo")
+
+    def gradient(x):
+        logprob = x.path_behaviour_logprob.clone().requires_grad_()
+        m.loss(x, gxpo.PolicyTokens(logprob, x.path_behaviour_logprob)).value.backward()
+        return logprob.grad
+
+    full, partial = gradient(f), gradient(silenced)
+    mine = f.path_of(1)
+    assert bool((partial[mine] == 0).all()) and bool((full[mine] != 0).all())
+    others = torch.ones(f.n_entries, dtype=torch.bool)
+    others[mine] = False
+    assert torch.equal(full[others], partial[others])
+
+
+# ---------------------------------------------------------------- KL in the reward, signals
+def test_kl_in_the_reward_is_subtracted_before_group_statistics():
+    f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
+    m = gxpo.method("dr_grpo", {"objective.kl.coef": 0.5, "objective.kl.place": "reward", "objective.kl.estimator": "k1"})
+    assert m.needs == ("reference_logprob",)
+    reference = f.path_behaviour_logprob - 0.25  # k1 = 0.25 a token
+    a = m.advantages(f, {"reference_logprob": reference})
+    # outcomes less 0.5 * 0.25 * length: [1 - .25, -.125, -.25], [1 - .375, -.125]
+    first = [0.75, -0.125, -0.25]
+    mean = sum(first) / 3
+    expected = [first[0] - mean] * 2 + [first[1] - mean] + [first[2] - mean] * 2 + [0.375] * 3 + [-0.375]
+    assert a.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_missing_signal_says_what_it_is():
+    m = gxpo.method("grpo", {"objective.kl.coef": 0.1, "objective.kl.place": "reward"})
+    with pytest.raises(MissingSignal, match="reference_logprob"):
+        m.advantages(forest())
+    kl_loss = gxpo.method("grpo@paper")
+    f = forest()
+    with pytest.raises(MissingSignal, match="reference"):
+        kl_loss.loss(f, gxpo.PolicyTokens(f.path_behaviour_logprob, f.path_behaviour_logprob))
+
+
+def test_no_reference_is_asked_for_at_coefficient_zero():
+    assert all(gxpo.method(name).needs == () for name in METHODS)
+
+
+def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():
+    f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
+    behaviour = f.path_behaviour_logprob
+    proximal = behaviour + math.log(4.0)
+
+    def gradient(spec, **policy):
+        logprob = proximal.clone().requires_grad_()
+        gxpo.method(spec).loss(f, gxpo.PolicyTokens(logprob, behaviour, **policy)).value.backward()
+        return logprob.grad
+
+    plain = gradient("grpo", proximal_logprob=proximal)
+    assert torch.allclose(gradient("tis", proximal_logprob=proximal), 2.0 * plain, atol=1e-14)  # min(4, 2)
+    assert torch.equal(gradient("tis"), gradient("grpo"))
+
+
+def test_loss_is_in_the_policy_s_dtype():
+    f = forest()
+    half = gxpo.PolicyTokens(f.path_behaviour_logprob.float(), f.path_behaviour_logprob.float())
+    assert gxpo.method("grpo").loss(f, half).value.dtype == torch.float32
+
+
+def test_sequence_sum_asks_for_its_horizon():
+    f = forest()
+    with pytest.raises(GxpoError, match=r"objective\.horizon"):
+        gxpo.method("dr_grpo").loss(f, gxpo.PolicyTokens(f.path_behaviour_logprob, f.path_behaviour_logprob))
+
+
+def test_repr_shows_formula_and_origins():
+    text = repr(gxpo.method("gigpo+gspo"))
+    assert "std_state" in text and "[gigpo]" in text and "[gspo]" in text

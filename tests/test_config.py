@@ -1,0 +1,87 @@
+"""YAML 1.2, `--set`, origins, line numbers, and the resolved file."""
+
+import pytest
+
+from gxpo import config
+from gxpo.errors import ConfigError
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_yaml_1_2_scalars(tmp_path):
+    path = write(tmp_path, "update: {lr: 1e-6}\nmodel: off\ntask: yes\nseed: 010\n")
+    s = config.load(path).settings
+    assert s.update.lr == 1e-6 and s.model == "off" and s.task == "yes" and s.seed == 10
+
+
+def test_nested_and_dotted_keys_mean_the_same(tmp_path):
+    a = config.load(write(tmp_path, "credit: {scale: none}\ntasks: {per_step: 3}\n"))
+    b = config.load(write(tmp_path, "credit.scale: none\ntasks.per_step: 3\n"))
+    assert a.settings == b.settings and a.method.credit == b.method.credit
+
+
+def test_order_and_origins(tmp_path):
+    path = write(tmp_path, "method: dr_grpo\nupdate:\n  lr: 0.1\nobjective:\n  clip_low: 0.1\n")
+    resolved = config.load(path, ["update.lr=0.2", "objective.horizon=7.0"])
+    origin = {k: s.origin for k, s in resolved.keys.items()}
+    assert resolved.settings.update.lr == 0.2 and origin["update.lr"] == "--set"
+    assert origin["objective.clip_low"] == f"{path}:5"
+    assert origin["credit.scale"] == "dr_grpo"
+    assert origin["seed"] == "default" and origin["objective.horizon"] == "--set"
+
+
+def test_compat_stands_between_methods_and_file(tmp_path):
+    path = write(tmp_path, "method: grpo\ncompat: trl\n")
+    assert config.load(path).method.credit.eps == 1e-4
+    assert config.load(path, ["credit.eps=1e-3"]).method.credit.eps == 1e-3
+
+
+def test_paper_defaults_reach_the_run_s_settings_below_the_file(tmp_path):
+    path = write(tmp_path, "method: grpo@paper\n")
+    assert config.load(path).settings.update.lr == 1e-6
+    assert config.load(path, ["update.lr=0.5"]).settings.update.lr == 0.5
+
+
+def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
+    given = "method: dapo+tis\nreward: {correct: 1.0, format: 0.5}\ntasks: {options: {digits: 3}}\nupdate.lr: 1e-5\n"
+    first = config.load(write(tmp_path, given))
+    again = config.load(write(tmp_path, first.to_yaml()))
+    assert again.settings == first.settings
+    for stage in ("credit", "weights", "terms", "rollout", "rewards", "update"):
+        assert getattr(again.method, stage) == getattr(first.method, stage)
+    assert again.settings.reward == {"correct": 1.0, "format": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "message"),
+    [
+        ("methd: grpo\n", [], r"run.yaml:1: unknown key 'methd'; did you mean 'method'"),
+        ("seed: 0\ncredit:\n  centre: mean\n", [], r"unknown key 'credit.centre'; did you mean 'credit.center'\? .*:3"),
+        ("seed: 1\nupdate:\n  lr: fast\n", [], r"run.yaml:3: update.lr: .*number.*fast"),
+        ("seed: -1\n", [], r"run.yaml:1: seed: .*greater than or equal to 0"),
+        ("seed: 1.5\n", [], r"seed: .*integer"),
+        ("trainer: {steps: off}\n", [], r"trainer.steps: .*integer"),
+        ("learner: {dtype: float8}\n", [], r"learner.dtype"),
+        ("a: [1\n", [], r"run.yaml:\d+: not YAML"),
+        ("- 1\n", [], r"is a mapping"),
+        ("seed: 1\nseed: 2\n", [], r"not YAML: .*duplicate"),
+        ("update: {lr: 1.0}\nupdate.lr: 2.0\n", [], r"run.yaml:2: update.lr is set twice"),
+        ("method: gigpo+opo\n", [], r"gigpo sets credit=anchor_state and opo sets credit=length_weighted"),
+        ("", ["update.lr"], r"write --set KEY=VALUE"),
+        ("", ["objective.clip_lo=0.1"], r"did you mean 'objective.clip_low'"),
+        ("method: 3\n", [], r"method=3"),
+    ],
+)
+def test_bad_files_are_one_line_errors(tmp_path, text, sets, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.load(write(tmp_path, text), sets)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere.yaml: no such file"):
+        config.load(tmp_path / "nowhere.yaml")

@@ -1,0 +1,232 @@
+"""Every reduction against statistics taken group by group in plain Python."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gxpo import levels
+
+VALUES = st.one_of(
+    st.sampled_from([0.0, 1.0, 0.1, 0.3, 0.7, 1 / 3, -2.5]),
+    st.floats(-50, 50, allow_nan=False).map(lambda v: round(v, 3)),
+)
+MEMBER = st.tuples(VALUES, st.integers(-1, 4), st.booleans())
+COLUMNS = st.lists(MEMBER, min_size=1, max_size=24)
+
+
+def columns(rows: list[tuple[float, int, bool]]) -> tuple[Tensor, Tensor, Tensor]:
+    values, ids, where = zip(*rows, strict=True)
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(ids), torch.tensor(where)
+
+
+def by_group(rows: list[tuple[float, int, bool]], statistic: Callable[[list[float]], float]) -> list[float]:
+    """`statistic` of each member's group over its counting members, 0 outside groups and for empty groups."""
+    members: dict[int, list[float]] = {}
+    for value, group, enters in rows:
+        members.setdefault(group, [])
+        if enters:
+            members[group].append(value)
+    return [statistic(members[g]) if g >= 0 and members[g] else 0.0 for _, g, _ in rows]
+
+
+def spread(values: list[float], ddof: int) -> float:
+    if len(values) <= ddof or len(set(values)) == 1:
+        return 0.0
+    return math.sqrt(statistics.pvariance(values) * len(values) / (len(values) - ddof))
+
+
+@settings(max_examples=120, deadline=None)
+@given(COLUMNS)
+def test_reductions_equal_plain_python(rows: list[tuple[float, int, bool]]) -> None:
+    x, ids, where = columns(rows)
+    expected: dict[Callable[..., Tensor], Callable[[list[float]], float]] = {
+        levels.sum: math.fsum,
+        levels.mean: statistics.fmean,
+        levels.min: np.min,
+        levels.max: np.max,
+        levels.median: statistics.median,
+        lambda *a: levels.median(*a, lower=True): statistics.median_low,
+        levels.std: lambda v: spread(v, 1),
+        lambda *a: levels.std(*a, ddof=0): lambda v: spread(v, 0),
+        lambda x, i, w: levels.count(i, w): len,
+        lambda x, i, w: levels.quantile(x, i, 0.3, w): lambda v: float(np.quantile(v, 0.3)),
+        lambda x, i, w: levels.quantile(x, i, 0.8, w, "higher"): lambda v: float(np.quantile(v, 0.8, method="higher")),
+        lambda x, i, w: levels.quantile(x, i, 0.8, w, "lower"): lambda v: float(np.quantile(v, 0.8, method="lower")),
+    }
+    for reduce, statistic in expected.items():
+        assert reduce(x, ids, where).tolist() == pytest.approx(by_group(rows, statistic), abs=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(COLUMNS)
+def test_rank_softmax_and_leave_one_out_equal_loops(rows: list[tuple[float, int, bool]]) -> None:
+    x, ids, where = columns(rows)
+    average, lowest, soft, others_mean, equal = [], [], [], [], []
+    for i, (value, group, enters) in enumerate(rows):
+        peers = [v for v, g, e in rows if g == group and e and g >= 0]
+        below, ties = len([v for v in peers if v < value]), peers.count(value)
+        inside = enters and group >= 0
+        average.append(below + (ties - 1) / 2 if inside else 0.0)
+        lowest.append(float(below) if inside else 0.0)
+        soft.append(1 / math.fsum(math.exp((v - value) / 2) for v in peers) if inside else 0.0)
+        others = [v for j, (v, g, e) in enumerate(rows) if g == group >= 0 and e and j != i]
+        others_mean.append(statistics.fmean(others) if others else 0.0)
+        equal.append(len(set(peers)) <= 1)
+    assert levels.rank(x, ids, where).tolist() == pytest.approx(average)
+    assert levels.rank(x, ids, where, ties="min").tolist() == pytest.approx(lowest)
+    assert levels.softmax(x, ids, where, temperature=2.0).tolist() == pytest.approx(soft, abs=1e-12)
+    assert levels.leave_one_out(x, ids, where).tolist() == pytest.approx(others_mean, abs=1e-9)
+    assert levels.degenerate(x, ids, where).tolist() == equal
+
+
+def normalized(rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float) -> list[float]:
+    """`levels.normalize`, a member at a time, with the rules of its docstring in words."""
+    out = []
+    for i, (value, group, enters) in enumerate(rows):
+        peers = [v for v, g, e in rows if g == group and e]
+        others = [v for j, (v, g, e) in enumerate(rows) if g == group and e and j != i]
+        own = enters and group >= 0
+        alone = own and center != "none" and not others
+        equal = len(set(peers)) <= 1
+        too_few = len(peers) < (ddof + 1 if scale == "std" else 1)
+        if group < 0 or alone or too_few or (equal and (scale == "std" or (own and center != "none"))):
+            out.append(0.0)
+            continue
+        middle = {"mean": statistics.fmean, "leave_one_out": statistics.fmean, "median": statistics.median}
+        against = others if own and center == "leave_one_out" else peers
+        value -= middle[center](against) if center != "none" else 0.0
+        out.append(value / (spread(peers, ddof) + eps if scale == "std" else 1.0))
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    COLUMNS,
+    st.sampled_from(["mean", "leave_one_out", "median", "none"]),
+    st.sampled_from(["std", "none"]),
+    st.sampled_from([0, 1]),
+    st.sampled_from([1e-6, 1e-4]),
+)
+def test_normalize_equals_a_member_at_a_time(
+    rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float
+) -> None:
+    x, ids, where = columns(rows)
+    found = levels.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps).tolist()
+    assert found == pytest.approx(normalized(rows, center, scale, ddof, eps), rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COLUMNS, st.randoms(use_true_random=False))
+def test_order_of_members_does_not_matter(rows: list[tuple[float, int, bool]], random) -> None:
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    x, ids, where = columns(rows)
+    shuffled = [c[order] for c in (x, ids, where)]
+    reductions: list[Callable[..., Tensor]] = [levels.mean, levels.std, levels.median, levels.rank, levels.normalize]
+    for reduce in reductions:
+        assert reduce(*shuffled).tolist() == pytest.approx(reduce(x, ids, where)[order].tolist(), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COLUMNS, st.sampled_from([float("nan"), float("inf"), 1e300]))
+def test_members_that_do_not_enter_move_no_statistic(rows: list[tuple[float, int, bool]], other: float) -> None:
+    x, ids, where = columns(rows)
+    changed = torch.where(where, x, torch.tensor(other, dtype=torch.float64))
+    for reduce in (levels.mean, levels.std, levels.min, levels.max, levels.median, levels.rank, levels.softmax):
+        assert torch.equal(reduce(changed, ids, where), reduce(x, ids, where))
+    entered = where & (ids >= 0)
+    assert torch.equal(levels.normalize(changed, ids, where)[entered], levels.normalize(x, ids, where)[entered])
+
+
+@settings(max_examples=40, deadline=None)
+@given(COLUMNS, st.lists(st.floats(0, 9, allow_nan=False), min_size=24, max_size=24))
+def test_weighted_mean_equals_numpy(rows: list[tuple[float, int, bool]], weights: list[float]) -> None:
+    x, ids, where = columns(rows)
+    expected = []
+    for _, group, _ in rows:
+        chosen = [(v, w) for (v, g, e), w in zip(rows, weights, strict=False) if g == group >= 0 and e]
+        total = sum(w for _, w in chosen)
+        average = np.average([v for v, _ in chosen], weights=[w for _, w in chosen]) if total > 1e-9 else None
+        expected.append(average)
+    found = levels.mean(x, ids, where, weight=torch.tensor(weights[: len(rows)], dtype=torch.float64)).tolist()
+    for a, b in zip(found, expected, strict=True):
+        assert b is None or a == pytest.approx(b, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 1 / 3])
+def test_equal_members_have_no_spread_whatever_their_number(value: float, dtype: torch.dtype) -> None:
+    # T1: the float32 mean of eight 0.7 is off by 6e-8, and 6e-8 / 1e-9 is an advantage of 60
+    for size in (2, 3, 5, 7, 8, 11, 16, 31, 64):
+        x, ids = torch.full((size,), value, dtype=dtype), torch.zeros(size, dtype=torch.int64)
+        assert levels.degenerate(x, ids).all()
+        assert (levels.std(x, ids) == 0).all()
+        for center in ("mean", "leave_one_out", "median"):
+            for scale in ("std", "none"):
+                assert (levels.normalize(x, ids, center=center, scale=scale, eps=1e-9) == 0).all()
+
+
+def test_values_equal_up_to_rounding_are_equal() -> None:
+    # three ways of writing 0.3 in float64
+    x = torch.tensor([0.1 + 0.2, 0.3, 0.6 / 2], dtype=torch.float64)
+    assert (levels.normalize(x, torch.zeros(3, dtype=torch.int64), eps=1e-12) == 0).all()
+    assert not levels.degenerate(torch.tensor([1.0, 1.0 + 1e-11], dtype=torch.float64), torch.zeros(2).long()).any()
+
+
+def test_variance_is_taken_in_two_passes() -> None:
+    # T8: E[x^2] - E[x]^2 of seven 0.35 and a 0 is negative for the leave-one-out std; and 1e8 swallows a spread of 1
+    x = torch.tensor([0.35] * 7 + [0.0])
+    found = levels.normalize(x, torch.zeros(8, dtype=torch.int64))
+    assert found.abs().max() <= 7 / math.sqrt(8)
+    far = torch.tensor([1e8, 1e8 + 1, 1e8 + 2], dtype=torch.float64)
+    assert levels.std(far, torch.zeros(3, dtype=torch.int64)).tolist() == pytest.approx([1.0] * 3, abs=1e-9)
+
+
+def test_softmax_is_float64_inside_and_does_not_overflow() -> None:
+    ids = torch.zeros(2, dtype=torch.int64)
+    half = torch.tensor([1.0, 2.0], dtype=torch.float16)
+    assert levels.softmax(half, ids, temperature=0.3)[1] == pytest.approx(1 / (1 + math.exp(-1 / 0.3)), abs=1e-12)
+    assert levels.softmax(torch.tensor([-900.0, 900.0]), ids).tolist() == [0.0, 1.0]
+
+
+def test_empty_columns_and_columns_in_no_group() -> None:
+    empty, none = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    outside = torch.full((3,), -1)
+    for reduce in (levels.sum, levels.mean, levels.std, levels.min, levels.max, levels.median, levels.rank,
+                   levels.softmax, levels.leave_one_out, levels.normalize):  # fmt: skip
+        assert reduce(empty, none).shape == (0,)
+        assert reduce(torch.ones(3), outside).tolist() == [0.0] * 3
+        assert reduce(torch.ones(3), outside).dtype == torch.float64
+
+
+def test_without_a_spread_eps_is_not_divided_by() -> None:
+    # T7: a remainder row divided by eps is 1e6 times its reward
+    one = torch.zeros(1, dtype=torch.int64)
+    for center in ("none", "mean", "leave_one_out", "median"):
+        assert levels.normalize(torch.ones(1), one, center=center, ddof=0).tolist() == [0.0]
+    assert levels.normalize(torch.ones(1), one, center="none", scale="none").tolist() == [1.0]
+
+
+def test_shapes_and_words_are_checked() -> None:
+    x, ids = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="one column each"):
+        levels.mean(x, ids[:2])
+    with pytest.raises(ValueError, match="where must be bool"):
+        levels.mean(x, ids, torch.ones(3))
+    for call in (
+        lambda: levels.normalize(x, ids, center="mode"),
+        lambda: levels.normalize(x, ids, scale="mad"),
+        lambda: levels.rank(x, ids, ties="max"),
+        lambda: levels.quantile(x, ids, 0.5, interpolation="nearest"),
+    ):
+        with pytest.raises(ValueError, match="is"):
+            call()
