@@ -123,7 +123,7 @@ def random_records(
         turn = own(author(action_of(size)))
         if texts and chance(0.2):
             turn = {k: v for k, v in turn.items() if k not in ("action", "logprob", "segments", "extras", "trainable")}
-        if texts and chance(0.5) or "action" not in turn:
+        if (texts and chance(0.5)) or "action" not in turn:
             turn["action_text"] = rng.choice(["yes", "no", "17"])
         kind = rng.random()
         if contexts and kind < 0.15:
@@ -143,7 +143,9 @@ def random_records(
         return turn
 
     def shape(turn: Json) -> Shape:
-        return Shape(len(turn.get("action", [-1])), turn.get("agent", "agent"), "action" not in turn, "segments" in turn)
+        return Shape(
+            len(turn.get("action", [-1])), turn.get("agent", "agent"), "action" not in turn, "segments" in turn
+        )
 
     def forked() -> tuple[Json, list[Json], list[Shape]]:
         of = rng.choice(list(shapes))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gxpo import credit, levels, objectives, weighting
     from gxpo.forest import Forest
-    from gxpo.compose import Method, method
+    from gxpo.compose import method
+    from gxpo.pipeline import Method
     from gxpo.protocols import PolicyTokens, Task
     from gxpo.trainer.loop import Trainer
     from gxpo.trainer.run import Run, resume, train
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Forest": "gxpo.forest", "Method": "gxpo.compose", "method": "gxpo.compose", "PolicyTokens": "gxpo.protocols",
+    "Forest": "gxpo.forest", "Method": "gxpo.pipeline", "method": "gxpo.compose", "PolicyTokens": "gxpo.protocols",
     "Task": "gxpo.protocols", "Trainer": "gxpo.trainer.loop", "Run": "gxpo.trainer.run", "resume": "gxpo.trainer.run",
     "train": "gxpo.trainer.run",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Forests from what other code holds: lists of completions, padded tensors, other forests."""
+"""Forests from what other code holds: lists of completions, padded tensors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import ACTION, PROMPT, Forest
+from gxpo.schema import SCHEMA
+from gxpo.trees import NAN, scatter_blocks
 
-NAN = float("nan")
+
+def _flat(values: Any, counts: Sequence[int], name: str) -> list[Any]:
+    """One value per completion, given flat or nested as the completions are."""
+    values = values.tolist() if isinstance(values, Tensor) else list(values)
+    if any(isinstance(v, list | tuple) for v in values):
+        if [len(v) if isinstance(v, list | tuple) else -1 for v in values] != list(counts):
+            raise ValueError(f"{name} is nested otherwise than the completions, which are {list(counts)} by prompt")
+        values = [v for group in values for v in group]
+    if len(values) != sum(counts):
+        raise ValueError(f"{name} has {len(values)} values; there are {sum(counts)} completions")
+    return values
 
 
-def _column(values: Sequence[Any] | Tensor | None, n: int, default: Any, dtype: torch.dtype, name: str) -> Tensor:
-    if values is None:
-        return torch.full((n,), default, dtype=dtype)
-    if not isinstance(values, Tensor):
-        values = torch.tensor([default if v is None else v for v in values], dtype=dtype)
-    if values.shape != (n,):
-        raise ValueError(f"{name} has shape {tuple(values.shape)}; there are {n} trajectories")
-    return values.to(dtype)
+def _column(values: Any, counts: Sequence[int], absent: Any, dtype: torch.dtype, name: str) -> Tensor:
+    given = [None] * sum(counts) if values is None else _flat(values, counts, name)
+    return torch.tensor([absent if v is None else v for v in given], dtype=dtype)
 
 
 def from_completions(
@@ -43,17 +50,24 @@ def from_completions(
 ) -> Forest:
     """Single-turn groups: `completions[i]` are the samples of `prompts[i]`, token ids throughout.
 
-    A group per prompt: `groups` and `tasks` name them (default "0", "1", ...; a task is its group). The other columns
-    are flat, one value per completion in order: `rewards` (None or nan = unscored), `success`, `truncated`, `finish`,
-    `support` ([tokens, K] allowed ids padded with -1, or None), `ids`, `info`. `logprobs` is nested as `completions`.
+    A group per prompt: `groups` and `tasks` name them (default "0", "1", ...; a task is its group), and prompts that
+    are given one name are one group. Equal prompts are stored once; they are not one group for that. The other columns
+    hold one value per completion, flat in order or nested as `completions`: `rewards` (None or nan = unscored),
+    `success`, `truncated`; flat only: `finish`, `ids`, `info`, `support` ([tokens, K] allowed ids padded with -1, or
+    None). `logprobs` has a value (None unknown) for each token of `completions`. Raises ValueError where lengths differ.
     """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts and {len(completions)} groups of completions")
-    names = [str(i) for i in range(len(prompts))] if groups is None else list(groups)
-    task_names = names if tasks is None else list(tasks)
+    names = [str(i) for i in range(len(prompts))] if groups is None else [str(g) for g in groups]
+    task_names = names if tasks is None else [str(t) for t in tasks]
+    for what, given in (("groups", names), ("tasks", task_names)):
+        if len(given) != len(prompts):
+            raise ValueError(f"{what} has {len(given)} names for {len(prompts)} prompts")
     flat = [list(c) for group in completions for c in group]
     counts = [len(group) for group in completions]
     n = len(flat)
+    if ids is not None and len(set(ids)) != n:
+        raise ValueError(f"ids must be {n} distinct names, one per completion")
     prompt_nodes: dict[tuple[int, ...], int] = {}
     parent, sizes, token, action_nodes, prompt_node = [], [], [], [], []
     row = 0
@@ -81,18 +95,18 @@ def from_completions(
     owner = torch.repeat_interleave(torch.arange(n), first.diff()[actions])
     behaviour = torch.full((n_tokens,), NAN, dtype=torch.float64)
     if logprobs is not None:
-        values = torch.tensor([x for group in logprobs for c in group for x in c], dtype=torch.float64)
-        if values.numel() != path_token.numel():
-            raise ValueError(f"{values.numel()} log-probs for {path_token.numel()} completion tokens")
-        behaviour[path_token] = values
+        given = [list(c) for group in logprobs for c in group]
+        if [len(c) for c in given] != [len(c) for c in flat]:
+            raise ValueError("logprobs must have one value for each token of each completion")
+        values = [NAN if x is None else x for c in given for x in c]
+        behaviour[path_token] = torch.tensor(values, dtype=torch.float64)
     extras: dict[str, Tensor] = {}
-    if support is not None and any(s is not None for s in support):
-        width = max(s.shape[1] for s in support if s is not None)
-        extras["support"] = torch.full((n_tokens, width), -1, dtype=torch.int64)
-        for node, allowed in zip(action_nodes, support, strict=True):
-            if allowed is not None:
-                at = int(first[node])
-                extras["support"][at : at + allowed.shape[0], : allowed.shape[1]] = allowed
+    if support is not None:
+        if [len(flat[i]) if s is None else len(s) for i, s in enumerate(support)] != [len(c) for c in flat]:
+            raise ValueError("support must have one row for each token of each completion, or be None for it")
+        blocks = [(int(first[node]), s) for node, s in zip(action_nodes, support, strict=True) if s is not None]
+        if blocks:
+            extras["support"] = scatter_blocks(blocks, n_tokens)
     mark = torch.where(is_action, 0, -1)
     none = torch.full((n_nodes,), -1)
     group_of = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
@@ -126,12 +140,12 @@ def from_completions(
         task=[name for name, count in zip(task_names, counts, strict=True) for _ in range(count)],
         group=group_of,
         last_action=actions,
-        outcome=_column(rewards, n, NAN, torch.float64, "rewards"),
+        outcome=_column(rewards, counts, NAN, torch.float64, "rewards"),
         components=torch.empty(n, 0, dtype=torch.float64),
-        success=_column(success, n, NAN, torch.float64, "success"),
+        success=_column(success, counts, NAN, torch.float64, "success"),
         compared=torch.ones(n, dtype=torch.bool),
         weight=torch.ones(n, dtype=torch.float64),
-        truncated=_column(truncated, n, False, torch.bool, "truncated"),
+        truncated=_column(truncated, counts, False, torch.bool, "truncated"),
         origin=[origin] * n,
         sampling=[dict(sampling or {}) for _ in range(n)],
         prompt_node=torch.tensor(prompt_node, dtype=torch.int64),
@@ -162,138 +176,51 @@ def from_padded(
 
     input_ids        [B, L] prompt and completion; completion_mask [B, C], C <= L: 1 on the policy's own tokens, for the
                      last C columns. A gap inside (tool output) is an observation and opens a new turn.
-    attention_mask   [B, L]: 0 on padding. Without it, nothing before a row's last own token is taken for padding, so
-                     left-padded prompts need it.
-    rewards [B] (nan = unscored), group [B] opaque ids, logprobs [B, C] or [B, L] of the sampler, aligned with the tokens.
+    attention_mask   [B, L]: 0 on padding. Without it, nothing before a row's last own token is taken for padding (so
+                     left-padded prompts need it), and all after it is. Without own tokens a row is its first L - C.
+    rewards [B] (nan = unscored), group [B] opaque ids; logprobs [B, C] or [B, L] of the sampler, aligned with the
+    tokens (nan = unknown). Raises ValueError where shapes differ.
     """
     rows, width = input_ids.shape
-    if completion_mask.shape[0] != rows or completion_mask.shape[1] > width:
-        raise ValueError(f"completion_mask {tuple(completion_mask.shape)} does not fit input_ids {(rows, width)}")
-    own = torch.zeros(rows, width, dtype=torch.bool)
-    own[:, width - completion_mask.shape[1] :] = completion_mask.bool()
-    real = torch.ones_like(own) if attention_mask is None else attention_mask.bool() | own
-    seen = torch.full((rows, width), NAN, dtype=torch.float64)
-    if logprobs is not None:
-        seen[:, width - logprobs.shape[1] :] = logprobs.to(torch.float64)
+    for name, x in (("completion_mask", completion_mask), ("logprobs", logprobs)):
+        if x is not None and (x.dim() != 2 or x.shape[0] != rows or x.shape[1] > width):
+            raise ValueError(f"{name} {tuple(x.shape)} does not fit input_ids {(rows, width)}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(f"attention_mask {tuple(attention_mask.shape)} does not fit input_ids {(rows, width)}")
     names = [str(g.item() if isinstance(g, Tensor) else g) for g in group]
     if len(names) != rows or rewards.shape != (rows,):
         raise ValueError(f"group and rewards need one value for each of the {rows} rows")
+    own = torch.zeros(rows, width, dtype=torch.bool)
+    own[:, width - completion_mask.shape[1] :] = completion_mask.bool()
+    seen = torch.full((rows, width), NAN, dtype=torch.float64)
+    if logprobs is not None:
+        seen[:, width - logprobs.shape[1] :] = logprobs.to(torch.float64)
+    if attention_mask is None:
+        column = torch.arange(width)
+        end = torch.where(own, column + 1, 0).amax(1) if width else torch.zeros(rows)
+        end = torch.where(own.any(1), end, width - completion_mask.shape[1])
+        real = column[None, :] < end[:, None]
+    else:
+        real = attention_mask.bool() | own
     records = []
     for b in range(rows):
-        columns = real[b].nonzero().squeeze(1)
-        mine = own[b, columns]
-        if not bool(mine.any()):
-            records.append(_row(b, names[b], rewards[b], input_ids[b, columns].tolist(), []))
-            continue
-        columns, mine = columns[: int(mine.nonzero()[-1]) + 1], mine[: int(mine.nonzero()[-1]) + 1]
-        edges = (mine[1:] != mine[:-1]).nonzero().squeeze(1) + 1
-        runs = [r for r in columns.tensor_split(edges.tolist()) if r.numel()]
-        if not bool(mine[0]):
-            prompt, runs = input_ids[b, runs[0]].tolist(), runs[1:]
-        else:
-            prompt = []
-        turns = []
-        for i in range(0, len(runs), 2):
-            turn: dict[str, Any] = {"action": input_ids[b, runs[i]].tolist()}
-            if i:
-                turn["observation"] = input_ids[b, runs[i - 1]].tolist()
-            if logprobs is not None:
-                turn["logprob"] = [None if x != x else x for x in seen[b, runs[i]].tolist()]
-            turns.append(turn)
-        records.append(_row(b, names[b], rewards[b], prompt, turns))
+        kept = real[b]
+        reward = float(rewards[b])
+        record = {"schema": SCHEMA, "id": f"t{b}", "group": names[b], "reward": reward if reward == reward else None}
+        values = [None if x != x else x for x in seen[b, kept].tolist()]
+        records.append(record | _turns(input_ids[b, kept].tolist(), own[b, kept].tolist(), values))
     return Forest.from_records(records)
 
 
-def _row(b: int, group: str, reward: Tensor, prompt: list[int], turns: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "schema": "gxpo.rollouts/1",
-        "id": f"t{b}",
-        "group": group,
-        "prompt": prompt,
-        "turns": turns or [{"action": []}],
-        "reward": float(reward) if bool(torch.isfinite(reward)) else None,
-    }
-
-
-_NODE_REFERENCES = ("parent", "previous", "caller", "sampled_under")
-_PLAIN = (
-    "kind", "policy_version", "turn", "token", "behaviour_logprob", "trainable", "segment", "step_turn", "step_reward",
-    "outcome", "success", "compared", "weight", "truncated",
-)  # fmt: skip
-_LISTS = (
-    "task", "group", "origin", "sampling", "info", "prompt_text", "final_state", "final_observation", "step_finish",
-    "step_info", "observation_text", "action_text",
-)  # fmt: skip
-
-
-def concat(forests: Sequence[Forest]) -> Forest:
-    """All trajectories, in order. Names are merged; ids that collide get "+1", "+2"... appended."""
-    if len(forests) == 1:
-        return forests[0]
-    out: dict[str, Any] = {name: torch.cat([getattr(f, name) for f in forests]) for name in _PLAIN}
-    out |= {name: [x for f in forests for x in getattr(f, name)] for name in _LISTS}
-
-    def offset(name: str, sizes: Sequence[int]) -> Tensor:
-        columns, base = [], 0
-        for f, size in zip(forests, sizes, strict=True):
-            column = getattr(f, name)
-            columns.append(torch.where(column >= 0, column + base, -1))
-            base += size
-        return torch.cat(columns)
-
-    nodes, tokens = [f.n_nodes for f in forests], [f.n_tokens for f in forests]
-    steps, rows = [f.n_steps for f in forests], [f.n_trajectories for f in forests]
-    for name in (*_NODE_REFERENCES, "step_action", "last_action", "prompt_node"):
-        out[name] = offset(name, nodes)
-    for name, sizes in (("path_token", tokens), ("path_step", steps), ("step_previous", steps),
-                        ("path_trajectory", rows), ("step_trajectory", rows)):
-        out[name] = offset(name, sizes)
-    lengths = torch.cat([f.first_token.diff() for f in forests])
-    out["first_token"] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    for column, names in (("agent", "agent_names"), ("policy", "policy_names"), ("state", "state_names")):
-        merged = list(dict.fromkeys(n for f in forests for n in getattr(f, names)))
-        out[names] = tuple(merged)
-        for field_name in (column, *{"agent": ("step_agent",), "state": ("step_state",)}.get(column, ())):
-            out[field_name] = torch.cat([_rename(getattr(f, field_name), getattr(f, names), merged) for f in forests])
-    named = list(dict.fromkeys(n for f in forests for n in f.component_names))
-    out["component_names"] = tuple(named)
-    blocks = []
-    for f in forests:
-        block = torch.full((f.n_trajectories, len(named)), NAN, dtype=torch.float64)
-        for k, name in enumerate(f.component_names):
-            block[:, named.index(name)] = f.components[:, k]
-        blocks.append(block)
-    out["components"] = torch.cat(blocks)
-    out["id"] = _unique([i for f in forests for i in f.id])
-    starts = [sum(nodes[:i]) for i in range(len(nodes))]
-    out["media"] = {n + start: m for f, start in zip(forests, starts, strict=True) for n, m in f.media.items()}
-    out["extras"] = _concat_extras(forests, tokens)
-    return Forest(**out)
-
-
-def _rename(column: Tensor, names: Sequence[str], merged: list[str]) -> Tensor:
-    table = torch.tensor([merged.index(n) for n in names] or [-1], dtype=torch.int64)
-    return torch.where(column >= 0, table[column.clamp_min(0)], -1)
-
-
-def _unique(ids: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    out = []
-    for name in ids:
-        count = seen.get(name, 0)
-        seen[name] = count + 1
-        out.append(name if not count else f"{name}+{count}")
-    return out
-
-
-def _concat_extras(forests: Sequence[Forest], tokens: Sequence[int]) -> dict[str, Tensor]:
-    from gxpo.records import widen
-
-    out: dict[str, Tensor] = {}
-    at = 0
-    for f, size in zip(forests, tokens, strict=True):
-        for name, value in f.extras.items():
-            out[name] = widen(out.get(name), value, sum(tokens))
-            out[name][(slice(at, at + size), *(slice(0, n) for n in value.shape[1:]))] = value
-        at += size
-    return out
+def _turns(tokens: list[int], own: list[bool], logprob: list[float | None]) -> dict[str, Any]:
+    """Prompt, turns and final observation of one row without padding."""
+    edges = [i for i in range(len(own)) if not i or own[i] != own[i - 1]]
+    runs = [slice(a, b) for a, b in zip(edges, [*edges[1:], len(own)], strict=True)]
+    prompt = tokens[runs.pop(0)] if runs and not own[0] else []
+    turns: list[dict[str, Any]] = []
+    for action, before in zip(runs[::2], [None, *runs[1::2]], strict=False):
+        turns.append({"action": tokens[action], "logprob": logprob[action]})
+        if before is not None:
+            turns[-1]["observation"] = tokens[before]
+    after = tokens[runs[-1]] if len(runs) % 2 == 0 and runs else []
+    return {"prompt": prompt, "turns": turns or [{"action": []}], "final_observation": after}

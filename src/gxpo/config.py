@@ -20,7 +20,8 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.keys import STAGES, Stated, show
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.compose import Method, method
+from gxpo.compose import method
+from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
 _LEAF_MAPPINGS = ("tasks.options", "versions", "reward")  # settings whose value is itself a mapping

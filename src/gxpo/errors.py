@@ -15,8 +15,10 @@ class MethodConflict(ConfigError):
     """Two composed methods give different values to one key."""
 
 
-class MissingSignal(GxpoError):
+class MissingSignal(GxpoError, KeyError):
     """A part needs a signal (reference log-probs, entropy, ...) that nobody provided."""
+
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class RecordError(GxpoError):

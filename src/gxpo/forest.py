@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import GxpoError
+from gxpo.trees import begins_of, by_depth, last_before, mean_at, runs_of, with_ancestors
 
 if TYPE_CHECKING:
     from gxpo.pack import Packed
 
 PROMPT, OBSERVATION, ACTION = 0, 1, 2
-NAN = float("nan")
 
 _LEVELS = {
     "R": ("group", "trajectory", "task", "origin"),
@@ -65,7 +65,7 @@ _RIDING = {  # lists that may be left out, and what then stands in each row
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """See the module. Integer columns are int64 with -1 for "none"; float columns are float64 with nan for "unknown"."""
+    """See the module. Integer columns are int64, -1 for "none"; float columns are float64, nan for "unknown"."""
 
     # N
     parent: Tensor  # -1 root
@@ -91,7 +91,9 @@ class Forest:
     step_state: Tensor
     step_agent: Tensor
     step_reward: Tensor
-    step_previous: Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
+    step_previous: (
+        Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
+    )
     # P
     path_token: Tensor
     path_step: Tensor
@@ -136,7 +138,9 @@ class Forest:
         for name, value in self.extras.items():
             self._check(f"extras[{name!r}]", len(value), "T")
         if self.first_token.numel() != self.n_nodes + 1:
-            raise ValueError(f"first_token has {self.first_token.numel()} values for {self.n_nodes} nodes, one more is needed")
+            raise ValueError(
+                f"first_token has {self.first_token.numel()} values for {self.n_nodes} nodes, one more is needed"
+            )
         if self.components.shape != (self.n_trajectories, len(self.component_names)):
             raise ValueError(f"components are {tuple(self.components.shape)}, their names {self.component_names}")
 
@@ -186,7 +190,7 @@ class Forest:
         return concat(forests)
 
     def flatten(self) -> Forest:
-        """The same trajectories with nothing shared between them: each has nodes of its own; S, P and R do not change."""
+        """The same trajectories, each with nodes of its own; but for the token indices S, P and R do not change."""
         from gxpo.reshape import flatten
 
         return flatten(self)
@@ -289,7 +293,7 @@ class Forest:
 
     @cached_property
     def _entry_begin(self) -> Tensor:
-        return _begins(self.path_trajectory, self.n_trajectories)
+        return begins_of(self.path_trajectory, self.n_trajectories)
 
     def path_of(self, r: int) -> Tensor:
         """Trajectory r's entries of P, trainable or not."""
@@ -371,8 +375,9 @@ class Forest:
     def returns(self, discount: float) -> Tensor:
         """[S] float64: return(s) = step_reward(s) + discount * sum of return(t) over the steps t that follow s.
 
-        What follows is the next turn, or under `after` each turn that names s. A trajectory without any step reward has its outcome on its last turn; a missing step reward is 0 where the
-        trajectory has another. Unscored trajectories have 0.
+        What follows is the next turn, or under `after` each turn that names s. A trajectory without any step reward has
+        its outcome on its last turn; a missing step reward is 0 where the trajectory has another. Unscored trajectories
+        have 0.
         """
         known = self.step_reward.isfinite()
         paid = torch.zeros(self.n_trajectories, dtype=torch.bool)
@@ -411,28 +416,17 @@ class Forest:
         of the trajectory's own group.
         """
         self._check("x", len(x), "R")
-        r, node = self.visits
         group = self._columns["group"]
-        width = self.n_trajectories + 1
-
-        def keys(nodes: Tensor, groups: Tensor) -> Tensor:
-            return nodes * width + groups + 1
-
-        keep = (self.scored & self.compared)[r]
-        found, inverse = torch.unique(keys(node, group[r])[keep], return_inverse=True)
-        total = torch.zeros(len(found), dtype=torch.float64).index_add_(0, inverse, x.to(torch.float64)[r[keep]])
-        mean = torch.cat([total / torch.bincount(inverse, minlength=len(found)), torch.tensor([NAN], dtype=torch.float64)])
         asked = {
-            "N": lambda: keys(torch.arange(self.n_nodes), self._node_group),
-            "S": lambda: keys(self.step_action, group[self.step_trajectory]),
-            "P": lambda: keys(self.token_node[self.path_token], group[self.path_trajectory]),
+            "N": lambda: (torch.arange(self.n_nodes), self._node_group),
+            "S": lambda: (self.step_action, group[self.step_trajectory]),
+            "P": lambda: (self.token_node[self.path_token], group[self.path_trajectory]),
         }
         if axis not in asked:
             raise ValueError(f"axis is 'N', 'S' or 'P', not {axis!r}")
-        wanted = asked[axis]()
-        found = torch.cat([found, torch.tensor([-1])])
-        place = torch.searchsorted(found[:-1], wanted)
-        return torch.where(found[place] == wanted, mean[place], NAN)
+        r, node = self.visits
+        keep = (self.scored & self.compared)[r]
+        return mean_at((node[keep], group[r[keep]]), x[r[keep]], asked[axis]())
 
     def siblings(self) -> Tensor:
         """[N] dense ids of action nodes that branch at one point (same parent) inside one group.
@@ -462,12 +456,9 @@ class Forest:
     @cached_property
     def _first_nodes(self) -> Tensor:
         """[S] the first node of each step's action."""
-        head = torch.arange(self.n_nodes)
-        for nodes in by_depth(self.parent)[1:]:
-            up = self.parent[nodes]
-            inside = (self.kind[up] == ACTION) & (self.turn[up] == self.turn[nodes])
-            head[nodes] = torch.where(inside, head[up], nodes)
-        return head[self.step_action]
+        up = self.parent.clamp_min(0)
+        inside = (self.parent >= 0) & (self.kind[up] == ACTION) & (self.turn[up] == self.turn)
+        return last_before(self.parent, inside)[self.step_action]
 
     def step_nodes(self, step: int) -> list[int]:
         """The nodes of a step's action in order: several where forks split it."""
@@ -478,11 +469,11 @@ class Forest:
 
     @cached_property
     def _step_begin(self) -> Tensor:
-        return _begins(self.step_trajectory, self.n_trajectories)
+        return begins_of(self.step_trajectory, self.n_trajectories)
 
     @cached_property
     def _step_entry_begin(self) -> Tensor:
-        return _begins(self.path_step, self.n_steps)
+        return begins_of(self.path_step, self.n_steps)
 
     def action(self, step: int) -> list[int]:
         """Token ids of a step's whole action."""
@@ -513,59 +504,7 @@ class Forest:
         return runs_of(self._entry_begin, self._rows(rows))
 
     def select(self, rows: Tensor | Sequence[int]) -> Forest:
-        """The forest of these trajectories (bool mask, or indices in the wanted order), with only the nodes they need."""
+        """These trajectories (bool mask, or distinct indices in the wanted order), with only the nodes they need."""
         from gxpo.reshape import select
 
         return select(self, self._rows(rows))
-
-
-def hops(previous: Tensor) -> Tensor:
-    """How many steps along `previous` lead from each row to one without (-1); by doubling, O(n log depth)."""
-    count, jump = (previous >= 0).to(torch.int64), previous
-    while bool((jump >= 0).any()):
-        safe = jump.clamp_min(0)
-        count = count + torch.where(jump >= 0, count[safe], 0)
-        jump = torch.where(jump >= 0, jump[safe], -1)
-    return count
-
-
-def by_depth(previous: Tensor) -> list[Tensor]:
-    """Rows without a predecessor, then those one hop away, and so on."""
-    depth = hops(previous)
-    order = torch.argsort(depth, stable=True)
-    return list(order.split(torch.bincount(depth).tolist())) if len(depth) else []
-
-
-def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """The (owner, node) pairs and those of all ancestors of the nodes: each once, by owner, then node."""
-    n, depth = max(len(parent), 1), hops(parent)
-    keys = torch.unique(owner * n + node)
-    at = depth[keys % n] if len(parent) else keys
-    order = torch.argsort(at, descending=True, stable=True)
-    found, above = [keys[:0]], keys[:0]
-    for level in keys[order].split(torch.bincount(at).flip(0).tolist()) if len(keys) else ():
-        found.append(torch.unique(torch.cat([level, above])))
-        up = parent[found[-1] % n]
-        above = (found[-1] // n * n + up)[up >= 0]
-    pairs = torch.cat(found).sort().values
-    return pairs // n, pairs % n
-
-
-def blank_value(dtype: torch.dtype) -> float:
-    """What stands in a named tensor where nothing was given: nan, -1, or 0 in types that have neither."""
-    if dtype.is_floating_point:
-        return NAN
-    return -1 if dtype.is_signed else 0
-
-
-def _begins(owner: Tensor, n: int) -> Tensor:
-    """[n + 1]: where the elements of each owner begin; `owner` is sorted."""
-    counts = torch.bincount(owner, minlength=n)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-
-
-def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
-    """Indices of the elements of each of `rows`, row after row, from where each row's elements begin."""
-    sizes = begins.diff()[rows]
-    within = torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return torch.repeat_interleave(begins[rows], sizes) + within

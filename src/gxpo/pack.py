@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gxpo.forest import Forest, by_depth
+from gxpo.forest import Forest
+from gxpo.trees import last_before, sum_before
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +33,13 @@ class Packed:
         """Refused where text without token ids would leave gaps in the positions."""
         forest.need_ids("pack()")
         sizes, parent, node = forest.first_token.diff(), forest.parent, forest.token_node
-        begin, tree = torch.zeros_like(parent), torch.arange(forest.n_nodes)
-        last = torch.where(sizes > 0, forest.first_token[1:] - 1, -1)  # last token on the path to a node's end
-        for nodes in by_depth(parent)[1:]:
-            up = parent[nodes]
-            begin[nodes] = begin[up] + sizes[up]
-            tree[nodes] = tree[up]
-            last[nodes] = torch.where(sizes[nodes] > 0, last[nodes], last[up])
+        begin = sum_before(parent, sizes)
+        tree = last_before(parent, torch.ones_like(parent, dtype=torch.bool))
+        filled = last_before(parent, sizes == 0)  # the node itself, or its nearest ancestor that holds a token
+        last = torch.where(sizes[filled] > 0, forest.first_token[filled + 1] - 1, -1)
+        above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1)
         index = torch.arange(forest.n_tokens)
         offset = index - forest.first_token[node]
-        above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1) if len(parent) else parent
         predecessor = torch.where(offset > 0, index - 1, above[node])
         return cls(forest.token, begin[node] + offset, predecessor, node, tree, parent, begin)
 

@@ -1,5 +1,8 @@
-"""Records to a forest: context tokens that are equal and stand at one place are stored once; action tokens are shared by
-a declared fork only, never because they happen to be equal."""
+"""Records to a forest.
+
+Context tokens that are equal and stand at one place are stored once; action tokens are shared by a declared fork only,
+never because they happen to be equal.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import RecordError, need
-from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest, blank_value
+from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
 from gxpo.schema import Record, Turn
+from gxpo.trees import scatter_blocks
 
 NAN = float("nan")
 NO_TOKEN = -1  # stands for an action that is known as text only
@@ -180,8 +184,15 @@ class Reader:
             running[step.agent] = step.nodes[-1]
         self.trajectories[record.id], self.prompts[record.id], self.records[record.id] = steps, prompt, record
 
-    def _context(self, parent: Reference | None, kind: int, tokens: Sequence[int], agent: int, turn: int,
-                 media: Sequence[str] = ()) -> _Node:
+    def _context(
+        self,
+        parent: Reference | None,
+        kind: int,
+        tokens: Sequence[int],
+        agent: int,
+        turn: int,
+        media: Sequence[str] = (),
+    ) -> _Node:
         place = (id(parent[0]), parent[1]) if parent else None
         key = (place, kind, agent, turn, tuple(tokens), tuple(media))
         if self.share and key in self.known:
@@ -243,8 +254,15 @@ class Reader:
         self._act(turn, step, opened.parent, opened.segment, steps, where, fail)
         return step
 
-    def _fresh(self, turn: Turn, steps: list[_Step], running: dict[int, Reference], root: Reference | None,
-               where: str, fail: Fail) -> _Step:
+    def _fresh(
+        self,
+        turn: Turn,
+        steps: list[_Step],
+        running: dict[int, Reference],
+        root: Reference | None,
+        where: str,
+        fail: Fail,
+    ) -> _Step:
         """A turn written as usual."""
         number = len(steps)
         if turn.observation is not None and turn.context is not None:
@@ -279,14 +297,25 @@ class Reader:
         self._act(turn, step, parent, -1, steps, where, fail)
         return step
 
-    def _act(self, turn: Turn, step: _Step, parent: Reference | None, segment: int, steps: list[_Step],
-             where: str, fail: Fail) -> None:
+    def _act(
+        self,
+        turn: Turn,
+        step: _Step,
+        parent: Reference | None,
+        segment: int,
+        steps: list[_Step],
+        where: str,
+        fail: Fail,
+    ) -> None:
         """Append the node of the turn's own action tokens to the step."""
         action = [NO_TOKEN] if turn.action is None else turn.action
         size, goes_on = len(action), bool(step.nodes)
         for name, values in (("logprob", turn.logprob), ("trainable", turn.trainable)):
             if isinstance(values, list) and (turn.action is None or len(values) != size):
-                fail(f"{where}.{name}", f"has {len(values)} values for {size if turn.action is not None else 'no'} action tokens")
+                fail(
+                    f"{where}.{name}",
+                    f"has {len(values)} values for {size if turn.action is not None else 'no'} action tokens",
+                )
         segments = self._segments(turn, size, goes_on, segment, where, fail)
         extras = {k: self._extra(v, size, k, f"{where}.extras.{k}", fail) for k, v in turn.extras.items()}
         if goes_on and not action:
@@ -414,7 +443,12 @@ class Reader:
         columns["step_reward"] = torch.tensor([s.reward for _, _, s in steps], dtype=torch.float64)
         columns["path_step"] = torch.repeat_interleave(torch.arange(len(steps)), lengths)
         columns["path_trajectory"] = columns["step_trajectory"][columns["path_step"]]
-        for name, source in (("step_finish", "finish"), ("step_info", "info"), ("observation_text", None), ("action_text", None)):
+        for name, source in (
+            ("step_finish", "finish"),
+            ("step_info", "info"),
+            ("observation_text", None),
+            ("action_text", None),
+        ):
             columns[name] = [getattr(s, source or name) for _, _, s in steps]
         return columns
 
@@ -451,13 +485,3 @@ class Reader:
 
 def _at(reference: Reference | None) -> int:
     return -1 if reference is None else reference[0].index(reference[1])
-
-
-def scatter_blocks(blocks: Sequence[tuple[int, Tensor]], rows: int) -> Tensor:
-    """One tensor of `rows` rows from (first row, block)s whose trailing sizes may differ; the rest holds the blank value."""
-    widest = [max(sizes) for sizes in zip(*(block.shape[1:] for _, block in blocks), strict=True)]
-    dtype = blocks[0][1].dtype
-    out = torch.full((rows, *widest), blank_value(dtype), dtype=dtype)
-    for at, block in blocks:
-        out[(slice(at, at + block.shape[0]), *(slice(0, n) for n in block.shape[1:]))] = block
-    return out

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.forest import COLUMNS, Forest, runs_of, with_ancestors
-from gxpo.reader import scatter_blocks
+from gxpo.forest import COLUMNS, Forest
+from gxpo.trees import runs_of, scatter_blocks, with_ancestors
 
 
 def select(forest: Forest, rows: Tensor) -> Forest:
@@ -75,9 +75,7 @@ def _reached(forest: Forest, owner: Tensor, node: Tensor) -> tuple[Tensor, Tenso
         owner, node = whose, more
 
 
-def _take(
-    forest: Forest, kept: dict[str, Tensor], moved: Callable[[str, str, Tensor], Tensor]
-) -> Forest:
+def _take(forest: Forest, kept: dict[str, Tensor], moved: Callable[[str, str, Tensor], Tensor]) -> Forest:
     """The rows `kept` of every axis; `moved(axis, into, column)` gives references (none of them -1) their new rows."""
     listed = {axis: index.tolist() for axis, index in kept.items() if axis in "RS"}
     changes: dict[str, Any] = {}
@@ -137,11 +135,10 @@ def concat(forests: Sequence[Forest]) -> Forest:
             out["components"][at : at + f.n_trajectories, merged[name]] = f.components[:, k]
     out["id"] = _distinct(out["id"])
     out["media"] = {n + at: m for f, at in zip(forests, base["N"], strict=False) for n, m in f.media.items()}
-    out["extras"] = {
-        name: _joined(name, [(at, f.extras[name]) for f, at in zip(forests, base["T"], strict=False) if name in f.extras],
-                      base["T"][-1])
-        for name in _merge(f.extras for f in forests)
-    }  # fmt: skip
+    out["extras"] = {}
+    for name in _merge(f.extras for f in forests):
+        blocks = [(at, f.extras[name]) for f, at in zip(forests, base["T"], strict=False) if name in f.extras]
+        out["extras"][name] = _joined(name, blocks, base["T"][-1])
     return Forest(**out)
 
 
@@ -163,13 +160,13 @@ def _rename(column: Tensor, names: Sequence[str], merged: dict[str, int]) -> Ten
 
 
 def _distinct(ids: list[str]) -> list[str]:
-    taken, count, out = set(ids), dict.fromkeys(ids, 0), []
+    given, seen, count, out = set(ids), set(), dict.fromkeys(ids, 0), []
     for name in ids:
         new = name
-        while count[name] and new in taken:
-            new, count[name] = f"{name}+{count[name]}", count[name] + 1
-        count[name] = count[name] or 1
-        taken.add(new)
+        while new in seen or (new != name and new in given):
+            count[name] += 1
+            new = f"{name}+{count[name]}"
+        seen.add(new)
         out.append(new)
     return out
 

@@ -20,15 +20,15 @@ class _Strict(BaseModel):
 
 
 class Fork(_Strict):
-    """Keeps the turns before `turn` of trajectory `of`, and the first `token` action tokens of that turn (null: all)."""
+    """Keeps the turns of `of` before `turn`, and the first `token` action tokens of that turn (null: all of it)."""
 
     of: str = Field(description="id of a trajectory that stands earlier in the file")
     turn: Index = Field(description="counted from 0 in the whole trajectory, inherited turns included")
     token: Index | None = Field(
         None,
-        description="0 <= token <= length: the record's first turn goes on after that many action tokens of the turn, and "
-        "has no observation, context or prompt; null: the whole turn is kept with its reward, and the record's first turn "
-        "is the next one",
+        description="0 <= token <= length: the record's first turn goes on after that many action tokens of the turn, "
+        "and has no observation, context or prompt; null: the whole turn is kept with its reward, and the record's "
+        "first turn is the next one",
     )
 
 
@@ -50,7 +50,8 @@ class Turn(_Strict):
     observation: Ids | None = Field(None, description="token ids appended to the agent's running context; null: none")
     context: Ids | None = Field(None, description="the whole prompt of this turn, rebuilt; instead of `observation`")
     action: Action | None = Field(
-        None, description="required: token ids, -1 where a step is not a vocabulary id; left out only beside `action_text`"
+        None,
+        description="required: token ids, -1 where a step is not a vocabulary id; left out only beside `action_text`",
     )
     logprob: list[Finite | None] | None = Field(
         None, description="natural log-probs of the policy that sampled, one per action token; null unknown"
@@ -65,8 +66,8 @@ class Turn(_Strict):
     caller: Index | None = Field(None, description="index of the turn that invoked it; null: none")
     segments: Ids | None = Field(
         None,
-        description="where each segment begins in the action, the first at 0; null: none. Where a fork goes on in a turn: "
-        "where further segments begin; tokens before the first of them belong to the base's last segment",
+        description="where each segment begins in the action, the first at 0; null: none. Where a fork goes on in a "
+        "turn: where further segments begin; tokens before the first of them belong to the base's last segment",
     )
     media: list[str] = Field([], description="references of images and the like in the observation or context")
     extras: dict[str, Any] = Field(
@@ -89,7 +90,9 @@ class Record(_Strict):
     prompt_text: str | None = Field(None, description="the prompt as text; of a fork: the base's")
     turns: list[Turn]
     reward: Finite | None = Field(None, description="the outcome, complete in itself; null = unscored, never 0")
-    rewards: dict[str, Finite | None] = Field({}, description="named components of the outcome; null = could not be scored")
+    rewards: dict[str, Finite | None] = Field(
+        {}, description="named components of the outcome; null = could not be scored"
+    )
     success: bool | None = Field(None, description="the verifier's verdict; null unknown")
     compared: bool = Field(True, description="takes part in its group's statistics")
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(1.0, description="multiplies its loss")

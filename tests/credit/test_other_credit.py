@@ -73,6 +73,13 @@ def test_opo_with_equal_lengths_is_dr_grpo_and_equal_rewards_give_zero() -> None
         assert not length_weighted(r, length, torch.zeros(size).long()).any()
 
 
+def test_a_trajectory_without_tokens_does_not_move_the_baseline() -> None:
+    # of the members that weigh anything all are equal, up to what 3 * 0.1 + 4 * 0.1 over 7 rounds to
+    r, length = torch.tensor([0.1, 0.1, 0.7], dtype=torch.float64), torch.tensor([3, 4, 0])
+    found = length_weighted(r, length, torch.zeros(3).long(), torch.ones(3, dtype=torch.bool))
+    assert found[:2].tolist() == [0.0, 0.0] and float(found[2]) == pytest.approx(0.6)
+
+
 def test_opo_counts_trainable_tokens_only(grow: Grow) -> None:
     forest = grow([("a", 1.0, [4], {"trainable": [True, False, False, True]}), ("a", 0.0, [6])])
     assert LengthWeighted()(forest, {}, 0)[0] == pytest.approx(1 - 2 / 8)
@@ -241,6 +248,12 @@ def test_steps_of_a_state_sum_to_zero_and_action_length_does_not_matter(grow: Gr
     assert float(steps[[0, 2, 3]].sum()) == pytest.approx(0, abs=1e-12)
 
 
+def test_of_two_successes_the_shorter_way_from_a_state_is_better(grow: Grow) -> None:
+    ways = [("a", 1.0, [1], {"states": ["s"]}), ("a", 1.0, [1, 1], {"states": ["s", "t"]})]
+    found = AnchorState(scale="none")(grow(ways), {}, 0)
+    assert found.tolist() == pytest.approx([(1 - 0.95) / 2, -(1 - 0.95) / 2, 0])
+
+
 def test_a_trajectory_that_is_not_compared_enters_no_anchor(grow: Grow) -> None:
     extra = [("a", 7.0, [1], {"states": ["s0"], "step_rewards": [7.0], "compared": False})]
     found = AnchorState(scale="none")(grow(CARD + extra), {}, 0)
@@ -249,8 +262,8 @@ def test_a_trajectory_that_is_not_compared_enters_no_anchor(grow: Grow) -> None:
 
 
 # ---------------------------------------------------------------- common to all
-ALL = [GroupRelative(), GroupRelative(scale="none"), LengthWeighted(), BatchWhiten(), BatchWhiten(center="mean"),
-       AnchorState()]  # fmt: skip
+ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative("none", "none"), LengthWeighted(), BatchWhiten(),
+       BatchWhiten(center="mean"), AnchorState(), AnchorState(center="none", scale="none")]  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ALL, ids=str)

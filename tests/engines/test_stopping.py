@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from tests.engines.letters import letters
 
 from gxpo.engines.stopping import Stopping
 from gxpo.errors import ModelError
-from tests.engines.letters import letters
 
 LETTERS = letters()
 

@@ -5,13 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
-from transformers import MistralConfig, MistralForCausalLM
+from tests.engines.letters import letters, llama
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ModelError
 from gxpo.protocols import Request, Sampling, StreamKey
-from tests.engines.letters import letters, llama
 
 PROMPTS = [(5, 6, 7, 8, 9, 10), (11,), (12, 13, 14), (11, 12), (20, 21, 22, 23, 24, 25, 26, 27, 28)]
 
@@ -21,6 +29,10 @@ def requests(samples: int = 3, seed: int = 0, prompts=PROMPTS) -> list[Request]:
         Request(prompt, tuple(StreamKey(seed, 0, str(i), attempt) for attempt in range(samples)))
         for i, prompt in enumerate(prompts)
     ]
+
+
+def flat(answered):
+    return [completion for completions in answered for completion in completions]
 
 
 def teacher_forced(model, prompt, completion, temperature) -> list[float]:
@@ -123,7 +135,7 @@ def test_stop_ids_and_strings_end_the_action_with_the_completing_token():
         requests(6), Sampling(max_new_tokens=20, stop=("ab", "c", "qr"))
     )
     stopped = 0
-    for a, b, c in zip(sum(free, []), sum(ids, []), sum(strings, []), strict=True):
+    for a, b, c in zip(flat(free), flat(ids), flat(strings), strict=True):
         first = next((i + 1 for i, t in enumerate(a.tokens) if t in (7, 9)), None)
         assert (b.tokens, b.finish) == (a.tokens[:first], "length" if first is None else "stop")
         texts = [tokenizer.decode(a.tokens[: i + 1]) for i in range(20)]
@@ -135,14 +147,14 @@ def test_stop_ids_and_strings_end_the_action_with_the_completing_token():
 
 def test_an_end_at_the_last_token_is_a_stop():
     engine = TorchEngine(llama(), stop_ids=range(31))
-    assert {c.finish for c in sum(engine.sample(requests(), Sampling(max_new_tokens=1)), [])} == {"stop"}
+    assert {c.finish for c in flat(engine.sample(requests(), Sampling(max_new_tokens=1)))} == {"stop"}
 
 
 def test_version_is_stamped_and_mode_restored():
     model = llama().train()
     engine = TorchEngine(model)
     engine.policy_version = 41
-    assert {c.policy_version for c in sum(engine.sample(requests(), Sampling(max_new_tokens=2)), [])} == {41}
+    assert {c.policy_version for c in flat(engine.sample(requests(), Sampling(max_new_tokens=2)))} == {41}
     assert model.training
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests import strategies
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gxpo.forest import Forest
-from tests import strategies
 
 VOCABULARY = 23
 
@@ -76,5 +76,5 @@ def clean_llama(seed: int = 0, **settings: Any) -> LlamaForCausalLM:
 
 
 def random_forest(seed: int) -> Forest:
-    """Two groups of up to four rollouts with forks of forks, rebuilt contexts and agents; every action has a context."""
+    """Two groups of up to four rollouts: forks of forks, rebuilt contexts, agents; every action has a context."""
     return strategies.random_forest(seed, vocab=VOCABULARY, groups=2, max_turns=3, empty_prompts=False)

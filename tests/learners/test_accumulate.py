@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.learners.llamas import clean_llama, random_forest
 
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-
-from tests.learners.llamas import clean_llama, random_forest
 
 NAMES = ("logprob", "entropy")
 MODEL = clean_llama()

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.learners.llamas import clean_llama, random_forest, small_llama
 
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.packing import Packing
 from gxpo.learners.torch import TorchLearner
-
-from tests.learners.llamas import clean_llama, random_forest, small_llama
 
 NAMES = ("logprob", "entropy")
 

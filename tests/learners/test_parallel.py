@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 def work(folder: Path) -> None:
     """What each process does; alone, it gives what the two are measured against."""
-    from gxpo.forest import Forest
-    from gxpo.learners import parallel
-    from gxpo.learners.torch import TorchLearner
     from tests.learners.llamas import clean_llama, random_forest
     from tests.learners.test_accumulate import NAMES, losses
+
+    from gxpo.learners import parallel
+    from gxpo.learners.torch import TorchLearner
 
     forest = random_forest(8)
     learner = TorchLearner(clean_llama(), lr=0.01, tokens_per_microbatch=40)

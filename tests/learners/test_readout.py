@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from tests.learners.llamas import clean_llama, small_llama
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -22,8 +23,6 @@ from gxpo.forest import Forest
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey
-
-from tests.learners.llamas import clean_llama, small_llama
 
 SIZE = 7
 

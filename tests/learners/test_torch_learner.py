@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.learners.llamas import clean_llama, random_forest, small_llama
 
 from gxpo.errors import CheckpointError, ModelError
-from gxpo.forest import Forest
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
-
-from tests.learners.llamas import clean_llama, random_forest, small_llama
 
 FOREST = random_forest(1)
 

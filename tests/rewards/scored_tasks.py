@@ -43,8 +43,3 @@ def forest_of(texts: list[str], finish: str = "stop") -> Forest:
 
 def tasks_of(texts: list[str], answer: Any = "4") -> list[Task]:
     return [Task(f"t{i}", "2+2=", answer, {"index": i}) for i in range(len(texts))]
-
-
-def verdict(text: str, task: Task) -> dict[str, float]:
-    """A task's own scorer."""
-    return {"correct": float(text == task.answer), "format": float(text.isdigit())}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scored_tasks import Source, forest_of, tasks_of, verdict
+from scored_tasks import Source, forest_of, tasks_of
+from task_scorer import verdict
 
 from gxpo.errors import ConfigError
 from gxpo.rewards import RewardSet
@@ -187,7 +188,7 @@ def test_whatever_an_item_does_it_costs_itself_alone_and_is_never_0(file: str, w
     texts = ["good"]
     for text in BAD:
         texts += [text, "good"]
-    with RewardSet.make(f"{file}:wild", source=NO_SCORER, timeout=0.5, workers=workers) as rewards:
+    with RewardSet.make(f"{file}:wild", source=NO_SCORER, timeout=1.0, workers=workers) as rewards:
         forest = score(rewards, texts)
         again = score(rewards, ["good"])
     for text, outcome in zip(texts, forest.outcome.tolist(), strict=True):
@@ -354,12 +355,23 @@ def test_a_closure_runs_in_process_and_that_is_said() -> None:
     assert forest.outcome[0] == 1.0 and forest.outcome[1].isnan()
 
 
+def test_what_only_the_running_script_can_import_runs_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inner(completion: str) -> float:
+        return 1.0
+
+    inner.__module__, inner.__qualname__ = "__main__", "inner"
+    monkeypatch.setattr(sys.modules["__main__"], "inner", inner, raising=False)
+    with pytest.warns(UserWarning, match="can't be sent"):
+        rewards = RewardSet.make(functools.partial(inner), source=NO_SCORER)
+    assert score(rewards, ["x"]).outcome.tolist() == [1.0]
+
+
 # ---------------------------------------------------------------- math-verify
 def test_math_verify_judges_in_the_worker_and_a_completion_that_hangs_it_costs_itself() -> None:
     right = [r"so \boxed{\frac{2}{4}}", "The answer is 0.5", "$1/2$"]
     wrong = ["2", "no idea", "", r"\boxed{\frac{1}{"]
     texts = [*right, *wrong, "$9^{9^{9^{9}}}$"]
-    with RewardSet.make(None, source=Source(default="math"), timeout=1.0) as rewards:
+    with RewardSet.make(None, source=Source(default="math"), timeout=2.0) as rewards:
         forest = score(rewards, texts, answer=r"\frac{1}{2}")
     assert forest.component_names == ("correct",)
     assert forest.outcome[:-1].tolist() == [1.0] * 3 + [0.0] * 4
@@ -416,5 +428,10 @@ def test_a_worker_starts_on_the_standard_library_alone(tmp_path: Path) -> None:
         assert score(rewards, ["x"]).outcome.tolist() == [0.0]
 
 
-def test_scorers_are_sent_by_reference() -> None:
-    assert pickle.loads(pickle.dumps(verdict)) is verdict
+def test_a_file_edited_during_a_run_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    path.write_text("import os\ndef f(completion): return 1.0 if completion == 'x' else os._exit(1)\n")
+    with RewardSet.make(f"{path}:f", source=NO_SCORER) as rewards:
+        path.write_text("def f(completion): return 2.0\n")
+        forest = score(rewards, ["x", "die", "x"])
+    assert forest.outcome[[0, 2]].tolist() == [1.0, 1.0] and forest.outcome[1].isnan()

@@ -91,8 +91,13 @@ def test_names() -> None:
         assert text and "\n" not in text and name == name.strip()
         clocked = "second" in text or "memory" in text
         assert clocked == name.startswith(("time_", "memory_")), name
-    assert metrics.meaning("eval_pass_at_8") == "probability that one of 8 samples of a held-out task is right, unbiased"
+    assert (
+        metrics.meaning("eval_pass_at_8") == "probability that one of 8 samples of a held-out task is right, unbiased"
+    )
     assert "component format over" in (metrics.meaning("reward_format") or "")
     assert metrics.meaning("reward_mean") == metrics.NAMES["reward_mean"]
     assert metrics.meaning("unheard_of") is None
-    assert metrics.comparable({"step": 1, "time_step_s": 2.0, "memory_peak_mb": 3.0, "kl": 4.0}) == {"step": 1, "kl": 4.0}
+    assert metrics.comparable({"step": 1, "time_step_s": 2.0, "memory_peak_mb": 3.0, "kl": 4.0}) == {
+        "step": 1,
+        "kl": 4.0,
+    }

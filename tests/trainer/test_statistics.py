@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import math
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gxpo.trainer.statistics import mean_interval, paired_interval, pass_at_k, t_quantile, wilson_interval
+
+stats: Any = None
+with contextlib.suppress(ImportError):
+    stats = importlib.import_module("scipy.stats")
+needs_scipy = pytest.mark.skipif(stats is None, reason="compares with scipy")
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 5), (7, 3)])
@@ -41,12 +50,13 @@ def test_wilson_published(successes: int, n: int, low: float, high: float) -> No
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
+@needs_scipy
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_wilson_ends_are_where_the_score_test_rejects(n: int, data: st.DataObject, confidence: float) -> None:
     successes = data.draw(st.integers(0, n))
     low, high = wilson_interval(successes, n, confidence)
     assert 0 <= low <= successes / n <= high <= 1 and low < high
-    stats = pytest.importorskip("scipy.stats")
     z = stats.norm.ppf((1 + confidence) / 2)
     for p in (low, high):
         if 0 < p < 1:
@@ -56,16 +66,24 @@ def test_wilson_ends_are_where_the_score_test_rejects(n: int, data: st.DataObjec
 @pytest.mark.parametrize(
     ("degrees", "probability", "value"),
     # The usual table of Student's t
-    [(1, 0.975, 12.706), (2, 0.975, 4.303), (2, 0.995, 9.925), (10, 0.95, 1.812), (30, 0.975, 2.042), (120, 0.975, 1.980)],
+    [
+        (1, 0.975, 12.706),
+        (2, 0.975, 4.303),
+        (2, 0.995, 9.925),
+        (10, 0.95, 1.812),
+        (30, 0.975, 2.042),
+        (120, 0.975, 1.980),
+    ],
 )
 def test_t_table(degrees: int, probability: float, value: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(value, abs=5e-4)
     assert t_quantile(1 - probability, degrees) == pytest.approx(-value, abs=5e-4)
 
 
+@needs_scipy
+@settings(deadline=None)
 @given(st.floats(0.501, 0.9999999), st.sampled_from([1, 2, 3, 4.5, 7, 29, 100, 999, 9_999, 10_001, 10**6, 10**9]))
 def test_t_against_scipy(probability: float, degrees: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
     expected = stats.t.ppf(probability, degrees)
     assert t_quantile(probability, degrees) == pytest.approx(expected, rel=1e-8)
 
@@ -89,11 +107,10 @@ def test_students_sleep_data() -> None:
         paired_interval(first, second[:-1])
 
 
+@needs_scipy
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40), st.sampled_from([0.8, 0.95, 0.99]))
 def test_mean_interval_against_scipy(values: list[float], confidence: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    import numpy as np
-
     mean, error = np.mean(values), np.std(values, ddof=1) / math.sqrt(len(values))
     half = stats.t.ppf((1 + confidence) / 2, len(values) - 1) * error
     assert mean_interval(values, confidence) == pytest.approx((mean - half, mean + half), rel=1e-8, abs=1e-6)

@@ -59,7 +59,8 @@ def anchor_state(
 class AnchorState(CreditPart):
     """`anchor_state` (GiGPO) of the outcomes and returns, the same for every token of a step.
 
-    `scale` "none" is the paper's F_norm = 1.
+    `scale` "none" is the paper's F_norm = 1. Trajectories of equal outcome have A^E 0, but their steps may differ:
+    from one state the shorter way has the larger discounted return.
     """
 
     discount: float = 0.95
@@ -74,6 +75,8 @@ class AnchorState(CreditPart):
     def __post_init__(self) -> None:
         one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
         one_of("credit.scale", self.scale, ("std", "none"))
+        if self.center == "none" and self.scale == "none":
+            object.__setattr__(self, "on_equal", "signal")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         advantage = anchor_state(

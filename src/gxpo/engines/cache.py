@@ -17,8 +17,8 @@ def check_rows(cache: Any, name: str) -> None:
     layers = getattr(cache, "layers", None)
     if layers is None or not all(hasattr(layer, "batch_select_indices") for layer in layers) or any(cache.is_linear):
         raise ModelError(
-            f"{name} keeps no key-value cache whose rows can be reordered (it has recurrent or linear-attention layers); "
-            "sample from it with another engine"
+            f"{name} keeps no key-value cache whose rows can be reordered (it is recurrent or has "
+            "linear-attention layers): sample from it with another engine"
         )
 
 
@@ -62,19 +62,20 @@ def _roomy_layer() -> type:
             buffer[:, :, :length] = filled
             return buffer
 
-        def _show(self, length: int) -> None:
-            self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
+        def _show(self, length: int) -> tuple[Tensor, Tensor]:
+            self.filled = length
+            keys, values = (buffer[:, :, :length] for buffer in self.buffers)
+            self.keys, self.values = keys, values
+            return keys, values
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            start = self.keys.shape[2]
-            end = start + key_states.shape[2]
+            end = self.filled + key_states.shape[2]
             for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-                buffer[:, :, start:end] = new
-            self._show(end)
-            return self.keys, self.values
+                buffer[:, :, self.filled : end] = new
+            return self._show(end)
 
         def batch_select_indices(self, indices: Tensor) -> None:
             self.buffers = tuple(buffer[indices] for buffer in self.buffers)
-            self._show(self.keys.shape[2])
+            self._show(self.filled)
 
     return RoomyLayer

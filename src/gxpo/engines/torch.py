@@ -189,7 +189,7 @@ class TorchEngine:
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.max_new_tokens < 1:
             raise ModelError(
-                f"sampling must have temperature >= 0, top_k >= 0, 0 < top_p <= 1 and max_new_tokens >= 1, not {sampling}"
+                f"{sampling} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1"
             )
         limit = getattr(self._causal.config.get_text_config(), "max_position_embeddings", None)
         for request in requests:
@@ -224,7 +224,7 @@ class _State:
 
 
 def _blocks(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
-    """Rows in blocks of whole prompts: at most `size` rows, unless one prompt alone has more. Similar lengths together."""
+    """Rows in blocks of whole prompts of similar length: at most `size` rows, unless one prompt alone has more."""
     by_prompt: dict[tuple[int, ...], list[_Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.prompt, []).append(row)

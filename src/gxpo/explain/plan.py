@@ -12,23 +12,23 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
     """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run."""
     s, method = resolved.settings, resolved.method
     group = int(getattr(method.rollout, "group_size", 1))
-    epochs, minibatches = int(getattr(method.update, "epochs", 1)), int(getattr(method.update, "minibatches", 1))
+    epochs = int(getattr(method.update, "epochs", 1))
     prompts, rollouts = s.tasks.per_step, s.tasks.per_step * group
     tokens = rollouts * s.sampling.max_new_tokens
-    batches = min(minibatches, prompts)
+    updates = method.update.optimiser_steps(prompts)
     return {
         "prompts_per_step": prompts,
         "group_size": group,
         "rollouts_per_step": rollouts,
         "generated_tokens_per_step_at_most": tokens,
         "microbatches_per_epoch_at_least": -(-tokens // s.learner.tokens_per_microbatch),
-        "optimiser_steps_per_step": epochs * batches,
-        "rollouts_per_optimiser_step": rollouts // batches,
+        "optimiser_steps_per_step": updates,
+        "rollouts_per_optimiser_step": rollouts * epochs // updates,
         "reuse_of_each_rollout": epochs,
-        "on_policy": epochs * batches == 1,
+        "on_policy": updates == 1,
         "steps": s.trainer.steps,
         "rollouts": rollouts * s.trainer.steps,
-        "optimiser_steps": epochs * batches * s.trainer.steps,
+        "optimiser_steps": updates * s.trainer.steps,
         "generated_tokens_at_most": tokens * s.trainer.steps,
         "needs": list(method.needs),
         "couples": method.couples,

@@ -37,6 +37,10 @@ class Epochs:
                 f"update.epochs and update.minibatches must be at least 1, not {self.epochs} and {self.minibatches}"
             )
 
+    def optimiser_steps(self, groups: int) -> int:
+        """Optimiser steps in a step of that many groups."""
+        return self.epochs * min(self.minibatches, groups)
+
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
         parts = deal(forest.ids("group", axis="R"), self.minibatches)
         return [

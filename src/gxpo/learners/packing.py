@@ -1,4 +1,4 @@
-"""A forest cut into rows and micro-batches: which stored tokens go through the model together, and what is read where."""
+"""A forest cut into rows and micro-batches: which tokens go through the model together, and what is read where."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Packing:
             value = 1.0 if value is None else float(value)
             if value <= 0:
                 raise ModelError(
-                    f"trajectory {name!r} was sampled at temperature {value:g}, which has no log-probabilities to train on: "
-                    "sample with temperature > 0"
+                    f"trajectory {name!r} was sampled at temperature {value:g}, which leaves no log-probabilities to "
+                    "train on: sample with temperature > 0"
                 )
             temperature.append(value)
             top_p, min_p = sampling.get("top_p"), sampling.get("min_p")
@@ -134,8 +134,8 @@ class Packing:
         if bool((read_at < 0).any()):
             r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
             raise ModelError(
-                f"the first action token of trajectory {self.forest.id[r]!r} has nothing before it to be predicted from: "
-                "give it a prompt of at least one token, such as the model's bos"
+                f"the first action token of trajectory {self.forest.id[r]!r} has nothing before it to be predicted "
+                "from: give it a prompt of at least one token, such as the model's bos"
             )
         return read_at
 
@@ -265,8 +265,8 @@ class Packing:
         if bool(lacking.any()):
             r = int(trajectory[lacking][0])
             raise ModelError(
-                f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not stored "
-                "(extras 'support'), so its ratios would be wrong: store the support, or sample by temperature alone"
+                f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not "
+                "stored (extras 'support'), so its ratios would be wrong: store them, or sample by temperature alone"
             )
         if stored is None or not bool(known.any()):
             return None

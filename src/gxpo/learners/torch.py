@@ -253,7 +253,7 @@ class TorchLearner:
         """CRC-32 of the trainable parameters in order of their names."""
         crc = 0
         for _, p in sorted(self.optimiser.named.items()):
-            crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), crc)
+            crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
         return crc
 
 

@@ -34,10 +34,14 @@ class Loaded:
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end an answer, from the generation config and the tokenizer, ascending."""
         ids: set[int] = set()
-        generation = getattr(self.model, "generation_config", None)
-        for source in (getattr(generation, "eos_token_id", None), self.tokenizer.eos_token_id):
-            ids.update(source if isinstance(source, (list, tuple)) else [source])
-        return tuple(sorted(i for i in ids if i is not None))
+        generation: Any = getattr(self.model, "generation_config", None)
+        tokenizer: Any = self.tokenizer
+        for one_or_more in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+            if isinstance(one_or_more, int):
+                ids.add(one_or_more)
+            else:
+                ids.update(one_or_more or ())
+        return tuple(sorted(ids))
 
 
 def load(
@@ -55,8 +59,8 @@ def load(
     "tiny:cold"  the same model before any training
     otherwise    a directory that transformers loads, or an id on the hub
 
-    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. Raises `ModelError`
-    where something is missing, naming it.
+    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. What is missing or
+    can't be used is named in a `ModelError`.
     """
     import torch
 
@@ -79,7 +83,9 @@ def load(
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
     if loaded.tokenizer.pad_token_id is None:
         if loaded.tokenizer.eos_token is None:
-            raise ModelError(f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json")
+            raise ModelError(
+                f"{name}: its tokenizer has neither a pad nor an eos token; set one in tokenizer_config.json"
+            )
         loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
     _remove_dropout(loaded.model)
     try:

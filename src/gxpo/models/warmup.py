@@ -304,5 +304,5 @@ def _greedy(
     answers: list[str | None] = []
     for row in torch.stack(rows, dim=1).tolist():
         end = row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else None
-        answers.append(None if end is None else tokenizer.decode(row[:end]))
+        answers.append(None if end is None else str(tokenizer.decode(row[:end])))
     return answers

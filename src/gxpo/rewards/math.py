@@ -12,13 +12,6 @@ from typing import Any
 MARKS = ("$", "\\boxed", "\\(", "\\[")
 
 
-def prepare_worker() -> None:
-    """Import what is slow before any item's clock runs."""
-    import math_verify
-
-    logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)  # it warns that its time limit is off
-
-
 def correct(completion: str, answer: Any) -> dict[str, float]:
     """`correct`: 1 where math-verify finds an expression in `completion` that equals `answer`, else 0.
 
@@ -27,6 +20,7 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
     """
     from math_verify import parse, verify
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
     text = str(answer)
     gold = parse(
         text if any(mark in text for mark in MARKS) else f"${text}$",

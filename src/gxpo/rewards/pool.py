@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.rewards import worker
 from gxpo.rewards.worker import Reply
 
-PROGRAM = worker.__file__
+PROGRAM = str(Path(__file__).with_name("worker.py"))
 LOADING = 120.0  # seconds a worker may take to import what its functions need
 CHUNK = 64  # items sent at once
 
@@ -141,12 +141,7 @@ class Workers:
                     reply = worker.receive(self.timeout)
                     if reply is None:
                         worker.close()
-                        replies.append(
-                            (
-                                "timeout",
-                                f"took longer than {self.timeout:g} s; its worker was killed",
-                            )
-                        )
+                        replies.append(("timeout", f"took longer than {self.timeout:g} s; its worker was killed"))
                         break
                     replies.append((reply[0], reply[1]))
                 else:

@@ -22,7 +22,7 @@ from gxpo.rewards import user
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.user import Function
-from gxpo.rewards.worker import Reply, attempt
+from gxpo.rewards.worker import Reply, attempt, one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")
 BUILT_IN = ("math", "format")
@@ -63,10 +63,7 @@ class RewardSet:
         """See `make`; the last `n_own` of `functions` give way where another computes a component of the same name."""
         self.counts: dict[str, int] = dict.fromkeys(FAILURES, 0)
         self.messages: dict[str, str] = {}
-        self._functions, self._function_weights = (
-            list(functions),
-            list(function_weights),
-        )
+        self._functions, self._function_weights = list(functions), list(function_weights)
         self._named, self._n_own = dict(named), n_own
         self._components = [f.gives for f in functions]  # names each returns, None as long as that is unknown
         self._asks = [f.asks for f in functions]
@@ -166,12 +163,7 @@ class RewardSet:
     def __enter__(self) -> RewardSet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     # ------------------------------------------------------------ running
@@ -205,10 +197,7 @@ class RewardSet:
                     sent.append((self._remote.index(k), pickle.dumps(call(k, r))))
                     places.append((k, r))
                 except Exception as error:
-                    replies[k][r] = (
-                        "raised",
-                        f"its arguments can't be sent to a worker: {error}",
-                    )
+                    replies[k][r] = ("raised", one_line(f"its arguments can't be sent to a worker: {error}"))
         if self._workers is not None:
             for (k, r), reply in zip(places, self._workers.run(sent), strict=True):
                 replies[k][r] = reply
@@ -250,23 +239,23 @@ class RewardSet:
         """
         if {"correct", "format"}.issuperset(self._named):
             return
+        example = _example(source)
         for k, function in enumerate(self._functions):
-            if self._components[k] is None and function.is_scorer:
-                reply = self._try("", source.held_out(1)[0], k)
-                self._settle(k, [reply])
+            if self._components[k] is None and function.is_scorer and example is not None:
+                self._settle(k, [self._try(example, k)])
         if None not in self._components:
             known = [name for names in self._components for name in names or ()]
             for name in self._named:
                 if name not in known:
                     self._refuse(name, known)
 
-    def _try(self, text: str, task: Task, k: int) -> Reply:
-        call = (text, task), {}
+    def _try(self, task: Task, k: int) -> Reply:
+        """What the scorer says to an empty text."""
         function = self._functions[k].call
         if function is not None:
-            return attempt(function, *call)
+            return attempt(function, ("", task), {})
         assert self._workers is not None
-        return self._workers.run([(self._remote.index(k), pickle.dumps(call))])[0]
+        return self._workers.run([(self._remote.index(k), pickle.dumps((("", task), {})))])[0]
 
     def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
         there = [*dict.fromkeys([*known, *BUILT_IN])]
@@ -278,6 +267,10 @@ class RewardSet:
 
 def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, dict) else (function.name,)
+
+
+def _example(source: TaskSource) -> Task | None:
+    return next(iter(source.held_out(1)), None)
 
 
 def _entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., Any], float]]:
@@ -303,38 +296,26 @@ def _function(key: str | Callable[..., Any]) -> Function | None:
     if key == "math":
         if importlib.util.find_spec("math_verify") is None:
             need("math_verify", "train")
-        source = {
-            "file": str(Path(__file__).with_name("math.py")),
-            "name": "correct",
-            "label": "math",
-            "is_scorer": False,
-        }
+        found = user.from_file(f"{Path(__file__).with_name('math.py')}:correct")
+        rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
+        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal}
         return Function("math", "math", source, gives=("correct",))
     return user.from_file(key) if user.names_file(key) else None
 
 
 def _own(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list[Function]:
     """The task's verifier, which gives way to what other rewards compute, and the built-in `format` if it is named."""
-    scorer, default = (
-        getattr(source, "scorer", None),
-        getattr(source, "reward_default", None),
-    )
+    scorer, default = getattr(source, "scorer", None), getattr(source, "reward_default", None)
     own: list[Function] = []
     if scorer is not None:
-        own.append(user.from_scorer(scorer, trusted=getattr(source, "scorer_trusted", False)))
+        trusted = getattr(source, "scorer_trusted", False)
+        own.append(user.from_scorer(scorer, trusted=trusted, example=None if trusted else _example(source)))
     elif default is not None and (alone or "correct" in named):
         verifier = _function(default)
         own += [verifier] if verifier is not None else []
     if "format" in named:
         own.append(
-            Function(
-                "format",
-                "format",
-                call=well_formed,
-                asks=("completion",),
-                trusted=True,
-                gives=("format",),
-            )
+            Function("format", "format", call=well_formed, asks=("completion",), trusted=True, gives=("format",))
         )
     if alone and not own:
         raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")

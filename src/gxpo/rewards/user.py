@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError
+from gxpo.protocols import Task
 from gxpo.rewards.worker import Unusable, parameters
 
 
@@ -50,18 +51,16 @@ def names_file(text: str) -> bool:
 
 
 def from_file(text: str) -> Function:
-    """`path/to/my_rewards.py:exact`, loaded in the worker only; relative to the current directory."""
+    """`path/to/my_rewards.py:exact`, relative to the current directory; read here, run in the worker only."""
     path, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise ConfigError(f"reward {text!r}: name a function in the file, as in my_rewards.py:exact")
-    if not Path(path).expanduser().is_file():
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise ConfigError(f"reward {text!r}: there is no file {path} (looked in {Path.cwd()})")
-    source = {
-        "file": str(Path(path).expanduser().resolve()),
-        "name": name,
-        "label": text,
-        "is_scorer": False,
-    }
+    file = file.resolve()
+    source = {"file": str(file), "folder": str(file.parent), "code": file.read_bytes(), "name": name}
+    source |= {"label": text, "is_scorer": False}
     return Function(name, text, source)
 
 
@@ -84,21 +83,24 @@ def from_callable(function: Callable[..., Any]) -> Function:
     return Function(name, label, {"pickle": pickled, "label": label, "is_scorer": False}, asks=asks)
 
 
-def from_scorer(scorer: Callable[..., Any], *, trusted: bool) -> Function:
-    """A task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process: no copy, no start-up."""
+def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | None = None) -> Function:
+    """A task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process: no copy, no start-up.
+
+    In a worker it first scores an empty text for `example`, so that what it imports is there.
+    """
     label = "the task's scorer"
     pickled = None if trusted else importable(scorer)
     if pickled is None:
         return Function("correct", label, call=scorer, trusted=trusted)
-    return Function("correct", label, {"pickle": pickled, "label": label, "is_scorer": True})
+    rehearsal = None if example is None else importable((("", example), {}))
+    source = {"pickle": pickled, "label": label, "is_scorer": True, "rehearsal": rehearsal}
+    return Function("correct", label, source)
 
 
-def importable(function: Callable[..., Any]) -> bytes | None:
-    """`function` pickled, or None where another interpreter could not load it."""
-    holder = function if hasattr(function, "__module__") and hasattr(function, "__qualname__") else type(function)
-    if holder.__module__ == "__main__":
-        return None
+def importable(value: Any) -> bytes | None:
+    """`value` pickled, or None where another interpreter could not load it."""
     try:
-        return pickle.dumps(function)
+        pickled = pickle.dumps(value)
     except Exception:
         return None
+    return None if b"__main__" in pickled else pickled

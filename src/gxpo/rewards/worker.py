@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -21,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -106,19 +105,17 @@ def _where(error: BaseException) -> str:
 
 
 def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
-    """The function of `source`: {"file", "name"} or {"pickle"}, whose module may hold `prepare_worker()`.
+    """The function of `source`: {"file", "folder", "code", "name"} or {"pickle"}, and maybe {"rehearsal"}.
 
-    `prepare_worker` runs once, outside the time limit of an item: for slow imports that are not at the top.
+    The code travels with it: a worker that starts later in a run holds what the first one held. A rehearsal is a
+    pickled call whose result nobody needs: it imports and caches what the function is slow to get, before the clock of
+    any item runs.
     """
     try:
-        function = _from_file(source["file"], source["name"], index) if "file" in source else _unpickled(source)
-        prepare = getattr(
-            sys.modules.get(getattr(function, "__module__", None) or ""),
-            "prepare_worker",
-            None,
-        )
-        if prepare is not None:
-            prepare()
+        function = _from_file(source, index) if "file" in source else _unpickled(source)
+        if source.get("rehearsal") is not None:
+            args, keywords = pickle.loads(source["rehearsal"])
+            attempt(function, args, keywords)
     except Unusable:
         raise
     except SyntaxError as error:
@@ -132,19 +129,17 @@ def _unpickled(source: Mapping[str, Any]) -> Callable[..., Any]:
     return pickle.loads(source["pickle"])
 
 
-def _from_file(path: str, name: str, index: int) -> Callable[..., Any]:
-    folder = os.path.dirname(os.path.abspath(path))
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(f"gxpo_reward_file_{index}", path)
-    if spec is None or spec.loader is None:
-        raise Unusable(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+def _from_file(source: Mapping[str, Any], index: int) -> Callable[..., Any]:
+    path, name = source["file"], source["name"]
+    if source["folder"] not in (None, *sys.path):
+        sys.path.append(source["folder"])  # last: what stands beside a reward hides no library
+    module = types.ModuleType(f"gxpo_reward_file_{index}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    exec(compile(source["code"], path, "exec"), vars(module))
     function = getattr(module, name, None)
     if function is None:
-        own = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", None) == spec.name]
+        own = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", None) == module.__name__]
         close = difflib.get_close_matches(name, own, 1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(own) or 'none'}"
         raise Unusable(f"{path} has no function {name!r}{hint}")
@@ -182,10 +177,7 @@ def serve(connection: Connection) -> None:
             try:
                 args, keywords = pickle.loads(call)
             except BaseException as error:
-                reply = (
-                    "raised",
-                    one_line(f"its arguments can't be read in the worker: {type(error).__name__}: {error}"),
-                )
+                reply = "raised", one_line(f"its arguments can't be read: {type(error).__name__}: {error}")
             else:
                 reply = attempt(functions[index], args, keywords)
             connection.send_bytes(json.dumps(reply).encode())

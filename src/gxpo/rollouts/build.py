@@ -65,10 +65,18 @@ def forest_of(
         sampling=dataclasses.asdict(sampling),
         ids=[f"{name}/{i}" for name, group in zip(groups, completions, strict=True) for i in range(len(group))],
     )
+    names = list(dict.fromkeys(forest.task))
+    place = {name: i for i, name in enumerate(names)}
+    state = torch.tensor([place[task] for task in forest.task], dtype=torch.int64)
+    node_state = forest.state.clone()
+    node_state[forest.last_action] = state
     version = forest.policy_version.clone()
     version[forest.last_action] = torch.tensor([c.policy_version for c in flat], dtype=version.dtype)
     return forest.replace(
         policy_version=version,
+        state=node_state,
+        step_state=state,
+        state_names=tuple(names),
         prompt_text=[
             t.prompt if isinstance(t.prompt, str) else None for t, g in zip(tasks, completions, strict=True) for _ in g
         ],

@@ -49,6 +49,9 @@ class DynamicSampling:
     group_size: int = 8
     max_batches: int = 10
 
+    drops_equal_groups = True
+    provides = ("states",)
+
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise ConfigError(

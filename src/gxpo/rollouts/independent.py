@@ -17,10 +17,13 @@ class Independent:
     """`group_size` samples of each task: the group is "s{step}/{task}", not scored (outcome nan).
 
     A task drawn twice in a step makes two groups, the second "s{step}/{task}#1". What is sampled depends on
-    (seed, step, task, attempt) and on nothing else in the batch. `session.sample` charges the budget.
+    (seed, step, task, attempt) and on nothing else in the batch. `session.sample` charges the budget. The state that
+    an attempt acts in is the task itself, the same for the whole group.
     """
 
     group_size: int = 8
+
+    provides = ("states",)
 
     def __post_init__(self) -> None:
         if self.group_size < 1:

@@ -1,4 +1,4 @@
-"""Where tasks come from: `make("arithmetic", seed=0)`, `make("reasoning_gym:gcd", seed=0)`, `make("file.jsonl", seed=0)`."""
+"""Where tasks come from: arithmetic and countdown of our own, every generator of reasoning-gym, JSON Lines files."""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ class Countdown(GeneratedTasks):
             raise TaskError(f"task 'countdown': maximum must be from 2 to 1000, not {self.maximum}")
         if not set(self.operations) & set("+-*") or set(self.operations) - set("+-*/"):
             wrong = f"not {self.operations!r}"
-            raise TaskError(f"task 'countdown': operations must be some of '+-*/', with one of '+-*' among them, {wrong}")
+            raise TaskError(
+                f"task 'countdown': operations must be some of '+-*/', with one of '+-*' among them, {wrong}"
+            )
 
     def propose(self, random: np.random.Generator) -> Task:
         numbers = [int(x) for x in random.integers(1, self.maximum + 1, size=self.count)]
@@ -160,7 +162,11 @@ class Countdown(GeneratedTasks):
     def _join(self, value: int, number: int, random: np.random.Generator) -> tuple[int, str, int, int]:
         """One operation on `value` and `number` that stays a non-negative integer, chosen at random."""
         high, low = max(value, number), min(value, number)
-        possible = [(value, "+", number, value + number), (high, "-", low, high - low), (value, "*", number, value * number)]
+        possible = [
+            (value, "+", number, value + number),
+            (high, "-", low, high - low),
+            (value, "*", number, value * number),
+        ]
         if low > 0 and high % low == 0:
             possible.append((high, "/", low, high // low))
         possible = [step for step in possible if step[1] in self.operations]

@@ -39,7 +39,7 @@ def read_tasks(path: Path) -> list[Task]:
         line_of[task.id] = number
         tasks.append(task)
     if not tasks:
-        raise TaskError(f"{path}: no tasks in it; each line must be {{\"prompt\": ..., \"answer\": ...}}")
+        raise TaskError(f'{path}: no tasks in it; each line must be {{"prompt": ..., "answer": ...}}')
     return tasks
 
 
@@ -53,7 +53,7 @@ def _parse(line: str, where: str, default_id: str) -> Task:
     except ValueError as error:
         raise TaskError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(record, dict):
-        raise TaskError(f"{where}: must be an object with \"prompt\" and \"answer\", not {line.strip()[:40]!r}")
+        raise TaskError(f'{where}: must be an object with "prompt" and "answer", not {line.strip()[:40]!r}')
     prompt, answer, name = record.pop("prompt", None), record.pop("answer", None), record.pop("id", default_id)
     if not isinstance(prompt, str) or not prompt:
         raise TaskError(f"{where}: field 'prompt' must be a text that is not empty, not {prompt!r}")
@@ -88,7 +88,9 @@ class JsonLines:
         given = {"held_out": self.held_out_path, "held_out_fraction": self.held_out_fraction}
         check_options(self.path, given, self.options)
         if not 0 < self.held_out_fraction < 1:
-            raise TaskError(f"task {self.path!r}: held_out_fraction must be between 0 and 1, not {self.held_out_fraction}")
+            raise TaskError(
+                f"task {self.path!r}: held_out_fraction must be between 0 and 1, not {self.held_out_fraction}"
+            )
         self.name = self.path
         tasks = read_tasks(Path(self.path))
         if self.held_out_path is None:

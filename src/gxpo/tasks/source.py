@@ -50,7 +50,8 @@ def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, typ
     for name, value in options.items():
         if name not in known:
             raise TaskError(f"task {task!r} has no option {name!r}{did_you_mean(name, known)}")
-        expected = known[name] if isinstance(known[name], tuple) else (known[name],)
+        kind = known[name]
+        expected = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
             wanted = " or ".join(t.__name__ for t in expected)
             raise TaskError(f"task {task!r}: option {name!r} must be {wanted}, not {value!r}")
@@ -110,8 +111,8 @@ class GeneratedTasks(ABC):
             raise TaskError(f"task {self.name!r} with these options has no {side} tasks: make it harder")
         return repeated
 
-    def observe(self, forest: Forest) -> None:
-        """Nothing is learnt from results."""
+    def observe(self, forest: Forest) -> None:  # noqa: B027  # most sources have nothing to remember
+        """Results of a step; nothing is learnt from them here."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

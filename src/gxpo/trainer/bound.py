@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
-from gxpo.compose import Method
+from gxpo.pipeline import Method
 from gxpo.protocols import PolicyTokens, StepInfo
 from gxpo.signals import Signals
 
@@ -56,9 +56,11 @@ class BoundLearner:
         self.infos.append(info)
         if not info.empty:
             x = info.outputs
+            # rows without credit were not run; whatever stands for them is multiplied by zero
+            filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
             if first and trajectories is None:
-                self.proximal = x["logprob"]
-            self.metrics.append(self.method.metrics(sub, policy(x), credit, weight) | _observed(x, sub))
+                self.proximal = filled["logprob"]
+            self.metrics.append(self.method.metrics(sub, policy(filled), credit, weight) | _observed(x, sub))
             if first:
                 gap = (x["logprob"] - sub.path_behaviour_logprob)[sub.path_trainable].abs()
                 gap = gap[gap.isfinite()]

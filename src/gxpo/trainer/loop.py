@@ -14,7 +14,6 @@ import torch
 
 from gxpo import levels, models, tasks
 from gxpo.config import Resolved
-from gxpo.explain.plan import arithmetic
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
@@ -30,6 +29,7 @@ from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.evaluate import evaluate
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session
+from gxpo.trainer.tensorboard import Board
 
 GAP_ALARM = 0.1  # nats between the sampler's and the learner's log-prob of one token, above which a warning is due
 
@@ -49,8 +49,8 @@ class Trainer:
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
         self.out = Path(out or s.out or default)
         self.config_text = resolved.to_yaml()
-        if not resume and parallel.rank() == 0 and self.out.exists() and any(self.out.iterdir()):
-            raise ConfigError(f"{self.out} is not empty: `gxpo resume {self.out}` goes on with it, or give another --out")
+        if not resume and any(self.out.glob("checkpoints/step-*")):
+            raise ConfigError(f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out")
         self.source = tasks.make(s.task, seed=s.seed, options=dict(s.tasks.options))
         self.sampling = Sampling(**{**s.sampling.model_dump(), "stop": tuple(s.sampling.stop)})
         longest = s.sampling.max_new_tokens
@@ -71,13 +71,14 @@ class Trainer:
             loaded.model, lr=s.update.lr, betas=(s.update.betas[0], s.update.betas[1]),
             weight_decay=s.update.weight_decay, max_grad_norm=s.update.max_grad_norm, schedule=s.update.schedule,
             warmup_steps=s.update.warmup_steps,
-            total_steps=s.trainer.steps * arithmetic(resolved)["optimiser_steps_per_step"],
+            total_steps=s.trainer.steps * self.method.update.optimiser_steps(s.tasks.per_step),
             tokens_per_microbatch=s.learner.tokens_per_microbatch, device=self.device,
             layout="packed" if s.learner.layout == "auto" else "flat", lora=lora,
             reference="reference_logprob" in self.method.needs,
         )  # fmt: skip
         self.engine = TorchEngine(self.learner.model, self.tokenizer, device=self.device)
         self.step_number = 0
+        self._begun = False
         self.empty_steps = 0
         self.budget = Budget()
         self.metrics_file = MetricsFile(self.out / "metrics.jsonl")
@@ -208,12 +209,14 @@ class Trainer:
         """Steps until `trainer.steps`; `watch` sees every line and ends the run early by returning True."""
         t, e = self.settings.trainer, self.settings.eval
         main = parallel.rank() == 0
-        if self.step_number == 0:
+        if not self._begun:
             if main:
                 self.out.mkdir(parents=True, exist_ok=True)
                 checkpoint.write_atomic(self.out / "config.yaml", self.config_text)
             self._evaluated({"step": 0}, watch)
             self.save()
+            self._begun = True
+        board = Board(self.out, purge_after=self.step_number) if t.tensorboard and main else None
         while self.step_number < t.steps:
             row = self.step()
             last = row["step"] == t.steps
@@ -221,6 +224,8 @@ class Trainer:
                 row |= self._evaluated({"step": row["step"]}, None)
             if main:
                 self.metrics_file.append(row)
+                if board is not None:
+                    board(row)
                 if self.last_forest is not None and t.rollouts_every and (row["step"] % t.rollouts_every == 0 or last):
                     (self.out / "rollouts").mkdir(exist_ok=True)
                     dump(self.last_forest, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
@@ -228,7 +233,9 @@ class Trainer:
             if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
                 self.save()
             if stop:
-                return
+                break
+        if board is not None:
+            board.close()
 
     def _evaluated(self, row: dict[str, Any], watch: Callable[..., Any] | None) -> dict[str, Any]:
         began = time.perf_counter()
@@ -267,7 +274,7 @@ class Trainer:
         self.learner.load_tensors(tensors, state["learner"])
         self.source.load_state_dict(state["source"])
         self.method.load_state_dict(state["method"])
-        self.step_number, self.empty_steps = state["step"], state["empty_steps"]
+        self._begun, self.step_number, self.empty_steps = True, state["step"], state["empty_steps"]
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])
         if parallel.rank() == 0:

@@ -62,7 +62,7 @@ CHART_STYLE = (
     + "".join(f".gx .s{i}{{stroke:{c}}}.gx .f{i}{{fill:{c}}}" for i, c in enumerate(DARK))
     + "}"
 )
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 44, 36
+LEFT, RIGHT, TOP, BOTTOM = 52, 20, 44, 36
 MARKED = 60  # a series of at most so many points has a dot, with its value as a tooltip, at each
 DRAWN = 800  # points of a longer series are thinned out to about as many
 LETTER = 6.2  # widest usual letter of the legend, pixels
@@ -162,7 +162,9 @@ def _curves(rows: Sequence[Row], evaluations: Sequence[Row]) -> str:
             bands["accuracy"] = [(float(r["step"]), float(r["eval_low"]), float(r["eval_high"])) for r in source
                                  if r.get("eval_low") is not None and r.get("eval_high") is not None]  # fmt: skip
         caption = "; ".join(f"{label}: {metrics.meaning(names[label])}" for label in series)
-        chart = svg_chart(series, title=title, y_label=unit, bands=bands)
+        chart = svg_chart(
+            series, title=title, y_label=unit, bands=bands, y_range=(0.0, 0.0) if title == "Speed" else None
+        )
         drawn.append(f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>")
     note = f"<p>Not measured in this run: {escape(', '.join(missing))}.</p>" if missing else ""
     return f'<div class="charts">{"".join(drawn)}</div>{note}' if drawn else "<p>No step has ended yet.</p>"
@@ -383,7 +385,7 @@ def _thin(points: Sequence[Point]) -> list[Point]:
 
 
 def _ticks(values: Sequence[float], *, whole: bool = False) -> list[float]:
-    """Four to seven round numbers whose first and last enclose the values."""
+    """Two to seven round numbers whose first and last enclose the values."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value
         margin = max(abs(low) * 0.1, 1.0 if whole or not low else 0.0)

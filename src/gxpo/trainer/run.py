@@ -12,7 +12,7 @@ from typing import Any
 from gxpo import config
 from gxpo.keys import Stated
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.compose import Method
+from gxpo.pipeline import Method
 from gxpo.trainer import checkpoint
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile

@@ -13,8 +13,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     1 - C(n-c, k) / C(n, k), the unbiased estimate (Chen et al. 2021, arXiv 2107.03374, eq. 1), as a product of factors
     of at most 1. ValueError unless 0 <= c <= n and 1 <= k <= n.
 
-    >>> pass_at_k(n=4, c=2, k=2)  # 1 of the 6 pairs has no right sample
-    0.8333333333333334
+    >>> round(pass_at_k(n=4, c=2, k=2), 4)  # 1 of the 6 pairs has no right sample
+    0.8333
     """
     if not 0 <= c <= n:
         raise ValueError(f"{c} right among {n} samples")

@@ -25,15 +25,15 @@ def truncated(proximal: Tensor, behaviour: Tensor, cap: float = 2.0) -> Tensor:
     behaviour  [P] log-probs of who sampled, of the distribution that was sampled from (temperature, support)
     cap        absolute bound, finite
 
-    Returns [P] float64, detached, in [0, cap]. Where either log-prob is unknown (nan) the weight is 1: there is no
-    mismatch that could be measured, and what to do with such a token is the ratio's `on_unknown_behaviour`.
+    Returns [P] float64, detached, in [0, cap]. Where a log-prob is unknown (nan) the weight is 1: there is no mismatch
+    that could be measured, and what to do with such a token is the ratio's `on_unknown_behaviour`.
 
     Source: truncated importance sampling (TIS): Espeholt et al., arXiv 1802.01561, for language models Yao et al.
     2025; decoupled PPO, arXiv 2110.00641, is the same form. Evidence: reference code (verl, TRL: cap 2).
     """
     log_weight = proximal.to(torch.float64) - behaviour.to(torch.float64)
     log_weight = torch.where(log_weight.isnan(), torch.zeros_like(log_weight), log_weight)
-    return log_weight.clamp_max(math.log(cap)).exp().clamp_max(cap)
+    return log_weight.exp().clamp_max(cap)
 
 
 @dataclass(frozen=True)

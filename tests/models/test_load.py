@@ -1,0 +1,143 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+
+from gxpo.errors import ModelError
+from gxpo.models import Recipe, character_tokenizer, load, tiny_model
+from gxpo.models import warmup as warmup_module
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+QUICK = Recipe(dimensions=SMALL, batch=8, first_check=1, max_steps=1, low=0, high=1, well_formed=0, checked_on=4)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    path = tmp_path / "model"
+    tiny_model(0, **SMALL).save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_tiny_is_the_warm_start_of_the_task(tmp_path, monkeypatch):
+    monkeypatch.setitem(warmup_module.WARMUPS, "arithmetic", QUICK)
+    loaded = load("tiny", task="arithmetic", cache=tmp_path)
+    assert loaded.path is not None and loaded.path.parent == tmp_path and loaded.name == "tiny"
+    again = load("tiny", task="arithmetic", cache=tmp_path)
+    for a, b in zip(loaded.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ModelError, match="no warm-up for task 'reasoning_gym:gcd'"):
+        load("tiny", task="reasoning_gym:gcd", cache=tmp_path)
+
+
+def test_cold_is_untrained_and_fixed():
+    first, second = (load("tiny:cold", task="arithmetic") for _ in range(2))
+    assert first.path is None and first.eos_ids == (2,)
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert load("tiny:cold", task="reasoning_gym:gcd").model.config.vocab_size == 100
+    with pytest.raises(ModelError, match="there are 'tiny' and 'tiny:cold'"):
+        load("tiny:hot", task="arithmetic")
+
+
+def test_a_local_directory(directory):
+    loaded = load(str(directory), task="arithmetic", dtype="float64")
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float64}
+    assert loaded.path == directory and not loaded.model.training
+    expected = tiny_model(0, **SMALL).double()
+    tokens = torch.tensor([[1, 20, 30]])
+    torch.testing.assert_close(loaded.model(input_ids=tokens).logits, expected(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        (["config.json"], "no config.json"),
+        (["model.safetensors"], "no weights"),
+        (["tokenizer.json", "tokenizer_config.json"], "no tokenizer"),
+    ],
+)
+def test_what_a_directory_lacks_is_named(directory, remove, message):
+    for name in remove:
+        (directory / name).unlink()
+    with pytest.raises(ModelError, match=message) as caught:
+        load(str(directory), task="arithmetic")
+    assert str(directory) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_directories_that_are_none(tmp_path):
+    with pytest.raises(ModelError, match="no such model directory"):
+        load(str(tmp_path / "none"), task="arithmetic")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelError, match="not a directory"):
+        load(str(tmp_path / "file"), task="arithmetic")
+
+
+def test_damaged_weights_are_an_error_in_one_line(directory):
+    (directory / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ModelError, match="can't be loaded") as caught:
+        load(str(directory), task="arithmetic")
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_comes_with_a_model_is_not_run(directory):
+    config = json.loads((directory / "config.json").read_text())
+    config["model_type"] = "own"
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "own.py").write_text("raise SystemExit('code that came with a model was run')")
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load(str(directory), task="arithmetic")
+
+
+def test_a_name_that_the_hub_does_not_have(monkeypatch):
+    def missing(*args, **kwargs):
+        raise OSError("no-one/nothing is not a local folder\nand is not a valid model identifier")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", missing)
+    with pytest.raises(ModelError, match=r"'no-one/nothing' can't be loaded: .* folder and is not") as caught:
+        load("no-one/nothing", task="arithmetic")
+    assert "\n" not in str(caught.value)
+
+
+def test_pad_falls_back_on_eos(directory):
+    tokenizer = character_tokenizer()
+    tokenizer.pad_token = None
+    shutil.rmtree(directory)
+    tiny_model(0, **SMALL).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    loaded = load(str(directory), task="arithmetic")
+    assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == 2
+
+
+def test_eos_ids_are_those_of_the_generation_config_and_the_tokenizer(directory):
+    loaded = load(str(directory), task="arithmetic")
+    loaded.model.generation_config.eos_token_id = [7, 4]
+    assert loaded.eos_ids == (2, 4, 7)
+    loaded.model.generation_config.eos_token_id = None
+    assert loaded.eos_ids == (2,)
+
+
+def test_training_mode_changes_nothing(tmp_path):
+    config = transformers.GPT2Config(vocab_size=100, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    model = load(str(tmp_path), task="arithmetic").model
+    tokens = torch.tensor([[1, 20, 30]])
+    expected = model(input_ids=tokens).logits
+    model.train()
+    assert torch.equal(model(input_ids=tokens).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [({"dtype": "float23"}, "did you mean 'float32'"), ({"device": "cuda:99"}, "device 'cuda:99' can't be used")],
+)
+def test_settings_that_can_not_be_had(setting, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        load("tiny:cold", task="arithmetic", **setting)
+    assert "\n" not in str(caught.value)

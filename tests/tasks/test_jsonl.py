@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo.errors import TaskError
+from gxpo.tasks import make
+from gxpo.tasks.jsonl import read_tasks
+
+
+def write(path: Path, *lines: object) -> str:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def questions(first: int, last: int) -> list[dict]:
+    return [{"prompt": f"What is {i}?", "answer": i} for i in range(first, last)]
+
+
+def test_a_line_is_a_task(tmp_path):
+    path = write(
+        tmp_path / "q.jsonl",
+        {"prompt": "1+1?", "answer": "2", "id": "one", "level": 3},
+        "",
+        {"prompt": "half?\u2028", "answer": 0.5},
+    )
+    first, second = read_tasks(Path(path))
+    assert (first.id, first.prompt, first.answer, first.info) == ("one", "1+1?", "2", {"level": 3})
+    assert (second.id, second.answer, second.info) == ("q/3", "0.5", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "answer": "b"', "line 2: not valid JSON"),
+        ('["a", "b"]', "line 2: must be an object"),
+        ('{"answer": "b"}', "line 2: field 'prompt'"),
+        ('{"prompt": "", "answer": "b"}', "line 2: field 'prompt'"),
+        ('{"prompt": 3, "answer": "b"}', "line 2: field 'prompt'"),
+        ('{"prompt": "a"}', "line 2: field 'answer'"),
+        ('{"prompt": "a", "answer": null}', "line 2: field 'answer'"),
+        ('{"prompt": "a", "answer": true}', "line 2: field 'answer'"),
+        ('{"prompt": "a", "answer": ["b"]}', "line 2: field 'answer'"),
+        ('{"prompt": "a", "answer": NaN}', "line 2: not valid JSON"),
+        ('{"prompt": "a", "answer": "b", "id": 4}', "line 2: field 'id'"),
+        ('{"prompt": "a", "answer": "b", "id": "q"}', "line 2: id 'q' is already that of line 1"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, message):
+    path = write(tmp_path / "q.jsonl", {"prompt": "x", "answer": "y", "id": "q"}, line)
+    with pytest.raises(TaskError, match=message) as caught:
+        make(path, seed=0)
+    assert path in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_can_not_be_used(tmp_path):
+    with pytest.raises(TaskError, match="no such file"):
+        make(str(tmp_path / "none.jsonl"), seed=0)
+    with pytest.raises(TaskError, match="no tasks in it"):
+        make(write(tmp_path / "empty.jsonl", "", "  "), seed=0)
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TaskError, match="UTF-8"):
+        make(str(tmp_path / "bytes.jsonl"), seed=0)
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(TaskError, match="can't be read"):
+        make(str(tmp_path / "folder.jsonl"), seed=0)
+    with pytest.raises(TaskError, match=r"leaves no (training|held-out) task"):
+        make(write(tmp_path / "one.jsonl", {"prompt": "a", "answer": "b"}), seed=0)
+
+
+def test_a_share_of_the_prompts_is_held_out_for_every_seed(tmp_path):
+    path = write(tmp_path / "q.jsonl", *questions(0, 400), *[{**q, "answer": "again"} for q in questions(0, 50)])
+    source = make(path, seed=0, options={"held_out_fraction": 0.25})
+    held_out = source.held_out(10**6)
+    assert 0.17 * 450 < len(held_out) < 0.33 * 450
+    assert make(path, seed=9, options={"held_out_fraction": 0.25}).held_out(10**6) == held_out
+    drawn = {t.prompt for step in range(30) for t in source.draw(32, step)}
+    assert not drawn & {t.prompt for t in held_out}
+    assert len(drawn | {t.prompt for t in held_out}) == 400
+
+
+def test_a_second_file_is_held_out(tmp_path):
+    training = write(tmp_path / "train.jsonl", *questions(0, 5))
+    held_out = write(tmp_path / "test.jsonl", *questions(5, 8))
+    source = make(training, seed=0, options={"held_out": held_out}, per_step=5)
+    assert [t.answer for t in source.held_out(2)] == ["5", "6"]
+    assert sorted(t.answer for t in source.draw(5, 0)) == ["0", "1", "2", "3", "4"]
+    with pytest.raises(TaskError, match=r"task 'test/1' is also in"):
+        make(held_out, seed=0, options={"held_out": held_out})
+
+
+@given(seed=st.integers(0, 2**31), per_step=st.integers(1, 12), more=st.integers(0, 20))
+@settings(max_examples=25, deadline=None)
+def test_epochs_see_every_task_once(tmp_path_factory, seed, per_step, more):
+    folder = tmp_path_factory.mktemp("epochs")
+    held_out = write(folder / "test.jsonl", {"prompt": "held out", "answer": "1"})
+    path = write(folder / "train.jsonl", *questions(0, 30))
+    source = make(path, seed=seed, options={"held_out": held_out}, per_step=per_step)
+    order = [t.id for step in range(60) for t in source.draw(per_step, step)]
+    for epoch in range(len(order) // 30):
+        assert len(set(order[30 * epoch : 30 * (epoch + 1)])) == 30
+    assert source.draw(per_step + more, 7)[:per_step] == source.draw(per_step, 7)
+
+
+def test_orders_differ_between_epochs_and_seeds(tmp_path):
+    held_out = write(tmp_path / "test.jsonl", {"prompt": "held out", "answer": "1"})
+    path = write(tmp_path / "train.jsonl", *questions(0, 30))
+    first, second = (make(path, seed=s, options={"held_out": held_out}, per_step=30) for s in (0, 1))
+    assert first.draw(30, 0) != first.draw(30, 1) != second.draw(30, 1)
+    assert first.draw(30, 0) != second.draw(30, 0)
+
+
+def test_scoring_is_left_to_a_named_reward(tmp_path):
+    source = make(write(tmp_path / "q.jsonl", *questions(0, 100)), seed=0)
+    assert source.scorer is None and source.reward_default == "math"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_fraction": 0}, "between 0 and 1"),
+        ({"held_out_fraction": "0.1"}, "must be float or int"),
+        ({"heldout": "x"}, "did you mean 'held_out'"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    path = write(tmp_path / "q.jsonl", *questions(0, 100))
+    with pytest.raises(TaskError, match=message):
+        make(path, seed=0, options=options)

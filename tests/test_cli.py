@@ -1,0 +1,230 @@
+"""The command line: bad input is one line and exit code 2 with nothing half-written; reports are JSON on request."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gxpo
+from gxpo import cli
+from gxpo.methods import METHODS
+from gxpo.trainer import checkpoint
+
+SMALL = """model: tiny:cold
+task: arithmetic
+tasks: {per_step: 2}
+rollout: {group_size: 2}
+sampling: {max_new_tokens: 4}
+eval: {tasks: 4}
+trainer: {steps: 2, checkpoint_every: 1}
+"""
+
+
+def run(capsys, *arguments):
+    """(exit code, stdout, stderr) of the command line."""
+    old, sys.argv = sys.argv, ["gxpo", *map(str, arguments)]
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    finally:
+        sys.argv = old
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def config(tmp_path, text=SMALL):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def refused(capsys, tmp_path, arguments, message):
+    """Exit code 2, one line that holds `message`, and no run directory."""
+    out = tmp_path / "out"
+    code, _, err = run(capsys, *arguments, "--out", out)
+    assert code == 2, err
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err, err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["method=grop"], "unknown method 'grop'; did you mean 'grpo'"),
+        (["method=gigpo+opo"], "gigpo sets credit=anchor_state and opo sets credit=length_weighted"),
+        (["credit.centre=mean"], "unknown key 'credit.centre'; did you mean 'credit.center'"),
+        (["update.lr=fast"], "update.lr: input should be a valid number (got fast)"),
+        (["trainer.steps=0"], "trainer.steps"),
+        (["task=arithmetics"], "did you mean 'arithmetic'"),
+        (["task=reasoning_gym:gdc"], "gcd"),
+        (["model=./nowhere"], "no such model directory"),
+        (["reward=nowhere.py:f"], "nowhere.py"),
+        (["reward=corect"], "did you mean"),
+        (["method=dr_grpo+cispo"], "dr_grpo sets objective.aggregate=sequence_sum"),
+        (["learner.device=cudo"], "cudo"),
+        (["update.schedule=linear", "update.warmup_steps=9"], "schedule"),
+    ],
+)
+def test_bad_settings(capsys, tmp_path, sets, message):
+    flags = [x for s in sets for x in ("--set", s)]
+    refused(capsys, tmp_path, ["train", config(tmp_path), *flags], message)
+
+
+def test_a_missing_file(capsys, tmp_path):
+    refused(capsys, tmp_path, ["train", tmp_path / "no.yaml"], "no.yaml: no such file")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n', "tasks.jsonl, line 2"),
+        ('{"prompt": "1+1="}\n', "answer"),
+        ("", "tasks.jsonl"),
+    ],
+)
+def test_bad_task_files(capsys, tmp_path, lines, message):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(lines)
+    refused(capsys, tmp_path, ["train", config(tmp_path), "--set", f"task={path}"], message)
+
+
+def test_a_model_directory_without_weights(capsys, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    refused(capsys, tmp_path, ["train", config(tmp_path), "--set", f"model={model}"], "no weights")
+
+
+def test_resume_of_what_is_no_run(capsys, tmp_path):
+    code, _, err = run(capsys, "resume", tmp_path)
+    assert code == 2 and "config.yaml" in err and err.count("\n") == 1
+
+
+def test_train_eval_resume_and_report(capsys, tmp_path):
+    out = tmp_path / "run"
+    code, text, err = run(capsys, "train", config(tmp_path), "--out", out)
+    assert code == 0, err
+    assert "held-out accuracy" in text and (out / "report.html").is_file()
+    code, text, _ = run(capsys, "eval", out, "--json", "--tasks", 3, "--samples", 2)
+    figures = json.loads(text)
+    assert code == 0 and figures["step"] == 2 and figures["eval_tasks"] == 3 and 0 <= figures["eval_pass_at_2"] <= 1
+    code, text, _ = run(capsys, "resume", out, "--steps", 3, "--json")
+    assert code == 0 and json.loads(text)["steps"] == 3
+    (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
+    code, _, err = run(capsys, "resume", out)
+    assert code == 2 and "not the configuration of its checkpoint" in err and err.count("\n") == 1
+
+
+def test_dry_run_shows_origins_and_trains_nothing(capsys, tmp_path):
+    path = config(tmp_path, SMALL + "method: dr_grpo\n")
+    code, text, _ = run(capsys, "train", path, "--dry-run", "--json", "--out", tmp_path / "out")
+    keys = json.loads(text)["keys"]
+    assert code == 0 and keys["credit.scale"] == {"value": "none", "origin": "dr_grpo"}
+    assert keys["sampling.max_new_tokens"]["origin"] == f"{path}:5"
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_is_arithmetic(capsys, tmp_path):
+    code, text, _ = run(capsys, "plan", config(tmp_path), "--json", "--set", "update.epochs=3", "--set", "update.minibatches=2",
+                        "--set", "tasks.per_step=6", "--set", "rollout.group_size=5")  # fmt: skip
+    plan = json.loads(text)["plan"]
+    assert code == 0 and plan["rollouts_per_step"] == 30 and plan["optimiser_steps_per_step"] == 6
+    assert plan["rollouts_per_optimiser_step"] == 15 and plan["reuse_of_each_rollout"] == 3
+    assert plan["generated_tokens_per_step_at_most"] == 120 and plan["optimiser_steps"] == 12 and not plan["on_policy"]
+
+
+def test_methods_and_schema(capsys):
+    code, text, _ = run(capsys, "methods", "--json")
+    rows = json.loads(text)
+    assert code == 0 and {r["name"] for r in rows} == set(METHODS)
+    assert {"name", "title", "arxiv", "stages", "formula", "evidence", "defaults", "needs", "requires", "cost"} <= set(rows[0])
+    code, text, _ = run(capsys, "methods", "gspo")
+    assert code == 0 and "refuses" in text and "objective.ratio" in text
+    assert run(capsys, "methods", "gspo", "--bibtex")[1].startswith("@misc{gspo,")
+    code, _, err = run(capsys, "methods", "gsop")
+    assert code == 2 and "gspo" in err
+    code, text, _ = run(capsys, "schema")
+    schema = json.loads(text)
+    assert code == 0 and {"schema", "group", "id", "turns"} <= set(schema["required"])
+
+
+def test_help_has_an_example_for_every_command(capsys):
+    for command in ("demo", "train", "resume", "eval", "methods", "schema", "plan"):
+        code, text, _ = run(capsys, command, "--help")
+        assert code == 0 and f"gxpo {command}" in text.replace("\n", " "), command
+
+
+# ---------------------------------------------------------------- no room for the checkpoint
+def test_no_space_left_while_checkpointing(capsys, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    real = checkpoint.save
+
+    def full(*arguments, **named):
+        if arguments[1] == 2:
+            monkeypatch.setattr(os, "fsync", lambda d: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    code, _, err = run(capsys, "train", config(tmp_path), "--out", out)
+    monkeypatch.undo()
+    assert code == 2 and "No space left" in err and err.count("\n") == 1
+    assert checkpoint.latest(out).name == "step-000001"
+    assert run(capsys, "resume", out)[0] == 0 and checkpoint.latest(out).name == "step-000002"
+
+
+def test_a_file_size_limit_while_checkpointing(tmp_path):
+    out = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))  # noqa: E731
+    done = subprocess.run([sys.executable, "-c", "from gxpo.cli import main; main()", "train", str(config(tmp_path)),
+                           "--out", str(out)], env=environment, preexec_fn=limit, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
+    assert not list(out.glob("checkpoints/*"))
+
+
+# ---------------------------------------------------------------- rewards that misbehave
+REWARDS = """
+import os, time
+
+def nan(completion): return float("nan")
+def text(completion): return "good"
+def raises(completion): raise ValueError("no")
+def hangs(completion): time.sleep(1000)
+def dies(completion): os._exit(3)
+def sometimes(completion, task): return float("nan") if sum(map(ord, completion)) % 3 == 0 else 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("nan", "nonsense"), ("text", "nonsense"), ("raises", "raised"), ("hangs", "timeout"), ("dies", "died")],
+)
+def test_a_reward_that_misbehaves_costs_its_trajectories_alone(tmp_path, name, kind):
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    trained = gxpo.train("tiny:cold", "arithmetic", "grpo", 1, f"{path}:{name}", out=tmp_path / "run",
+                         set={"tasks.per_step": 1, "rollout.group_size": 2, "sampling.max_new_tokens": 3,
+                              "eval.tasks": 1, "scoring.timeout": 0.5})  # fmt: skip
+    (row,) = trained.metrics
+    assert row["unscored"] == 2 and row["empty_steps"] == 1 and row["reward_mean"] is None
+    assert trained.trainer.rewards.counts[kind] >= 2
+    assert all(r["reward"] is None for r in trained.samples)
+
+
+def test_unscored_trajectories_are_counted_and_never_zero(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    trained = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, f"{path}:sometimes", out=tmp_path / "run",
+                         set={"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 3,
+                              "eval.tasks": 2})  # fmt: skip
+    rows = trained.metrics
+    assert 0 < sum(r["unscored"] for r in rows) < 32
+    assert all(r["reward_mean"] == 1.0 for r in rows)

@@ -1,0 +1,237 @@
+"""The report: all escaped, nothing fetched, readable however little of the run there is; the charts' geometry."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gxpo.errors import CheckpointError
+from gxpo.trainer.metrics import MetricsFile
+from gxpo.trainer.report import summary, svg_chart, write_report
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;<!-- \u202e \x00 ]]> {{7*7}}"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and remembers what there is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(k, v or "") for k, v in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(k, v or "") for k, v in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def report(run: Path) -> Page:
+    path = write_report(run)
+    assert path == run / "report.html"
+    raw = path.read_text(encoding="utf-8")
+    page = Page(raw)
+    assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
+    assert not [k for k, _ in page.attributes if k.startswith("on") or k in ("src", "href")]
+    assert "url(" not in raw and "@import" not in raw
+    assert set(re.findall(r"https?://[^\"'\s]*", raw)) <= {"http://www.w3.org/2000/svg"}
+    return page
+
+
+def record(i: int, reward: float | None, **fields: object) -> dict:
+    turn = {"agent": "a", "action": [1, 2], "action_text": f"answer {i}", "finish": "stop"}
+    return {
+        "schema": "gxpo.rollouts/1", "task": f"task/{i // 4}", "group": f"g{i // 4}", "id": f"t{i}", "prompt": [5],
+        "prompt_text": f"question {i // 4}", "turns": [turn], "reward": reward,
+        "rewards": {"correct": reward, "format": 1.0}, "info": {"advantage": 0.123456 * i}, **fields,
+    }  # fmt: skip
+
+
+def write_records(run: Path, step: int, records: list[dict]) -> Path:
+    path = run / "rollouts" / f"step-{step:06d}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def whole_run(run: Path, steps: int = 30) -> None:
+    (run / "config.yaml").write_text("method: grpo  # default\nseed: 0\n")
+    evaluations = MetricsFile(run / "evaluations.jsonl")
+    for step in (0, 15, 30):
+        evaluations.append({"step": step, "eval_accuracy": 0.4 + step / 100, "eval_low": 0.37 + step / 100,
+                            "eval_high": 0.43 + step / 100, "eval_tasks": 1000.0, "eval_pass_at_8": 0.875})  # fmt: skip
+    file = MetricsFile(run / "metrics.jsonl")
+    for step in range(1, steps + 1):
+        file.append({
+            "step": step, "reward_mean": 0.4 + 0.01 * step, "success_rate": 0.3 + 0.01 * step, "kl": None,
+            "zero_signal_groups": 0.2, "entropy": 1 / step, "clip_fraction": 0.0, "length_mean": 20 + math.sin(step),
+            "truncated_rate": 0.01, "grad_norm": float("nan") if step == 7 else 1.0, "unscored": step % 2,
+            "generated_tokens": 1000 * step, "discarded_rollouts": 3, "empty_steps": 1, "weights_crc": 123456789,
+            "time_step_s": 2.5, "time_sample_s": 1.5, "time_sample_tokens_per_s": 5e3, "time_update_tokens_per_s": 2e4,
+        })  # fmt: skip
+    for step in (10, 20, 30):
+        write_records(run, step, [record(i, float(i % 4 == step // 10)) for i in range(24)])
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    page = report(tmp_path)
+    charts = [v for k, v in page.attributes if k == "aria-label"]
+    assert charts[:2] == ["Training reward", "Held-out accuracy"]
+    assert "KL" not in charts and "Not measured in this run: kl, approx_kl." in page.text
+    assert {"Entropy", "Clipped", "Completion length", "Groups without signal", "Speed"} <= set(charts)
+    assert "method: grpo  # default" in page.text
+    assert "step 000010" in page.text and "step 000030" in page.text and "step 000020" not in page.text
+    # step 30: trajectory 3 of each group of four has the one success; of the failures the first is shown
+    for text in ("question 0", "answer 3", "answer 0", "correct: 1\nformat: 1", "0.3704"):
+        assert text in page.text
+    assert "question 5" not in page.text  # four groups are enough
+
+
+def test_summary_figures(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    figures = dict(
+        summary(MetricsFile(tmp_path / "metrics.jsonl").read(), MetricsFile(tmp_path / "evaluations.jsonl").read())
+    )
+    assert figures["steps"] == "30"
+    assert figures["held-out accuracy, step 0"] == "0.400 (95% interval 0.370 to 0.430)"
+    assert figures["held-out accuracy, step 30"] == "0.700 (95% interval 0.670 to 0.730)"
+    assert (
+        figures["change"] == "+0.300" and figures["held-out tasks"] == "1000" and figures["held-out pass@8"] == "0.875"
+    )
+    assert figures["tokens generated"] == "30,000" and figures["rollouts unscored"] == "15"
+    assert figures["time of all steps"] == "1 min 15 s" and figures["of it sampling"] == "45.0 s"
+    assert figures["CRC-32 of the weights"] == "123456789"
+
+
+def test_hostile_text_is_only_text(tmp_path: Path) -> None:
+    run = tmp_path / "<b>run & co"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"model: {HOSTILE}\n")
+    MetricsFile(run / "metrics.jsonl").append({"step": 1, "weights_crc": HOSTILE})
+    turn = {"action": [1], "action_text": HOSTILE, "finish": "length"}
+    write_records(run, 1, [record(0, 1.0, task=HOSTILE, prompt_text=HOSTILE, turns=[turn], rewards={HOSTILE: HOSTILE},
+                                  info={"advantage": HOSTILE}),
+                           record(1, 0.0, turns=[{"action_text": "\ud800 half a pair"}])])  # fmt: skip
+    page = report(run)
+    assert (
+        page.text.count("alert(1)") == 8
+    )  # config, figure, task, prompt, completion, component and its name, advantage
+    assert "half a pair" in page.text and "<b>run & co" in page.text and "[cut]" in page.text
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    page = report(tmp_path)
+    assert "No step has ended yet." in page.text and "No rollouts written yet." in page.text
+    MetricsFile(tmp_path / "evaluations.jsonl").append({"step": 0, "eval_accuracy": 0.25, "eval_low": None})
+    assert "0.250" in report(tmp_path).text
+    MetricsFile(tmp_path / "metrics.jsonl").append({"step": 1, "reward_mean": 0.5, "kl": None})
+    with open(tmp_path / "metrics.jsonl", "a") as torn:
+        torn.write('{"step": 2, "rew')
+    assert "Training reward" in [v for k, v in report(tmp_path).attributes if k == "aria-label"]
+    write_records(tmp_path, 1, [])
+    assert "best and worst rollout of 0 groups" in report(tmp_path).text
+
+
+def test_odd_records(tmp_path: Path) -> None:
+    fork = record(1, None, fork={"of": "t0", "turn": 2, "token": 3}, group="forked")
+    two = [{"action": [1], "action_text": "first"}, {"observation": [7, 8], "action": [9]}]
+    path = write_records(tmp_path, 5, [{"schema": "gxpo.rollouts/1"}, fork, record(2, 0.5, turns=two, prompt_text=None),
+                                       record(9, 0.5, prompt_text="x" * 5000)])  # fmt: skip
+    with open(path, "a") as torn:
+        torn.write('{"schema": "gxpo')
+    page = report(tmp_path)
+    for text in ("goes on from turn 2 of t0", "unscored", "first\n[observed] tokens [7, 8]\ntokens [9]", "tokens [5]",
+                 "[and 3000 characters]", "1 lines of step-000005.jsonl can't be read"):  # fmt: skip
+        assert text in page.text
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"report.html not written"):
+        write_report(tmp_path / "nowhere")
+
+
+# ---- charts
+def chart(*args: object, **kwargs: object) -> ElementTree.Element:
+    return ElementTree.fromstring(svg_chart(*args, **{"title": "T", "y_label": "unit", **kwargs}))  # type: ignore[arg-type]
+
+
+def line(element: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (p.split(",") for p in element.attrib["points"].split())]
+
+
+def texts(element: ElementTree.Element) -> list[str]:
+    return [t.text or "" for t in element.iter(f"{SVG}text")]
+
+
+def test_points_stand_where_the_ticks_say() -> None:
+    root = chart({"a": [(0, 0.0), (5, 0.25), (10, 1.0)]})
+    ticks = {t.text: t for t in root.iter(f"{SVG}text")}
+    assert {"0.0", "0.2", "1.0", "0", "2", "10"} <= set(ticks)
+    first, middle, last = line(next(root.iter(f"{SVG}polyline")))
+    zero, one = (float(ticks[t].attrib["y"]) - 4 for t in ("0.0", "1.0"))
+    assert first[1] == pytest.approx(zero, abs=0.11) and last[1] == pytest.approx(one, abs=0.11)
+    assert middle[1] == pytest.approx(zero + 0.25 * (one - zero), abs=0.11) and one < zero
+    assert first[0] == pytest.approx(float(ticks["0"].attrib["x"]), abs=0.11)
+    assert last[0] == pytest.approx(float(ticks["10"].attrib["x"]), abs=0.11)
+    assert middle[0] == pytest.approx((first[0] + last[0]) / 2, abs=0.11)
+
+
+def test_seeds_and_a_control_with_a_legend() -> None:
+    names = ["seed 0", "seed 1", "seed 2", "rewards <shuffled>"]
+    series = {name: [(s, 0.1 * i + 0.01 * s) for s in range(0, 60, 10)] for i, name in enumerate(names)}
+    bands = {"seed 1": [(s, 0.1, 0.3) for s in range(0, 60, 10)]}
+    root = chart(series, bands=bands, dashed=["rewards <shuffled>"], y_range=(0, 1), width=640)
+    assert [t for t in texts(root) if t in names] == names
+    lines = list(root.iter(f"{SVG}polyline"))
+    assert [e.attrib["class"] for e in lines] == ["l s0", "l s1", "l s2", "l s3 d"]
+    assert [e.attrib["class"] for e in root.iter(f"{SVG}polygon")] == ["b f1"]
+    assert "1.0" in texts(root)
+    tips = [t.text for t in root.iter(f"{SVG}title")]
+    assert len(tips) == 24 and "rewards <shuffled>, step 50: 0.8" in tips
+
+
+def test_gaps_single_points_and_nothing() -> None:
+    nan = math.nan
+    root = chart({"a": [(1, 1.0), (2, 2.0), (3, nan), (4, 1.0), (5, nan), (6, math.inf)]})
+    assert [len(line(e)) for e in root.iter(f"{SVG}polyline")] == [2, 1]
+    assert len(list(root.iter(f"{SVG}circle"))) == 3
+    for series in ({}, {"a": []}, {"a": [(1, nan)]}):
+        assert "no values yet" in texts(chart(series))
+    for y in (0.0, 5.0, -1e-9, 1e12):
+        values = [v for e in chart({"a": [(3, y)]}).iter(f"{SVG}circle") for v in (e.attrib["cx"], e.attrib["cy"])]
+        assert len(values) == 2 and all(0 < float(v) < 460 for v in values)
+
+
+def test_a_long_series_is_thinned_but_keeps_its_extremes() -> None:
+    points = [(s, math.sin(s / 500)) for s in range(20_000)]
+    points[7001] = (7001, 9.0)
+    root = chart({"a": points})
+    drawn = line(next(root.iter(f"{SVG}polyline")))
+    assert len(drawn) <= 1000 and [x for x, _ in drawn] == sorted(x for x, _ in drawn)
+    assert min(y for _, y in drawn) == pytest.approx(44 + (10 - 9) / 12 * (260 - 36 - 44), abs=0.2)  # axis: -2 to 10
+    assert not list(root.iter(f"{SVG}circle"))
