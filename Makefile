@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 BIN := .venv/bin
-INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
+INSTALL = $(BIN)/pip install -q -c constraints.txt
 
 .PHONY: help demo test curves clean
 

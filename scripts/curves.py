@@ -49,7 +49,9 @@ def verdicts(path: Path, step: int) -> list[float]:
 def gains(paths: list[Path], steps: int) -> tuple[list[float], tuple[float, float]]:
     """The gain of each run, and the 95% interval of their mean over held-out tasks."""
     before, after = [verdicts(p, 0) for p in paths], [verdicts(p, steps) for p in paths]
-    per_task = [sum(a[i] - b[i] for a, b in zip(after, before, strict=True)) / len(paths) for i in range(len(before[0]))]
+    per_task = [
+        sum(a[i] - b[i] for a, b in zip(after, before, strict=True)) / len(paths) for i in range(len(before[0]))
+    ]
     return [sum(a) / len(a) - sum(b) / len(b) for a, b in zip(after, before, strict=True)], mean_interval(per_task)
 
 
@@ -72,12 +74,17 @@ def main() -> None:
             run_or_go_on(path, given, steps)
             rows = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]
             series[f"{kind}, seed {seed}"] = [(r["step"], r["eval_accuracy"]) for r in rows]
-            print(f"{kind} seed {seed}: {rows[0]['eval_accuracy']:.3f} -> {rows[-1]['eval_accuracy']:.3f} on "
-                  f"{rows[-1]['eval_tasks']:.0f} tasks (95% {rows[-1]['eval_low']:.3f} to {rows[-1]['eval_high']:.3f})")  # fmt: skip
+            print(
+                f"{kind} seed {seed}: {rows[0]['eval_accuracy']:.3f} -> {rows[-1]['eval_accuracy']:.3f} on "
+                f"{rows[-1]['eval_tasks']:.0f} tasks (95% {rows[-1]['eval_low']:.3f} to {rows[-1]['eval_high']:.3f})"
+            )
             paths.append(path)
         each, (low, high) = gains(paths, steps)
         mean = sum(each) / len(each)
-        print(f"{kind}: gains {', '.join(f'{g:+.3f}' for g in each)}; mean {mean:+.3f} (95% over tasks {low:+.3f} to {high:+.3f})")
+        print(
+            f"{kind}: gains {', '.join(f'{g:+.3f}' for g in each)}; mean {mean:+.3f} "
+            f"(95% over tasks {low:+.3f} to {high:+.3f})"
+        )
         summary[kind] = {"gains": each, "mean": mean, "low": low, "high": high}
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     title = f"held-out accuracy, {arguments.method}, {len(SEEDS)} seeds"

@@ -29,6 +29,7 @@ class Shape:
     agent: str
     text_only: bool = False
     segments: bool = False
+    under: list[int] | None = None
 
 
 def random_records(
@@ -143,9 +144,8 @@ def random_records(
         return turn
 
     def shape(turn: Json) -> Shape:
-        return Shape(
-            len(turn.get("action", [-1])), turn.get("agent", "agent"), "action" not in turn, "segments" in turn
-        )
+        size, agent = len(turn.get("action", [-1])), turn.get("agent", "agent")
+        return Shape(size, agent, "action" not in turn, "segments" in turn, turn.get("sampled_under"))
 
     def forked() -> tuple[Json, list[Json], list[Shape]]:
         of = rng.choice(list(shapes))
@@ -162,9 +162,13 @@ def random_records(
             first = author(first)
         if sampled_under and mixed_turns and chance(0.1):
             first["sampled_under"] = tokens(1, 4)
+        elif base[at].under and token and not mixed_turns:
+            first["sampled_under"] = base[at].under
         turns = [first] + [fresh(at + 1 + i) for i in range(rng.randint(0, 2))]
-        segmented = base[at].segments if token else "segments" in first
-        here = Shape(token + len(first["action"]), first.get("agent", base[at].agent), segments=segmented)
+        here = shape({"agent": base[at].agent, **first})
+        here.length += token
+        here.segments = base[at].segments if token else here.segments
+        here.under = here.under if first["action"] else base[at].under
         return {"of": of, "turn": at, "token": token}, turns, [*base[:at], here, *(shape(t) for t in turns[1:])]
 
     names = [n for n in ("correct", "format", "length") if chance(0.5)]

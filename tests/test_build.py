@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import view
 
 from gxpo.forest import Forest
+from naive import view
 
 tokens = st.lists(st.integers(0, 30), max_size=4)
 few = settings(max_examples=30, deadline=None)
@@ -45,7 +45,9 @@ def test_completions_are_the_same_forest_as_their_records(groups: list, known: b
 
 
 def test_groups_are_named_and_equal_prompts_do_not_merge_them() -> None:
-    f = Forest.from_completions([[1], [1], [1]], [[[2], [3]], [[4]], [[5]]], groups=["a", "b", "a"], tasks=["x", "x", "y"])
+    f = Forest.from_completions(
+        [[1], [1], [1]], [[[2], [3]], [[4]], [[5]]], groups=["a", "b", "a"], tasks=["x", "x", "y"]
+    )
     assert f.group == ["a", "a", "b", "a"] and f.task == ["x", "x", "x", "y"]
     assert f.ids("group").tolist() == [0, 0, 1, 0]  # ragged: by name, never by position
     assert f.n_tokens == 1 + 4  # the prompt is stored once
@@ -116,7 +118,8 @@ def pad(rows: list, left: int, right: int, width: int, at: int) -> dict:
                 logprob[b, column:end] = -torch.tensor(run, dtype=torch.float32) / 8
             column = end
     return {
-        "input_ids": ids, "completion_mask": own[:, left + at :], "attention_mask": real, "logprobs": logprob[:, left + at :]
+        "input_ids": ids, "completion_mask": own[:, left + at :], "attention_mask": real,
+        "logprobs": logprob[:, left + at :],
     }  # fmt: skip
 
 
@@ -184,8 +187,8 @@ def test_groups_are_never_inferred_from_position() -> None:
 )
 def test_shapes_that_differ_are_refused(change: dict, message: str) -> None:
     given_ = {
-        "input_ids": torch.ones(2, 3, dtype=torch.int64), "completion_mask": torch.ones(2, 2), "rewards": torch.zeros(2),
-        "group": ["a", "b"], **change,
+        "input_ids": torch.ones(2, 3, dtype=torch.int64), "completion_mask": torch.ones(2, 2),
+        "rewards": torch.zeros(2), "group": ["a", "b"], **change,
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         Forest.from_padded(**given_)

@@ -131,8 +131,20 @@ def test_dry_run_shows_origins_and_trains_nothing(capsys, tmp_path):
 
 
 def test_plan_is_arithmetic(capsys, tmp_path):
-    code, text, _ = run(capsys, "plan", config(tmp_path), "--json", "--set", "update.epochs=3", "--set", "update.minibatches=2",
-                        "--set", "tasks.per_step=6", "--set", "rollout.group_size=5")  # fmt: skip
+    code, text, _ = run(
+        capsys,
+        "plan",
+        config(tmp_path),
+        "--json",
+        "--set",
+        "update.epochs=3",
+        "--set",
+        "update.minibatches=2",
+        "--set",
+        "tasks.per_step=6",
+        "--set",
+        "rollout.group_size=5",
+    )
     plan = json.loads(text)["plan"]
     assert code == 0 and plan["rollouts_per_step"] == 30 and plan["optimiser_steps_per_step"] == 6
     assert plan["rollouts_per_optimiser_step"] == 15 and plan["reuse_of_each_rollout"] == 3
@@ -143,7 +155,9 @@ def test_methods_and_schema(capsys):
     code, text, _ = run(capsys, "methods", "--json")
     rows = json.loads(text)
     assert code == 0 and {r["name"] for r in rows} == set(METHODS)
-    assert {"name", "title", "arxiv", "stages", "formula", "evidence", "defaults", "needs", "requires", "cost"} <= set(rows[0])
+    assert {"name", "title", "arxiv", "stages", "formula", "evidence", "defaults", "needs", "requires", "cost"} <= set(
+        rows[0]
+    )
     code, text, _ = run(capsys, "methods", "gspo")
     assert code == 0 and "refuses" in text and "objective.ratio" in text
     assert run(capsys, "methods", "gspo", "--bibtex")[1].startswith("@misc{gspo,")
@@ -182,9 +196,14 @@ def test_a_file_size_limit_while_checkpointing(tmp_path):
     out = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))  # noqa: E731
-    done = subprocess.run([sys.executable, "-c", "from gxpo.cli import main; main()", "train", str(config(tmp_path)),
-                           "--out", str(out)], env=environment, preexec_fn=limit, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from gxpo.cli import main; main()", "train", str(config(tmp_path)), "--out", str(out)],
+        env=environment,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
     assert not list(out.glob("checkpoints/*"))
@@ -210,9 +229,21 @@ def sometimes(completion, task): return float("nan") if sum(map(ord, completion)
 def test_a_reward_that_misbehaves_costs_its_trajectories_alone(tmp_path, name, kind):
     path = tmp_path / "mine.py"
     path.write_text(REWARDS)
-    trained = gxpo.train("tiny:cold", "arithmetic", "grpo", 1, f"{path}:{name}", out=tmp_path / "run",
-                         set={"tasks.per_step": 1, "rollout.group_size": 2, "sampling.max_new_tokens": 3,
-                              "eval.tasks": 1, "scoring.timeout": 0.5})  # fmt: skip
+    trained = gxpo.train(
+        "tiny:cold",
+        "arithmetic",
+        "grpo",
+        1,
+        f"{path}:{name}",
+        out=tmp_path / "run",
+        set={
+            "tasks.per_step": 1,
+            "rollout.group_size": 2,
+            "sampling.max_new_tokens": 3,
+            "eval.tasks": 1,
+            "scoring.timeout": 0.5,
+        },
+    )
     (row,) = trained.metrics
     assert row["unscored"] == 2 and row["empty_steps"] == 1 and row["reward_mean"] is None
     assert trained.trainer.rewards.counts[kind] >= 2
@@ -222,9 +253,15 @@ def test_a_reward_that_misbehaves_costs_its_trajectories_alone(tmp_path, name, k
 def test_unscored_trajectories_are_counted_and_never_zero(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(REWARDS)
-    trained = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, f"{path}:sometimes", out=tmp_path / "run",
-                         set={"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 3,
-                              "eval.tasks": 2})  # fmt: skip
+    trained = gxpo.train(
+        "tiny:cold",
+        "arithmetic",
+        "grpo",
+        2,
+        f"{path}:sometimes",
+        out=tmp_path / "run",
+        set={"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 3, "eval.tasks": 2},
+    )
     rows = trained.metrics
     assert 0 < sum(r["unscored"] for r in rows) < 32
     assert all(r["reward_mean"] == 1.0 for r in rows)

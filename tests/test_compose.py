@@ -13,9 +13,11 @@ from gxpo.methods import METHODS
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
     made = Forest.from_completions(
-        [[1, 2], [3]], [[[4, 5], [6], [7, 7]], [[7, 8, 9], [1]]], list(rewards),
+        [[1, 2], [3]],
+        [[[4, 5], [6], [7, 7]], [[7, 8, 9], [1]]],
+        list(rewards),
         logprobs=[[[-0.1, -0.2], [-0.3], [-1.0, -1.0]], [[-1.0, -1.0, -1.0], [-2.0]]],
-    )  # fmt: skip
+    )
     return made.replace(**fields) if fields else made
 
 
@@ -77,8 +79,15 @@ def test_a_stage_key_as_in_a_method_brings_its_parameters():
 
 
 def test_a_single_key_as_in_a_method():
-    assert gxpo.method("gspo+dapo", {"objective.clip_high": "dapo", "objective.clip_low": "gspo",
-                                     "objective.aggregate": "sequence_mean"}).terms["policy"].gate.clip_high == 0.28  # fmt: skip
+    assert (
+        gxpo.method(
+            "gspo+dapo",
+            {"objective.clip_high": "dapo", "objective.clip_low": "gspo", "objective.aggregate": "sequence_mean"},
+        )
+        .terms["policy"]
+        .gate.clip_high
+        == 0.28
+    )
 
 
 def test_refused_values_are_checked_after_the_merge():
@@ -128,7 +137,9 @@ def test_credit_of_a_wrong_shape_or_not_finite_is_said():
     with pytest.raises(GxpoError, match=r"gave shape \(5,\)"):
         gxpo.method("grpo", {"credit": lambda f, s, t: f.outcome}).advantages(forest((1.0, 0, 1, 1, 0)))
     with pytest.raises(GxpoError, match="not finite"):
-        gxpo.method("grpo", {"credit": lambda f, s, t: f.to_path(f.outcome / 0, "R")}).advantages(forest((1.0, 0, 1, 1, 0)))
+        gxpo.method("grpo", {"credit": lambda f, s, t: f.to_path(f.outcome / 0, "R")}).advantages(
+            forest((1.0, 0, 1, 1, 0))
+        )
 
 
 def test_credits_add_in_strings_and_in_python():
@@ -182,7 +193,9 @@ def test_an_uncompared_trajectory_is_measured_against_the_compared():
     f = forest([1.0, 0.0, 0.5, 1.0, 0.0], compared=torch.tensor([True, True, False, True, True]))
     a = gxpo.method("dr_grpo").advantages(f)
     assert a[f.path_of(2)].tolist() == [0.0, 0.0]  # 0.5 - mean(1, 0)
-    b = gxpo.method("dr_grpo").advantages(f.replace(outcome=torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64)))
+    b = gxpo.method("dr_grpo").advantages(
+        f.replace(outcome=torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64))
+    )
     assert b[f.path_of(2)].tolist() == [1.5, 1.5]  # 2 - mean(1, 0)
 
 
@@ -207,7 +220,9 @@ def test_weight_zero_counts_in_denominators_only():
 # ---------------------------------------------------------------- KL in the reward, signals
 def test_kl_in_the_reward_is_subtracted_before_group_statistics():
     f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
-    m = gxpo.method("dr_grpo", {"objective.kl.coef": 0.5, "objective.kl.place": "reward", "objective.kl.estimator": "k1"})
+    m = gxpo.method(
+        "dr_grpo", {"objective.kl.coef": 0.5, "objective.kl.place": "reward", "objective.kl.estimator": "k1"}
+    )
     assert m.needs == ("reference_logprob",)
     reference = f.path_behaviour_logprob - 0.25  # k1 = 0.25 a token
     a = m.advantages(f, {"reference_logprob": reference})

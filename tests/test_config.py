@@ -83,5 +83,5 @@ def test_bad_files_are_one_line_errors(tmp_path, text, sets, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere.yaml: no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
         config.load(tmp_path / "nowhere.yaml")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import view
-from strategies import RICH, forests, random_forest, random_records
 
 from gxpo.forest import ACTION, Forest
 from gxpo.trees import by_depth, hops
+from naive import view
+from strategies import RICH, forests, random_forest, random_records
 
 few = settings(max_examples=25, deadline=None)
 fewer = settings(max_examples=10, deadline=None)
@@ -234,7 +234,9 @@ def test_subtree_mean_is_over_scored_compared_members_of_one_group(forest: Fores
     group_of = [forest.group[r] for r in forest.step_trajectory.tolist()]
     close(forest.subtree_mean(x, "S"), [mean(int(n), group_of[s]) for s, n in enumerate(forest.step_action)])
     nodes = forest.token_node[forest.path_token].tolist()
-    close(forest.subtree_mean(x, "P"), [mean(n, group_of[int(s)]) for n, s in zip(nodes, forest.path_step, strict=True)])
+    close(
+        forest.subtree_mean(x, "P"), [mean(n, group_of[int(s)]) for n, s in zip(nodes, forest.path_step, strict=True)]
+    )
 
 
 @few
@@ -320,7 +322,9 @@ def test_flatten_shares_nothing_and_changes_nothing(forest: Forest) -> None:
     _, visited = flat.visits
     assert len(visited.unique()) == len(visited)  # no node is on the way of two trajectories
     assert bool((flat.parent < torch.arange(flat.n_nodes)).all())
-    same = [n for n in ("path_step", "path_trajectory", "step_trajectory", "step_previous", "step_state", "step_reward")]
+    same = [
+        n for n in ("path_step", "path_trajectory", "step_trajectory", "step_previous", "step_state", "step_reward")
+    ]
     for name in (*same, "outcome", "components", "success", "weight"):
         torch.testing.assert_close(getattr(flat, name), getattr(forest, name), equal_nan=True, rtol=0, atol=0)
     assert torch.equal(flat.path_trainable, forest.path_trainable)

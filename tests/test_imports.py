@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "pebble", "math_verify", "reasoning_gym", "datasets",
+OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard")  # fmt: skip
 CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
         "gxpo.methods", "gxpo.compose", "gxpo.config")  # fmt: skip

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from tests.learners.llamas import clean_llama
 
 import gxpo
 from gxpo.errors import TaskError
@@ -17,8 +18,6 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.signals import Signals
 from gxpo.trainer.bound import BoundLearner
-
-from tests.learners.llamas import clean_llama
 
 NAMES = sorted(METHODS)
 EQUAL_GROUPS_LEARN = {"reinforce_pp"}  # built to: groups equal within but not between
@@ -35,13 +34,27 @@ def battery(seed, *, sizes=(4, 3, 5), rewards=None):
     for g, size in enumerate(sizes):
         for i in range(size):
             turns = []
-            for t in range(rng.choice((1, 2, 2))):
+            for _ in range(rng.choice((1, 2, 2))):
                 action = [rng.randrange(1, 60) for _ in range(rng.randrange(1, 6))]
-                turns.append({"observation": [rng.randrange(1, 60)], "action": action, "state": f"s{rng.randrange(2)}",
-                              "logprob": [-rng.random() * 3 - 0.1 for _ in action]})  # fmt: skip
+                turns.append(
+                    {
+                        "observation": [rng.randrange(1, 60)],
+                        "action": action,
+                        "state": f"s{rng.randrange(2)}",
+                        "logprob": [-rng.random() * 3 - 0.1 for _ in action],
+                    }
+                )
             reward = rng.choice((0.0, 0.3, 1.0)) if rewards is None else rewards[g]
-            records.append({"schema": "gxpo.rollouts/1", "group": f"g{g}", "id": f"{g}.{i}", "prompt": [7 + g, 8, 9],
-                            "turns": turns, "reward": reward})  # fmt: skip
+            records.append(
+                {
+                    "schema": "gxpo.rollouts/1",
+                    "group": f"g{g}",
+                    "id": f"{g}.{i}",
+                    "prompt": [7 + g, 8, 9],
+                    "turns": turns,
+                    "reward": reward,
+                }
+            )
     return Forest.from_records(records)
 
 
@@ -106,12 +119,18 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     held = Signals.of(forest, signals)
 
     def loss(x):
-        policy = gxpo.PolicyTokens(x["logprob"], forest.path_behaviour_logprob, entropy=x.get("entropy"),
-                                   proximal_logprob=signals["proximal_logprob"])  # fmt: skip
+        policy = gxpo.PolicyTokens(
+            x["logprob"],
+            forest.path_behaviour_logprob,
+            entropy=x.get("entropy"),
+            proximal_logprob=signals["proximal_logprob"],
+        )
         return m.objective(forest, policy, credit, weight, held)
 
     def gradient(cuts, two_pass):
-        found = learner.gradient(forest, loss, names=m.outputs, couples=m.couples, active=active, cuts=cuts, two_pass=two_pass)
+        found = learner.gradient(
+            forest, loss, names=m.outputs, couples=m.couples, active=active, cuts=cuts, two_pass=two_pass
+        )
         return torch.cat([g.reshape(-1) for _, g in sorted(found.items())])
 
     everything = torch.arange(forest.n_entries)
@@ -169,10 +188,20 @@ def parity(completion):
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     run = gxpo.train(
-        "tiny:cold", "arithmetic", name, 2, lambda completion: parity(completion), out=tmp_path / "run",
-        set={"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 6, "eval.tasks": 8,
-             "update.weight_decay": 0.0},
-    )  # fmt: skip
+        "tiny:cold",
+        "arithmetic",
+        name,
+        2,
+        lambda completion: parity(completion),
+        out=tmp_path / "run",
+        set={
+            "tasks.per_step": 4,
+            "rollout.group_size": 4,
+            "sampling.max_new_tokens": 6,
+            "eval.tasks": 8,
+            "update.weight_decay": 0.0,
+        },
+    )
     rows = run.metrics
     assert [r["step"] for r in rows] == [1, 2]
     assert rows[0]["weights_crc"] != rows[1]["weights_crc"] and rows[-1]["empty_steps"] == 0
@@ -183,8 +212,13 @@ def test_every_method_trains_two_steps(name, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:reward")
 def test_equal_rewards_are_an_empty_step_of_the_trainer(tmp_path):
-    keys = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens": 4, "eval.tasks": 4,
-            "update.weight_decay": 0.1}  # fmt: skip
+    keys = {
+        "tasks.per_step": 2,
+        "rollout.group_size": 3,
+        "sampling.max_new_tokens": 4,
+        "eval.tasks": 4,
+        "update.weight_decay": 0.1,
+    }
     always = lambda completion: {"correct": 1.0}  # noqa: E731  a closure on purpose: it runs in process
     run = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, always, out=tmp_path / "run", set=keys)
     rows = run.metrics

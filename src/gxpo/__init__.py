@@ -1,10 +1,10 @@
 """gxpo: group-relative policy optimisation; every method a short composition of checked parts.
 
-    forest = gxpo.Forest.from_records(records)
-    m = gxpo.method("gigpo+gspo")
-    advantages = m.advantages(forest)
-    loss = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour_logprob), advantages=advantages)
-    run = gxpo.train(model="tiny", task="arithmetic", method="grpo", steps=50)
+forest = gxpo.Forest.from_records(records)
+m = gxpo.method("gigpo+gspo")
+advantages = m.advantages(forest)
+loss = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour_logprob), advantages=advantages)
+run = gxpo.train(model="tiny", task="arithmetic", method="grpo", steps=50)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gxpo import credit, levels, objectives, weighting
-    from gxpo.forest import Forest
     from gxpo.compose import method
+    from gxpo.forest import Forest
     from gxpo.pipeline import Method
     from gxpo.protocols import PolicyTokens, Task
     from gxpo.trainer.loop import Trainer
@@ -24,14 +24,33 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Forest": "gxpo.forest", "Method": "gxpo.pipeline", "method": "gxpo.compose", "PolicyTokens": "gxpo.protocols",
-    "Task": "gxpo.protocols", "Trainer": "gxpo.trainer.loop", "Run": "gxpo.trainer.run", "resume": "gxpo.trainer.run",
+    "Forest": "gxpo.forest",
+    "Method": "gxpo.pipeline",
+    "method": "gxpo.compose",
+    "PolicyTokens": "gxpo.protocols",
+    "Task": "gxpo.protocols",
+    "Trainer": "gxpo.trainer.loop",
+    "Run": "gxpo.trainer.run",
+    "resume": "gxpo.trainer.run",
     "train": "gxpo.trainer.run",
-}  # fmt: skip
+}
 _MODULES = ("credit", "levels", "objectives", "weighting")
 
-__all__ = ["Forest", "Method", "PolicyTokens", "Run", "Task", "Trainer", "credit", "levels", "method", "objectives",
-           "resume", "train", "weighting"]  # fmt: skip
+__all__ = [
+    "Forest",
+    "Method",
+    "PolicyTokens",
+    "Run",
+    "Task",
+    "Trainer",
+    "credit",
+    "levels",
+    "method",
+    "objectives",
+    "resume",
+    "train",
+    "weighting",
+]
 
 
 def __getattr__(name: str) -> Any:

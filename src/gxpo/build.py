@@ -54,7 +54,7 @@ def from_completions(
     are given one name are one group. Equal prompts are stored once; they are not one group for that. The other columns
     hold one value per completion, flat in order or nested as `completions`: `rewards` (None or nan = unscored),
     `success`, `truncated`; flat only: `finish`, `ids`, `info`, `support` ([tokens, K] allowed ids padded with -1, or
-    None). `logprobs` has a value (None unknown) for each token of `completions`. Raises ValueError where lengths differ.
+    None). `logprobs` has a value (None unknown) for each token of `completions`. ValueError where lengths differ.
     """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts and {len(completions)} groups of completions")

@@ -11,9 +11,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     help="Group-relative policy optimisation for language models.\n\nExample: gxpo train examples/arithmetic.yaml",
-)  # fmt: skip
+)
 
 Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -68,7 +71,9 @@ def train(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
     sets: Sets = None,
     out: Out = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every key, its origin and the plan; train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show every key, its origin and the plan; train nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train as a YAML file says.
@@ -224,3 +229,7 @@ def main() -> None:
         _fail(f"{type(error).__name__}: {error} (a bug in gxpo; --debug shows where)", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+
+
+if __name__ == "__main__":
+    main()

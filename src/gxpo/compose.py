@@ -39,14 +39,19 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     for word in spec.split("+"):
         match = _SPEC.match(word.strip())
         if match is None or match["name"] not in METHODS:
-            raise ConfigError(f"unknown method {word.strip()!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)")
+            raise ConfigError(
+                f"unknown method {word.strip()!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)"
+            )
         definition, system = METHODS[match["name"]], match["system"]
-        systems = {"paper": definition.paper_defaults} | {s: t[definition.name] for s, t in COMPAT.items()
-                                                          if definition.name in t}  # fmt: skip
+        systems = {"paper": definition.paper_defaults} | {
+            s: t[definition.name] for s, t in COMPAT.items() if definition.name in t
+        }
         if system is not None and system not in systems:
             raise ConfigError(f"{definition.name}@{system} is not known; there is {', '.join(systems)}")
         if compat is not None and compat not in COMPAT:
-            raise ConfigError(f"compat {compat!r} is not known{did_you_mean(compat, COMPAT)}; there is {', '.join(COMPAT)}")
+            raise ConfigError(
+                f"compat {compat!r} is not known{did_you_mean(compat, COMPAT)}; there is {', '.join(COMPAT)}"
+            )
         definitions.append((definition.name, definition, definition.keys))
         for name in dict.fromkeys(s for s in (system, compat if compat in systems else None) if s):
             own = definition.keys
@@ -70,9 +75,13 @@ class _Keys:
 
     def names(self, prefix: str) -> list[str]:
         """NAME of every stated `prefix.NAME`, in order."""
-        return list(dict.fromkeys(k[len(prefix) + 1 :].split(".")[0] for k in self.stated if k.startswith(prefix + ".")))
+        return list(
+            dict.fromkeys(k[len(prefix) + 1 :].split(".")[0] for k in self.stated if k.startswith(prefix + "."))
+        )
 
-    def part(self, slot: str, value: Any, table: Mapping[str, Any], prefix: str | None = None, what: str = "part") -> Any:
+    def part(
+        self, slot: str, value: Any, table: Mapping[str, Any], prefix: str | None = None, what: str = "part"
+    ) -> Any:
         """The part that `value` names, its fields filled from `prefix.FIELD`."""
         kind = resolve_part(value, table, slot, what)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
@@ -136,7 +145,9 @@ def load_object(path: str, slot: str) -> Any:
     return getattr(module, name)
 
 
-def _build(name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]) -> Method:
+def _build(
+    name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]
+) -> Method:
     from gxpo import parts
 
     keys = _Keys(stated)
@@ -160,11 +171,24 @@ def _build(name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]
     for key in keys.leftover():
         if key not in run_keys:
             _refuse_key(key, keys, stated, [label for label, _, _ in definitions])
-    made = Method(name, tuple(d for _, d, _ in definitions), keys.resolved, total, weights, terms, rollout, shaping,
-                  update, kl_reward, run_keys)  # fmt: skip
+    made = Method(
+        name,
+        tuple(d for _, d, _ in definitions),
+        keys.resolved,
+        total,
+        weights,
+        terms,
+        rollout,
+        shaping,
+        update,
+        kl_reward,
+        run_keys,
+    )
     if getattr(rollout, "drops_equal_groups", False) and getattr(total, "on_equal", "zero") == "signal":
-        raise ConfigError(f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
-                          f"{show(rollout)} drops: set rollout=independent")  # fmt: skip
+        raise ConfigError(
+            f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
+            f"{show(rollout)} drops: set rollout=independent"
+        )
     return made
 
 
@@ -174,7 +198,9 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     from gxpo.objectives.kl import ESTIMATORS
     from gxpo.objectives.kl_reward import KLReward
 
-    gate = keys.part("objective.gate", keys.take("objective.gate", parts.GATES["clip"]), parts.GATES, "objective", "gate")
+    gate = keys.part(
+        "objective.gate", keys.take("objective.gate", parts.GATES["clip"]), parts.GATES, "objective", "gate"
+    )
     fields: dict[str, Any] = {"gate": gate}
     hints = get_type_hints(objectives.PolicyGradient)
     for entry in dataclasses.fields(objectives.PolicyGradient):
@@ -199,8 +225,12 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
         terms["kl"] = objectives.KL(coef=coef, estimator=estimator, aggregate=aggregate, horizon=shared["horizon"])
     elif coef:
         kl_reward = KLReward(coef=coef, estimator=estimator)
-    bonus = typed("objective.entropy.coef", keys.take("objective.entropy.coef", 0.0), float,
-                  keys.stated.get("objective.entropy.coef"))  # fmt: skip
+    bonus = typed(
+        "objective.entropy.coef",
+        keys.take("objective.entropy.coef", 0.0),
+        float,
+        keys.stated.get("objective.entropy.coef"),
+    )
     spread = keys.take("objective.entropy.aggregate", "token_mean")
     if bonus:
         terms["entropy"] = objectives.Entropy(coef=bonus, aggregate=spread, horizon=shared["horizon"])
@@ -215,7 +245,9 @@ def _refuse_key(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list
     stage = "objective.gate" if key.startswith("objective.") else key.split(".")[0]
     if origin in names and stage in keys.resolved:
         owner = keys.resolved[stage]
-        raise ConfigError(f"{origin} sets {key}, which {stage} {show(owner.value)} (from {owner.origin}) does not have: "
-                          f"compose it with another {stage}, or --set {stage}={origin}")  # fmt: skip
+        raise ConfigError(
+            f"{origin} sets {key}, which {stage} {show(owner.value)} (from {owner.origin}) does not have: "
+            f"compose it with another {stage}, or --set {stage}={origin}"
+        )
     error = unknown_key(key, [*keys.valid, *RUN_KEYS])
     raise ConfigError(f"{error} ({origin})" if origin != "override" else str(error))

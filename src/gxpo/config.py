@@ -18,9 +18,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from gxpo.keys import STAGES, Stated, show
-from gxpo.errors import ConfigError, did_you_mean
 from gxpo.compose import method
+from gxpo.errors import ConfigError, did_you_mean
+from gxpo.keys import STAGES, Stated, show
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
@@ -109,7 +109,9 @@ def _flatten(node: Any, prefix: str, source: str, out: dict[str, Stated]) -> Non
         name = f"{prefix}{key}"
         lines = getattr(node, "lc", None)
         origin = f"{source}:{lines.key(key)[0] + 1}" if lines is not None and lines.data else source
-        leaf = name in _LEAF_MAPPINGS and not (name == "reward" and isinstance(value, Mapping) and set(value) == {"add"})
+        leaf = name in _LEAF_MAPPINGS and not (
+            name == "reward" and isinstance(value, Mapping) and set(value) == {"add"}
+        )
         if isinstance(value, Mapping) and not leaf:
             _flatten(value, name + ".", source, out)
             continue
@@ -139,8 +141,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
     own = {k: s for k, s in given.items() if k in RUN_KEYS}
-    staged = {k: s for k, s in given.items()
-              if k not in own and k not in _OTHER and k.split(".")[0] in STAGES}  # fmt: skip
+    staged = {k: s for k, s in given.items() if k not in own and k not in _OTHER and k.split(".")[0] in STAGES}
     for key, stated in given.items():
         if key not in own and key not in staged and key not in _OTHER:
             hint = did_you_mean(key, [*RUN_KEYS, *_OTHER])

@@ -46,8 +46,13 @@ class Definition:
 
     @property
     def bibtex(self) -> str:
-        fields = {"title": self.title, "author": self.authors, "year": str(self.year or ""),
-                  "eprint": self.arxiv, "archivePrefix": "arXiv" if self.arxiv else ""}  # fmt: skip
+        fields = {
+            "title": self.title,
+            "author": self.authors,
+            "year": str(self.year or ""),
+            "eprint": self.arxiv,
+            "archivePrefix": "arXiv" if self.arxiv else "",
+        }
         body = ",\n".join(f"  {k} = {{{v}}}" for k, v in fields.items() if v)
         return f"@misc{{{self.name},\n{body}\n}}"
 
@@ -62,9 +67,17 @@ class Stated:
 
 def same(a: Any, b: Any) -> bool:
     """Equal as settings: the same part or an equal value."""
-    return a is b or (type(a) is type(b) and a == b) or (
-        isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool)
-        and not isinstance(b, bool) and a == b)  # fmt: skip
+    return (
+        a is b
+        or (type(a) is type(b) and a == b)
+        or (
+            isinstance(a, (int, float))
+            and isinstance(b, (int, float))
+            and not isinstance(a, bool)
+            and not isinstance(b, bool)
+            and a == b
+        )
+    )
 
 
 def merge(
@@ -108,7 +121,9 @@ def _governs(decision: str, key: str) -> bool:
     return key == decision or (key.startswith(decision + ".") and not key.startswith(decision + ".add."))
 
 
-def check_refusals(definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]) -> None:
+def check_refusals(
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]
+) -> None:
     """Raise where a method of the composition can't work with a value that came out."""
     for label, definition, _ in definitions:
         for key, values in definition.refuses.items():

@@ -182,13 +182,10 @@ def normalize(
         raise ValueError(f"scale is 'std' or 'none', not {scale!r}")
     zero = torch.zeros(ids.shape, dtype=torch.float64)
     enters = (ids >= 0) if where is None else (ids >= 0) & where
-    members = count(ids, where)
     centred = x.to(torch.float64) - (zero if center == "none" else centers[center](x, ids, where))
-    needs = torch.full_like(members, ddof + 1 if scale == "std" else 1)
     if center != "none":
-        needs = torch.where(enters, needs.clamp_min(2), needs)
         centred = torch.where(enters & degenerate(x, ids, where), zero, centred)
     if scale == "std":
         spread = std(x, ids, where, ddof)
         centred = torch.where(spread > 0, centred / (spread + eps), zero)
-    return torch.where((ids >= 0) & (members >= needs), centred, zero)
+    return torch.where(count(ids, where) > 0, centred, zero)

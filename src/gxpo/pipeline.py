@@ -44,8 +44,14 @@ class Method:
 
     # ------------------------------------------------------------ what it asks for
     def _parts(self) -> list[Any]:
-        parts = [self.credit, *self.weights.values(), *self.terms.values(), self.rollout, *self.rewards.values(),
-                 self.update]  # fmt: skip
+        parts = [
+            self.credit,
+            *self.weights.values(),
+            *self.terms.values(),
+            self.rollout,
+            *self.rewards.values(),
+            self.update,
+        ]
         return [*parts, self.kl_reward] if self.kl_reward is not None else parts
 
     def _collect(self, name: str) -> tuple[str, ...]:
@@ -88,10 +94,14 @@ class Method:
                 sub = self.kl_reward.penalise(sub, held)
             credit = self.credit(sub, held, step)
         if credit.shape != (sub.n_entries,):
-            raise GxpoError(f"credit {show(self.credit)} gave shape {tuple(credit.shape)}; a forest of {sub.n_entries} "
-                            "path tokens needs one value for each (use forest.to_path)")  # fmt: skip
+            raise GxpoError(
+                f"credit {show(self.credit)} gave shape {tuple(credit.shape)}; a forest of {sub.n_entries} "
+                "path tokens needs one value for each (use forest.to_path)"
+            )
         if not bool(credit.isfinite().all()):
-            raise GxpoError(f"credit {show(self.credit)} gave {int((~credit.isfinite()).sum())} values that are not finite")
+            raise GxpoError(
+                f"credit {show(self.credit)} gave {int((~credit.isfinite()).sum())} values that are not finite"
+            )
         out[entries] = credit.detach().to(torch.float64)
         return out
 
@@ -110,9 +120,14 @@ class Method:
         return weight
 
     def objective(
-        self, forest: Forest, policy: PolicyTokens, advantages: Tensor, weight: Tensor,
-        signals: Mapping[str, Any] | None = None, step: int = 0,
-    ) -> Tensor:  # fmt: skip
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        advantages: Tensor,
+        weight: Tensor,
+        signals: Mapping[str, Any] | None = None,
+        step: int = 0,
+    ) -> Tensor:
         """L(x) of a whole optimiser step, the terms summed; unscored trajectories count nowhere."""
         sub, entries = _scored(forest)
         dtype = policy.logprob.dtype
@@ -132,15 +147,22 @@ class Method:
         return out
 
     def loss(
-        self, forest: Forest, pol: PolicyTokens, *, advantages: Tensor | None = None,
-        signals: Mapping[str, Any] | None = None, step: int = 0,
-    ) -> Loss:  # fmt: skip
+        self,
+        forest: Forest,
+        pol: PolicyTokens,
+        *,
+        advantages: Tensor | None = None,
+        signals: Mapping[str, Any] | None = None,
+        step: int = 0,
+    ) -> Loss:
         """The objective with the weights applied, for a training loop of one's own.
 
         The weights see `pol`'s log-probs as their signals; without a proximal policy the mismatch weight is 1.
         """
         if pol.logprob.shape != (forest.n_entries,):
-            raise GxpoError(f"pol.logprob has shape {tuple(pol.logprob.shape)}; the forest has {forest.n_entries} path tokens")
+            raise GxpoError(
+                f"pol.logprob has shape {tuple(pol.logprob.shape)}; the forest has {forest.n_entries} path tokens"
+            )
         held = dict(signals or {})
         held.setdefault("behaviour_logprob", pol.behaviour_logprob.detach().double())
         proximal = pol.behaviour_logprob if pol.proximal_logprob is None else pol.proximal_logprob
@@ -166,10 +188,14 @@ class Method:
 
     # ------------------------------------------------------------ memory
     def _remembering(self) -> dict[str, Any]:
-        named = {"credit": self.credit, "rollout": self.rollout, "update": self.update,
-                 **{f"weight.{k}": v for k, v in self.weights.items()},
-                 **{f"reward.{k}": v for k, v in self.rewards.items()},
-                 **{f"objective.{k}": v for k, v in self.terms.items()}}  # fmt: skip
+        named = {
+            "credit": self.credit,
+            "rollout": self.rollout,
+            "update": self.update,
+            **{f"weight.{k}": v for k, v in self.weights.items()},
+            **{f"reward.{k}": v for k, v in self.rewards.items()},
+            **{f"objective.{k}": v for k, v in self.terms.items()},
+        }
         return {k: v for k, v in named.items() if hasattr(v, "state_dict")}
 
     def observe(self, forest: Forest) -> None:
@@ -197,9 +223,15 @@ class Method:
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}
 
-        return dataclasses.replace(self, credit=filled(self.credit), weights=mapped(self.weights),
-                                   terms=mapped(self.terms), rollout=filled(self.rollout),
-                                   rewards=mapped(self.rewards), update=filled(self.update))  # fmt: skip
+        return dataclasses.replace(
+            self,
+            credit=filled(self.credit),
+            weights=mapped(self.weights),
+            terms=mapped(self.terms),
+            rollout=filled(self.rollout),
+            rewards=mapped(self.rewards),
+            update=filled(self.update),
+        )
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]

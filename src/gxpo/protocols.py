@@ -158,8 +158,10 @@ class PolicyTokens:
                 raise ValueError(f"PolicyTokens.{name} has shape {tuple(x.shape)}, logprob has {tuple(shape)}")
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {k: getattr(self, k) for k in
-                 ("logprob", "behaviour_logprob", "reference_logprob", "entropy", "proximal_logprob", "value")}
+        named = {
+            k: getattr(self, k)
+            for k in ("logprob", "behaviour_logprob", "reference_logprob", "entropy", "proximal_logprob", "value")
+        }
         return {k: v for k, v in named.items() if v is not None}
 
     def index(self, entries: Tensor) -> PolicyTokens:
@@ -192,8 +194,9 @@ class Term(Protocol):
 
     couples: str
 
-    def __call__(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor,
-                 signals: Signals, step: int) -> Tensor: ...
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor: ...
     def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor: ...
 
 
@@ -216,12 +219,21 @@ LossFunction = Callable[[Mapping[str, "Tensor"]], "Tensor"]  # {"logprob": [P], 
 class Learner(Protocol):
     """Holds the policy's parameters; knows forests and L(x), never a method."""
 
-    def outputs(self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current") -> dict[str, Tensor]:
+    def outputs(
+        self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
+    ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs; `policy` is "current" or "reference". Untrainable entries are computed too."""
         ...
 
-    def step(self, forest: Forest, loss: LossFunction, *, names: Sequence[str] = ("logprob",), couples: str = "token",
-             active: Tensor | None = None) -> StepInfo:
+    def step(
+        self,
+        forest: Forest,
+        loss: LossFunction,
+        *,
+        names: Sequence[str] = ("logprob",),
+        couples: str = "token",
+        active: Tensor | None = None,
+    ) -> StepInfo:
         """One optimiser step on L(x); exact whatever the micro-batches."""
         ...
 

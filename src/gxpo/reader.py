@@ -6,24 +6,21 @@ never because they happen to be equal.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from gxpo.assemble import Node, Reference, Step, assemble
 from gxpo.errors import RecordError, need
 from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
 from gxpo.schema import Record, Turn
-from gxpo.trees import scatter_blocks
+from gxpo.trees import NAN
 
-NAN = float("nan")
 NO_TOKEN = -1  # stands for an action that is known as text only
-
-Reference = tuple["_Node", int]  # a node and a position in it: the (part of the) node that ends there
 
 
 class Fail:
@@ -37,71 +34,10 @@ class Fail:
 
 
 @dataclass(eq=False)
-class _Node:
-    """A run of tokens before forks cut it."""
-
-    parent: Reference | None
-    kind: int
-    token: list[int]
-    turn: int = -1
-    agent: int = -1
-    policy: int = -1
-    policy_version: int = -1
-    state: int = -1
-    previous: Reference | None = None
-    caller: Reference | None = None
-    sampled_under: Reference | None = None
-    logprob: list[float] = field(default_factory=list)
-    trainable: list[bool] = field(default_factory=list)
-    segment: list[int] = field(default_factory=list)
-    extras: dict[str, Tensor] = field(default_factory=dict)
-    media: tuple[str, ...] = ()
-    cuts: set[int] = field(default_factory=set)  # positions at which forks leave it
-    bounds: list[int] = field(default_factory=list)  # where its parts begin and end, once all forks are known
-    first: int = -1  # index of its first part in the finished forest
-
-    @property
-    def size(self) -> int:
-        return len(self.token)
-
-    @property
-    def end(self) -> Reference:
-        return self, self.size
-
-    def index(self, position: int) -> int:
-        """The finished node that ends at `position` of this one."""
-        return self.first + max(bisect_left(self.bounds, position) - 1, 0)
-
-
-@dataclass(eq=False)
-class _Step:
-    """A turn of one trajectory; forks of it share the leading nodes."""
-
-    nodes: list[Reference]
-    turn: int
-    agent: int
-    policy: int
-    policy_version: int
-    state: int
-    reward: float
-    finish: str | None
-    previous: int  # step within the trajectory
-    caller: int | None
-    info: dict[str, Any]
-    observation_text: str | None
-    action_text: str | None
-    text_only: bool
-
-    @property
-    def length(self) -> int:
-        return sum(size for _, size in self.nodes)
-
-
-@dataclass(eq=False)
 class _Open:
     """A turn in which a fork goes on: the base's step, what is kept of its action, and where the new tokens hang."""
 
-    step: _Step
+    step: Step
     kept: list[Reference]
     parent: Reference | None
 
@@ -145,11 +81,11 @@ class Reader:
 
     def __init__(self, share: bool, folder: Path | None) -> None:
         self.share, self.tensors = share, _TensorFiles(folder)
-        self.nodes: list[_Node] = []
-        self.known: dict[tuple[Any, ...], _Node] = {}
+        self.nodes: list[Node] = []
+        self.known: dict[tuple[Any, ...], Node] = {}
         self.agents, self.policies, self.states = _Names(), _Names(), _Names()
-        self.trajectories: dict[str, list[_Step]] = {}
-        self.prompts: dict[str, _Node | None] = {}
+        self.trajectories: dict[str, list[Step]] = {}
+        self.prompts: dict[str, Node | None] = {}
         self.records: dict[str, Record] = {}
         self.extra_kinds: dict[str, tuple[torch.dtype, int]] = {}
 
@@ -157,7 +93,7 @@ class Reader:
     def add(self, record: Record, fail: Fail) -> None:
         if record.id in self.trajectories:
             fail("id", f"{record.id!r} stands on an earlier line too; ids are unique in a file")
-        steps: list[_Step] = []
+        steps: list[Step] = []
         opened: _Open | None = None
         if record.fork is None:
             prompt = self._context(None, PROMPT, record.prompt, -1, -1) if record.prompt else None
@@ -192,17 +128,17 @@ class Reader:
         agent: int,
         turn: int,
         media: Sequence[str] = (),
-    ) -> _Node:
+    ) -> Node:
         place = (id(parent[0]), parent[1]) if parent else None
         key = (place, kind, agent, turn, tuple(tokens), tuple(media))
         if self.share and key in self.known:
             return self.known[key]
-        node = _Node(parent, kind, list(tokens), turn, agent, media=tuple(media))
+        node = Node(parent, kind, list(tokens), turn, agent, media=tuple(media))
         self.nodes.append(node)
         self.known[key] = node
         return node
 
-    def _inherit(self, record: Record, fail: Fail) -> tuple[list[_Step], _Open | None]:
+    def _inherit(self, record: Record, fail: Fail) -> tuple[list[Step], _Open | None]:
         """Steps that a fork keeps whole, and the one that it goes on in."""
         fork = record.fork
         assert fork is not None
@@ -224,18 +160,19 @@ class Reader:
             if not take:
                 break
             if take < node.size:
+                node.cuts = node.cuts or set()
                 node.cuts.add(take)
             kept.append((node, take))
             left -= take
         return base[: fork.turn], _Open(step, kept, kept[-1] if kept else step.nodes[0][0].parent)
 
-    def _go_on(self, turn: Turn, opened: _Open, steps: list[_Step], where: str, fail: Fail) -> _Step:
+    def _go_on(self, turn: Turn, opened: _Open, steps: list[Step], where: str, fail: Fail) -> Step:
         """The first turn of a fork inside (or at either end of) an action."""
         for name in ("observation", "context", "media", "observation_text", "after", "caller"):
             if getattr(turn, name) not in (None, []):
                 fail(f"{where}.{name}", "is the base's where a fork goes on in a turn: leave it out")
         base = opened.step
-        step = _Step(
+        step = Step(
             nodes=opened.kept,
             turn=len(steps),
             agent=base.agent if turn.agent is None else self.agents[turn.agent],
@@ -257,12 +194,12 @@ class Reader:
     def _fresh(
         self,
         turn: Turn,
-        steps: list[_Step],
+        steps: list[Step],
         running: dict[int, Reference],
         root: Reference | None,
         where: str,
         fail: Fail,
-    ) -> _Step:
+    ) -> Step:
         """A turn written as usual."""
         number = len(steps)
         if turn.observation is not None and turn.context is not None:
@@ -278,7 +215,7 @@ class Reader:
             parent = running.get(agent, root)
             if turn.observation or turn.media:
                 parent = self._context(parent, OBSERVATION, turn.observation or [], agent, number, turn.media).end
-        step = _Step(
+        step = Step(
             nodes=[],
             turn=number,
             agent=agent,
@@ -300,10 +237,10 @@ class Reader:
     def _act(
         self,
         turn: Turn,
-        step: _Step,
+        step: Step,
         parent: Reference | None,
         segment: int,
-        steps: list[_Step],
+        steps: list[Step],
         where: str,
         fail: Fail,
     ) -> None:
@@ -321,7 +258,7 @@ class Reader:
         if goes_on and not action:
             return
         previous = step.nodes[-1] if goes_on else steps[step.previous].nodes[-1] if step.previous >= 0 else None
-        node = _Node(
+        node = Node(
             parent, ACTION, action, step.turn, step.agent, step.policy, step.policy_version, step.state, previous,
             caller=None if step.caller is None else steps[step.caller].nodes[-1],
             logprob=[NAN] * size if turn.logprob is None else [NAN if x is None else x for x in turn.logprob],
@@ -367,98 +304,15 @@ class Reader:
             fail(where, f"is {kind[0]} with {kind[1]} dimensions; earlier {name!r} are {self.extra_kinds[name]}")
         return value
 
-    # ------------------------------------------------------------ the finished columns
     def finish(self) -> Forest:
-        total = 0
-        for node in self.nodes:
-            node.first, node.bounds = total, [0, *sorted(node.cuts), node.size]
-            total += len(node.cuts) + 1
-        columns: dict[str, Any] = {**self._node_columns(), **self._token_columns()}
-        columns |= self._step_columns(columns["first_token"].tolist())
+        columns = assemble(self.nodes, list(self.trajectories.values()))
         return Forest(
             **columns,
             **self._row_columns(),
             agent_names=tuple(self.agents.index),
             policy_names=tuple(self.policies.index),
             state_names=tuple(self.states.index),
-            media={n.first: n.media for n in self.nodes if n.media},
         )
-
-    def _node_columns(self) -> dict[str, Tensor]:
-        plain = ("kind", "agent", "policy", "policy_version", "turn", "state")
-        rows: dict[str, list[int]] = {k: [] for k in (*plain, "parent", "previous", "caller", "sampled_under")}
-        sizes: list[int] = []
-        for node in self.nodes:
-            parts = len(node.bounds) - 1
-            inner = list(range(node.first, node.first + parts - 1))
-            rows["parent"] += [_at(node.parent), *inner]
-            rows["previous"] += [_at(node.previous), *inner]
-            rows["caller"] += [_at(node.caller)] * parts
-            rows["sampled_under"] += [_at(node.sampled_under)] * parts
-            for name in plain:
-                rows[name] += [getattr(node, name)] * parts
-            sizes += [b - a for a, b in zip(node.bounds, node.bounds[1:], strict=False)]
-        first_token = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
-        return {"first_token": first_token, **{k: torch.tensor(v, dtype=torch.int64) for k, v in rows.items()}}
-
-    def _token_columns(self) -> dict[str, Any]:
-        def column(name: str, absent: Any, dtype: torch.dtype) -> Tensor:
-            parts = (getattr(n, name) if n.kind == ACTION else [absent] * n.size for n in self.nodes)
-            return torch.tensor([x for part in parts for x in part], dtype=dtype)
-
-        token = torch.tensor([x for n in self.nodes for x in n.token], dtype=torch.int64)
-        found: dict[str, list[tuple[int, Tensor]]] = {}
-        at = 0
-        for node in self.nodes:
-            for name, value in node.extras.items():
-                found.setdefault(name, []).append((at, value))
-            at += node.size
-        return {
-            "token": token,
-            "behaviour_logprob": column("logprob", NAN, torch.float64),
-            "trainable": column("trainable", False, torch.bool),
-            "segment": column("segment", -1, torch.int64),
-            "extras": {name: scatter_blocks(blocks, token.numel()) for name, blocks in found.items()},
-        }
-
-    def _step_columns(self, first_token: list[int]) -> dict[str, Any]:
-        steps = [(r, begin, step) for r, begin, step in self._all_steps()]
-        path_token: list[int] = []
-        for _, _, step in steps:
-            for node, size in step.nodes:
-                start = first_token[node.first]
-                path_token += range(start, start + size)
-        lengths = torch.tensor([step.length for _, _, step in steps], dtype=torch.int64)
-        integers = {
-            "step_trajectory": [r for r, _, _ in steps],
-            "step_turn": [s.turn for _, _, s in steps],
-            "step_action": [_at(s.nodes[-1]) for _, _, s in steps],
-            "step_state": [s.state for _, _, s in steps],
-            "step_agent": [s.agent for _, _, s in steps],
-            "step_previous": [begin + s.previous if s.previous >= 0 else -1 for _, begin, s in steps],
-            "last_action": [_at(steps[-1].nodes[-1]) for steps in self.trajectories.values()],
-            "path_token": path_token,
-        }
-        columns: dict[str, Any] = {k: torch.tensor(v, dtype=torch.int64) for k, v in integers.items()}
-        columns["step_reward"] = torch.tensor([s.reward for _, _, s in steps], dtype=torch.float64)
-        columns["path_step"] = torch.repeat_interleave(torch.arange(len(steps)), lengths)
-        columns["path_trajectory"] = columns["step_trajectory"][columns["path_step"]]
-        for name, source in (
-            ("step_finish", "finish"),
-            ("step_info", "info"),
-            ("observation_text", None),
-            ("action_text", None),
-        ):
-            columns[name] = [getattr(s, source or name) for _, _, s in steps]
-        return columns
-
-    def _all_steps(self) -> list[tuple[int, int, _Step]]:
-        """(trajectory, index of its first step, step) in order."""
-        out: list[tuple[int, int, _Step]] = []
-        for r, steps in enumerate(self.trajectories.values()):
-            begin = len(out)
-            out += [(r, begin, step) for step in steps]
-        return out
 
     def _row_columns(self) -> dict[str, Any]:
         records = list(self.records.values())
@@ -469,7 +323,7 @@ class Reader:
             "success": [NAN if r.success is None else float(r.success) for r in records],
             "weight": [r.weight for r in records],
         }
-        prompts = [-1 if p is None else _at(p.end) for p in self.prompts.values()]
+        prompts = [-1 if p is None else p.end[0].index(p.size) for p in self.prompts.values()]
         lists = ("id", "group", "origin", "sampling", "info", "prompt_text", "final_state", "final_observation")
         return {
             **{k: torch.tensor(v, dtype=torch.float64) for k, v in floats.items()},
@@ -481,7 +335,3 @@ class Reader:
             "truncated": torch.tensor([r.truncated for r in records], dtype=torch.bool),
             "prompt_node": torch.tensor(prompts, dtype=torch.int64),
         }
-
-
-def _at(reference: Reference | None) -> int:
-    return -1 if reference is None else reference[0].index(reference[1])

@@ -14,23 +14,23 @@ class _Section(BaseModel):
 
 
 class TaskSettings(_Section):
-    per_step: Positive = Field(16, description="groups per step")
-    options: dict[str, Any] = Field({}, description="handed to the task source, e.g. {digits: 3}")
+    per_step: Positive = Field(default=16, description="groups per step")
+    options: dict[str, Any] = Field(default={}, description="handed to the task source, e.g. {digits: 3}")
 
 
 class SamplingSettings(_Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 is off")
+    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="0 is off")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: Positive = 64
-    stop: list[str] = Field([], description="an action ends with the token that completes one of these")
+    stop: list[str] = Field(default=[], description="an action ends with the token that completes one of these")
 
 
 class UpdateSettings(_Section):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: list[float] = [0.9, 0.999]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(1.0, description="0 is off")
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is off")
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
 
@@ -39,31 +39,33 @@ class LearnerSettings(_Section):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = "auto"
     tokens_per_microbatch: Positive = 8192
-    layout: Literal["auto", "flat"] = Field("auto", description="flat: no shared prefixes in the forward pass")
-    lora_rank: Annotated[int, Field(ge=0)] = Field(0, description="0 trains every parameter")
+    layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
+    lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0
     lora_targets: str | list[str] = "all-linear"
 
 
 class TrainerSettings(_Section):
     steps: Positive = 100
-    checkpoint_every: Annotated[int, Field(ge=0)] = Field(50, description="0: only the last")
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(default=50, description="0: only the last")
     keep_checkpoints: Positive = 2
-    rollouts_every: Annotated[int, Field(ge=0)] = Field(10, description="write every n-th step's rollouts; 0: none")
+    rollouts_every: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="write every n-th step's rollouts; 0: none"
+    )
     tensorboard: bool = False
 
 
 class EvalSettings(_Section):
-    every: Annotated[int, Field(ge=0)] = Field(25, description="0: only before and after")
-    tasks: Positive = Field(1000, description="held-out tasks, the same for every seed and step")
-    samples: Positive = Field(1, description="more than 1: that many samples a task, for pass@k")
+    every: Annotated[int, Field(ge=0)] = Field(default=25, description="0: only before and after")
+    tasks: Positive = Field(default=1000, description="held-out tasks, the same for every seed and step")
+    samples: Positive = Field(default=1, description="more than 1: that many samples a task, for pass@k")
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
 
 class RewardSettings(_Section):
-    timeout: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds a scorer may take for one rollout")
+    timeout: Annotated[float, Field(gt=0)] = Field(default=5.0, description="seconds a scorer may take for one rollout")
     workers: Positive = 1
-    shuffle: bool = Field(False, description="a control: outcomes are permuted within the batch")
+    shuffle: bool = Field(default=False, description="a control: outcomes are permuted within the batch")
 
 
 class RunSettings(_Section):
@@ -72,8 +74,8 @@ class RunSettings(_Section):
     model: str = "tiny"
     task: str = "arithmetic"
     seed: Annotated[int, Field(ge=0)] = 0
-    out: str | None = Field(None, description="run directory; default runs/TASK-METHOD-seedN")
-    reward: str | dict[str, float] | None = Field(None, description="file.py:function, or {name: weight}")
+    out: str | None = Field(default=None, description="run directory; default runs/TASK-METHOD-seedN")
+    reward: str | dict[str, float] | None = Field(default=None, description="file.py:function, or {name: weight}")
     tasks: TaskSettings = TaskSettings()
     sampling: SamplingSettings = SamplingSettings()
     update: UpdateSettings = UpdateSettings()

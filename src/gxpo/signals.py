@@ -13,7 +13,7 @@ from gxpo.forest import Forest
 KNOWN = {
     "behaviour_logprob": "log-probs of who sampled, [P]; comes with the rollouts",
     "proximal_logprob": "log-probs of the policy at the start of the step, [P]; the trainer computes them",
-    "reference_logprob": "log-probs of the frozen reference model, [P]; the trainer computes them where a part needs them",
+    "reference_logprob": "log-probs of the frozen reference model, [P]; computed where a part needs them",
     "entropy": "entropy of the policy's distribution at each token, [P], nats",
 }
 
@@ -26,7 +26,7 @@ class Signals(Mapping[str, Any]):
 
     @classmethod
     def of(cls, forest: Forest, given: Mapping[str, Any] | None = None) -> Signals:
-        """`given`, with the sampler's log-probs from the forest; without a proximal policy the sampler stands for it."""
+        """`given` and the sampler's log-probs from the forest, which stand for an absent proximal policy too."""
         values = dict(given or {})
         values.setdefault("behaviour_logprob", forest.path_behaviour_logprob)
         values.setdefault("proximal_logprob", values["behaviour_logprob"])

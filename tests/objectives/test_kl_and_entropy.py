@@ -130,6 +130,12 @@ def test_the_term_has_its_own_aggregation_and_no_importance_weight(toy) -> None:
     assert toy.loss(both, **changes)[0] == pytest.approx(expected)
 
 
+def test_the_reference_is_frozen(toy) -> None:
+    reference = toy.reference.clone().requires_grad_()
+    kl_estimate(toy.logprob, reference, "k2").sum().backward()
+    assert reference.grad is None
+
+
 def test_kl_is_felt_where_the_credit_is_zero(toy) -> None:
     term = PolicyGradient() + KL(0.1)
     assert term.active(toy.forest, torch.zeros(5), toy.weight).all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from gxpo.objectives import (
     Gate,
     LogClip,
     PolicyGradient,
+    TermPart,
     TermSum,
     Truncate,
     coefficients,
@@ -113,6 +116,31 @@ def evaluate(term: Term, forest: Forest, c: dict[str, Tensor], **changes: Tensor
 
 def forest_of(grow: Grow, rows: list[list[dict[str, float]]]) -> Forest:
     return grow([("a", len(row), {"trainable": [bool(t["trainable"]) for t in row]}) for row in rows])
+
+
+def random_rows(seed: int) -> list[list[dict[str, float]]]:
+    """Rows with nothing special about them: unequal lengths, mixed masks, no ties."""
+    pick = random.Random(seed)
+
+    def token() -> dict[str, float]:
+        credit, weight = pick.choice([pick.gauss(0, 1), 0.0, pick.gauss(0, 1)]), pick.choice([1.0, pick.random(), 0.0])
+        lp = -2 * pick.random()
+        below = lp + pick.gauss(0, 0.4)
+        return {"lp": lp, "below": below, "credit": credit, "weight": weight, "trainable": pick.random() < 0.7}
+
+    return [[token() for _ in range(pick.randint(1, 6))] for _ in range(4)]
+
+
+@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, gate: Gate, ratio: Any) -> None:
+    for seed, mode in itertools.product(range(6), MODES):
+        rows = random_rows(seed)
+        term = PolicyGradient(ratio=ratio, gate=gate, aggregate=mode, horizon=8)  # type: ignore[arg-type]
+        value, gradient = evaluate(term, forest_of(grow, rows), columns(rows))
+        expected, slopes = by_hand(term, rows)
+        assert value == pytest.approx(expected, abs=1e-12)
+        assert gradient.tolist() == pytest.approx(slopes, abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -408,6 +436,27 @@ def test_a_sum_couples_as_widely_as_its_widest_term(toy) -> None:
     assert torch.equal(both.active(toy.forest, credit, toy.weight), torch.ones(5, dtype=torch.bool))
     as_protocol: Term = both
     assert as_protocol.couples == "trajectory"
+
+
+def test_the_order_of_couplings_is_that_of_the_axes() -> None:
+    class Coupled(TermPart):
+        def __init__(self, couples: str) -> None:
+            self.couples = couples
+
+    order = ["token", "trajectory", "group", "step"]
+    for i, wide in enumerate(order):
+        for narrow in order[: i + 1]:
+            assert (Coupled(narrow) + Coupled(wide)).couples == wide == (Coupled(wide) + Coupled(narrow)).couples
+
+
+def test_untrainable_tokens_are_not_in_a_sequence_ratio(grow: Grow) -> None:
+    forest = grow([("a", 3, {"trainable": [True, False, True]})])
+    x = torch.tensor([-1.0, -9.0, -1.0], dtype=torch.float64)
+    below = torch.tensor([-1.1, -1.0, -1.3], dtype=torch.float64)
+    term = PolicyGradient(ratio="sequence", gate=Gate())
+    found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)
+    assert float(found) == pytest.approx(-math.exp(0.2))
+    assert term.active(forest, torch.ones(3), torch.ones(3)).tolist() == [True, False, True]
 
 
 def test_a_trajectory_of_weight_zero_only_counts(grow: Grow) -> None:

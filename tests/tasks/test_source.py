@@ -76,6 +76,11 @@ def test_own_sources_keep_no_state():
         source.load_state_dict({"cursor": 3})
 
 
+def test_a_negative_seed_is_refused():
+    with pytest.raises(TaskError, match="seed must not be negative, not -1"):
+        make("arithmetic", seed=-1)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -12,9 +12,18 @@ import pytest
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError
 
-KEYS = {"tasks.per_step": 3, "rollout.group_size": 4, "sampling.max_new_tokens": 5, "eval.tasks": 6, "eval.every": 2,
-        "trainer.checkpoint_every": 2, "trainer.rollouts_every": 1, "update.epochs": 2, "update.minibatches": 2,
-        "update.weight_decay": 0.01}  # fmt: skip
+KEYS = {
+    "tasks.per_step": 3,
+    "rollout.group_size": 4,
+    "sampling.max_new_tokens": 5,
+    "eval.tasks": 6,
+    "eval.every": 2,
+    "trainer.checkpoint_every": 2,
+    "trainer.rollouts_every": 1,
+    "update.epochs": 2,
+    "update.minibatches": 2,
+    "update.weight_decay": 0.01,
+}
 REWARD = "def parity(completion):\n    return {'correct': float(sum(map(ord, completion)) % 2)}\n"
 
 # Trains as a user would; with KILL_AT set the process kills itself (SIGKILL) at that many calls of os.fsync, which
@@ -38,7 +47,8 @@ def watch(row):
 
 if __name__ == "__main__":
     if sys.argv[1] == "train":
-        gxpo.train("tiny:cold", "arithmetic", "grpo", 6, sys.argv[3], out=sys.argv[2], watch=watch, set=eval(sys.argv[4]))
+        out, reward, keys = sys.argv[2], sys.argv[3], eval(sys.argv[4])
+        gxpo.train("tiny:cold", "arithmetic", "grpo", 6, reward, out=out, watch=watch, set=keys)
     else:
         gxpo.resume(sys.argv[2])
 """
@@ -97,17 +107,31 @@ def test_another_seed_gives_another_run(never_stopped, reward, tmp_path):
     ("variable", "at"),
     # a checkpoint of three files takes several fsyncs: these fall into the second and third, and before the first
     # metrics line, between checkpoints and right at one
-    [("KILL_AT_FSYNC", 14), ("KILL_AT_FSYNC", 17), ("KILL_AT_FSYNC", 20), ("KILL_AT_STEP", 1), ("KILL_AT_STEP", 3),
-     ("KILL_AT_STEP", 4)],
-)  # fmt: skip
+    [
+        ("KILL_AT_FSYNC", 14),
+        ("KILL_AT_FSYNC", 17),
+        ("KILL_AT_FSYNC", 20),
+        ("KILL_AT_STEP", 1),
+        ("KILL_AT_STEP", 3),
+        ("KILL_AT_STEP", 4),
+    ],
+)
 def test_kill_and_resume_equals_the_run_never_stopped(never_stopped, reward, tmp_path, variable, at):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     out = tmp_path / "run"
-    environment = {**os.environ, variable: str(at), "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}  # fmt: skip
-    killed = subprocess.run([sys.executable, str(script), "train", str(out), reward, repr(KEYS)], env=environment,
-                            capture_output=True, check=False)  # fmt: skip
+    environment = {
+        **os.environ,
+        variable: str(at),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(gxpo.__file__).parents[1]),
+    }
+    killed = subprocess.run(
+        [sys.executable, str(script), "train", str(out), reward, repr(KEYS)],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     gxpo.resume(out)
     same(never_stopped, out)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.weighting import PARTS, Truncated, WeightPart, WeightProduct, truncated
+from gxpo.weighting import Truncated, WeightProduct, truncated
 
 NAN, INF = float("nan"), float("inf")
 
@@ -76,7 +76,3 @@ def test_the_part_reads_its_signals_and_multiplies() -> None:
 def test_a_cap_is_finite_and_positive(cap: float) -> None:
     with pytest.raises(ConfigError, match=r"weight\.cap is"):
         Truncated(cap=cap)
-
-
-def test_registered_parts_are_weight_parts() -> None:
-    assert all(issubclass(part, WeightPart) for part in PARTS.values())

@@ -6,15 +6,7 @@ from gxpo.credit.batch_whiten import BatchWhiten, batch_whiten
 from gxpo.credit.group_relative import GroupRelative, group_relative
 from gxpo.credit.length_weighted import LengthWeighted, length_weighted
 
-PARTS = {
-    "group_relative": GroupRelative,
-    "length_weighted": LengthWeighted,
-    "batch_whiten": BatchWhiten,
-    "anchor_state": AnchorState,
-}
-
 __all__ = [
-    "PARTS",
     "AnchorState",
     "BatchWhiten",
     "CreditPart",

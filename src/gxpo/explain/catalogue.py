@@ -15,13 +15,22 @@ def entry(definition: Definition) -> dict[str, Any]:
     """One method as an object."""
     made = method(definition.name)
     return {
-        "name": definition.name, "title": definition.title, "arxiv": definition.arxiv, "idea": definition.idea,
-        "stages": list(definition.stages), "formula": definition.formula, "evidence": definition.evidence,
+        "name": definition.name,
+        "title": definition.title,
+        "arxiv": definition.arxiv,
+        "idea": definition.idea,
+        "stages": list(definition.stages),
+        "formula": definition.formula,
+        "evidence": definition.evidence,
         "defaults": {k: show(v) if not isinstance(v, (int, float)) else v for k, v in definition.keys.items()},
-        "paper_defaults": dict(definition.paper_defaults), "needs": list(made.needs), "requires": list(made.requires),
-        "cost": definition.cost, "choices": definition.choices, "alias_of": definition.alias_of,
+        "paper_defaults": dict(definition.paper_defaults),
+        "needs": list(made.needs),
+        "requires": list(made.requires),
+        "cost": definition.cost,
+        "choices": definition.choices,
+        "alias_of": definition.alias_of,
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
-    }  # fmt: skip
+    }
 
 
 def entries() -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ def show_plan(figures: dict[str, Any]) -> None:
     console.print(
         f"\na step: {f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts "
         f"(at most {f['generated_tokens_per_step_at_most']:,} tokens) -> {f['optimiser_steps_per_step']} optimiser "
-        f"step(s) of {f['rollouts_per_optimiser_step']} rollouts, each used {f['reuse_of_each_rollout']}x")  # fmt: skip
+        f"step(s) of {f['rollouts_per_optimiser_step']} rollouts, each used {f['reuse_of_each_rollout']}x"
+    )
     for name, value in figures.items():
         console.print(f"  {name:<36} {value}")

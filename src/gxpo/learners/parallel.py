@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+def start() -> None:
+    """Joins the process group that `torchrun` announces in the environment; does nothing without one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
 def world() -> int:

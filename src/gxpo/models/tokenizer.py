@@ -16,9 +16,8 @@ CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character; `<bos>` is put before a text, `<eos>` is left to who wrote it.
 
-    A character outside printable ASCII becomes `<unk>`, so the length in tokens is always the length in characters
-    plus one. Special tokens are only ever ids: the seven characters `<bos>` typed in a text are seven tokens would be
-    wrong for most tokenizers, where they become the special one; so tasks should not contain them.
+    A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
+    token, as with every tokenizer of transformers.
     """
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")

@@ -75,7 +75,8 @@ class Recipe:
 
 WARMUPS: dict[str, Recipe] = {
     "arithmetic": Recipe(),
-    "countdown": Recipe(max_new_tokens=32, habits=0.0, slips=0.0),
+    # searching for an expression is hard enough without bad habits
+    "countdown": Recipe(habits=0.0, slips=0.0, first_check=120, low=0.25, max_new_tokens=32),
 }
 
 

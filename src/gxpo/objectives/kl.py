@@ -112,31 +112,3 @@ class KL(TermPart):
         """kl: mean estimate over the active tokens, before `coef`."""
         _, estimate = self._estimate(forest, policy, credit, weight)
         return {"kl": float(estimate.mean())} if estimate.numel() else {}
-
-
-@dataclass(frozen=True)
-class KLReward:
-    """KL in the reward: `penalised_outcome` with the policy at the start of the step, before any group statistic.
-
-    The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here.
-    """
-
-    coef: float
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-
-    needs = ("reference_logprob",)
-
-    def __post_init__(self) -> None:
-        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
-
-    def penalise(self, forest: Forest, signals: Signals) -> Forest:
-        """The forest with the penalty taken off its outcomes. Raises MissingSignal where a log-prob is unknown."""
-        estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
-        trainable = forest.path_trainable
-        if missing := int((estimate.isnan() & trainable).sum()):
-            raise MissingSignal(
-                f"objective.kl in the reward: proximal_logprob or reference_logprob is nan for {missing} of "
-                f"{int(trainable.sum())} trainable tokens"
-            )
-        outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
-        return forest.replace(outcome=outcome)

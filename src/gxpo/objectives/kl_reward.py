@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from gxpo.objectives.kl import kl_estimate, penalised_outcome
+from gxpo.errors import MissingSignal
+from gxpo.objectives.base import one_of
+from gxpo.objectives.kl import ESTIMATORS, kl_estimate, penalised_outcome
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -14,19 +16,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KLReward:
-    """outcome - coef * sum over the trajectory's trainable tokens of the estimate, before any group statistic.
+    """KL in the reward: `penalised_outcome` with the policy at the start of the step, before any group statistic.
 
-    The estimate is of the policy at the start of the step (signal `proximal_logprob`), detached. k1 gives the exact
-    gradient of the KL; k2 and k3 do not.
+    The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here.
     """
 
     coef: float
-    estimator: str = "k3"
+    estimator: Literal["k1", "k2", "k3"] = "k3"
 
     needs = ("reference_logprob",)
 
+    def __post_init__(self) -> None:
+        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+
     def penalise(self, forest: Forest, signals: Signals) -> Forest:
-        """The forest with the penalised outcomes."""
-        kl = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
-        outcome = penalised_outcome(forest.outcome, kl, forest.path_trajectory, self.coef, forest.path_trainable)
+        """The forest with the penalty taken off its outcomes. Raises MissingSignal where a log-prob is unknown."""
+        estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
+        trainable = forest.path_trainable
+        if missing := int((estimate.isnan() & trainable).sum()):
+            raise MissingSignal(
+                f"objective.kl in the reward: proximal_logprob or reference_logprob is nan for {missing} of "
+                f"{int(trainable.sum())} trainable tokens"
+            )
+        outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
         return forest.replace(outcome=outcome)

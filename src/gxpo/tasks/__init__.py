@@ -31,6 +31,8 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     >>> make("arithmetic", seed=0).draw(1, step=0)[0].prompt[-1]
     '='
     """
+    if seed < 0:
+        raise TaskError(f"seed must not be negative, not {seed}")
     options = dict(options or {})
     kind, _, rest = name.partition(":")
     if name.endswith(".jsonl"):

@@ -64,7 +64,10 @@ class ReasoningGym(GeneratedTasks):
 
     `config` goes to the generator; `template` turns its question into the prompt. `task.info["entry"]` is the
     generator's whole entry; it may hold values that JSON does not have (`arc_agi` and `rearc` compare tuples).
-    Training and held-out tasks are split by the text of the question.
+    Training and held-out tasks are split by the text of the question; so one held-out task costs about four entries of
+    the generator, which takes long for the slow ones (`knight_swap`, `futoshiki`). `isomorphic_strings`,
+    `polynomial_multiplication` and `ransom_note` iterate over sets: their questions repeat between processes only under
+    a fixed PYTHONHASHSEED.
     """
 
     generator: str

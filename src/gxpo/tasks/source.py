@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,8 +82,10 @@ class GeneratedTasks(ABC):
     def draw(self, n: int, step: int) -> list[Task]:
         """`n` training tasks. They differ from one another unless the generator has too few."""
         tasks: list[Task] = []
+        seen: set[str] = set()
         for i in range(n):
-            tasks.append(self._next(stream(TRAINING, self.seed, step, i), held_out=False, seen={t.id for t in tasks}))
+            tasks.append(self._next(stream(TRAINING, self.seed, step, i), held_out=False, seen=seen))
+            seen.add(tasks[-1].id)
         return tasks
 
     def held_out(self, n: int) -> list[Task]:
@@ -97,7 +99,7 @@ class GeneratedTasks(ABC):
             tasks[task.id] = task
         return list(tasks.values())
 
-    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Any) -> Task:
+    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Collection[str]) -> Task:
         repeated = None
         for _ in range(FRUITLESS * HELD_OUT_SHARE):
             task = self.propose(random)

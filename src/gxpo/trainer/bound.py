@@ -45,14 +45,25 @@ class BoundLearner:
         def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
             reference = held.get("reference_logprob")
             proximal = x["logprob"].detach() if first or self.proximal is None else self.proximal[entries]
-            return PolicyTokens(x["logprob"], sub.path_behaviour_logprob, reference, x.get("entropy"),
-                                proximal_logprob=proximal, outputs=x)  # fmt: skip
+            return PolicyTokens(
+                x["logprob"],
+                sub.path_behaviour_logprob,
+                reference,
+                x.get("entropy"),
+                proximal_logprob=proximal,
+                outputs=x,
+            )
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return self.method.objective(sub, policy(x), credit, weight, held, self.step_number)
 
-        info = self.learner.step(sub, loss, names=self._forward_names, couples=self.method.couples,
-                                 active=self.method.active(sub, credit, weight))  # fmt: skip
+        info = self.learner.step(
+            sub,
+            loss,
+            names=self._forward_names,
+            couples=self.method.couples,
+            active=self.method.active(sub, credit, weight),
+        )
         self.infos.append(info)
         if not info.empty:
             x = info.outputs

@@ -16,24 +16,45 @@ EVALUATION = -1  # the step of evaluation's streams: the same draws in every eva
 
 
 def evaluate(
-    tasks: Sequence[Task], *, samples: int, sampling: Sampling, engine: Engine, rewards: Any, tokenizer: Any,
-    source: TaskSource, seed: int,
-) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
+    tasks: Sequence[Task],
+    *,
+    samples: int,
+    sampling: Sampling,
+    engine: Engine,
+    rewards: Any,
+    tokenizer: Any,
+    source: TaskSource,
+    seed: int,
+) -> tuple[dict[str, float], dict[str, float]]:
     """`eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
     tasks; `eval_pass_at_k` is unbiased. A completion that could not be scored counts as wrong here, and is counted.
     Also gives each task's mean verdict, for paired comparisons."""
-    session = Session(source=source, engine=engine, rewards=rewards, tokenizer=tokenizer, sampling=sampling, seed=seed,
-                      step=EVALUATION, budget=Budget())  # fmt: skip
+    session = Session(
+        source=source,
+        engine=engine,
+        rewards=rewards,
+        tokenizer=tokenizer,
+        sampling=sampling,
+        seed=seed,
+        step=EVALUATION,
+        budget=Budget(),
+    )
     session.know(tasks)
     prompts = [session.encode(t) for t in tasks]
-    requests = [Request(p, tuple(StreamKey(seed, EVALUATION, t.id, i) for i in range(samples)))
-                for p, t in zip(prompts, tasks, strict=True)]  # fmt: skip
+    requests = [
+        Request(p, tuple(StreamKey(seed, EVALUATION, t.id, i) for i in range(samples)))
+        for p, t in zip(prompts, tasks, strict=True)
+    ]
     groups = session.sample(requests)
     forest = Forest.from_completions(
-        prompts, [[c.tokens for c in g] for g in groups], groups=[t.id for t in tasks], tasks=[t.id for t in tasks],
-        finish=[c.finish for g in groups for c in g], truncated=[c.finish == "length" for g in groups for c in g],
+        prompts,
+        [[c.tokens for c in g] for g in groups],
+        groups=[t.id for t in tasks],
+        tasks=[t.id for t in tasks],
+        finish=[c.finish for g in groups for c in g],
+        truncated=[c.finish == "length" for g in groups for c in g],
         ids=[f"{t.id}/{i}" for t in tasks for i in range(samples)],
-    )  # fmt: skip
+    )
     forest = session.score(forest)
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)

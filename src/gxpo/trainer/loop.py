@@ -42,15 +42,24 @@ class Trainer:
     reward    a Python function instead of the setting `reward`
     """
 
-    def __init__(self, resolved: Resolved, *, out: str | Path | None = None, reward: Callable[..., Any] | None = None,
-                 resume: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        resolved: Resolved,
+        *,
+        out: str | Path | None = None,
+        reward: Callable[..., Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        parallel.start()
         self.resolved, self.settings = resolved, resolved.settings
         s = self.settings
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
         self.out = Path(out or s.out or default)
         self.config_text = resolved.to_yaml()
         if not resume and any(self.out.glob("checkpoints/step-*")):
-            raise ConfigError(f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out")
+            raise ConfigError(
+                f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out"
+            )
         self.source = tasks.make(s.task, seed=s.seed, options=dict(s.tasks.options))
         self.sampling = Sampling(**{**s.sampling.model_dump(), "stop": tuple(s.sampling.stop)})
         longest = s.sampling.max_new_tokens
@@ -58,24 +67,46 @@ class Trainer:
         provided = {x for part in (self.method.rollout, self.source) for x in getattr(part, "provides", ())}
         for need in self.method.requires:
             if need not in provided:
-                raise ConfigError(f"{self.method.name} requires {need}, which neither the rollout nor task {s.task!r} "
-                                  "provides: choose a task that does")  # fmt: skip
-        self.rewards = RewardSet.make(reward if reward is not None else s.reward, source=self.source,
-                                      timeout=s.scoring.timeout, workers=s.scoring.workers)  # fmt: skip
-        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if s.learner.device == "auto" else s.learner.device
+                raise ConfigError(
+                    f"{self.method.name} requires {need}, which neither the rollout nor task {s.task!r} "
+                    "provides: choose a task that does"
+                )
+        self.rewards = RewardSet.make(
+            reward if reward is not None else s.reward,
+            source=self.source,
+            timeout=s.scoring.timeout,
+            workers=s.scoring.workers,
+        )
+        self.device = (
+            ("cuda" if torch.cuda.is_available() else "cpu") if s.learner.device == "auto" else s.learner.device
+        )
         loaded = models.load(s.model, task=s.task, device=self.device, dtype=s.learner.dtype)
         self.tokenizer = loaded.tokenizer
-        lora = LoraSettings(rank=s.learner.lora_rank, alpha=s.learner.lora_alpha, seed=s.seed,
-                            targets=_names(s.learner.lora_targets)) if s.learner.lora_rank else None  # fmt: skip
+        lora = (
+            LoraSettings(
+                rank=s.learner.lora_rank,
+                alpha=s.learner.lora_alpha,
+                seed=s.seed,
+                targets=_names(s.learner.lora_targets),
+            )
+            if s.learner.lora_rank
+            else None
+        )
         self.learner = TorchLearner(
-            loaded.model, lr=s.update.lr, betas=(s.update.betas[0], s.update.betas[1]),
-            weight_decay=s.update.weight_decay, max_grad_norm=s.update.max_grad_norm, schedule=s.update.schedule,
+            loaded.model,
+            lr=s.update.lr,
+            betas=(s.update.betas[0], s.update.betas[1]),
+            weight_decay=s.update.weight_decay,
+            max_grad_norm=s.update.max_grad_norm,
+            schedule=s.update.schedule,
             warmup_steps=s.update.warmup_steps,
             total_steps=s.trainer.steps * self.method.update.optimiser_steps(s.tasks.per_step),
-            tokens_per_microbatch=s.learner.tokens_per_microbatch, device=self.device,
-            layout="packed" if s.learner.layout == "auto" else "flat", lora=lora,
+            tokens_per_microbatch=s.learner.tokens_per_microbatch,
+            device=self.device,
+            layout="packed" if s.learner.layout == "auto" else "flat",
+            lora=lora,
             reference="reference_logprob" in self.method.needs,
-        )  # fmt: skip
+        )
         self.engine = TorchEngine(self.learner.model, self.tokenizer, device=self.device)
         self.step_number = 0
         self._begun = False
@@ -93,8 +124,16 @@ class Trainer:
         number, method = self.step_number, self.method
         self.engine.policy_version = number - 1
         tokens_before = self.budget.generated_tokens
-        session = Session(source=self.source, engine=self.engine, rewards=self.rewards, tokenizer=self.tokenizer,
-                          sampling=self.sampling, seed=self.settings.seed, step=number, budget=self.budget)  # fmt: skip
+        session = Session(
+            source=self.source,
+            engine=self.engine,
+            rewards=self.rewards,
+            tokenizer=self.tokenizer,
+            sampling=self.sampling,
+            seed=self.settings.seed,
+            step=number,
+            budget=self.budget,
+        )
         forest = method.rollout.grow(session.draw(self.settings.tasks.per_step), session)
         sampled = time.perf_counter()
         forest = self.shape(session.score(forest))
@@ -110,20 +149,28 @@ class Trainer:
         method.observe(forest)
         self.empty_steps += int(all(i.empty for i in bound.infos))
         if bound.sampler_gap > GAP_ALARM:
-            warnings.warn(f"step {number}: the sampler's and the learner's log-probs of a token differ by "
-                          f"{bound.sampler_gap:.2g} nats", stacklevel=2)  # fmt: skip
-        self.last_forest = forest.replace(prompt_text=[session.decode(forest.context(n)) for n in
-                                                       forest.prompt_node.tolist()],
-                                          action_text=self._action_texts(session, forest),
-                                          info=_with_advantage(forest, credit))  # fmt: skip
+            warnings.warn(
+                f"step {number}: the sampler's and the learner's log-probs of a token differ by "
+                f"{bound.sampler_gap:.2g} nats",
+                stacklevel=2,
+            )
+        self.last_forest = forest.replace(
+            prompt_text=[session.decode(forest.context(n)) for n in forest.prompt_node.tolist()],
+            action_text=self._action_texts(session, forest),
+            info=_with_advantage(forest, credit),
+        )
         generated = self.budget.generated_tokens - tokens_before
         row = {"step": number, **self._figures(forest, credit, bound, lr)}
         forward = sum(i.tokens_forward for i in bound.infos)
         return row | {
-            "time_sample_s": sampled - began, "time_score_s": scored - sampled, "time_update_s": updated - scored,
-            "time_step_s": time.perf_counter() - began, "time_sample_tokens_per_s": generated / (sampled - began),
-            "time_update_tokens_per_s": forward / (updated - scored), "memory_peak_mb": _peak_megabytes(),
-        }  # fmt: skip
+            "time_sample_s": sampled - began,
+            "time_score_s": scored - sampled,
+            "time_update_s": updated - scored,
+            "time_step_s": time.perf_counter() - began,
+            "time_sample_tokens_per_s": generated / (sampled - began),
+            "time_update_tokens_per_s": forward / (updated - scored),
+            "memory_peak_mb": _peak_megabytes(),
+        }
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards added to the task's, after the rollout and its filters; `success` is untouched."""
@@ -168,11 +215,14 @@ class Trainer:
             "reward_mean": float(forest.outcome[scored].mean()) if bool(scored.any()) else None,
             "success_rate": float(verdicts.mean()) if verdicts.numel() else None,
             "zero_signal_groups": float(silent.to(torch.float64).mean()) if n_groups else None,
-            "groups": n_groups, "trajectories": forest.n_trajectories, "unscored": int((~scored).sum()),
-            "length_mean": float(torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories)
-                                 .to(torch.float64).mean()),
+            "groups": n_groups,
+            "trajectories": forest.n_trajectories,
+            "unscored": int((~scored).sum()),
+            "length_mean": float(
+                torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64).mean()
+            ),
             "truncated_rate": float(forest.truncated.to(torch.float64).mean()),
-        }  # fmt: skip
+        }
         for i, name in enumerate(forest.component_names):
             values = forest.components[:, i]
             row[f"reward_{name}"] = float(values[values.isfinite()].mean()) if bool(values.isfinite().any()) else None
@@ -185,11 +235,15 @@ class Trainer:
             "sampler_gap": bound.sampler_gap,
             "loss": sum(i.loss for i in taken) / len(taken) if taken else None,
             "grad_norm": sum(i.grad_norm for i in taken) / len(taken) if taken else None,
-            "lr": lr, "optimiser_steps": len(taken), "empty_steps": self.empty_steps,
-            "tokens_forward": forward, "unique_token_ratio": flat / forward if forward else None,
-            "generated_tokens": self.budget.generated_tokens, "discarded_rollouts": self.budget.discarded,
+            "lr": lr,
+            "optimiser_steps": len(taken),
+            "empty_steps": self.empty_steps,
+            "tokens_forward": forward,
+            "unique_token_ratio": flat / forward if forward else None,
+            "generated_tokens": self.budget.generated_tokens,
+            "discarded_rollouts": self.budget.discarded,
             "weights_crc": self.learner.weights_crc(),
-        }  # fmt: skip
+        }
 
     def _action_texts(self, session: Session, forest: Forest) -> list[str | None]:
         return [session.decode(forest.action(s)) for s in range(forest.n_steps)]
@@ -199,10 +253,21 @@ class Trainer:
         """Figures on the held-out tasks, which are the same for every seed and step; each task's mean verdict."""
         e = self.settings.eval
         held_out = self.source.held_out(e.tasks)
-        sampling = Sampling(temperature=e.temperature if e.samples == 1 else max(e.temperature, 0.0) or 1.0,
-                            max_new_tokens=self.sampling.max_new_tokens, stop=self.sampling.stop)  # fmt: skip
-        return evaluate(held_out, samples=e.samples, sampling=sampling, engine=self.engine, rewards=self.rewards,
-                              tokenizer=self.tokenizer, source=self.source, seed=0)  # fmt: skip
+        sampling = Sampling(
+            temperature=e.temperature if e.samples == 1 else max(e.temperature, 0.0) or 1.0,
+            max_new_tokens=self.sampling.max_new_tokens,
+            stop=self.sampling.stop,
+        )
+        return evaluate(
+            held_out,
+            samples=e.samples,
+            sampling=sampling,
+            engine=self.engine,
+            rewards=self.rewards,
+            tokenizer=self.tokenizer,
+            source=self.source,
+            seed=0,
+        )
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
@@ -255,12 +320,18 @@ class Trainer:
         if parallel.rank() != 0:
             return None
         state = {
-            "step": self.step_number, "config": zlib.crc32(self.config_text.encode()), "learner": self.learner.meta(),
-            "source": self.source.state_dict(), "method": self.method.state_dict(), "empty_steps": self.empty_steps,
-            "budget": vars(self.budget), "unscored": dict(self.rewards.counts),
-        }  # fmt: skip
-        return checkpoint.save(self.out, self.step_number, self.learner.tensors(), state,
-                               self.settings.trainer.keep_checkpoints)  # fmt: skip
+            "step": self.step_number,
+            "config": zlib.crc32(self.config_text.encode()),
+            "learner": self.learner.meta(),
+            "source": self.source.state_dict(),
+            "method": self.method.state_dict(),
+            "empty_steps": self.empty_steps,
+            "budget": vars(self.budget),
+            "unscored": dict(self.rewards.counts),
+        }
+        return checkpoint.save(
+            self.out, self.step_number, self.learner.tensors(), state, self.settings.trainer.keep_checkpoints
+        )
 
     def resume(self, *, changed: bool = False) -> None:
         """Go back to the newest checkpoint: parameters, optimiser, sources, counters; later lines are cut off.
@@ -269,8 +340,10 @@ class Trainer:
         """
         tensors, state = checkpoint.load(checkpoint.latest(self.out))
         if not changed and state["config"] != zlib.crc32(self.config_text.encode()):
-            raise CheckpointError(f"{self.out}/config.yaml is not the configuration of its checkpoint: restore it, or "
-                                  "start another run with `gxpo train`")  # fmt: skip
+            raise CheckpointError(
+                f"{self.out}/config.yaml is not the configuration of its checkpoint: restore it, or "
+                "start another run with `gxpo train`"
+            )
         self.learner.load_tensors(tensors, state["learner"])
         self.source.load_state_dict(state["source"])
         self.method.load_state_dict(state["method"])

@@ -10,11 +10,17 @@ from typing import Any
 from rich.console import Console
 
 COLUMNS = (
-    ("step", "step", "{:>5.0f}"), ("reward", "reward_mean", "{:>7.3f}"), ("held-out", "eval_accuracy", "{:>8.3f}"),
-    ("silent", "zero_signal_groups", "{:>6.0%}"), ("clip", "clip_fraction", "{:>6.1%}"), ("kl", "approx_kl", "{:>8.1e}"),
-    ("entropy", "entropy", "{:>7.3f}"), ("length", "length_mean", "{:>6.1f}"),
-    ("sample tok/s", "time_sample_tokens_per_s", "{:>12,.0f}"), ("update tok/s", "time_update_tokens_per_s", "{:>12,.0f}"),
-)  # fmt: skip
+    ("step", "step", "{:>5.0f}"),
+    ("reward", "reward_mean", "{:>7.3f}"),
+    ("held-out", "eval_accuracy", "{:>8.3f}"),
+    ("silent", "zero_signal_groups", "{:>6.0%}"),
+    ("clip", "clip_fraction", "{:>6.1%}"),
+    ("kl", "approx_kl", "{:>8.1e}"),
+    ("entropy", "entropy", "{:>7.3f}"),
+    ("length", "length_mean", "{:>6.1f}"),
+    ("sample tok/s", "time_sample_tokens_per_s", "{:>12,.0f}"),
+    ("update tok/s", "time_update_tokens_per_s", "{:>12,.0f}"),
+)
 
 
 class Progress:
@@ -44,7 +50,9 @@ class Progress:
         if shown and not self.quiet:
             if not self._headed:
                 widths = [max(len(title), len(form.format(0.0))) for title, _, form in COLUMNS]
-                self.console.print("  ".join(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths, strict=True)), style="bold")
+                self.console.print(
+                    "  ".join(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths, strict=True)), style="bold"
+                )
                 self._headed = True
             cells = []
             for title, key, form in COLUMNS:
@@ -59,16 +67,23 @@ class Progress:
         lines = run.evaluations
         first, last = (lines[0], lines[-1]) if lines else ({}, {})
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
-        summary = {"out": str(run.path), "steps": run.trainer.step_number, "before": first.get("eval_accuracy"),
-                   "after": last.get("eval_accuracy"), "after_low": last.get("eval_low"),
-                   "after_high": last.get("eval_high"), "unscored": counts}  # fmt: skip
+        summary = {
+            "out": str(run.path),
+            "steps": run.trainer.step_number,
+            "before": first.get("eval_accuracy"),
+            "after": last.get("eval_accuracy"),
+            "after_low": last.get("eval_low"),
+            "after_high": last.get("eval_high"),
+            "unscored": counts,
+        }
         if as_json:
             print(json.dumps(summary))
             return
         if lines:
             self.console.print(
                 f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
-                f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)")  # fmt: skip
+                f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)"
+            )
         if counts:
             self.console.print(f"could not be scored: {counts}", style="yellow")
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
-from gxpo.keys import Stated
 from gxpo.errors import CheckpointError, ConfigError
+from gxpo.keys import Stated
 from gxpo.pipeline import Method
 from gxpo.trainer import checkpoint
 from gxpo.trainer.loop import Trainer
@@ -92,8 +92,9 @@ def train(
     return _go(trainer, watch)
 
 
-def resume(out: str | Path, *, steps: int | None = None, watch: Watch | None = None,
-           reward: Callable[..., Any] | None = None) -> Run:  # fmt: skip
+def resume(
+    out: str | Path, *, steps: int | None = None, watch: Watch | None = None, reward: Callable[..., Any] | None = None
+) -> Run:
     """Go on with a stopped run, to the bit as if it had never stopped; `steps` may extend it."""
     out = Path(out)
     path = out / "config.yaml"
@@ -105,8 +106,10 @@ def resume(out: str | Path, *, steps: int | None = None, watch: Watch | None = N
     if steps is not None and steps != trainer.settings.trainer.steps:
         trainer.close()
         if trainer.settings.update.schedule != "constant":
-            raise ConfigError(f"trainer.steps can't change under update.schedule={trainer.settings.update.schedule}: the "
-                              "learning rate depends on it; start another run")  # fmt: skip
+            raise ConfigError(
+                f"trainer.steps can't change under update.schedule={trainer.settings.update.schedule}: the "
+                "learning rate depends on it; start another run"
+            )
         extended = config.read(path) | {"trainer.steps": Stated(steps, "resume")}
         checkpoint.write_atomic(path, config.resolve(extended).to_yaml())
         trainer = Trainer(config.resolve(extended), out=out, resume=True, reward=reward)
@@ -131,4 +134,3 @@ def _name(function: Callable[..., Any]) -> str:
     if source is None or "<" in source or "<" in function.__qualname__ or "." in function.__qualname__:
         return f"python:{getattr(function, '__name__', 'function')}"
     return f"{source}:{function.__name__}"
-

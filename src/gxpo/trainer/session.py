@@ -18,8 +18,18 @@ from gxpo.protocols import Budget, Completion, Engine, Request, Sampling, Task, 
 class Session:
     """The stages as one step of the trainer sees them."""
 
-    def __init__(self, *, source: TaskSource, engine: Engine, rewards: Any, tokenizer: Any, sampling: Sampling,
-                 seed: int, step: int, budget: Budget | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        source: TaskSource,
+        engine: Engine,
+        rewards: Any,
+        tokenizer: Any,
+        sampling: Sampling,
+        seed: int,
+        step: int,
+        budget: Budget | None = None,
+    ) -> None:
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
         self.sampling, self.seed, self.step = sampling, seed, step
         self.budget = budget if budget is not None else Budget()
@@ -76,8 +86,12 @@ class Session:
             return forest
         if parallel.rank() == 0:
             scored = self.rewards.score(forest, self.texts(forest), [self._tasks[t] for t in forest.task])
-            blob = {"names": scored.component_names, "outcome": scored.outcome.tolist(),
-                    "components": scored.components.tolist(), "success": scored.success.tolist()}  # fmt: skip
+            blob = {
+                "names": scored.component_names,
+                "outcome": scored.outcome.tolist(),
+                "components": scored.components.tolist(),
+                "success": scored.success.tolist(),
+            }
         else:
             blob = {}
         if parallel.world() > 1:
@@ -93,8 +107,10 @@ class Session:
 
 
 def _pack(groups: list[list[Completion]]) -> bytes:
-    rows = [[{**asdict(c), "support": None if c.support is None else np.asarray(c.support).tolist()} for c in g]
-            for g in groups]  # fmt: skip
+    rows = [
+        [{**asdict(c), "support": None if c.support is None else np.asarray(c.support).tolist()} for c in g]
+        for g in groups
+    ]
     return json.dumps(rows).encode()
 
 

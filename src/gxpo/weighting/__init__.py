@@ -3,6 +3,4 @@
 from gxpo.weighting.base import WeightPart, WeightProduct
 from gxpo.weighting.mismatch import Truncated, truncated
 
-PARTS = {"truncated": Truncated}
-
-__all__ = ["PARTS", "Truncated", "WeightPart", "WeightProduct", "truncated"]
+__all__ = ["Truncated", "WeightPart", "WeightProduct", "truncated"]

@@ -1,0 +1,76 @@
+"""Every Python block of README and docs runs; every gxpo command in them resolves; pages keep to their length."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+from gxpo import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = sorted(
+    {
+        line.split("#")[0].split("&&")[0].strip()
+        for page in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
+        for line in block.splitlines()
+        if line.startswith("gxpo ")
+    }
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.filterwarnings("ignore:reward")
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_resolve(command, tmp_path, monkeypatch, capsys):
+    """Training commands are resolved with --dry-run; `resume` names a run of the reader's and is parsed only."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "examples", tmp_path / "examples")
+    arguments = shlex.split(command)
+    if arguments[1] == "train":
+        arguments.append("--dry-run")
+    if arguments[1] in ("resume", "demo"):
+        arguments = ["gxpo", arguments[1], "--help"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    try:
+        cli.main()
+    except SystemExit as stopped:
+        assert not stopped.code, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def test_pages_begin_with_a_command_and_are_short():
+    for page in PAGES[1:]:
+        text = page.read_text()
+        assert len(text.splitlines()) <= 150, page
+        assert "```" in "".join(text.splitlines()[:4]), page
+
+
+def test_the_example_is_the_demo():
+    demo = (ROOT / "src/gxpo/trainer/demo.yaml").read_text()
+    assert (ROOT / "examples/arithmetic.yaml").read_text() == demo
+    assert len(demo.splitlines()) <= 15
+
+
+def test_readme_counts_methods_by_evidence():
+    from gxpo.explain.catalogue import entries
+
+    rows = entries()
+    tiers = [sum(r["evidence"] == t for r in rows) for t in ("reference-code", "secondary", "reconstruction")]
+    text = (ROOT / "README.md").read_text()
+    assert (
+        f"{len(rows)} methods: {tiers[0]} read in reference code, {tiers[1]} in secondary implementations, "
+        f"{tiers[2]} reconstructions" in text.replace("\n", " ")
+    )
