@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.naive import view
+from tests.strategies import RICH, forests, random_forest, random_records
 
 from gxpo.forest import ACTION, Forest
 from gxpo.trees import by_depth, hops
-from naive import view
-from strategies import RICH, forests, random_forest, random_records
 
 few = settings(max_examples=25, deadline=None)
 fewer = settings(max_examples=10, deadline=None)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.strategies import forests, random_forest
 
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
-from strategies import forests, random_forest
 
 few = settings(max_examples=25, deadline=None)
 

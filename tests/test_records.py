@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.naive import expand, view
+from tests.strategies import RICH, forests, random_forest, random_records, record_lists
 
 from gxpo.errors import GxpoError, RecordError
 from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
 from gxpo.records import Record, dump, load
-from naive import expand, view
-from strategies import RICH, forests, random_forest, random_records, record_lists
 
 fewer = settings(max_examples=12, deadline=None)
 few = settings(max_examples=30, deadline=None)

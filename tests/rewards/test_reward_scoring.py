@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scored_tasks import Source, forest_of, tasks_of
-from task_scorer import verdict
+from tests.rewards.scored_tasks import Source, forest_of, tasks_of
+from tests.rewards.task_scorer import verdict
 
 from gxpo.errors import ConfigError
 from gxpo.rewards import RewardSet
@@ -391,8 +391,8 @@ def test_a_script_without_a_main_guard_works_and_a_killed_trainer_leaves_no_work
     script.write_text(
         textwrap.dedent(f"""
         import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from scored_tasks import Source, forest_of, tasks_of
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        from tests.rewards.scored_tasks import Source, forest_of, tasks_of
         from gxpo.rewards import RewardSet
 
         rewards = RewardSet.make({file + ":wild"!r}, source=Source(default=None), timeout=1000.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_session import RIGHT, UNSCORED, WRONG, ScriptedSession
+from tests.rollouts.scripted_session import RIGHT, UNSCORED, WRONG, ScriptedSession
 
 from gxpo.errors import ConfigError, TaskError
 from gxpo.protocols import StreamKey, Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_session import RIGHT, ScriptedSession
+from tests.rollouts.scripted_session import RIGHT, ScriptedSession
 
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest

@@ -82,13 +82,12 @@ WARMUPS: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Check:
-    """What a look at the model during warm-up found; `done` is the share of the steps allowed."""
+    """A look at the model during warm-up; before the recipe's first check only the loss is known."""
 
     step: int
     loss: float
-    accuracy: float
-    well_formed: float
-    done: float
+    accuracy: float | None = None
+    well_formed: float | None = None
 
 
 class Habits:
@@ -123,7 +122,7 @@ def warm_start(
     task      a key of `WARMUPS`
     seed      of the warm-up alone: parameters and examples; no seed of a run enters
     cache     the folder that holds warm starts; default $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo
-    progress  called with each `Check`
+    progress  called with a `Check` every `check_every` steps
     recipe    instead of `WARMUPS[task]`
 
     The folder's name holds a hash of the recipe, the seed, the sources that take part and the versions of torch and
@@ -215,10 +214,14 @@ def warm_up(
         with torch.no_grad():
             for kept, new in zip(mean.parameters(), model.parameters(), strict=True):
                 kept.lerp_(new, 1 - decay)
-        if step < recipe.first_check or (step - recipe.first_check) % recipe.check_every:
+        if (step - recipe.first_check) % recipe.check_every:
+            continue
+        if step < recipe.first_check:
+            if progress is not None:
+                progress(Check(step, loss.item()))
             continue
         accuracy, well_formed = greedy_accuracy(mean, tokenizer, source, held_out, recipe.max_new_tokens)
-        checks.append(Check(step, loss.item(), accuracy, well_formed, step / recipe.max_steps))
+        checks.append(Check(step, loss.item(), accuracy, well_formed))
         if progress is not None:
             progress(checks[-1])
         if recipe.low <= accuracy <= recipe.high and well_formed >= recipe.well_formed:
@@ -233,7 +236,7 @@ def warm_up(
                 "threads": torch.get_num_threads(),
             }
             return mean, tokenizer, report
-    found = ", ".join(f"{c.accuracy:.2f}" for c in checks[-5:])
+    found = ", ".join(f"{check.accuracy:.2f}" for check in checks[-5:])
     raise ModelError(
         f"warm-up on {task!r} with seed {seed} missed its band: greedy accuracy {recipe.low} to {recipe.high} with "
         f"{recipe.well_formed:.0%} well-formed answers was wanted, the last checks found {found}; try another seed"
