@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,33 @@ def test_a_file_size_limit_while_checkpointing(tmp_path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "File too large" in done.stderr
     assert not list(out.glob("checkpoints/*"))
+
+
+def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "gxpo.cli",
+        "train",
+        str(config(tmp_path)),
+        "--out",
+        str(out),
+        "--set",
+        "trainer.steps=5000",
+        "--set",
+        "trainer.checkpoint_every=0",
+    ]
+    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    metrics = out / "metrics.jsonl"
+    while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    text, _ = running.communicate()
+    assert running.returncode == 130 and f"gxpo resume {out}" in text.replace("\n", " ")
+    done = len(metrics.read_text().splitlines())
+    assert 0 < done < 5000 and checkpoint.latest(out).name == f"step-{done:06d}"
 
 
 # ---------------------------------------------------------------- rewards that misbehave

@@ -33,8 +33,14 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
     progress = Progress(quiet=as_json)
     with progress:
-        run = train(resolved=resolved, out=out, watch=progress)
+        run = train(resolved=resolved, out=out, watch=progress, notify=progress.say)
+    _closed(progress, run, as_json)
+
+
+def _closed(progress: Any, run: Any, as_json: bool) -> None:
     progress.close(run, as_json=as_json)
+    if progress.stopping and run.trainer.step_number < run.trainer.settings.trainer.steps:
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -105,7 +111,7 @@ def resume(
     progress = Progress(quiet=as_json)
     with progress:
         finished = go_on(run, steps=steps, watch=progress)
-    progress.close(finished, as_json=as_json)
+    _closed(progress, finished, as_json)
 
 
 @app.command(name="eval")

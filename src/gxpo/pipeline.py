@@ -236,9 +236,10 @@ class Method:
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]
         lines += [f"  {d.name}: {d.formula}" for d in self.definitions]
-        width = max((len(k) for k in self.keys), default=0)
-        lines += [f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in self.keys.items()]
-        return "\n".join(lines)
+        stages = ("credit", "rollout", "update", "objective.ratio", "objective.gate", "objective.aggregate")
+        shown = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}
+        width = max(len(k) for k in shown)
+        return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in shown.items())])
 
 
 def _scored(forest: Forest) -> tuple[Forest, Tensor]:

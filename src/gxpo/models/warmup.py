@@ -75,7 +75,8 @@ class Recipe:
 
 WARMUPS: dict[str, Recipe] = {
     "arithmetic": Recipe(),
-    # searching for an expression is hard enough without bad habits
+    # Searching for an expression is hard enough without bad habits. The start is in its band, but with the settings of
+    # the demo reinforcement learning did not improve on it (one seed, 50 steps: 0.26 to 0.23).
     "countdown": Recipe(habits=0.0, slips=0.0, first_check=120, low=0.25, max_new_tokens=32),
 }
 

@@ -105,6 +105,7 @@ class Arithmetic(GeneratedTasks):
 
     name: ClassVar[str] = "arithmetic"
     scorer_name: ClassVar[str] = "arithmetic"
+    scorer_trusted: ClassVar[bool] = True
     scorer: ClassVar = staticmethod(score)
     options: ClassVar[Mapping[str, Any]] = {"digits": int, "operations": str}
 

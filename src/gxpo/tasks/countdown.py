@@ -129,6 +129,7 @@ class Countdown(GeneratedTasks):
 
     name: ClassVar[str] = "countdown"
     scorer_name: ClassVar[str] = "countdown"
+    scorer_trusted: ClassVar[bool] = True
     scorer: ClassVar = staticmethod(score)
     options: ClassVar[Mapping[str, Any]] = {"count": int, "maximum": int, "operations": str, "use_all": bool}
 

@@ -40,6 +40,7 @@ class Trainer:
     resolved  from `gxpo.config.load` or `resolve`
     out       run directory; None: as the settings say
     reward    a Python function instead of the setting `reward`
+    notify    called with a line where something takes long before the first step
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Trainer:
         out: str | Path | None = None,
         reward: Callable[..., Any] | None = None,
         resume: bool = False,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         parallel.start()
         self.resolved, self.settings = resolved, resolved.settings
@@ -60,7 +62,7 @@ class Trainer:
             raise ConfigError(
                 f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out"
             )
-        self.source = tasks.make(s.task, seed=s.seed, options=dict(s.tasks.options))
+        self.source = tasks.make(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
         self.sampling = Sampling(**{**s.sampling.model_dump(), "stop": tuple(s.sampling.stop)})
         longest = s.sampling.max_new_tokens
         self.method = resolved.method.fill(horizon=float(longest), max_length=longest)
@@ -77,10 +79,31 @@ class Trainer:
             timeout=s.scoring.timeout,
             workers=s.scoring.workers,
         )
+        try:
+            self._load(notify)
+        except BaseException:
+            self.rewards.close()
+            raise
+        self.step_number = 0
+        self._begun = False
+        self.empty_steps = 0
+        self.budget = Budget()
+        self.metrics_file = MetricsFile(self.out / "metrics.jsonl")
+        self.evaluations = MetricsFile(self.out / "evaluations.jsonl")
+        self.last_forest: Forest | None = None
+
+    def _load(self, notify: Callable[[str], None]) -> None:
+        """Model, learner and engine."""
+        s = self.settings
         self.device = (
             ("cuda" if torch.cuda.is_available() else "cpu") if s.learner.device == "auto" else s.learner.device
         )
-        loaded = models.load(s.model, task=s.task, device=self.device, dtype=s.learner.dtype)
+
+        def warming(check: models.Check) -> None:
+            seen = "" if check.accuracy is None else f", greedy accuracy {check.accuracy:.2f}"
+            notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
+
+        loaded = models.load(s.model, task=s.task, device=self.device, dtype=s.learner.dtype, progress=warming)
         self.tokenizer = loaded.tokenizer
         lora = (
             LoraSettings(
@@ -108,13 +131,6 @@ class Trainer:
             reference="reference_logprob" in self.method.needs,
         )
         self.engine = TorchEngine(self.learner.model, self.tokenizer, device=self.device)
-        self.step_number = 0
-        self._begun = False
-        self.empty_steps = 0
-        self.budget = Budget()
-        self.metrics_file = MetricsFile(self.out / "metrics.jsonl")
-        self.evaluations = MetricsFile(self.out / "evaluations.jsonl")
-        self.last_forest: Forest | None = None
 
     # ------------------------------------------------------------ one step
     def step(self) -> dict[str, Any]:

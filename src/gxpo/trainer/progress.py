@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ COLUMNS = (
     ("held-out", "eval_accuracy", "{:>8.3f}"),
     ("silent", "zero_signal_groups", "{:>6.0%}"),
     ("clip", "clip_fraction", "{:>6.1%}"),
-    ("kl", "approx_kl", "{:>8.1e}"),
+    ("kl", "kl", "{:>8.1e}"),
     ("entropy", "entropy", "{:>7.3f}"),
     ("length", "length_mean", "{:>6.1f}"),
     ("sample tok/s", "time_sample_tokens_per_s", "{:>12,.0f}"),
@@ -27,11 +28,13 @@ class Progress:
     """A `watch` for `gxpo.train`: a line every few steps and at every evaluation."""
 
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
+        quiet = quiet or int(os.environ.get("RANK", 0)) > 0
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
         self.quiet, self.every, self.stopping, self._headed = quiet, every, False, False
         self._previous: Any = None
 
     def __enter__(self) -> Progress:
+        _no_progress_bars()
         self._previous = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, self._interrupt)
         return self
@@ -45,6 +48,11 @@ class Progress:
         self.stopping = True
         self.console.print("[yellow]stopping after this step; once more to stop at once[/yellow]")
 
+    def say(self, line: str) -> None:
+        """A line before the first step."""
+        if not self.quiet:
+            self.console.print(line, style="dim")
+
     def __call__(self, row: dict[str, Any]) -> bool:
         shown = row["step"] % self.every == 0 or row["step"] == 1 or "eval_accuracy" in row
         if shown and not self.quiet:
@@ -57,7 +65,7 @@ class Progress:
             cells = []
             for title, key, form in COLUMNS:
                 width = max(len(title), len(form.format(0.0)))
-                value = row.get(key)
+                value = row.get(key, row.get("approx_kl") if key == "kl" else None)  # no reference: the step's own
                 cells.append(f"{'' if value is None else form.format(value):>{width}}")
             self.console.print("  ".join(cells))
         return self.stopping
@@ -86,6 +94,15 @@ class Progress:
             )
         if counts:
             self.console.print(f"could not be scored: {counts}", style="yellow")
+            for kind, message in run.trainer.rewards.messages.items():
+                self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if run.trainer.step_number < run.trainer.settings.trainer.steps:
             self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")
+
+
+def _no_progress_bars() -> None:
+    """Loading a tiny model needs no bars; transformers has no setting for it but this."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

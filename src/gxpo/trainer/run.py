@@ -12,6 +12,7 @@ from typing import Any
 from gxpo import config
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.keys import Stated
+from gxpo.learners import parallel
 from gxpo.pipeline import Method
 from gxpo.trainer import checkpoint
 from gxpo.trainer.loop import Trainer
@@ -65,6 +66,7 @@ def train(
     set: Mapping[str, Any] | None = None,
     resolved: config.Resolved | None = None,
     watch: Watch | None = None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Train a policy.
 
@@ -76,6 +78,7 @@ def train(
             finish and gives a number (or named numbers); or `file.py:function`; or {name: weight}
     set     any other key, e.g. {"update.lr": 1e-4, "rollout.group_size": 16}
     watch   called with every line of metrics; returning True ends the run early
+    notify  called with a line of text where something takes long before the first step
 
     Raises GxpoError subclasses whose message says what to change.
     """
@@ -88,7 +91,7 @@ def train(
             given["reward"] = Stated(_name(reward) if callable(reward) else reward, "argument")
         given |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
         resolved = config.resolve(given, composed=method if isinstance(method, Method) else None)
-    trainer = Trainer(resolved, out=out, reward=reward if callable(reward) else None)
+    trainer = Trainer(resolved, out=out, reward=reward if callable(reward) else None, notify=notify)
     return _go(trainer, watch)
 
 
@@ -123,7 +126,7 @@ def _go(trainer: Trainer, watch: Watch | None) -> Run:
         trainer.train(watch)
     finally:
         trainer.close()
-    if trainer.out.exists():
+    if parallel.rank() == 0:
         write_report(trainer.out)
     return Run(trainer.out, trainer)
 
