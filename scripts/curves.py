@@ -85,10 +85,18 @@ def main() -> None:
             f"{kind}: gains {', '.join(f'{g:+.3f}' for g in each)}; mean {mean:+.3f} "
             f"(95% over tasks {low:+.3f} to {high:+.3f})"
         )
-        summary[kind] = {"gains": each, "mean": mean, "low": low, "high": high}
+        over_seeds = mean_interval(each)
+        print(
+            f"{kind}: 95% interval of the mean gain over seeds (t, n = 3) {over_seeds[0]:+.3f} to {over_seeds[1]:+.3f}"
+        )
+        summary[kind] = {"gains": each, "mean": mean, "low": low, "high": high, "over_seeds": over_seeds}
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     title = f"held-out accuracy, {arguments.method}, {len(SEEDS)} seeds"
-    arguments.picture.write_text(svg_chart(series, title=title, y_label="greedy accuracy"))
+    control = [name for name in series if name.startswith("shuffled")]
+    picture = svg_chart(
+        series, title=title, y_label="greedy accuracy", dashed=control, y_range=(0, 1), width=720, height=340
+    )
+    arguments.picture.write_text(picture)
     print(json.dumps(summary))
 
 

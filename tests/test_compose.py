@@ -44,6 +44,18 @@ def test_one_reward_group_in_other_systems(spec, keys, winner, loser):
     assert winner_of_eight(spec, **keys) == pytest.approx((winner, loser), abs=1e-6)
 
 
+def test_a_requirement_that_nobody_meets_is_refused_before_anything_runs(tmp_path):
+    def with_value_head(forest, signals, step):
+        return forest.to_path(forest.outcome, "R")
+
+    with_value_head.requires = ("value_head",)
+    m = gxpo.method("grpo", {"credit": with_value_head})
+    assert m.requires == ("value_head",)
+    with pytest.raises(ConfigError, match="grpo requires value_head, which neither the rollout nor task 'arithmetic'"):
+        gxpo.train("tiny:cold", "arithmetic", m, 1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_methods_that_touch_different_keys_merge():
     both = gxpo.method("dr_grpo+gspo")
     assert both.credit.scale == "none"
@@ -91,6 +103,7 @@ def test_a_single_key_as_in_a_method():
 
 
 def test_refused_values_are_checked_after_the_merge():
+    """T19: a sequence ratio under a token mean is no longer GSPO."""
     with pytest.raises(ConfigError, match=r"gspo can't work with objective.aggregate=token_mean"):
         gxpo.method("gspo", {"objective.aggregate": "token_mean"})
     with pytest.raises(ConfigError, match="gspo can't work with"):
@@ -118,6 +131,7 @@ def test_refused_values_are_checked_after_the_merge():
     ],
 )
 def test_bad_compositions_are_one_line_errors(spec, keys, message):
+    """T40: no typo is swallowed."""
     with pytest.raises(ConfigError, match=message) as caught:
         gxpo.method(spec, keys)
     assert "\n" not in str(caught.value)
@@ -248,6 +262,7 @@ def test_no_reference_is_asked_for_at_coefficient_zero():
 
 
 def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():
+    """T22: where the ratio is taken over the sampler itself, the mismatch is not counted a second time."""
     f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
     behaviour = f.path_behaviour_logprob
     proximal = behaviour + math.log(4.0)

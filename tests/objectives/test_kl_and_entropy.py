@@ -100,7 +100,7 @@ def test_toy_card(toy) -> None:
     }
     for estimator, expected in values.items():
         assert kl_estimate(toy.logprob, toy.reference, estimator).tolist() == pytest.approx(expected, abs=6e-7)
-        term = KL(0.5, estimator, "token_mean")  # type: ignore[arg-type]  # one of the words
+        term = KL(0.5, "token_mean", estimator=estimator)  # type: ignore[arg-type]  # one of the words
         value, gradient = toy.loss(term, reference_logprob=toy.reference)
         assert value == pytest.approx(0.5 * sum(expected) / 5, abs=1e-6)
         assert gradient == pytest.approx([0.1 * g for g in gradients[estimator]], abs=1e-6)
@@ -152,7 +152,7 @@ def test_a_missing_reference_is_said(toy) -> None:
     off = KL(0.0)
     assert off.needs == () and toy.loss(off)[0] == 0 and not off.active(toy.forest, toy.credit, toy.weight).any()
     with pytest.raises(ConfigError, match=r"objective\.kl\.estimator is 'k4'"):
-        KL(0.1, "k4")  # type: ignore[arg-type]  # the point of the test
+        KL(0.1, estimator="k4")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ConfigError, match=r"objective\.kl\.estimator"):
         KLReward(0.1, "k4")  # type: ignore[arg-type]  # the point of the test
 

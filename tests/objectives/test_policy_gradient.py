@@ -464,6 +464,6 @@ def test_a_trajectory_of_weight_zero_only_counts(grow: Grow) -> None:
     weight = forest.to_path(forest.weight, "R")
     x = torch.tensor([-1.0, -1.0, NAN, NAN], dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(x, x.detach().nan_to_num(-1.0), torch.full((4,), -2.0, dtype=torch.float64), -x)
-    for term, size in ((PolicyGradient(), -0.25), (KL(1.0, "k2"), 0.25), (Entropy(1.0), 0.25)):
+    for term, size in ((PolicyGradient(), -0.25), (KL(1.0, estimator="k2"), 0.25), (Entropy(1.0), 0.25)):
         gradient = torch.autograd.grad(term(forest, policy, torch.ones(4), weight, {}, 0), x)[0]
         assert gradient.tolist() == pytest.approx([size, size, 0, 0])

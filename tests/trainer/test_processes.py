@@ -1,4 +1,4 @@
-"""Two processes under torchrun take the steps of one."""
+"""Two processes under torchrun take the steps of one (T37)."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that was never stopped."""
+"""A run that is killed and resumed is the run that was never stopped (T36)."""
 
 import json
 import os

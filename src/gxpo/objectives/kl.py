@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import MissingSignal
-from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart, one_of
+from gxpo.objectives.base import one_of
+from gxpo.objectives.penalty import Penalty
 
 if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import PolicyTokens, Signals
+    from gxpo.protocols import PolicyTokens
 
 ESTIMATORS = ("k1", "k2", "k3")
 
@@ -63,52 +62,26 @@ def penalised_outcome(
 
 
 @dataclass(frozen=True)
-class KL(TermPart):
-    """coef * aggregate of `kl_estimate` over the trainable entries, with an aggregation of its own.
+class KL(Penalty):
+    """coef * aggregate of `kl_estimate` over the trainable entries.
 
-    It is not importance weighted: weight parts do not touch it, `forest.weight` does. Reads
-    `policy.reference_logprob`; raises MissingSignal where that is absent. At coef 0 it reads nothing.
-    DeepSeekMath has k3 with coef 0.04.
+    Reads `policy.reference_logprob`; raises MissingSignal where that is absent. DeepSeekMath has k3 with coef 0.04.
     """
 
-    coef: float = 0.0
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "sequence_mean"
-    horizon: float | None = None
+
+    name = "kl"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
-        one_of("objective.kl.aggregate", self.aggregate, AGGREGATES)
         object.__setattr__(self, "needs", ("reference_logprob",) if self.coef != 0 else ())
 
-    def __call__(
-        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
-        scale = self.coef * scale * forest.to_path(forest.weight, "R")
-        entries, estimate = self._estimate(forest, policy, credit, weight)
-        return (scale[entries].to(estimate) * estimate).sum()
-
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
-        """Trainable entries of trajectories of non-zero `forest.weight`."""
-        if self.coef == 0:
-            return torch.zeros_like(forest.path_trainable)
-        return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
-
-    def _estimate(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        logprob = policy.logprob[entries]
-        if not entries.numel():
-            return entries, logprob
+    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.reference_logprob is None:
             raise MissingSignal("objective.kl needs reference_logprob: give a reference, or set objective.kl.coef to 0")
+        logprob = policy.logprob[entries]
         reference = policy.reference_logprob[entries].to(logprob)
         if missing := int(reference.isnan().sum()):
             raise MissingSignal(f"objective.kl: reference_logprob is nan for {missing} of {entries.numel()} tokens")
-        return entries, kl_estimate(logprob, reference, self.estimator)
-
-    @torch.no_grad()
-    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
-        """kl: mean estimate over the active tokens, before `coef`."""
-        _, estimate = self._estimate(forest, policy, credit, weight)
-        return {"kl": float(estimate.mean())} if estimate.numel() else {}
+        return kl_estimate(logprob, reference, self.estimator)

@@ -1,0 +1,59 @@
+"""What KL and entropy terms share: a coefficient times the aggregate of a quantity at every trainable token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.base import TermPart, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+
+@dataclass(frozen=True)
+class Penalty(TermPart):
+    """sign * coef * aggregate of `quantity` over the trainable entries, with an aggregation of its own.
+
+    Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing.
+    """
+
+    coef: float = 0.0
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "sequence_mean"
+    horizon: float | None = None
+
+    name = ""  # in keys (objective.NAME.coef) and metrics
+    sign = 1.0
+
+    def __post_init__(self) -> None:
+        one_of(f"objective.{self.name}.aggregate", self.aggregate, AGGREGATES)
+
+    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        """Its value at these entries, in the dtype of `policy.logprob`; never called without entries."""
+        raise NotImplementedError
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
+        scale = self.sign * self.coef * scale * forest.to_path(forest.weight, "R")
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        value = self.quantity(policy, entries) if entries.numel() else policy.logprob[entries]
+        return (scale[entries].to(value) * value).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        """Trainable entries of trajectories of non-zero `forest.weight`."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+
+    @torch.no_grad()
+    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+        """NAME: the mean over the active tokens, before `coef`."""
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        return {self.name: float(self.quantity(policy, entries).mean())} if entries.numel() else {}
