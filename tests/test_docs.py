@@ -29,6 +29,7 @@ COMMANDS = sorted(
 @pytest.mark.filterwarnings("ignore:reward")
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "examples", tmp_path / "examples")
     for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
         example.evaluate()
 

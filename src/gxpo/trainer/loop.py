@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gxpo import levels, models, tasks
+from gxpo import models, tasks
 from gxpo.config import Resolved
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import CheckpointError, ConfigError
@@ -27,6 +27,7 @@ from gxpo.signals import Signals
 from gxpo.trainer import checkpoint
 from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.evaluate import evaluate
+from gxpo.trainer.figures import annotated, of_rollouts, of_updates, peak_megabytes
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session
 from gxpo.trainer.tensorboard import Board
@@ -90,7 +91,7 @@ class Trainer:
         self.budget = Budget()
         self.metrics_file = MetricsFile(self.out / "metrics.jsonl")
         self.evaluations = MetricsFile(self.out / "evaluations.jsonl")
-        self.last_forest: Forest | None = None
+        self.last: tuple[Forest, torch.Tensor, Callable[..., str]] | None = None  # the newest step, for `annotated`
 
     def _load(self, notify: Callable[[str], None]) -> None:
         """Model, learner and engine."""
@@ -170,22 +171,25 @@ class Trainer:
                 f"{bound.sampler_gap:.2g} nats",
                 stacklevel=2,
             )
-        self.last_forest = forest.replace(
-            prompt_text=[session.decode(forest.context(n)) for n in forest.prompt_node.tolist()],
-            action_text=self._action_texts(session, forest),
-            info=_with_advantage(forest, credit),
-        )
+        self.last = (forest, credit, session.decode)
         generated = self.budget.generated_tokens - tokens_before
-        row = {"step": number, **self._figures(forest, credit, bound, lr)}
         forward = sum(i.tokens_forward for i in bound.infos)
-        return row | {
+        return {
+            "step": number,
+            **of_rollouts(forest, credit),
+            **of_updates(bound),
+            "lr": lr,
+            "empty_steps": self.empty_steps,
+            "generated_tokens": self.budget.generated_tokens,
+            "discarded_rollouts": self.budget.discarded,
+            "weights_crc": self.learner.weights_crc(),
             "time_sample_s": sampled - began,
             "time_score_s": scored - sampled,
             "time_update_s": updated - scored,
             "time_step_s": time.perf_counter() - began,
             "time_sample_tokens_per_s": generated / (sampled - began),
             "time_update_tokens_per_s": forward / (updated - scored),
-            "memory_peak_mb": _peak_megabytes(),
+            "memory_peak_mb": peak_megabytes(),
         }
 
     def shape(self, forest: Forest) -> Forest:
@@ -215,54 +219,6 @@ class Trainer:
             found = self.learner.outputs(forest, names)
             values |= {n: found[k] for n, k in zip(current, names, strict=True)}
         return Signals.of(forest, values)
-
-    def _figures(self, forest: Forest, credit: torch.Tensor, bound: BoundLearner, lr: float) -> dict[str, Any]:
-        scored = forest.scored
-        groups = forest.ids("group", axis="R")
-        strength = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-        strength.scatter_reduce_(0, forest.path_trajectory, credit.abs() * forest.path_trainable, "amax")
-        per_group = levels.max(strength, groups)
-        n_groups = int(groups.max()) + 1 if groups.numel() else 0
-        first_of = torch.unique(groups, return_inverse=True)[1]
-        silent = torch.zeros(n_groups, dtype=torch.bool)
-        silent[first_of] = per_group == 0
-        verdicts = forest.success[forest.success.isfinite()]
-        row: dict[str, Any] = {
-            "reward_mean": float(forest.outcome[scored].mean()) if bool(scored.any()) else None,
-            "success_rate": float(verdicts.mean()) if verdicts.numel() else None,
-            "zero_signal_groups": float(silent.to(torch.float64).mean()) if n_groups else None,
-            "groups": n_groups,
-            "trajectories": forest.n_trajectories,
-            "unscored": int((~scored).sum()),
-            "length_mean": float(
-                torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64).mean()
-            ),
-            "truncated_rate": float(forest.truncated.to(torch.float64).mean()),
-        }
-        for i, name in enumerate(forest.component_names):
-            values = forest.components[:, i]
-            row[f"reward_{name}"] = float(values[values.isfinite()].mean()) if bool(values.isfinite().any()) else None
-        for name in dict.fromkeys(k for m in bound.metrics for k in m):
-            values = [m[name] for m in bound.metrics if name in m]
-            row[name] = sum(values) / len(values)
-        taken = [i for i in bound.infos if not i.empty]
-        forward, flat = sum(i.tokens_forward for i in taken), sum(i.tokens_flat for i in taken)
-        return row | {
-            "sampler_gap": bound.sampler_gap,
-            "loss": sum(i.loss for i in taken) / len(taken) if taken else None,
-            "grad_norm": sum(i.grad_norm for i in taken) / len(taken) if taken else None,
-            "lr": lr,
-            "optimiser_steps": len(taken),
-            "empty_steps": self.empty_steps,
-            "tokens_forward": forward,
-            "unique_token_ratio": flat / forward if forward else None,
-            "generated_tokens": self.budget.generated_tokens,
-            "discarded_rollouts": self.budget.discarded,
-            "weights_crc": self.learner.weights_crc(),
-        }
-
-    def _action_texts(self, session: Session, forest: Forest) -> list[str | None]:
-        return [session.decode(forest.action(s)) for s in range(forest.n_steps)]
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -307,9 +263,10 @@ class Trainer:
                 self.metrics_file.append(row)
                 if board is not None:
                     board(row)
-                if self.last_forest is not None and t.rollouts_every and (row["step"] % t.rollouts_every == 0 or last):
+                if self.last is not None and t.rollouts_every and (row["step"] % t.rollouts_every == 0 or last):
                     (self.out / "rollouts").mkdir(exist_ok=True)
-                    dump(self.last_forest, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
+                    shown = annotated(*self.last)
+                    dump(shown, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
             stop = bool(watch(row)) if watch else False
             if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
                 self.save()
@@ -380,18 +337,3 @@ class Trainer:
 
 def _names(targets: str | list[str]) -> str | tuple[str, ...]:
     return targets if isinstance(targets, str) else tuple(targets)
-
-
-def _with_advantage(forest: Forest, credit: torch.Tensor) -> list[dict[str, Any]]:
-    mean = levels.mean(credit, forest.path_trajectory, forest.path_trainable)
-    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    shown[forest.path_trajectory] = mean
-    return [{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)]
-
-
-def _peak_megabytes() -> float:
-    import resource
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,82 @@
+"""The figures of a step, and its rollouts as they are written for people."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.forest import Forest
+from gxpo.trainer.bound import BoundLearner
+
+
+def _mean(x: Tensor) -> float | None:
+    """Mean of the known values."""
+    known = x[x.isfinite()]
+    return float(known.mean()) if known.numel() else None
+
+
+def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
+    """What the step's rollouts earned, and how many groups were told anything by their credit [P]."""
+    group = forest.ids("group", axis="R")
+    strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
+    per_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    per_trajectory[forest.path_trajectory] = strength
+    n_groups = len(set(forest.group))
+    strongest = torch.zeros(n_groups, dtype=torch.float64)
+    strongest[group] = levels.max(per_trajectory, group)
+    lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
+    return {
+        "reward_mean": _mean(forest.outcome),
+        "success_rate": _mean(forest.success),
+        "zero_signal_groups": _mean((strongest == 0).to(torch.float64)),
+        "groups": n_groups,
+        "trajectories": forest.n_trajectories,
+        "unscored": int((~forest.scored).sum()),
+        "length_mean": _mean(lengths),
+        "truncated_rate": _mean(forest.truncated.to(torch.float64)),
+        **{f"reward_{name}": _mean(forest.components[:, i]) for i, name in enumerate(forest.component_names)},
+    }
+
+
+def of_updates(bound: BoundLearner) -> dict[str, Any]:
+    """What the step's optimiser steps did, averaged over them."""
+    taken = [i for i in bound.infos if not i.empty]
+    forward, flat = sum(i.tokens_forward for i in taken), sum(i.tokens_flat for i in taken)
+    names = dict.fromkeys(k for m in bound.metrics for k in m)
+    return {
+        **{name: _average([m[name] for m in bound.metrics if name in m]) for name in names},
+        "sampler_gap": bound.sampler_gap,
+        "loss": _average([i.loss for i in taken]),
+        "grad_norm": _average([i.grad_norm for i in taken]),
+        "optimiser_steps": len(taken),
+        "tokens_forward": forward,
+        "unique_token_ratio": flat / forward if forward else None,
+    }
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def annotated(forest: Forest, credit: Tensor, decode: Callable[[Sequence[int]], str]) -> Forest:
+    """The forest with texts beside the ids and each trajectory's mean credit under `info`."""
+    prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
+    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    shown[forest.path_trajectory] = levels.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
+    return forest.replace(
+        prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
+        action_text=[decode(forest.action(s)) for s in range(forest.n_steps)],
+        info=[{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)],
+    )
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of the process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
