@@ -72,6 +72,6 @@ def test_readme_counts_methods_by_evidence():
     tiers = [sum(r["evidence"] == t for r in rows) for t in ("reference-code", "secondary", "reconstruction")]
     text = (ROOT / "README.md").read_text()
     assert (
-        f"{len(rows)} methods: {tiers[0]} read in reference code, {tiers[1]} in secondary implementations, "
+        f"{len(rows)} methods: {tiers[0]} read in the authors' code, {tiers[1]} in other trainers' code, "
         f"{tiers[2]} reconstructions" in text.replace("\n", " ")
     )

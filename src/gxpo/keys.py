@@ -18,7 +18,11 @@ EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 
 @dataclass(frozen=True)
 class Definition:
-    """A published method: the keys in which it differs from the base, and where they come from."""
+    """A published method: the keys in which it differs from the base, and where they come from.
+
+    evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
+              port or summary; "reconstruction": an abstract and general knowledge, never called verified
+    """
 
     name: str
     title: str

@@ -45,7 +45,7 @@ class BatchWhiten(CreditPart):
     The paper's return from token t subtracts the KL of tokens t and after; here a KL in the reward is taken off the
     outcome, once for the trajectory: the same expected gradient, since the KL of earlier tokens is only a baseline.
 
-    Source: REINFORCE++, arXiv 2501.03262; reference code (verl: masked whitening, eps 1e-8 inside the root).
+    Source: REINFORCE++, arXiv 2501.03262; as in verl (masked whitening, eps 1e-8 inside the root).
     """
 
     center: Literal["none", "mean"] = "none"

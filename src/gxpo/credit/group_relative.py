@@ -46,7 +46,7 @@ def group_relative(
       Dr. GRPO  mean, none                    arXiv 2503.20783
       RLOO      leave_one_out, none           arXiv 2402.14740; equals G / (G - 1) times Dr. GRPO
     and GRPO as computed by TRL (eps 1e-4), AReaL (1e-5), verl, SkyRL, slime (1e-6), OpenRLHF (1e-9), rLLM, ART
-    (ddof 0, 1e-6). Evidence: reference code.
+    (ddof 0, 1e-6).
 
     >>> import torch
     >>> group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.int64), scale="none").tolist()

@@ -29,7 +29,7 @@ def length_weighted(outcome: Tensor, length: Tensor, group: Tensor, where: Tenso
     b minimises the variance of the policy gradient when the squared norm of a trajectory's score is proportional to
     its length. Exactly 0: a group of one, of equal outcomes, or without compared members.
 
-    Source: OPO, arXiv 2505.23585, section 3; reference code (verl). OPO is exact only on policy: one update a batch.
+    Source: OPO, arXiv 2505.23585; as in verl. OPO is exact only on policy: one update a batch.
     """
     enters = (length > 0) if where is None else (length > 0) & where
     members = levels.count(group, enters)

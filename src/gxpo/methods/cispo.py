@@ -18,7 +18,7 @@ cispo = Definition(
     year=2025,
     idea="clip the weight, not the update: rare tokens that start a new thought are not dropped",
     formula="L = sum -stop(min(rho, 1.28)) A log pi / tokens",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"objective.gate": Truncate, "objective.aggregate": "token_mean"},
     choices="ratio_max 1.28, absolute; no lower bound",
 )

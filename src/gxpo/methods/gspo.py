@@ -17,7 +17,7 @@ gspo = Definition(
     year=2025,
     idea="the unit of the ratio is the unit of the reward: the sequence",
     formula="s = exp(mean_t log rho); L = mean_i max(-A s, -A clip(s, 1 - 3e-4, 1 + 4e-4))",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"objective.ratio": "sequence", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
     paper_defaults={"update.minibatches": 4},
     refuses={"objective.aggregate": ("token_mean",)},

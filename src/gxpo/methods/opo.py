@@ -16,7 +16,7 @@ opo = Definition(
     year=2025,
     idea="length-weighted mean as the baseline of least variance; no std",
     formula="A = r - sum_j L_j r_j / sum_j L_j",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"credit": LengthWeighted},
     choices="a group of one has credit 0, where verl's baseline of one is 0 and the reward stays",
 )

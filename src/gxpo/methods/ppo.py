@@ -15,7 +15,7 @@ ppo = Definition(
     year=2020,
     idea="PPO's clip, bounded as well where a bad token has become likelier",
     formula="A < 0: l = min(max(-A rho, -A clip(rho, 0.8, 1.2)), -A 3); A >= 0: PPO's clip",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"objective.gate": DualClip},
     choices="objective only: the advantage is the base's, not GAE with a critic",
 )

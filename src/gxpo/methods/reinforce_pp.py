@@ -18,7 +18,7 @@ reinforce_pp = Definition(
     year=2025,
     idea="normalise over the batch instead of the group",
     formula="A = (r - mean_batch) / sqrt(var_batch + 1e-8) over trainable tokens",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"credit": BatchWhiten},
     choices="whitening over tokens (verl); TRL's recipe whitens over sequences",
 )

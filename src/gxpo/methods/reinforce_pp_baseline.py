@@ -14,7 +14,7 @@ reinforce_pp_baseline = Definition(
     year=2025,
     idea="group mean as baseline, batch std as scale",
     formula="a = r - mean_g; A = (a - mean_batch) / sqrt(var_batch + 1e-8) over trainable tokens",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"credit": BatchWhiten, "credit.center": "mean"},
     choices="a group of one has a = 0 (verl keeps the raw reward)",
 )

@@ -17,7 +17,7 @@ rloo = Definition(
     year=2024,
     idea="leave-one-out mean as an unbiased baseline",
     formula="A = r - mean of the other rollouts of the group",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"credit.center": "leave_one_out", "credit.scale": "none"},
     choices="the advantage only; the aggregation stays the base's",
 )

@@ -17,7 +17,7 @@ tis = Definition(
     year=2025,
     idea="truncated importance weights between sampler and learner",
     formula="w = min(pi_proximal / pi_behaviour, 2)",
-    evidence="reference-code",
+    evidence="secondary",
     keys={"weight.mismatch": Truncated},
     refuses={"objective.ratio_over": ("behaviour",)},
     choices="token level, cap 2 (verl, TRL)",

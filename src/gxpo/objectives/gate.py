@@ -65,7 +65,7 @@ class DualClip(Clip):
 
     ratio_max   absolute, above 1 (3.0 means rho <= 3)
 
-    Source: Ye et al., arXiv 1912.09729, eq. 5; the same as holding rho <= delta = ratio_max for A < 0 (INTELLECT-2).
+    Source: Ye et al., arXiv 1912.09729; the same as holding rho <= delta = ratio_max for A < 0 (INTELLECT-2).
     """
 
     ratio_max: float = 3.0

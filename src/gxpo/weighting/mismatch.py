@@ -29,7 +29,7 @@ def truncated(proximal: Tensor, behaviour: Tensor, cap: float = 2.0) -> Tensor:
     that could be measured, and what to do with such a token is the ratio's `on_unknown_behaviour`.
 
     Source: truncated importance sampling (TIS): Espeholt et al., arXiv 1802.01561, for language models Yao et al.
-    2025; decoupled PPO, arXiv 2110.00641, is the same form. Evidence: reference code (verl, TRL: cap 2).
+    2025; decoupled PPO, arXiv 2110.00641, is the same form. As in verl and TRL (cap 2).
     """
     log_weight = proximal.to(torch.float64) - behaviour.to(torch.float64)
     log_weight = torch.where(log_weight.isnan(), torch.zeros_like(log_weight), log_weight)
