@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo import credit, levels, objectives, weighting
+    from gxpo import config, credit, errors, levels, objectives, records, weighting
     from gxpo.compose import method
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
@@ -34,7 +34,7 @@ _HOMES = {
     "resume": "gxpo.trainer.run",
     "train": "gxpo.trainer.run",
 }
-_MODULES = ("credit", "levels", "objectives", "weighting")
+_MODULES = ("config", "credit", "errors", "levels", "objectives", "records", "weighting")
 
 __all__ = [
     "Forest",
@@ -43,10 +43,13 @@ __all__ = [
     "Run",
     "Task",
     "Trainer",
+    "config",
     "credit",
+    "errors",
     "levels",
     "method",
     "objectives",
+    "records",
     "resume",
     "train",
     "weighting",

@@ -19,12 +19,21 @@ class BoundLearner:
 
     The proximal policy is the learner's at the start of the step. On the first optimiser step it is
     stop_gradient(current): the ratio is exactly 1 and costs no forward pass. Afterwards it is what that first step saw,
-    or, where the first step saw a part of the rollouts only, a forward pass made before anything moved.
+    or, where the first step saw a part of the rollouts only, a forward pass made before anything moved (`proximal`,
+    where the step's signals have needed it already).
     """
 
-    def __init__(self, learner: Any, method: Method, forest: Forest, signals: Signals, step: int) -> None:
+    def __init__(
+        self,
+        learner: Any,
+        method: Method,
+        forest: Forest,
+        signals: Signals,
+        step: int,
+        proximal: Tensor | None = None,
+    ) -> None:
         self.learner, self.method, self.forest, self.signals, self.step_number = learner, method, forest, signals, step
-        self.proximal: Tensor | None = None
+        self.proximal = proximal
         self.infos: list[StepInfo] = []
         self.metrics: list[dict[str, float]] = []
         self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
@@ -33,7 +42,7 @@ class BoundLearner:
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """One optimiser step on these trajectories (all of the forest by default)."""
         first = not self.infos
-        if first and trajectories is not None:
+        if first and trajectories is not None and self.proximal is None:
             self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
         if trajectories is None:
             sub, entries = forest, torch.arange(forest.n_entries)
@@ -69,7 +78,7 @@ class BoundLearner:
             x = info.outputs
             # rows without credit were not run; whatever stands for them is multiplied by zero
             filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
-            if first and trajectories is None:
+            if first and trajectories is None and self.proximal is None:
                 self.proximal = filled["logprob"]
             self.metrics.append(self.method.metrics(sub, policy(filled), credit, weight) | _observed(x, sub))
             if first:

@@ -159,7 +159,8 @@ class Trainer:
         credit = method.advantages(forest, signals, number)
         weight = method.token_weights(forest, credit, signals, number)
         lr = self.learner.optimiser.current_lr
-        bound = BoundLearner(self.learner, method, forest, signals, number)
+        proximal = signals["proximal_logprob"] if self._needs_proximal else None
+        bound = BoundLearner(self.learner, method, forest, signals, number, proximal)
         method.update.run(forest, credit, weight, bound)
         updated = time.perf_counter()
         self.source.observe(forest)
@@ -205,11 +206,16 @@ class Trainer:
             outcome = outcome[torch.randperm(outcome.numel(), generator=order)]
         return forest.with_rewards(outcome, components=columns)
 
+    @property
+    def _needs_proximal(self) -> bool:
+        """Whether weights or rewards compare the policy at the start of the step with others."""
+        return bool(self.method.weights) or self.method.kl_reward is not None
+
     def signals(self, forest: Forest) -> Signals:
         """What the method's parts read: computed once, with the policy at the start of the step."""
         values: dict[str, Any] = {}
         needs = set(self.method.needs)
-        if self.method.weights or self.method.kl_reward is not None:
+        if self._needs_proximal:
             needs.add("proximal_logprob")
         if "reference_logprob" in needs:
             values["reference_logprob"] = self.learner.outputs(forest, ("logprob",), policy="reference")["logprob"]
