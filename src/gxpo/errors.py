@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class GxpoError(Exception):
     """Base of every error gxpo raises on purpose; the command line prints it in one line and exits with 2."""
@@ -41,15 +44,15 @@ class ModelError(GxpoError):
     """A model can't be loaded or can't do what was asked of it."""
 
 
-def did_you_mean(word: str, known: object) -> str:
+def did_you_mean(word: str, known: Iterable[object]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or `""` when nothing is close."""
     from rapidfuzz import process
 
-    match = process.extractOne(word, [str(k) for k in known], score_cutoff=60)  # type: ignore[attr-defined]
+    match = process.extractOne(word, [str(k) for k in known], score_cutoff=60)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def need(module: str, extra: str) -> object:
+def need(module: str, extra: str) -> Any:
     """Import `module`, or say which extra of gxpo installs it."""
     import importlib
 

@@ -215,10 +215,10 @@ class Method:
         """A copy in which fields left None are filled (`horizon`, `max_length`), wherever a part has them."""
 
         def filled(part: Any) -> Any:
-            if not dataclasses.is_dataclass(part):
+            if not dataclasses.is_dataclass(part) or isinstance(part, type):
                 return part
             empty = {k: v for k, v in values.items() if getattr(part, k, part) is None}
-            return dataclasses.replace(part, **empty) if empty else part  # type: ignore[type-var]
+            return dataclasses.replace(part, **empty) if empty else part
 
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}

@@ -30,7 +30,7 @@ def tiny_model(seed: int = 0, **dimensions: Any) -> LlamaForCausalLM:
     import torch
 
     transformers = need("transformers", "train")
-    config = transformers.LlamaConfig(  # type: ignore[attr-defined]
+    config = transformers.LlamaConfig(
         **{
             **DIMENSIONS,
             "vocab_size": len(SPECIAL) + len(CHARACTERS),
@@ -45,5 +45,5 @@ def tiny_model(seed: int = 0, **dimensions: Any) -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config)  # type: ignore[attr-defined]
+        model = transformers.LlamaForCausalLM(config)
     return model.to(torch.float32).eval()

@@ -22,13 +22,13 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))  # type: ignore[attr-defined]
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")  # type: ignore[attr-defined]
-    backend.decoder = tokenizers.decoders.Fuse()  # type: ignore[attr-defined]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(  # type: ignore[attr-defined]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
     )
-    return transformers.PreTrainedTokenizerFast(  # type: ignore[attr-defined]
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="<pad>",
         bos_token="<bos>",
