@@ -270,7 +270,7 @@ def test_a_reward_that_misbehaves_costs_its_trajectories_alone(tmp_path, name, k
             "rollout.group_size": 2,
             "sampling.max_new_tokens": 3,
             "eval.tasks": 1,
-            "scoring.timeout": 0.5,
+            "scoring.timeout": 1.5,
         },
     )
     (row,) = trained.metrics
