@@ -147,6 +147,15 @@ def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):
     assert own.advantages(f).tolist() == expected
 
 
+def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
+    """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
+    own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
+    assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
+    assert gxpo.method("dr_grpo", {"credit": "anchor_state"}).credit.scale == "none"
+    with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
+        gxpo.method("grpo", {"credit": "length_weighted", "credit.scale": "none"})
+
+
 def test_credit_of_a_wrong_shape_or_not_finite_is_said():
     with pytest.raises(GxpoError, match=r"gave shape \(5,\)"):
         gxpo.method("grpo", {"credit": lambda f, s, t: f.outcome}).advantages(forest((1.0, 0, 1, 1, 0)))

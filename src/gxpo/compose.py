@@ -168,9 +168,10 @@ def _build(
     terms, kl_reward = _objective(keys)
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
     run_keys = {k: stated[k] for k in keys.leftover() if k in RUN_KEYS}
+    labels = [label for label, _, _ in definitions]
     for key in keys.leftover():
-        if key not in run_keys:
-            _refuse_key(key, keys, stated, [label for label, _, _ in definitions])
+        if key not in run_keys and not _replaced(key, keys, stated, labels):
+            _refuse_key(key, keys, stated, labels)
     made = Method(
         name,
         tuple(d for _, d, _ in definitions),
@@ -240,9 +241,19 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     return terms, kl_reward
 
 
+def _stage(key: str) -> str:
+    """The key of the part that a parameter belongs to."""
+    return "objective.gate" if key.startswith("objective.") else key.split(".")[0]
+
+
+def _replaced(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list[str]) -> bool:
+    """A method's parameter of a part in whose place the caller has put another, which does not have it."""
+    part = keys.resolved.get(_stage(key), Stated(None, "default"))
+    return stated[key].origin in names and part.origin not in ("default", *names) and "(as in " not in part.origin
+
+
 def _refuse_key(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list[str]) -> None:
-    origin = stated[key].origin
-    stage = "objective.gate" if key.startswith("objective.") else key.split(".")[0]
+    origin, stage = stated[key].origin, _stage(key)
     if origin in names and stage in keys.resolved:
         owner = keys.resolved[stage]
         raise ConfigError(

@@ -4,8 +4,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
-
 from gxpo.errors import TaskError
 from gxpo.tasks import make
 from gxpo.tasks.reasoning_gym import generators, score

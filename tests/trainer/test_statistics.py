@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from gxpo.trainer.statistics import mean_interval, paired_interval, pass_at_k, t_quantile, wilson_interval
-
-stats: Any = None
-with contextlib.suppress(ImportError):
-    stats = importlib.import_module("scipy.stats")
-needs_scipy = pytest.mark.skipif(stats is None, reason="compares with scipy")
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 5), (7, 3)])
@@ -50,7 +43,6 @@ def test_wilson_published(successes: int, n: int, low: float, high: float) -> No
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
-@needs_scipy
 @settings(deadline=None)
 @given(st.integers(1, 5000), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_wilson_ends_are_where_the_score_test_rejects(n: int, data: st.DataObject, confidence: float) -> None:
@@ -80,7 +72,6 @@ def test_t_table(degrees: int, probability: float, value: float) -> None:
     assert t_quantile(1 - probability, degrees) == pytest.approx(-value, abs=5e-4)
 
 
-@needs_scipy
 @settings(deadline=None)
 @given(st.floats(0.501, 0.9999999), st.sampled_from([1, 2, 3, 4.5, 7, 29, 100, 999, 9_999, 10_001, 10**6, 10**9]))
 def test_t_against_scipy(probability: float, degrees: float) -> None:
@@ -107,7 +98,6 @@ def test_students_sleep_data() -> None:
         paired_interval(first, second[:-1])
 
 
-@needs_scipy
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40), st.sampled_from([0.8, 0.95, 0.99]))
 def test_mean_interval_against_scipy(values: list[float], confidence: float) -> None:

@@ -15,7 +15,7 @@ import torch
 from gxpo import models, tasks
 from gxpo.config import Resolved
 from gxpo.engines.torch import TorchEngine
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.learners.lora import LoraSettings
@@ -199,6 +199,10 @@ class Trainer:
         outcome = forest.outcome.clone()
         for part in self.method.rewards.values():
             for name, value in part(forest).items():
+                if value.shape != outcome.shape:
+                    raise GxpoError(
+                        f"reward {name!r} has shape {tuple(value.shape)}; shaping gives one value a trajectory"
+                    )
                 columns[name] = value
                 outcome = outcome + value
         if self.settings.scoring.shuffle:
