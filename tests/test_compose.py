@@ -200,6 +200,17 @@ def test_an_unscored_trajectory_changes_nothing(name):
     assert torch.equal(value, value_without) and torch.equal(gradient[entries], gradient_without)
 
 
+def test_weights_do_not_see_unscored_trajectories():
+    def share(forest, credit, signals, step):  # each entry's share of the batch: depends on how many there are
+        return torch.full((forest.n_entries,), 1.0 / forest.n_entries, dtype=torch.float64)
+
+    f = forest((1.0, 0.0, None, 1.0, 0.0))  # 9 entries, 2 of them of the unscored trajectory
+    m = gxpo.method("grpo", {"weight.share": share})
+    weight = m.token_weights(f, m.advantages(f))
+    assert weight[f.path_of(2)].tolist() == [0.0, 0.0]
+    assert weight[f.path_of(0)].tolist() == pytest.approx([1 / 7, 1 / 7])
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gigpo", "reinforce_pp_baseline"])
 def test_a_trajectory_that_is_not_compared_is_in_nobody_elses_statistic(name):
     m = gxpo.method(name)

@@ -39,7 +39,7 @@ class Method:
     rollout: Any
     rewards: Mapping[str, Any]
     update: Any
-    kl_reward: Any = None  # (coef, estimator) of a KL penalty that is part of the reward
+    kl_reward: Any = None  # a `KLReward`, where the KL is part of the reward
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what it asks for
@@ -108,16 +108,21 @@ class Method:
     def token_weights(
         self, forest: Forest, advantages: Tensor, signals: Mapping[str, Any] | None = None, step: int = 0
     ) -> Tensor:
-        """The trajectories' own weights times the weight parts: [P] float64, finite and >= 0."""
-        weight = forest.to_path(forest.weight, "R")
-        held = Signals.of(forest, signals)
+        """The trajectories' own weights times the weight parts: [P] float64, finite and >= 0; 0 where unscored."""
+        sub, entries = _scored(forest)
+        out = torch.zeros(forest.n_entries, dtype=torch.float64)
+        if not sub.n_trajectories:
+            return out
+        weight, credit = sub.to_path(sub.weight, "R"), advantages[entries]
+        held = Signals.of(forest, signals).index(entries, forest.n_entries)
         for name, part in self.weights.items():
             with torch.no_grad():
-                factor = part(forest, advantages, held, step).detach().to(torch.float64)
+                factor = part(sub, credit, held, step).detach().to(torch.float64)
             if not bool((factor.isfinite() & (factor >= 0)).all()):
                 raise GxpoError(f"weight {name!r} gave values that are negative or not finite")
             weight = weight * factor
-        return weight
+        out[entries] = weight
+        return out
 
     def objective(
         self,
