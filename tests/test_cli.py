@@ -138,6 +138,7 @@ def test_plan_is_arithmetic(capsys, tmp_path):
         "plan",
         config(tmp_path),
         "--json",
+        "--no-probe",
         "--set",
         "update.epochs=3",
         "--set",
@@ -151,6 +152,72 @@ def test_plan_is_arithmetic(capsys, tmp_path):
     assert code == 0 and plan["rollouts_per_step"] == 30 and plan["optimiser_steps_per_step"] == 6
     assert plan["rollouts_per_optimiser_step"] == 15 and plan["reuse_of_each_rollout"] == 3
     assert plan["generated_tokens_per_step_at_most"] == 120 and plan["optimiser_steps"] == 12 and not plan["on_policy"]
+    assert plan["policy_age_at_most"] == 5 and "probe" not in json.loads(text)
+    assert plan["microbatches_per_epoch_at_least"] == 1 and plan["actions_per_rollout_at_most"] == 1
+
+
+@pytest.mark.parametrize(("turns", "tokens"), [(None, None), (3, 2 * 2 * 3 * 4)])
+def test_plan_of_an_environment(capsys, tmp_path, turns, tokens):
+    sets = ["task=frozenlake", *([f"env.max_turns={turns}"] if turns else [])]
+    flags = [x for s in sets for x in ("--set", s)]
+    code, text, _ = run(capsys, "plan", config(tmp_path), "--no-probe", "--json", *flags)
+    plan = json.loads(text)["plan"]
+    assert code == 0 and plan["actions_per_rollout_at_most"] == turns
+    assert plan["generated_tokens_per_step_at_most"] == tokens
+    assert run(capsys, "plan", config(tmp_path), "--no-probe", *flags)[0] == 0
+
+
+def test_plan_with_a_probe_leaves_nothing(capsys, tmp_path, monkeypatch):
+    path = config(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code, text, err = run(capsys, "plan", path, "--json", "--set", f"out={tmp_path / 'out'}")
+    shown = json.loads(text)
+    assert code == 0 and shown["probe"]["rollouts_per_step"] == 4 and shown["plan"]["rollouts_per_step"] == 4
+    assert "two steps" in err and [p.name for p in tmp_path.iterdir()] == ["run.yaml"]
+    code, text, _ = run(capsys, "plan", path)
+    assert code == 0 and "time_run_s" in text and "the run: about" in text
+    refused(capsys, tmp_path, ["train"], "give a CONFIG file")
+    code, _, err = run(capsys, "plan", path, "--set", "model=./nowhere")
+    assert code == 2 and "no such model directory" in err and err.count("\n") == 1
+
+
+def test_export_and_a_run_from_another(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", config(tmp_path), "--out", "first")[0] == 0
+    code, text, _ = run(capsys, "export", "first", "model", "--json")
+    assert code == 0 and json.loads(text)["bytes"]["model.safetensors"] > 1e6
+    code, text, _ = run(capsys, "export", "first", "one", "--step", 1, "--dtype", "bfloat16")
+    assert code == 0 and text.startswith("one: README.md, ")
+    for flags, message in (
+        (["model"], "not empty"),
+        (["new", "--adapter"], "no adapter"),
+        (["x", "--step", 5], "1, 2"),
+    ):
+        code, _, err = run(capsys, "export", "first", *flags)
+        assert code == 2 and message in err and err.count("\n") == 1, err
+    code, text, _ = run(capsys, "train", "--from", "first", "--set", "trainer.steps=1", "--dry-run", "--json")
+    keys = json.loads(text)["keys"]
+    assert code == 0 and keys["task"]["origin"] == "first/config.yaml:3" and keys["trainer.steps"]["origin"] == "--set"
+    code, text, err = run(capsys, "train", "--from", "first", "--set", "trainer.steps=1", "--json")
+    assert code == 0 and json.loads(text)["out"] == "first-2", err
+    code, _, err = run(capsys, "train", "--from", "first", "--set", "learner.lora_rank=2")
+    assert code == 2 and "does not fit" in err and err.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "first-2", "model", "one", "run.yaml"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("exact", 0), ("contains", 1)])
+def test_check_reward(capsys, tmp_path, name, code):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def exact(completion, answer): return completion == answer\n"
+        "def contains(completion, answer): return answer in completion\n"
+    )
+    found, text, _ = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--strict")
+    assert found == code and ("no finding" in text) == (code == 0) and "median" not in text and "latency" in text
+    found, text, _ = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetic", "--n", 5, "--json")
+    assert found == 0 and bool(json.loads(text)["findings"]) == bool(code)
+    found, _, err = run(capsys, "check-reward", f"{path}:{name}", "--task", "arithmetics")
+    assert found == 2 and "did you mean 'arithmetic'" in err and err.count("\n") == 1
 
 
 def test_methods_and_schema(capsys):
@@ -171,9 +238,40 @@ def test_methods_and_schema(capsys):
 
 
 def test_help_has_an_example_for_every_command(capsys):
-    for command in ("demo", "train", "resume", "eval", "methods", "schema", "plan"):
+    for command in (
+        "demo",
+        "train",
+        "resume",
+        "eval",
+        "methods",
+        "schema",
+        "plan",
+        "export",
+        "check-reward",
+        "check-template",
+    ):
         code, text, _ = run(capsys, command, "--help")
         assert code == 0 and f"gxpo {command}" in text.replace("\n", " "), command
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_check_template(capsys, tmp_path):
+    code, text, _ = run(capsys, "check-template", "tiny:cold")
+    assert code == 0 and text.startswith("fails") and "no chat template" in text
+    assert run(capsys, "check-template", "tiny:cold", "--strict")[0] == 1
+    path = tmp_path / "chat.jinja"
+    path.write_text(TEMPLATE)
+    code, text, _ = run(capsys, "check-template", "tiny:cold", "--template", path, "--json", "--strict")
+    verdicts = {check["name"]: check["verdict"] for check in json.loads(text)["checks"]}
+    assert code == 0 and json.loads(text)["ok"] and verdicts["turns"] == verdicts["renders"] == "ok"
+    assert verdicts["forgery"] == "note"  # the name of a special token typed out becomes that token
+    code, _, err = run(capsys, "check-template", "./nowhere")
+    assert code == 2 and "no such model directory" in err and err.count("\n") == 1
 
 
 # ---------------------------------------------------------------- no room for the checkpoint

@@ -14,6 +14,7 @@ from gxpo import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_THE_READER = ("resume", "demo", "eval", "export", "check-reward", "check-template", "check-env")
 COMMANDS = sorted(
     {
         line.split("#")[0].split("&&")[0].strip()
@@ -36,14 +37,17 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_resolve(command, tmp_path, monkeypatch, capsys):
-    """Training commands are resolved with --dry-run; `resume` names a run of the reader's and is parsed only."""
+    """Training commands are resolved with --dry-run, plans without a probe; what names a run, a model or a reward of
+    the reader's is parsed only."""
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "examples", tmp_path / "examples")
     arguments = shlex.split(command)
     if arguments[1] == "train":
         arguments.append("--dry-run")
-    if arguments[1] in ("resume", "demo"):
-        arguments = ["gxpo", arguments[1], "--help"]
+    if arguments[1] == "plan":
+        arguments.append("--no-probe")
+    if arguments[1] in OF_THE_READER or "--from" in arguments:
+        arguments.append("--help")
     monkeypatch.setattr(sys, "argv", arguments)
     try:
         cli.main()

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
-            "huggingface_hub", "scipy", "matplotlib", "tensorboard")  # fmt: skip
+            "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
+            "pettingzoo", "gguf")  # fmt: skip
 CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
         "gxpo.methods", "gxpo.compose", "gxpo.config")  # fmt: skip
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gxpo.compose import method
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
-    from gxpo.protocols import PolicyTokens, Task
+    from gxpo.protocols import PolicyTokens, Task, TimeStep
     from gxpo.trainer.loop import Trainer
     from gxpo.trainer.run import Run, resume, train
 
@@ -29,6 +29,7 @@ _HOMES = {
     "method": "gxpo.compose",
     "PolicyTokens": "gxpo.protocols",
     "Task": "gxpo.protocols",
+    "TimeStep": "gxpo.protocols",
     "Trainer": "gxpo.trainer.loop",
     "Run": "gxpo.trainer.run",
     "resume": "gxpo.trainer.run",
@@ -42,6 +43,7 @@ __all__ = [
     "PolicyTokens",
     "Run",
     "Task",
+    "TimeStep",
     "Trainer",
     "config",
     "credit",

@@ -57,42 +57,54 @@ def demo(
     """
     from gxpo import config
     from gxpo.trainer.demo import settings
+    from gxpo.trainer.run import free
 
     given = settings(seed=seed, method=method, steps=steps)
     resolved = config.resolve(given)
-    _run(resolved, out or _free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
-
-
-def _free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3... that does not exist."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    _run(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
 
 
 @app.command()
 def train(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file; not needed with --from.", show_default=False)
+    ] = None,
     sets: Sets = None,
     out: Out = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Start from this run's parameters and settings (see docs)."),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show every key, its origin and the plan; train nothing.")
+        bool, typer.Option("--dry-run", help="Show every key, its origin and the arithmetic; train nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train as a YAML file says.
+    """Train as a YAML file says, or go on from another run with other settings.
 
     Example: gxpo train examples/arithmetic.yaml --set method=dr_grpo+gspo --set seed=1
-    """
-    from gxpo import config
 
-    resolved = config.load(config_file, sets or [])
+    Example: gxpo train --from runs/arithmetic --set update.lr=1e-5
+    """
+    resolved = _resolved(config_file, sets, from_run)
     if dry_run:
-        _show_plan(resolved, as_json)
+        _show_plan(resolved, {}, as_json)
         return
     _run(resolved, out, as_json)
+
+
+def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path | None = None) -> Any:
+    from gxpo import config
+    from gxpo.errors import ConfigError
+
+    if config_file is None and from_run is None:
+        raise ConfigError("give a CONFIG file (or --from RUN)")
+    given = (config.read(config_file) if config_file is not None else {}) | config.parse_set(sets or [])
+    if from_run is not None:
+        from gxpo.trainer.run import continued
+
+        given = continued(from_run, given)
+    return config.resolve(given)
 
 
 @app.command()
@@ -140,7 +152,7 @@ def evaluate(
     try:
         tensors, state = checkpoint.load(newest)
         trainer.learner.load_tensors(tensors, state["learner"])
-        figures = {"step": state["step"], **trainer.evaluate()[0]}
+        figures = {"step": state["step"], **trainer.evaluate().figures}
     finally:
         trainer.close()
     if as_json:
@@ -183,29 +195,146 @@ def schema() -> None:
 
 @app.command()
 def plan(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")],
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file; not needed with --from.", show_default=False)
+    ] = None,
     sets: Sets = None,
+    from_run: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="As in train.")] = None,
+    probe: Annotated[bool, typer.Option(help="Measure two real steps; nothing of them stays.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Show the arithmetic of a run: prompts, rollouts, micro-batches, optimiser steps, reuse. Trains nothing.
+    """Show what a run will do and cost: prompts, rollouts, optimiser steps, reuse; time, memory and disk from a probe.
 
     Example: gxpo plan examples/arithmetic.yaml --set update.epochs=2
     """
-    from gxpo import config
+    resolved = _resolved(config_file, sets, from_run)
+    measured: dict[str, Any] = {}
+    if probe:
+        from gxpo.trainer.probe import probe as measure
 
-    _show_plan(config.load(config_file, sets or []), as_json)
+        _quiet()
+        measured = measure(resolved, notify=lambda line: typer.echo(line, err=True))
+    _show_plan(resolved, measured, as_json)
 
 
-def _show_plan(resolved: Any, as_json: bool) -> None:
-    from gxpo.explain.plan import arithmetic, show_keys, show_plan
+def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
+    from gxpo.explain.plan import arithmetic, show_keys, show_plan, show_probe
 
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
-        _say(json.dumps({"plan": figures, "keys": keys}, indent=1))
+        _say(json.dumps({"plan": figures, "keys": keys} | ({"probe": measured} if measured else {}), indent=1))
         return
     show_keys(resolved)
     show_plan(figures)
+    if measured:
+        show_probe(measured)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, as peft loads it.")] = False,
+    step: Annotated[int | None, typer.Option(help="Checkpoint of this step; default: the newest.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64; default: the run's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's checkpoint as a model directory that transformers and vLLM load, with its model card.
+
+    Example: gxpo export runs/arithmetic models/arithmetic
+    """
+    from gxpo.trainer.export import export as write
+
+    _quiet()
+    written = write(run, directory, adapter=adapter, step=step, dtype=dtype)
+    if as_json:
+        files = {p.name: p.stat().st_size for p in sorted(written.iterdir())}
+        _say(json.dumps({"directory": str(written), "bytes": files}))
+        return
+    _say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
+
+
+@app.command()
+def check_reward(
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:function, or a reward's name.")],
+    task: Annotated[str, typer.Option(help="A task's name, or a .jsonl file of prompts and answers.")],
+    n: Annotated[int, typer.Option("--n", help="Tasks.", min=2)] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds it may take for one completion.")] = 5.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a finding.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Try a reward on right, wrong and cheating completions before a policy does.
+
+    Example: gxpo check-reward my_rewards.py:exact --task data.jsonl
+    """
+    from gxpo.explain.check_reward import check, show
+
+    report = check(reward, task, n=n, timeout=timeout)
+    if as_json:
+        _say(json.dumps(report, indent=1))
+    else:
+        show(report)
+    if strict and report["findings"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_template(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or smollm2-135m.")],
+    template: Annotated[Path | None, typer.Option(help="A .jinja file instead of the tokenizer's own.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Play conversations in a model's chat template, and say what it does to earlier turns, tools and thinking.
+
+    Example: gxpo check-template smollm2-135m
+    """
+    from gxpo.explain.check_template import check
+
+    report = check(model, None if template is None else str(template))
+    _say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
+    if strict and not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_env(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="my_env.py:MyEnv, or an environment's name.")],
+    options: Annotated[list[str] | None, typer.Option("--set", help="An option, as size=5.")] = None,
+    episodes: Annotated[int, typer.Option(help="Seeds to play.", min=1)] = 8,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Play an environment at random and by its expert, twice, and say what would go wrong in training.
+
+    Example: gxpo check-env sokoban --set style=bare
+    """
+    from dataclasses import asdict
+
+    from gxpo import config, envs
+    from gxpo.errors import TaskError
+
+    source = envs.source(task, {k: s.value for k, s in config.parse_set(options or []).items()})
+    if source is None:
+        known = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
+        raise TaskError(f"{task!r} is no environment; there are {known} and FILE.py:Class")
+    found = envs.check(source, seeds=range(episodes))
+    if as_json:
+        _say(json.dumps(asdict(found), indent=1))
+    else:
+        for name, value in asdict(found).items():
+            shown = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+            _say(f"{name:<20} {shown if shown not in ('', None) else '-'}")
+    if strict and found.problems:
+        raise typer.Exit(1)
+
+
+def _quiet() -> None:
+    """No progress bars: transformers has no setting for them but this."""
+    from gxpo.errors import need
+
+    need("transformers.utils.logging", "train").disable_progress_bar()
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

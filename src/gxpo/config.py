@@ -24,7 +24,7 @@ from gxpo.keys import STAGES, Stated, show
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
-_LEAF_MAPPINGS = ("tasks.options", "versions", "reward")  # settings whose value is itself a mapping
+_LEAF_MAPPINGS = ("tasks.options", "chat.kwargs", "versions", "reward")  # settings whose value is itself a mapping
 _OTHER = ("method", "compat", "versions")
 _RECORDED = ("torch", "transformers", "numpy", "gxpo")
 

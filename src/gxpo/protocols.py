@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
 
 
+Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what else chat templates know
+
+
 # ---------------------------------------------------------------- tasks
 @dataclass(frozen=True)
 class Task:
-    """What is asked, with what is needed to score it."""
+    """What is asked, with what is needed to score it.
+
+    prompt  a text, messages of a chat, or token ids; of an environment: a name for its instance
+    """
 
     id: str  # the same string in every step; groups of different steps share it
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | tuple[Message, ...]
     answer: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,6 +80,7 @@ class Request:
 
     prompt: tuple[int, ...]
     streams: tuple[StreamKey, ...]
+    keep: tuple[str, ...] = ()  # a name for each sample: what the engine may keep for a later, longer prompt of it
 
 
 @dataclass
@@ -91,6 +98,127 @@ class Engine(Protocol):
     """Who samples tokens."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
+    def release(self, names: Sequence[str] | None = None) -> None:
+        """Forget what was kept under these names (None: everything)."""
+        ...
+
+
+# ---------------------------------------------------------------- conversations
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, as the policy wrote it; `error` says why it can't be carried out."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an action says: `content` without reasoning, calls and special tokens."""
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands before the next action: token ids appended to the context, or, `rebuilt`, the whole new context."""
+
+    ids: tuple[int, ...]
+    rebuilt: bool = False
+
+
+class Conversation(Protocol):
+    """The context of one trajectory, token-in token-out: what the policy wrote is never tokenised again."""
+
+    context: tuple[int, ...]  # what the next action is sampled under
+    messages: list[Message]
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Takes the sampled action into the context, and says what is in it."""
+        ...
+
+    def observe(self, messages: Sequence[Message]) -> Opening:
+        """Takes messages that the policy did not write; `context` then ends where its next action begins."""
+        ...
+
+    def copy(self) -> Conversation: ...
+
+
+class Chat(Protocol):
+    """Opens conversations in one format: a model's chat template, or none."""
+
+    stop_ids: tuple[int, ...]  # tokens that end an action
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation: ...
+
+
+# ---------------------------------------------------------------- environments
+@dataclass(frozen=True)
+class TimeStep:
+    """What an environment says after `reset` and after each action.
+
+    observation   what the policy reads next: a text, or messages of a chat (tools answer with role "tool")
+    state         id of the state that the next action is taken in: equal states of a task have equal ids
+    reward        of the action just taken (None: it pays nothing by the step)
+    done          the episode is over
+    success       the verdict, once it is over
+    action_error  "malformed" (no action could be read) or "illegal" (it is not possible here); the observation says so
+    truncated     over by a limit of the environment, not by itself
+    """
+
+    observation: str | tuple[Message, ...]
+    state: str | None = None
+    reward: float | None = None
+    done: bool = False
+    success: bool | None = None
+    action_error: str | None = None
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """What an agent acts in: one episode at a time, text in, text out. Deterministic given seed and actions.
+
+    instructions  what the policy is told before the first observation
+    max_turns     actions an episode may have
+    tools         schemas (OpenAI's function format) of tools: with them the policy's calls go to `call`, not `step`
+
+    Optional: `call(content, calls)`; `content(seed)`, a text that is equal for equal instances (it decides which are
+    held out); `snapshot()` and `restore(text)`; `expert()`, the action of somebody who knows; `legal()`, all actions
+    that are possible now; `close()`.
+    """
+
+    instructions: str
+    max_turns: int
+
+    def reset(self, seed: int) -> TimeStep: ...
+    def step(self, action: str) -> TimeStep: ...
+
+
+@dataclass(frozen=True)
+class EnvFailure:
+    """An environment that broke: `kind` is "raised", "nonsense" (it returned no TimeStep), "timeout" or "died"."""
+
+    kind: str
+    message: str
+
+
+class Envs(Protocol):
+    """Many episodes of one environment at once; each has a name. What breaks costs the one episode that broke it."""
+
+    name: str
+    instructions: str
+    max_turns: int
+    tools: tuple[Mapping[str, Any], ...]
+    provides: tuple[str, ...]  # of "states", "snapshots", "expert", "legal", "step_rewards"
+
+    def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]: ...
+    def step(self, actions: Mapping[str, Reply]) -> dict[str, TimeStep | EnvFailure]: ...
+    def finish(self, names: Sequence[str]) -> None: ...
 
 
 @dataclass
@@ -102,6 +230,22 @@ class Budget:
     discarded: int = 0
 
 
+@dataclass(frozen=True)
+class EpisodeRules:
+    """How long an episode is and what of it the policy sees.
+
+    max_turns    actions an episode may have
+    context      "full": everything; "window": the instructions, the last `window` exchanges and the newest observation;
+                 "summary": after every `window` exchanges the policy writes a summary, which then stands in their place
+    max_context  tokens of a context; an episode that would exceed it is truncated
+    """
+
+    max_turns: int = 1
+    context: str = "full"
+    window: int = 0
+    max_context: int = 1 << 30
+
+
 class Session(Protocol):
     """What a rollout part may do while it grows groups."""
 
@@ -109,11 +253,16 @@ class Session(Protocol):
     seed: int
     sampling: Sampling
     budget: Budget
+    chat: Chat
+    system: str | None  # a system message before every conversation
+    envs: Envs | None  # what tasks are instances of; None: tasks are prompts
+    episode: EpisodeRules
 
     def draw(self, n: int) -> list[Task]: ...
     def encode(self, task: Task) -> tuple[int, ...]: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
     def sample(self, requests: Sequence[Request]) -> list[list[Completion]]: ...
+    def release(self, names: Sequence[str]) -> None: ...
     def score(self, forest: Forest) -> Forest: ...
 
 
@@ -210,6 +359,7 @@ class StepInfo:
     tokens_forward: int = 0  # stored tokens that went through the model with gradient
     tokens_flat: int = 0  # what they would have been without sharing
     microbatches: int = 0
+    moved: float | None = None  # share of the low-precision weights that changed; None: there are none
     outputs: Mapping[str, Tensor] = field(default_factory=dict)  # detached policy outputs [P], nan where not computed
 
 

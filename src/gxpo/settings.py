@@ -24,6 +24,36 @@ class SamplingSettings(_Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: Positive = 64
     stop: list[str] = Field(default=[], description="an action ends with the token that completes one of these")
+    batch_rows: Positive = Field(default=256, description="samples that are decoded together")
+
+
+class ChatSettings(_Section):
+    template: str = Field(
+        default="auto", description="auto: the tokenizer's chat template, where it has one; none; or a .jinja file"
+    )
+    system: str | None = Field(default=None, description="a system message before every conversation")
+    kwargs: dict[str, Any] = Field(default={}, description="handed to the template, e.g. {enable_thinking: false}")
+    tools: Literal["auto", "native", "tags"] = Field(
+        default="auto", description="how calls are written: as the template says, or as plain tags in the text"
+    )
+    rewrites: Literal["rebuild", "keep"] = Field(
+        default="rebuild", description="where a template rewrites earlier turns: follow it in a new context, or do not"
+    )
+
+
+class EnvSettings(_Section):
+    workers: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="processes; 0: in process. null: 0 for gxpo's own worlds, 1 for others"
+    )
+    timeout: Annotated[float, Field(gt=0)] = Field(default=10.0, description="seconds for one reset or action")
+    max_turns: Positive | None = Field(default=None, description="null: the environment's own limit")
+    context: Literal["full", "window", "summary"] = Field(
+        default="full", description="what of an episode the policy sees: see docs/rollouts.md"
+    )
+    window: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="window: earlier exchanges shown; summary: exchanges between summaries"
+    )
+    max_context: Positive | None = Field(default=None, description="tokens; null: as many as the model has positions")
 
 
 class UpdateSettings(_Section):
@@ -38,7 +68,9 @@ class UpdateSettings(_Section):
 class LearnerSettings(_Section):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     device: str = "auto"
-    tokens_per_microbatch: Positive = 8192
+    tokens_per_microbatch: Positive | Literal["auto"] = Field(
+        default=8192, description="auto: measured once, then fixed in config.yaml"
+    )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0
@@ -65,7 +97,7 @@ class EvalSettings(_Section):
 class RewardSettings(_Section):
     timeout: Annotated[float, Field(gt=0)] = Field(default=5.0, description="seconds a scorer may take for one rollout")
     workers: Positive = 1
-    shuffle: bool = Field(default=False, description="a control: outcomes are permuted within the batch")
+    shuffle: bool = Field(default=False, description="a control: outcomes are permuted within the batch, rewards of single turns left out")
 
 
 class RunSettings(_Section):
@@ -76,7 +108,10 @@ class RunSettings(_Section):
     seed: Annotated[int, Field(ge=0)] = 0
     out: str | None = Field(default=None, description="run directory; default runs/TASK-METHOD-seedN")
     reward: str | dict[str, float] | None = Field(default=None, description="file.py:function, or {name: weight}")
+    init_from: str | None = Field(default=None, description="start from the parameters of this run directory")
     tasks: TaskSettings = TaskSettings()
+    env: EnvSettings = EnvSettings()
+    chat: ChatSettings = ChatSettings()
     sampling: SamplingSettings = SamplingSettings()
     update: UpdateSettings = UpdateSettings()
     learner: LearnerSettings = LearnerSettings()

@@ -1,10 +1,9 @@
 """Sampling from transformers models."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from tests.engines.conversations import forced
 from tests.engines.letters import letters, llama
 from transformers import (
     Gemma2Config,
@@ -35,18 +34,6 @@ def flat(answered):
     return [completion for completions in answered for completion in completions]
 
 
-def teacher_forced(model, prompt, completion, temperature) -> list[float]:
-    """Log-probs of a completion from a forward pass of it alone, over the stored support, in float64."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].double() / temperature
-    out = []
-    for t, token in enumerate(completion.tokens):
-        z = logits[len(prompt) - 1 + t]
-        allowed = range(z.numel()) if completion.support is None else [i for i in completion.support[t] if i >= 0]
-        out.append(float(z[token]) - math.log(math.fsum(math.exp(float(z[i])) for i in allowed)))
-    return out
-
-
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -67,7 +54,7 @@ def test_logprobs_are_those_of_a_teacher_forced_forward(sampling, batch_rows):
     for request, completions in zip(asked, answered, strict=True):
         for c in completions:
             assert len(c.tokens) == len(c.logprobs) and 1 <= len(c.tokens) <= 12
-            expected = teacher_forced(model, request.prompt, c, sampling.temperature)
+            expected = forced(model, request.prompt, c, sampling.temperature)
             assert np.allclose(c.logprobs, expected, rtol=0, atol=1e-5)
             assert (1 in c.tokens) == (c.finish == "stop") and 1 not in c.tokens[:-1]
             if sampling.truncated_support:
@@ -197,7 +184,7 @@ def test_other_architectures(name):
     sampling = Sampling(temperature=0.9, max_new_tokens=8)
     for request, completions in zip(requests(), TorchEngine(model).sample(requests(), sampling), strict=True):
         for c in completions:
-            assert np.allclose(c.logprobs, teacher_forced(model, request.prompt, c, 0.9), rtol=0, atol=1e-5)
+            assert np.allclose(c.logprobs, forced(model, request.prompt, c, 0.9), rtol=0, atol=1e-5)
 
 
 def test_refusals():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gxpo.forest import Forest
-from gxpo.protocols import Budget, Completion, Request, Sampling, StreamKey, Task
+from gxpo.protocols import Budget, Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 
 RIGHT, WRONG, UNSCORED = 1, 0, 2
 
@@ -31,6 +31,7 @@ class ScriptedSession:
         self.budget = Budget()
         self.script, self.shaping, self.verdicts = script, shaping, verdicts
         self.pool = list(pool)
+        self.chat, self.system, self.envs, self.episode = None, None, None, EpisodeRules()
         self.drawn: list[int] = []
         self.streams: list[StreamKey] = []
 

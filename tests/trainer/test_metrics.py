@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import gxpo
 from gxpo.errors import CheckpointError, RecordError
 from gxpo.trainer import metrics
 from gxpo.trainer.metrics import MetricsFile
@@ -87,17 +88,39 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_names() -> None:
-    for name, text in metrics.NAMES.items():
-        assert text and "\n" not in text and name == name.strip()
-        clocked = "second" in text or "memory" in text
+    for name, entry in metrics.NAMES.items():
+        assert name == name.strip()
+        for text in (entry.meaning, entry.unit, entry.over):
+            assert text and "\n" not in text and "|" not in text
+        clocked = entry.unit in ("seconds", "tokens/second", "MiB")
         assert clocked == name.startswith(("time_", "memory_")), name
-    assert (
-        metrics.meaning("eval_pass_at_8") == "probability that one of 8 samples of a held-out task is right, unbiased"
+    assert metrics.meaning("eval_pass_at_8") == (
+        "probability that one of 8 samples of a task is right, unbiased (share, over held-out tasks)"
     )
-    assert "component format over" in (metrics.meaning("reward_format") or "")
-    assert metrics.meaning("reward_mean") == metrics.NAMES["reward_mean"]
-    assert metrics.meaning("unheard_of") is None
+    assert "component format (reward, over rollouts" in (metrics.meaning("reward_format") or "")
+    assert metrics.metric("reward_mean") is metrics.NAMES["reward_mean"]
+    assert metrics.meaning("unheard_of") is None and metrics.metric("unheard_of") is None
     assert metrics.comparable({"step": 1, "time_step_s": 2.0, "memory_peak_mb": 3.0, "kl": 4.0}) == {
         "step": 1,
         "kl": 4.0,
     }
+
+
+def test_the_page_says_what_the_names_say() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    assert table == [f"| `{name}` | {m.meaning} | {m.unit} | {m.over} |" for name, m in metrics.NAMES.items()]
+
+
+def test_a_run_writes_documented_names_only(tmp_path: Path) -> None:
+    small = {
+        "tasks.per_step": 1,
+        "sampling.max_new_tokens": 3,
+        "eval.tasks": 2,
+        "eval.samples": 2,
+        "objective.kl.coef": 0.1,
+    }
+    run = gxpo.train("tiny:cold", "arithmetic", "reinforce_pp_baseline", 1, out=tmp_path / "run", set=small)
+    for row in (*run.metrics, *run.evaluations):
+        assert [name for name in row if metrics.metric(name) is None] == []
+    assert "eval_pass_at_2" in run.evaluations[0]

@@ -22,9 +22,22 @@ trainer: {steps: 3, checkpoint_every: 0, rollouts_every: 1}
 REWARD = "def parity(completion):\n    return {'correct': float(sum(map(ord, completion)) % 2)}\n"
 
 
-def test_two_processes_equal_one(tmp_path):
+EPISODES = """task: frozenlake
+tasks: {per_step: 4, options: {style: bare}}
+env: {max_turns: 4, context: full}
+"""
+
+
+@pytest.mark.parametrize("kind", ["prompts", "episodes"])
+def test_two_processes_equal_one(tmp_path, kind):
     (tmp_path / "mine.py").write_text(REWARD)
-    (tmp_path / "run.yaml").write_text(CONFIG + f"reward: {tmp_path}/mine.py:parity\n")
+    reward = f"{tmp_path}/mine.py:parity"
+    if kind == "prompts":
+        text = CONFIG + f"reward: {reward}\n"
+    else:
+        text = CONFIG.replace("task: arithmetic\ntasks: {per_step: 4}\n", EPISODES)
+        text += f"reward:\n  env: 1.0\n  {reward}: 1.0\n"
+    (tmp_path / "run.yaml").write_text(text)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
     rows = {}
     for name, launcher in (

@@ -137,6 +137,68 @@ def test_kill_and_resume_equals_the_run_never_stopped(never_stopped, reward, tmp
     same(never_stopped, out)
 
 
+WORLD = """
+import gxpo
+
+class Guess:
+    "Guess a digit: the state is the bounds; a digit outside them is malformed."
+    instructions, max_turns = "guess", 4
+
+    def reset(self, seed):
+        self.secret, self.low, self.high = seed % 10, 0, 9
+        return self.show()
+
+    def step(self, action):
+        digits = [int(c) for c in action if c.isdigit()]
+        if not digits:
+            return self.show(reward=0.0, action_error="malformed")
+        if digits[-1] == self.secret:
+            return self.show(reward=1.0, done=True, success=True)
+        if digits[-1] < self.secret:
+            self.low = max(self.low, digits[-1])
+        else:
+            self.high = min(self.high, digits[-1])
+        return self.show(reward=0.0)
+
+    def show(self, **more):
+        state = f"{self.low}-{self.high}"
+        return gxpo.TimeStep(f"{state}>", state=state, **more)
+"""
+
+
+@pytest.mark.parametrize("context", ["full", "window", "summary"])
+def test_kill_in_the_middle_of_episodes_and_resume(tmp_path, context):
+    """The process dies at the second turn of the episodes of step 3, while the environments live in workers."""
+    (tmp_path / "guess.py").write_text(WORLD)
+    keys = KEYS | {"env.context": context, "env.window": 1, "env.workers": 2, "update.epochs": 1}
+    task = f"{tmp_path / 'guess.py'}:Guess"
+    gxpo.train("tiny:cold", task, "gigpo", 4, out=tmp_path / "whole", set=keys)
+    assert lines(tmp_path / "whole")[-1]["turns_mean"] > 1
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import os, signal, gxpo
+from gxpo.trainer.session import Session
+turns = 0
+def dying(self, requests, sample=Session.sample):
+    global turns
+    turns += self.step == 3
+    if turns == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample(self, requests)
+Session.sample = dying
+if __name__ == "__main__":
+    gxpo.train("tiny:cold", {task!r}, "gigpo", 4, out={str(tmp_path / "run")!r}, set={keys!r})
+"""
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
+    killed = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert [r["step"] for r in lines(tmp_path / "run")] == [1, 2]
+    gxpo.resume(tmp_path / "run")
+    same(tmp_path / "whole", tmp_path / "run")
+
+
 def test_resume_refuses_a_changed_configuration(reward, tmp_path):
     out = tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", "grpo", 2, reward, out=out, set=KEYS)

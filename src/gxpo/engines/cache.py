@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import cache as once
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ModelError
+
+Layers = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 
 def check_rows(cache: Any, name: str) -> None:
@@ -24,43 +27,108 @@ def check_rows(cache: Any, name: str) -> None:
 
 def rows_of(cache: Any, rows: Tensor) -> Any:
     """A new cache holding `rows` (repeats allowed) of this one, which stays as it was."""
-    taken = copy.copy(cache)
-    taken.layers = [copy.copy(layer) for layer in cache.layers]
+    return _with_layers(cache, [_rows_of_layer(layer, rows) for layer in cache.layers])
+
+
+def spread(cache: Any, rows: Tensor, room: int) -> Any:
+    """A new cache holding `rows` (repeats allowed), its full-attention layers with `room` for further positions.
+
+    The layers of transformers grow by concatenation, which copies the whole cache for every token.
+    """
+    return _with_layers(
+        cache,
+        [_roomy(layer, rows, room) if _is_full(layer) else _rows_of_layer(layer, rows) for layer in cache.layers],
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the cache of a model is made of, where every layer holds the keys and values of all tokens and no more.
+
+    empty  a cache of the model's own class, whose layers are replaced
+    sizes  per layer: heads, size of a key, size of a value, dtype, device
+    """
+
+    empty: Any
+    sizes: tuple[tuple[int, int, int, torch.dtype, torch.device], ...]
+
+    @staticmethod
+    def of(cache: Any) -> Layout | None:
+        """The layout of a cache that a forward pass filled; None: a layer of it holds something else."""
+        if not all(_is_full(layer) and layer.is_initialized for layer in cache.layers):
+            return None
+        sizes = tuple(
+            (x.keys.shape[1], x.keys.shape[3], x.values.shape[3], x.keys.dtype, x.keys.device) for x in cache.layers
+        )
+        return Layout(_with_layers(cache, []), sizes)
+
+    def buffers(self, rows: int, columns: int) -> Layers:
+        """Keys and values [rows, heads, columns, size] of each layer, all 0: what is masked must still be finite."""
+
+        def zeros(heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return torch.zeros(rows, heads, columns, size, dtype=dtype, device=device)
+
+        return [
+            (zeros(heads, key, dtype, device), zeros(heads, value, dtype, device))
+            for heads, key, value, dtype, device in self.sizes
+        ]
+
+    def cache(self, buffers: Layers, filled: int, written: Tensor | None = None) -> Any:
+        """A cache on these buffers, the first `filled` columns of which hold something; see `RoomyLayer`."""
+        kind = _roomy_class()
+        return _with_layers(self.empty, [kind(keys, values, filled, written) for keys, values in buffers])
+
+
+def columns_of(cache: Any, row: int, start: int, end: int) -> Layers:
+    """Copies of the keys and values [heads, end - start, size] of one row."""
+    part = (row, slice(None), slice(start, end))
+    return [(layer.keys[part].clone(), layer.values[part].clone()) for layer in cache.layers]
+
+
+def _with_layers(cache: Any, layers: list[Any]) -> Any:
+    out = copy.copy(cache)
+    out.layers = layers
+    return out
+
+
+def _rows_of_layer(layer: Any, rows: Tensor) -> Any:
+    taken = copy.copy(layer)
     taken.batch_select_indices(rows)
     return taken
 
 
-def roomy(cache: Any, capacity: int) -> Any:
-    """The cache with room for `capacity` positions in its full-attention layers; the others are left as they are.
-
-    The layers of transformers grow by concatenation, which copies the whole cache for every token.
-    """
+def _is_full(layer: Any) -> bool:
     from transformers.cache_utils import DynamicLayer
 
-    out = copy.copy(cache)
-    out.layers = [_roomy_layer()(layer, capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return out
+    return type(layer) in (DynamicLayer, _roomy_class())
+
+
+def _roomy(layer: Any, rows: Tensor, room: int) -> Any:
+    filled = layer.keys.shape[2]
+    buffers = []
+    for x in (layer.keys, layer.values):
+        buffer = torch.empty(rows.numel(), x.shape[1], filled + room, x.shape[3], dtype=x.dtype, device=x.device)
+        buffer[:, :, :filled] = x[rows]
+        buffers.append(buffer)
+    return _roomy_class()(*buffers, filled)
 
 
 @once
-def _roomy_layer() -> type:
+def _roomy_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class RoomyLayer(DynamicLayer):
-        """Keys and values [rows, heads, positions, size] are views on the filled part of larger buffers."""
+        """Keys and values [rows, heads, positions, size] are views on the filled part of larger buffers.
 
-        def __init__(self, layer: Any, capacity: int) -> None:
+        written  [rows, new positions] bool: where the one update of such a cache may write; what lies elsewhere stays
+        """
+
+        def __init__(self, keys: Tensor, values: Tensor, filled: int, written: Tensor | None = None) -> None:
             super().__init__()
-            self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
-            self.buffers = tuple(self._buffer(x, capacity) for x in (layer.keys, layer.values))
-            self._show(layer.keys.shape[2])
-
-        @staticmethod
-        def _buffer(filled: Tensor, capacity: int) -> Tensor:
-            rows, heads, length, size = filled.shape
-            buffer = torch.empty(rows, heads, capacity, size, dtype=filled.dtype, device=filled.device)
-            buffer[:, :, :length] = filled
-            return buffer
+            self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+            self.buffers = (keys, values)
+            self.written = None if written is None else written[:, None, :, None]
+            self._show(filled)
 
         def _show(self, length: int) -> tuple[Tensor, Tensor]:
             self.filled = length
@@ -71,7 +139,8 @@ def _roomy_layer() -> type:
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             end = self.filled + key_states.shape[2]
             for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-                buffer[:, :, self.filled : end] = new
+                place = buffer[:, :, self.filled : end]
+                place.copy_(new if self.written is None else torch.where(self.written, new, place))
             return self._show(end)
 
         def batch_select_indices(self, indices: Tensor) -> None:

@@ -1,38 +1,53 @@
-"""`gxpo plan`: the arithmetic of a run, before it is run."""
+"""`gxpo plan`: the arithmetic of a run before it is run, and what a probe of two steps says of its cost."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gxpo import envs
 from gxpo.config import Resolved
 from gxpo.keys import show
+from gxpo.settings import RunSettings
 
 
 def arithmetic(resolved: Resolved) -> dict[str, Any]:
-    """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run."""
+    """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run.
+
+    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`).
+    """
     s, method = resolved.settings, resolved.method
     group = int(getattr(method.rollout, "group_size", 1))
     epochs = int(getattr(method.update, "epochs", 1))
     prompts, rollouts = s.tasks.per_step, s.tasks.per_step * group
-    tokens = rollouts * s.sampling.max_new_tokens
+    turns = turns_at_most(s)
+    tokens = None if turns is None else rollouts * turns * s.sampling.max_new_tokens
     updates = method.update.optimiser_steps(prompts)
+    size = s.learner.tokens_per_microbatch
     return {
         "prompts_per_step": prompts,
         "group_size": group,
         "rollouts_per_step": rollouts,
+        "actions_per_rollout_at_most": turns,
         "generated_tokens_per_step_at_most": tokens,
-        "microbatches_per_epoch_at_least": -(-tokens // s.learner.tokens_per_microbatch),
+        "microbatches_per_epoch_at_least": None if tokens is None or size == "auto" else -(-tokens // size),
         "optimiser_steps_per_step": updates,
         "rollouts_per_optimiser_step": rollouts * epochs // updates,
         "reuse_of_each_rollout": epochs,
         "on_policy": updates == 1,
+        "policy_age_at_most": updates - 1,
         "steps": s.trainer.steps,
         "rollouts": rollouts * s.trainer.steps,
         "optimiser_steps": updates * s.trainer.steps,
-        "generated_tokens_at_most": tokens * s.trainer.steps,
+        "generated_tokens_at_most": None if tokens is None else tokens * s.trainer.steps,
         "needs": list(method.needs),
         "couples": method.couples,
     }
+
+
+def turns_at_most(s: RunSettings) -> int | None:
+    """Actions of a rollout: 1 where tasks are prompts, `env.max_turns` in an environment."""
+    options = {k: v for k, v in s.tasks.options.items() if k != "pool"}
+    return 1 if envs.source(s.task, options) is None else s.env.max_turns
 
 
 def show_keys(resolved: Resolved) -> None:
@@ -52,10 +67,48 @@ def show_plan(figures: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     f = figures
+    tokens = f["generated_tokens_per_step_at_most"]
+    shown = "tokens as the environment decides" if tokens is None else f"at most {tokens:,} tokens"
     console.print(
         f"\na step: {f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts "
-        f"(at most {f['generated_tokens_per_step_at_most']:,} tokens) -> {f['optimiser_steps_per_step']} optimiser "
-        f"step(s) of {f['rollouts_per_optimiser_step']} rollouts, each used {f['reuse_of_each_rollout']}x"
+        f"({shown}) -> {f['optimiser_steps_per_step']} optimiser "
+        f"step(s) of {f['rollouts_per_optimiser_step']} rollouts, each used {f['reuse_of_each_rollout']}x, "
+        f"by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
     )
     for name, value in figures.items():
         console.print(f"  {name:<36} {value}")
+
+
+def show_probe(measured: dict[str, Any]) -> None:
+    """What two real steps took (`gxpo.trainer.probe`), and what that makes of the whole run."""
+    from rich.console import Console
+
+    console, m = Console(highlight=False), measured
+    console.print(
+        f"\nprobe, second of two real steps on {m['device']}: {m['time_step_s']:.3g} s (sampling "
+        f"{m['time_sample_s']:.3g}, scoring {m['time_score_s']:.3g}, update {m['time_update_s']:.3g}); "
+        f"{m['generated_tokens_per_step']:,} tokens of at most {m['generated_tokens_per_step_at_most']:,}"
+    )
+    console.print(
+        f"the run: about {duration(m['time_run_s'])} ({duration(m['time_steps_s'])} of steps, "
+        f"{m['evaluations']} evaluations {duration(m['time_evaluations_s'])}, {m['checkpoints']} checkpoints "
+        f"{duration(m['time_checkpoints_s'])}); memory peak {m['memory_peak_mb']:,.0f} MiB, "
+        f"{m['memory_above_loading_mb']:,.0f} of them above the loaded model; disk for checkpoints at most "
+        f"{m['disk_checkpoints_mb']:,.1f} MiB"
+    )
+    if m["update_forced"]:
+        console.print("no group of the second step had a signal: the update was measured with every rollout counting")
+    for name, value in measured.items():
+        console.print(f"  {name:<36} {f'{value:.4g}' if isinstance(value, float) else value}")
+
+
+def duration(seconds: float) -> str:
+    """`95 s` up to two minutes, then minutes, then hours.
+
+    >>> duration(95), duration(600), duration(9000)
+    ('95 s', '10 min', '2.5 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

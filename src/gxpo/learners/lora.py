@@ -23,8 +23,11 @@ class LoraSettings:
     seed: int = 0
 
 
-def with_lora(model: Any, settings: LoraSettings) -> Any:
-    """The model wrapped by peft; only the adapters stay trainable. The global random state is left as it was."""
+def with_lora(model: Any, settings: LoraSettings, base: str | None = None) -> Any:
+    """The model wrapped by peft; only the adapters stay trainable. The global random state is left as it was.
+
+    base  what a saved adapter says that it belongs to: a directory or an id on the hub
+    """
     peft: Any = need("peft", "train")
     config = peft.LoraConfig(
         r=settings.rank,
@@ -35,4 +38,12 @@ def with_lora(model: Any, settings: LoraSettings) -> Any:
     )
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        return peft.get_peft_model(model, config)
+        wrapped = peft.get_peft_model(model, config)
+    if base is not None:
+        config.base_model_name_or_path = base
+    return wrapped
+
+
+def merged(model: Any) -> Any:
+    """The adapters added to the weights they adapt: a plain model again. Takes `model` apart: give it a copy."""
+    return model.merge_and_unload(safe_merge=True)

@@ -38,6 +38,7 @@ class Optimiser:
         self.named = dict(sorted(named.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
+        self.moved: float | None = None  # share of low-precision parameters that the last step changed; None: has none
         self._full = {name: self._full_precision(p) for name, p in self.named.items()}
         groups = [
             {"params": [p for p in self._full.values() if p.dim() >= 2], "weight_decay": weight_decay},
@@ -104,10 +105,17 @@ class Optimiser:
         return norm
 
     def _write_back(self) -> None:
+        """Rounds the float32 copies to the parameters that the model runs with, and sees how many that changes."""
+        changed = total = 0
         with torch.no_grad():
             for name, p in self.named.items():
-                if self._full[name] is not p:
-                    p.copy_(self._full[name])
+                full = self._full[name]
+                if full is not p:
+                    rounded = full.to(p.dtype)
+                    changed += int((rounded != p).sum())
+                    total += p.numel()
+                    p.copy_(rounded)
+        self.moved = changed / total if total else None
 
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:

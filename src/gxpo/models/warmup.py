@@ -16,16 +16,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+import gxpo.tasks
 from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.models.cache import cache_directory, put
+from gxpo.models.demonstrations import Demonstrations
 from gxpo.models.tiny import DIMENSIONS, tiny_model
 from gxpo.models.tokenizer import character_tokenizer
 from gxpo.protocols import Task
@@ -45,18 +46,21 @@ class Recipe:
 
     options                   of the task
     dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
+    expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
                               another question gets a chance error
     batch, lr, averaging      examples a step, AdamW's learning rate, decay of the running mean of the parameters (the
                               mean is what is checked and kept: its accuracy moves smoothly)
     first_check, check_every, max_steps   when it is checked, in steps
-    low, high, well_formed    the band: low <= greedy accuracy <= high and at least `well_formed` answers in form
+    low, high, well_formed    the band: low <= accuracy <= high and at least `well_formed` answers in form; accuracy is
+                              of greedy answers, in a world the sampled policy's rate of success
     checked_on                held-out tasks of a check
     max_new_tokens            of a greedy answer
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     dimensions: dict[str, Any] = field(default_factory=dict)
+    expert: float | None = None
     habits: float = 0.4
     habitual: float = 0.65
     slips: float = 0.1
@@ -73,11 +77,24 @@ class Recipe:
     max_new_tokens: int = 24
 
 
+# One action in five is the expert's, the others are chance: a policy that can act, and hardly knows where to.
+WORLD = Recipe(
+    {"style": "bare"},
+    {"hidden_size": 96, "intermediate_size": 256},
+    expert=0.2,
+    first_check=100,
+    low=0.05,
+    high=0.4,
+    checked_on=300,
+    max_new_tokens=4,
+)
+
 WARMUPS: dict[str, Recipe] = {
     "arithmetic": Recipe(),
     # Searching for an expression is hard enough without bad habits. The start is in its band, but with the settings of
     # the demo reinforcement learning did not improve on it (one seed, 50 steps: 0.26 to 0.23).
     "countdown": Recipe(habits=0.0, slips=0.0, first_check=120, low=0.25, max_new_tokens=32),
+    **{name: WORLD for name in ("frozenlake", "sokoban", "keydoor", "shop")},
 }
 
 
@@ -141,30 +158,13 @@ def warm_start(
     if (target / "warmup.json").is_file():
         return target
     model, tokenizer, report = warm_up(task, seed, recipe, progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        (unfinished / "warmup.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        unfinished.chmod(0o755)
-        try:
-            unfinished.rename(target)
-        except OSError:
-            if not (target / "warmup.json").is_file():  # else another process was faster, with the same files
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return target
 
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "warmup.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where warm starts are kept."""
-    if cache is not None:
-        return Path(cache)
-    if own := os.environ.get("GXPO_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+    return put(target, fill)
 
 
 def _key(task: str, seed: int, recipe: Recipe) -> str:
@@ -175,10 +175,11 @@ def _key(task: str, seed: int, recipe: Recipe) -> str:
     import gxpo.tasks.source
 
     transformers: Any = need("transformers", "train")
-    source = make(task, seed=seed, options=recipe.options)
+    lessons = lessons_of(task, seed, recipe, stream(2, seed))
     modules = (gxpo.models.tiny, gxpo.models.tokenizer, gxpo.tasks.source)
     files = [Path(str(module.__file__)) for module in modules]
-    files += [Path(__file__), Path(gxpo.tasks.__file__).parent / f"{source.scorer_name}.py"]
+    files += [Path(__file__), *lessons.files()]
+    lessons.close()
     digest = hashlib.blake2b(digest_size=6)
     for part in (task, seed, asdict(recipe), DIMENSIONS, torch.__version__, transformers.__version__):
         digest.update(json.dumps(part, sort_keys=True).encode())
@@ -193,20 +194,16 @@ def warm_up(
     """Train until a check falls inside the band: model, tokenizer and what `warmup.json` holds."""
     import torch
 
-    source: Any = make(task, seed=seed, options=recipe.options)
     tokenizer = character_tokenizer()
     model = tiny_model(seed, **recipe.dimensions)
     mean = tiny_model(seed, **recipe.dimensions)
-    random = stream(2, seed)
-    author = Habits(recipe, random)
+    lessons = lessons_of(task, seed, recipe, stream(2, seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    held_out = source.held_out(recipe.checked_on)
     checks: list[Check] = []
     for step in range(1, recipe.max_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * min(1.0, step / 20)
-        examples = [(t.prompt, source.worked_example(t, author)) for t in source.draw(recipe.batch, step)]
-        loss = _supervised_loss(model, tokenizer, examples)
+        loss = _supervised_loss(model, tokenizer, lessons.examples(recipe.batch, step))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -221,7 +218,7 @@ def warm_up(
             if progress is not None:
                 progress(Check(step, loss.item()))
             continue
-        accuracy, well_formed = greedy_accuracy(mean, tokenizer, source, held_out, recipe.max_new_tokens)
+        accuracy, well_formed = lessons.check(mean, tokenizer, recipe.checked_on, recipe.max_new_tokens)
         checks.append(Check(step, loss.item(), accuracy, well_formed))
         if progress is not None:
             progress(checks[-1])
@@ -236,12 +233,50 @@ def warm_up(
                 "checks": [asdict(check) for check in checks],
                 "threads": torch.get_num_threads(),
             }
+            lessons.close()
             return mean, tokenizer, report
+    lessons.close()
     found = ", ".join(f"{check.accuracy:.2f}" for check in checks[-5:])
     raise ModelError(
         f"warm-up on {task!r} with seed {seed} missed its band: greedy accuracy {recipe.low} to {recipe.high} with "
         f"{recipe.well_formed:.0%} well-formed answers was wanted, the last checks found {found}; try another seed"
     )
+
+
+class Lessons(Protocol):
+    """What a warm-up learns from, and how it is checked."""
+
+    def files(self) -> list[Path]: ...
+    def examples(self, n: int, step: int) -> list[tuple[str, str]]: ...
+    def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]: ...
+    def close(self) -> None: ...
+
+
+class WorkedExamples:
+    """Tasks of a source with what the author writes."""
+
+    def __init__(self, task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> None:
+        self.source: Any = make(task, seed=seed, options=recipe.options)
+        self.author = Habits(recipe, random)
+
+    def files(self) -> list[Path]:
+        return [Path(str(gxpo.tasks.__file__)).parent / f"{self.source.scorer_name}.py"]
+
+    def examples(self, n: int, step: int) -> list[tuple[str, str]]:
+        return [(t.prompt, self.source.worked_example(t, self.author)) for t in self.source.draw(n, step)]
+
+    def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]:
+        return greedy_accuracy(model, tokenizer, self.source, self.source.held_out(tasks), max_new_tokens)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> Lessons:
+    """Demonstrations where the recipe names an expert's share, else worked examples."""
+    if recipe.expert is None:
+        return WorkedExamples(task, seed, recipe, random)
+    return Demonstrations(task, recipe.options, recipe.expert, random)
 
 
 def _supervised_loss(

@@ -2,89 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.processes import LOADING, Process
 from gxpo.rewards.worker import Reply
 
 PROGRAM = str(Path(__file__).with_name("worker.py"))
-LOADING = 120.0  # seconds a worker may take to import what its functions need
 CHUNK = 64  # items sent at once
 
 Call = tuple[int, bytes]  # (which function, pickled (args, keywords))
 
 
-class _Worker:
+class _Worker(Process):
     """One process. `sources` as `gxpo.rewards.worker.load` takes them, with "label" and "is_scorer"."""
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
-        self.connection, theirs = Pipe()
-        start = f"import sys; sys.path[:] = {sys.path!r}; import runpy; runpy.run_path({PROGRAM!r}, {{}}, '__main__')"
-        with theirs:
-            # a session of its own: Ctrl-C is the trainer's to handle, and what a reward starts is killed with it
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", start, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.close = weakref.finalize(self, _end, self.connection, self.process)
-        self.declared = self._load(sources)
-
-    def _load(self, sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...] | None]:
-        declared = []
+        super().__init__(PROGRAM)
+        self.declared: list[tuple[str, ...] | None] = []
         try:
-            self.connection.send_bytes(pickle.dumps(list(sources)))
+            self.send(list(sources))
             for source in sources:
-                reply = self.receive(LOADING)
-                if reply is None:
-                    raise ConfigError(f"reward {source['label']}: loading it took longer than {LOADING:g} s")
-                status, _, value = reply
-                if status == "unusable":
-                    raise ConfigError(f"reward {source['label']}: {value}")
-                declared.append(None if value is None else tuple(value))
+                self.declared.append(self._loaded(source["label"]))
         except (EOFError, OSError) as error:
-            label = sources[len(declared)]["label"]
+            label = sources[len(self.declared)]["label"]
             raise ConfigError(f"reward {label}: the process that loads it died ({self.exit_code()})") from error
         except BaseException:
             self.close()
             raise
-        return declared
 
-    def receive(self, timeout: float) -> Any:
-        """The next reply, None where none comes within `timeout` seconds; EOFError where the process is gone."""
-        if not self.connection.poll(timeout):
-            return None
-        return json.loads(self.connection.recv_bytes())
-
-    def exit_code(self) -> str:
-        self.close()
-        code = self.process.wait()
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    connection.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.05)  # a process that died by itself keeps its own exit code
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    def _loaded(self, label: str) -> tuple[str, ...] | None:
+        """The next function's parameter names, None for a task's scorer."""
+        reply = self.receive(LOADING)
+        if reply is None:
+            raise ConfigError(f"reward {label}: loading it took longer than {LOADING:g} s")
+        status, _, value = reply
+        if status == "unusable":
+            raise ConfigError(f"reward {label}: {value}")
+        return None if value is None else tuple(value)
 
 
 class Workers:
@@ -129,7 +88,7 @@ class Workers:
             worker = self._workers[slot] or _Worker(self.sources)
             self._workers[slot] = None  # what is interrupted here is not used again
             try:
-                worker.connection.send_bytes(pickle.dumps(list(calls[len(replies) :])))
+                worker.send(list(calls[len(replies) :]))
             except OSError as error:  # it died between two batches: no item is to blame
                 fruitless += 1
                 if fruitless > 3:

@@ -22,7 +22,8 @@ from gxpo.rewards import user
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.user import Function
-from gxpo.rewards.worker import Reply, attempt, one_line
+from gxpo.rewards.worker import Reply, attempt
+from gxpo.usercode import one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")
 BUILT_IN = ("math", "format")
@@ -57,14 +58,18 @@ class RewardSet:
         named: Mapping[str, float],
         *,
         n_own: int,
+        given: Sequence[str] = (),
         timeout: float,
         workers: int,
     ) -> None:
-        """See `make`; the last `n_own` of `functions` give way where another computes a component of the same name."""
+        """See `make`; the last `n_own` of `functions` give way where another computes a component of the same name.
+
+        `given` names components that rollouts bring with them: what an environment paid.
+        """
         self.counts: dict[str, int] = dict.fromkeys(FAILURES, 0)
         self.messages: dict[str, str] = {}
         self._functions, self._function_weights = list(functions), list(function_weights)
-        self._named, self._n_own = dict(named), n_own
+        self._named, self._n_own, self._given = dict(named), n_own, tuple(given)
         self._components = [f.gives for f in functions]  # names each returns, None as long as that is unknown
         self._asks = [f.asks for f in functions]
         self._workers: Workers | None = None
@@ -115,7 +120,8 @@ class RewardSet:
                     stacklevel=2,
                 )
         weights = [*function_weights, *[0.0] * len(own)]
-        rewards = cls(everything, weights, named, n_own=len(own), timeout=timeout, workers=workers)
+        given = tuple(getattr(source, "components", ()))
+        rewards = cls(everything, weights, named, n_own=len(own), given=given, timeout=timeout, workers=workers)
         try:
             rewards._check_names(source)
         except BaseException:
@@ -128,8 +134,8 @@ class RewardSet:
         n = forest.n_trajectories
         if not len(texts) == len(tasks) == n:
             raise ValueError(f"{len(texts)} texts and {len(tasks)} tasks for {n} trajectories")
-        columns: dict[str, Tensor] = {}
-        weights: dict[str, float] = {}
+        columns = {x: forest.components[:, i] for i, x in enumerate(forest.component_names) if x in self._given}
+        weights = {name: self._named.get(name, 0.0) for name in columns}
         for k, replies in enumerate(self._run(forest, texts, tasks)):
             function = self._functions[k]
             self._settle(k, replies)
@@ -153,7 +159,11 @@ class RewardSet:
             self._refuse(absent[0], columns)
         if absent:  # the reward that computes it has not succeeded once yet
             outcome.fill_(math.nan)
-        return forest.with_rewards(outcome, components=columns, success=self._success(columns, n))
+        success = self._success(columns, n)
+        known = forest.success.isfinite()  # the verdict of an environment
+        return forest.with_rewards(
+            outcome, components=columns, success=torch.where(known, forest.success, success) if self._given else success
+        )
 
     def close(self) -> None:
         """End the worker processes; scoring again starts new ones."""
@@ -237,14 +247,14 @@ class RewardSet:
         What a scorer returns is learnt from a held-out task and an empty text; what a user's function returns is known
         only when it has scored, so a name that could be its is checked then.
         """
-        if {"correct", "format"}.issuperset(self._named):
+        if {"correct", "format", *self._given}.issuperset(self._named):
             return
         example = _example(source)
         for k, function in enumerate(self._functions):
             if self._components[k] is None and function.is_scorer and example is not None:
                 self._settle(k, [self._try(example, k)])
         if None not in self._components:
-            known = [name for names in self._components for name in names or ()]
+            known = [*self._given, *(name for names in self._components for name in names or ())]
             for name in self._named:
                 if name not in known:
                     self._refuse(name, known)
@@ -317,6 +327,6 @@ def _own(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list
         own.append(
             Function("format", "format", call=well_formed, asks=("completion",), trusted=True, gives=("format",))
         )
-    if alone and not own:
+    if alone and not own and not getattr(source, "components", ()):
         raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")
     return own

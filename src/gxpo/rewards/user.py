@@ -10,7 +10,8 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
-from gxpo.rewards.worker import Unusable, parameters
+from gxpo.rewards.worker import parameters
+from gxpo.usercode import Unusable
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,26 @@
 """The program of a scoring process: loads functions, then scores what it is sent, one item after the other.
 
-It is run by path, in an interpreter of its own, on the standard library alone. So it starts in milliseconds, shares no
-threads with torch, and never runs the user's script a second time. The other side is `gxpo.rewards.pool`.
+It needs the standard library alone (see `gxpo.processes`). The other side is `gxpo.rewards.pool`.
 
 Replies are JSON lists `[status, payload]`: "ok" with a number or named numbers, "raised" or "nonsense" with a message.
 """
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import inspect
 import json
 import math
-import os
 import pickle
-import sys
-import threading
-import time
-import traceback
 import types
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gxpo.usercode import Unusable, described, from_file, hint, one_line, unusable
+
 ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish")
-LONGEST = 300  # characters of a message
 
 Reply = tuple[str, Any]
-
-
-class Unusable(Exception):
-    """A function can't be loaded or called; the message is one line."""
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks and not longer than `LONGEST`."""
-    words = " ".join(str(text).split())
-    return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -53,9 +36,7 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
         if p.name in ARGUMENTS and p.kind is not p.POSITIONAL_ONLY:
             wanted.append(p.name)
         elif p.default is p.empty:
-            close = difflib.get_close_matches(p.name, ARGUMENTS, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise Unusable(f"it asks for {p.name!r}; a reward is given {', '.join(ARGUMENTS)}{hint}")
+            raise Unusable(f"it asks for {p.name!r}; a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}")
     return tuple(wanted)
 
 
@@ -92,16 +73,11 @@ def attempt(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return "raised", one_line(f"{type(error).__name__}: {error}{_where(error)}")
+        return "raised", described(error)
     try:
         return "ok", judge(value)
     except Exception as error:
         return "nonsense", one_line(f"returned {error}")
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if len(frames) > 1 else ""
 
 
 def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
@@ -112,51 +88,16 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
     any item runs.
     """
     try:
-        function = _from_file(source, index) if "file" in source else _unpickled(source)
+        if "file" in source:
+            function = from_file(source, types.FunctionType, f"gxpo_reward_file_{index}")
+        else:
+            function = pickle.loads(source["pickle"])
         if source.get("rehearsal") is not None:
             args, keywords = pickle.loads(source["rehearsal"])
             attempt(function, args, keywords)
-    except Unusable:
-        raise
-    except SyntaxError as error:
-        raise Unusable(f"{error.filename} line {error.lineno}: {one_line(error.msg)}") from error
     except BaseException as error:
-        raise Unusable(one_line(f"{type(error).__name__} while loading: {error}{_where(error)}")) from error
+        raise unusable(error) from error
     return function
-
-
-def _unpickled(source: Mapping[str, Any]) -> Callable[..., Any]:
-    return pickle.loads(source["pickle"])
-
-
-def _from_file(source: Mapping[str, Any], index: int) -> Callable[..., Any]:
-    path, name = source["file"], source["name"]
-    if source["folder"] not in (None, *sys.path):
-        sys.path.append(source["folder"])  # last: what stands beside a reward hides no library
-    module = types.ModuleType(f"gxpo_reward_file_{index}")
-    module.__file__ = path
-    sys.modules[module.__name__] = module
-    exec(compile(source["code"], path, "exec"), vars(module))
-    function = getattr(module, name, None)
-    if function is None:
-        own = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", None) == module.__name__]
-        close = difflib.get_close_matches(name, own, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(own) or 'none'}"
-        raise Unusable(f"{path} has no function {name!r}{hint}")
-    if not callable(function):
-        raise Unusable(f"{name!r} in {path} is a {type(function).__name__}, not a function")
-    return function
-
-
-def _end_with(parent: int) -> None:
-    """Leave when the parent is gone, even while a reward hangs."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def serve(connection: Connection) -> None:
@@ -181,10 +122,3 @@ def serve(connection: Connection) -> None:
             else:
                 reply = attempt(functions[index], args, keywords)
             connection.send_bytes(json.dumps(reply).encode())
-
-
-if __name__ == "__main__":
-    _end_with(int(sys.argv[2]))
-    os.set_inheritable(int(sys.argv[1]), False)  # what a reward starts does not hold the line open
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        serve(Connection(int(sys.argv[1])))

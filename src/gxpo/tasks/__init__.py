@@ -1,4 +1,4 @@
-"""Where tasks come from: arithmetic and countdown of our own, every generator of reasoning-gym, JSON Lines files."""
+"""Where tasks come from: generators of our own and of reasoning-gym, files, data sets, instances of environments."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.tasks.arithmetic import Arithmetic
 from gxpo.tasks.countdown import Countdown
+from gxpo.tasks.dataset import Dataset
 from gxpo.tasks.jsonl import JsonLines
+from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.reasoning_gym import ReasoningGym
 from gxpo.tasks.source import GeneratedTasks, check_options
 
 OWN: dict[str, type[Arithmetic] | type[Countdown]] = {"arithmetic": Arithmetic, "countdown": Countdown}
-Source = GeneratedTasks | JsonLines
+Source = GeneratedTasks | ListedTasks
 
-__all__ = ["OWN", "Arithmetic", "Countdown", "GeneratedTasks", "JsonLines", "ReasoningGym", "Source", "make"]
+__all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "JsonLines", "ReasoningGym", "Source", "make"]
 
 
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
     """The task source called `name`.
 
-    name      "arithmetic", "countdown", "reasoning_gym:GENERATOR", or the path of a .jsonl file
+    name      "arithmetic", "countdown", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or a .jsonl file's path
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}
     per_step  tasks the trainer draws a step; a file's epochs are cut by it
@@ -42,9 +44,11 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     if kind == "reasoning_gym" and rest:
         check_options(name, options, ReasoningGym.options)
         return ReasoningGym(rest, seed, **options)
+    if kind == "dataset" and rest:
+        return Dataset.make(rest, options, seed=seed, per_step=per_step)
     if name in OWN:
         check_options(name, options, OWN[name].options)
         return OWN[name](seed=seed, **options)
-    known = [*OWN, "reasoning_gym:GENERATOR", "PATH.jsonl"]
+    known = [*OWN, "reasoning_gym:GENERATOR", "dataset:ID", "PATH.jsonl"]
     hint = did_you_mean(name, OWN) or f"; there are {', '.join(known)}"
     raise TaskError(f"unknown task {name!r}{hint}")

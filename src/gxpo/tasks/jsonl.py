@@ -6,18 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gxpo.errors import TaskError
-from gxpo.protocols import Task
-from gxpo.tasks.source import check_options, fraction_of, stream
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
+from gxpo.protocols import Message, Task
+from gxpo.tasks.listed import ListedTasks
+from gxpo.tasks.source import check_options
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """One task a line: `{"prompt": text, "answer": text or number, "id": text (optional), ...}`.
+    """One task a line: `{"prompt": text or messages, "answer": text or number, "id": text (optional), ...}`.
 
     Other fields stand in `task.info`. The default id is the file's stem and the line number. Blank lines are skipped.
     Raises `TaskError` with the file, the line and the field; nothing is half-loaded.
@@ -55,8 +53,10 @@ def _parse(line: str, where: str, default_id: str) -> Task:
     if not isinstance(record, dict):
         raise TaskError(f'{where}: must be an object with "prompt" and "answer", not {line.strip()[:40]!r}')
     prompt, answer, name = record.pop("prompt", None), record.pop("answer", None), record.pop("id", default_id)
-    if not isinstance(prompt, str) or not prompt:
-        raise TaskError(f"{where}: field 'prompt' must be a text that is not empty, not {prompt!r}")
+    if isinstance(prompt, list):
+        prompt = messages(prompt, where)
+    elif not isinstance(prompt, str) or not prompt:
+        raise TaskError(f"{where}: field 'prompt' must be a text that is not empty or messages, not {prompt!r}")
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == "":
         raise TaskError(f"{where}: field 'answer' must be a text that is not empty or a number, not {answer!r}")
     if not isinstance(name, str) or not name:
@@ -64,14 +64,19 @@ def _parse(line: str, where: str, default_id: str) -> Task:
     return Task(name, prompt, str(answer), record)
 
 
-@dataclass
-class JsonLines:
-    """Tasks of a file, in epochs: each is a new order of all of them that depends on the seed and the epoch alone.
+def messages(given: list[Any], where: str) -> tuple[Message, ...]:
+    """A prompt of messages, each {"role": text, "content": text}."""
+    for message in given:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content', not {message!r}")
+    if not given:
+        raise TaskError(f"{where}: field 'prompt' holds no message")
+    return tuple(given)
 
-    `held_out` names a second file; without it the share `held_out_fraction` of the prompts, chosen by their hash, is
-    held out. The source has no state: step s takes the tasks from position s * `per_step` on, so with `per_step` tasks
-    a step an epoch sees each once, and `draw(n, step)` is the beginning of `draw(m, step)` for n <= m.
-    """
+
+@dataclass
+class JsonLines(ListedTasks):
+    """Tasks of a file. `held_out_path` names a second file; without it a share of the prompts is held out."""
 
     path: str
     seed: int = 0
@@ -79,59 +84,11 @@ class JsonLines:
     held_out_fraction: float = 0.1
     per_step: int = 32
 
-    scorer_name: ClassVar[str] = "math"
-    scorer: ClassVar[None] = None
-    reward_default: ClassVar[str] = "math"
     options: ClassVar[Mapping[str, Any]] = {"held_out": (str, type(None)), "held_out_fraction": (float, int)}
 
     def __post_init__(self) -> None:
         given = {"held_out": self.held_out_path, "held_out_fraction": self.held_out_fraction}
         check_options(self.path, given, self.options)
-        if not 0 < self.held_out_fraction < 1:
-            raise TaskError(
-                f"task {self.path!r}: held_out_fraction must be between 0 and 1, not {self.held_out_fraction}"
-            )
         self.name = self.path
-        tasks = read_tasks(Path(self.path))
-        if self.held_out_path is None:
-            self._training = [t for t in tasks if fraction_of(str(t.prompt)) >= self.held_out_fraction]
-            self._held_out = [t for t in tasks if fraction_of(str(t.prompt)) < self.held_out_fraction]
-        else:
-            self._training, self._held_out = tasks, read_tasks(Path(self.held_out_path))
-            prompts = {t.prompt for t in self._held_out}
-            for task in self._training:
-                if task.prompt in prompts:
-                    raise TaskError(f"{self.path}: the prompt of task {task.id!r} is also in {self.held_out_path}")
-        for side, found in (("training", self._training), ("held-out", self._held_out)):
-            if not found:
-                count = f"{len(tasks)} tasks"
-                raise TaskError(
-                    f"{self.path}: held_out_fraction {self.held_out_fraction} of {count} leaves no {side} task; "
-                    f"change it or give held_out, a file"
-                )
-
-    def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks; a task comes again only with the next epoch."""
-        size = len(self._training)
-        orders: dict[int, Any] = {}
-        tasks = []
-        for position in range(step * self.per_step, step * self.per_step + n):
-            epoch, place = divmod(position, size)
-            if epoch not in orders:
-                orders[epoch] = stream(self.seed, epoch).permutation(size)
-            tasks.append(self._training[int(orders[epoch][place])])
-        return tasks
-
-    def held_out(self, n: int) -> list[Task]:
-        """Up to `n` held-out tasks, in the order of the file."""
-        return self._held_out[:n]
-
-    def observe(self, forest: Forest) -> None:
-        """Nothing is learnt from results."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            raise TaskError(f"task {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
+        held_out = None if self.held_out_path is None else read_tasks(Path(self.held_out_path))
+        self.split(read_tasks(Path(self.path)), held_out, self.held_out_fraction)

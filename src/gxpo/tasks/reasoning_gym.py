@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 UNSUPPORTED = {"composite": "it only mixes other generators; name one of those"}
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+READINGS = ("tagged", "number")  # how the answer is found in a text
 TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>.\n"
 
 
@@ -49,10 +51,13 @@ def score(text: str, task: Task) -> dict[str, float]:
     `format`: whether there is exactly one `<answer>...</answer>`.
 
     Judged is what stands between the last `<answer>` and `</answer>`, or the whole text where there are none, without
-    surrounding blanks. Needs only the text and the task, so it can run in another process.
+    surrounding blanks; where `task.info["reading"]` is "number", the last number of that. Needs only the text and the
+    task, so it can run in another process.
     """
     found = ANSWER.findall(text)
     answer = (found[-1] if found else text).strip()
+    if task.info.get("reading") == "number":
+        answer = (NUMBER.findall(answer) or [answer])[-1]
     dataset = _judge(task.info["generator"], json.dumps(task.info["config"], sort_keys=True))
     value = float(dataset.score_answer(answer, task.info["entry"]))
     return {"correct": float(value >= 1.0), "format": float(len(found) == 1), "score": value}
@@ -62,7 +67,8 @@ def score(text: str, task: Task) -> dict[str, float]:
 class ReasoningGym(GeneratedTasks):
     """Tasks of one generator, each made by a data set of one entry with its own seed.
 
-    `config` goes to the generator; `template` turns its question into the prompt. `task.info["entry"]` is the
+    `config` goes to the generator; `template` turns its question into the prompt; `reading` says how the answer is
+    found in a text (see `score`; "number" suits chat models that answer in a sentence). `task.info["entry"]` is the
     generator's whole entry; it may hold values that JSON does not have (`arc_agi` and `rearc` compare tuples).
     Training and held-out tasks are split by the text of the question; so one held-out task costs about four entries of
     the generator, which takes long for the slow ones (`knight_swap`, `futoshiki`). `isomorphic_strings`,
@@ -74,10 +80,11 @@ class ReasoningGym(GeneratedTasks):
     seed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
     template: str = TEMPLATE
+    reading: str = "tagged"
 
     scorer_name: ClassVar[str] = "reasoning_gym"
     scorer: ClassVar = staticmethod(score)
-    options: ClassVar[Mapping[str, Any]] = {"config": dict, "template": str}
+    options: ClassVar[Mapping[str, Any]] = {"config": dict, "template": str, "reading": str}
 
     def __post_init__(self) -> None:
         self.name = f"reasoning_gym:{self.generator}"
@@ -86,7 +93,11 @@ class ReasoningGym(GeneratedTasks):
         known = generators()
         if self.generator not in known:
             raise TaskError(f"reasoning_gym has no generator {self.generator!r}{did_you_mean(self.generator, known)}")
-        check_options(self.name, {"config": self.config, "template": self.template}, self.options)
+        check_options(
+            self.name, {"config": self.config, "template": self.template, "reading": self.reading}, self.options
+        )
+        if self.reading not in READINGS:
+            raise TaskError(f"task {self.name!r}: reading is {' or '.join(READINGS)}, not {self.reading!r}")
         if "{question}" not in self.template:
             raise TaskError(f"task {self.name!r}: template must contain {{question}}, not {self.template!r}")
         for name in ("seed", "size"):
@@ -98,7 +109,7 @@ class ReasoningGym(GeneratedTasks):
         seed = int(random.integers(2**31))
         entry = _dataset(self.generator, seed, self.config)[0]
         prompt = self.template.replace("{question}", entry["question"])
-        info = {"generator": self.generator, "config": dict(self.config), "entry": entry}
+        info = {"generator": self.generator, "config": dict(self.config), "entry": entry, "reading": self.reading}
         return Task(f"{self.name}/{seed}", prompt, entry["answer"], info)
 
     def content(self, task: Task) -> str:

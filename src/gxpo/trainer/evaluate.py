@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from gxpo.forest import Forest
-from gxpo.protocols import Budget, Engine, Request, Sampling, StreamKey, Task, TaskSource
+from gxpo.protocols import Task
+from gxpo.rollouts import Independent
 from gxpo.trainer import statistics
 from gxpo.trainer.session import Session
 
+SHOWN = 8  # tasks whose attempts are kept to be read
 EVALUATION = -1  # the step of evaluation's streams: the same draws in every evaluation of a run
 
 
-def evaluate(
-    tasks: Sequence[Task],
-    *,
-    samples: int,
-    sampling: Sampling,
-    engine: Engine,
-    rewards: Any,
-    tokenizer: Any,
-    source: TaskSource,
-    seed: int,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """`eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
-    tasks; `eval_pass_at_k` is unbiased. A completion that could not be scored counts as wrong here, and is counted.
-    Also gives each task's mean verdict, for paired comparisons."""
-    session = Session(
-        source=source,
-        engine=engine,
-        rewards=rewards,
-        tokenizer=tokenizer,
-        sampling=sampling,
-        seed=seed,
-        step=EVALUATION,
-        budget=Budget(),
-    )
+@dataclass(frozen=True)
+class Evaluation:
+    """`verdicts`: each task's mean, for paired comparisons; `shown`: the attempts at the first few tasks."""
+
+    figures: dict[str, float]
+    verdicts: dict[str, float]
+    shown: Forest
+
+
+def evaluate(tasks: Sequence[Task], samples: int, session: Session) -> Evaluation:
+    """`samples` attempts at each task.
+
+    `eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
+    tasks; `eval_pass_at_k` is unbiased. An attempt that could not be scored counts as wrong here, and is counted.
+    """
     session.know(tasks)
-    prompts = [session.encode(t) for t in tasks]
-    requests = [
-        Request(p, tuple(StreamKey(seed, EVALUATION, t.id, i) for i in range(samples)))
-        for p, t in zip(prompts, tasks, strict=True)
-    ]
-    groups = session.sample(requests)
-    forest = Forest.from_completions(
-        prompts,
-        [[c.tokens for c in g] for g in groups],
-        groups=[t.id for t in tasks],
-        tasks=[t.id for t in tasks],
-        finish=[c.finish for g in groups for c in g],
-        truncated=[c.finish == "length" for g in groups for c in g],
-        ids=[f"{t.id}/{i}" for t in tasks for i in range(samples)],
-    )
-    forest = session.score(forest)
+    forest = session.score(Independent(samples).grow_more(tasks, session, Counter()))
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)
     out = {"eval_tasks": float(len(tasks)), "eval_accuracy": float(table.mean())}
@@ -71,4 +50,6 @@ def evaluate(
     for i, name in enumerate(forest.component_names):
         out[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
     out["eval_length"] = float(forest.lengths().to(torch.float64).mean())
-    return out, dict(zip((t.id for t in tasks), table.mean(1).tolist(), strict=True))
+    out["eval_turns"] = forest.n_steps / forest.n_trajectories
+    verdicts = dict(zip((t.id for t in tasks), table.mean(1).tolist(), strict=True))
+    return Evaluation(out, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))

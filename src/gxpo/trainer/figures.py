@@ -41,6 +41,31 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "length_mean": _mean(lengths),
         "truncated_rate": _mean(forest.truncated.to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[:, i]) for i, name in enumerate(forest.component_names)},
+        **of_episodes(forest),
+    }
+
+
+BROKEN = ("raised", "nonsense", "timeout", "died")  # how an environment breaks; such an attempt stays unscored
+
+
+def of_episodes(forest: Forest) -> dict[str, Any]:
+    """How the episodes of an environment went; nothing where tasks are prompts."""
+    ends = [info["end"] for info in forest.info if "end" in info]
+    if not ends:
+        return {}
+    moves = [info for info in forest.step_info if "summary" not in info]
+    errors = [info.get("action_error") for info in moves]
+    return {
+        "turns_mean": len(moves) / len(ends),
+        "malformed_rate": errors.count("malformed") / max(1, len(moves)),
+        "illegal_rate": errors.count("illegal") / max(1, len(moves)),
+        "cut_action_rate": forest.step_finish.count("length") / max(1, forest.n_steps),
+        "turn_limit_rate": (ends.count("turns") + ends.count("truncated")) / len(ends),
+        "context_limit_rate": ends.count("context") / len(ends),
+        "summaries": forest.n_steps - len(moves),
+        "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),
+        "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
+        **{f"env_{kind}": ends.count(kind) for kind in BROKEN},
     }
 
 
@@ -55,6 +80,7 @@ def of_updates(bound: BoundLearner) -> dict[str, Any]:
         "loss": _average([i.loss for i in taken]),
         "grad_norm": _average([i.grad_norm for i in taken]),
         "optimiser_steps": len(taken),
+        **({"weights_moved": _average(moved)} if (moved := [i.moved for i in taken if i.moved is not None]) else {}),
         "tokens_forward": forward,
         "unique_token_ratio": flat / forward if forward else None,
     }
@@ -64,16 +90,24 @@ def _average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def annotated(forest: Forest, credit: Tensor, decode: Callable[[Sequence[int]], str]) -> Forest:
-    """The forest with texts beside the ids and each trajectory's mean credit under `info`."""
+Decode = Callable[[Sequence[int]], str]
+
+
+def with_texts(forest: Forest, decode: Decode) -> Forest:
+    """The forest with texts beside the ids of prompts and actions."""
     prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
-    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    shown[forest.path_trajectory] = levels.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
     return forest.replace(
         prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
         action_text=[decode(forest.action(s)) for s in range(forest.n_steps)],
-        info=[{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)],
     )
+
+
+def annotated(forest: Forest, credit: Tensor, decode: Decode) -> Forest:
+    """The forest with texts, and each trajectory's mean credit under `info`."""
+    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    shown[forest.path_trajectory] = levels.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
+    info = [{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)]
+    return with_texts(forest, decode).replace(info=info)
 
 
 def peak_megabytes() -> float:

@@ -6,33 +6,35 @@ import json
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gxpo import models, tasks
 from gxpo.config import Resolved
-from gxpo.engines.torch import TorchEngine
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
-from gxpo.learners.lora import LoraSettings
-from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Budget, Sampling
+from gxpo.protocols import Budget, Sampling, Task
 from gxpo.records import dump
 from gxpo.rewards import RewardSet
 from gxpo.signals import Signals
-from gxpo.trainer import checkpoint
+from gxpo.trainer import checkpoint, setup
 from gxpo.trainer.bound import BoundLearner
-from gxpo.trainer.evaluate import evaluate
-from gxpo.trainer.figures import annotated, of_rollouts, of_updates, peak_megabytes
+from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
+from gxpo.trainer.figures import annotated, of_rollouts, of_updates, peak_megabytes, with_texts
 from gxpo.trainer.metrics import MetricsFile
-from gxpo.trainer.session import Session
+from gxpo.trainer.session import Session, decoder
+from gxpo.trainer.shared_envs import SharedEnvs
+from gxpo.trainer.start import start_from
 from gxpo.trainer.tensorboard import Board
 
-GAP_ALARM = 0.1  # nats between the sampler's and the learner's log-prob of one token, above which a warning is due
+FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
+GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
+# the model runs in float32 or better: in bfloat16 the two ways of computing one token differ by some tenths
 
 
 class Trainer:
@@ -54,37 +56,40 @@ class Trainer:
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         parallel.start()
-        self.resolved, self.settings = resolved, resolved.settings
-        s = self.settings
+        s = resolved.settings
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
         self.out = Path(out or s.out or default)
-        self.config_text = resolved.to_yaml()
         if not resume and any(self.out.glob("checkpoints/step-*")):
             raise ConfigError(
                 f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out"
             )
-        self.source = tasks.make(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
-        self.sampling = Sampling(**{**s.sampling.model_dump(), "stop": tuple(s.sampling.stop)})
-        longest = s.sampling.max_new_tokens
+        self.sampling = setup.sampling_of(s)
+        self.world = setup.world_of(s)
+        self.source = self.world.source
+        self._open = ExitStack()
+        with ExitStack() as opened:
+            opened.callback(self.world.close)
+            setup.check_requirements(resolved.method, self.world, s.task)
+            self.rewards = RewardSet.make(
+                reward if reward is not None else s.reward,
+                source=self.source,
+                timeout=s.scoring.timeout,
+                workers=s.scoring.workers,
+            )
+            opened.callback(self.rewards.close)
+            policy = setup.policy_of(s, resolved.method, notify)
+            if s.init_from is not None and not resume:
+                start_from(policy.learner, s.init_from)
+            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
+            self.chat, self.device = policy.chat, policy.device
+            self.episode = setup.episode_of(s, self.world, policy)
+            resolved = setup.measured(resolved, policy, self.source, notify)
+            self._open = opened.pop_all()
+        self.resolved, self.settings, self.config_text = resolved, resolved.settings, resolved.to_yaml()
+        envs = self.world.envs
+        self.envs = envs if envs is None or parallel.world() == 1 else SharedEnvs(envs)
+        longest = s.sampling.max_new_tokens * self.episode.max_turns
         self.method = resolved.method.fill(horizon=float(longest), max_length=longest)
-        provided = {x for part in (self.method.rollout, self.source) for x in getattr(part, "provides", ())}
-        for need in self.method.requires:
-            if need not in provided:
-                raise ConfigError(
-                    f"{self.method.name} requires {need}, which neither the rollout nor task {s.task!r} "
-                    "provides: choose a task that does"
-                )
-        self.rewards = RewardSet.make(
-            reward if reward is not None else s.reward,
-            source=self.source,
-            timeout=s.scoring.timeout,
-            workers=s.scoring.workers,
-        )
-        try:
-            self._load(notify)
-        except BaseException:
-            self.rewards.close()
-            raise
         self.step_number = 0
         self._begun = False
         self.empty_steps = 0
@@ -93,45 +98,22 @@ class Trainer:
         self.evaluations = MetricsFile(self.out / "evaluations.jsonl")
         self.last: tuple[Forest, torch.Tensor, Callable[..., str]] | None = None  # the newest step, for `annotated`
 
-    def _load(self, notify: Callable[[str], None]) -> None:
-        """Model, learner and engine."""
-        s = self.settings
-        self.device = (
-            ("cuda" if torch.cuda.is_available() else "cpu") if s.learner.device == "auto" else s.learner.device
+    def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
+        """The stages as one step sees them."""
+        return Session(
+            source=self.source,
+            engine=self.engine,
+            rewards=self.rewards,
+            tokenizer=self.tokenizer,
+            sampling=sampling,
+            seed=seed,
+            step=step,
+            budget=budget,
+            chat=self.chat,
+            system=self.settings.chat.system,
+            envs=self.envs,
+            episode=self.episode,
         )
-
-        def warming(check: models.Check) -> None:
-            seen = "" if check.accuracy is None else f", greedy accuracy {check.accuracy:.2f}"
-            notify(f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{seen}")
-
-        loaded = models.load(s.model, task=s.task, device=self.device, dtype=s.learner.dtype, progress=warming)
-        self.tokenizer = loaded.tokenizer
-        lora = (
-            LoraSettings(
-                rank=s.learner.lora_rank,
-                alpha=s.learner.lora_alpha,
-                seed=s.seed,
-                targets=_names(s.learner.lora_targets),
-            )
-            if s.learner.lora_rank
-            else None
-        )
-        self.learner = TorchLearner(
-            loaded.model,
-            lr=s.update.lr,
-            betas=(s.update.betas[0], s.update.betas[1]),
-            weight_decay=s.update.weight_decay,
-            max_grad_norm=s.update.max_grad_norm,
-            schedule=s.update.schedule,
-            warmup_steps=s.update.warmup_steps,
-            total_steps=s.trainer.steps * self.method.update.optimiser_steps(s.tasks.per_step),
-            tokens_per_microbatch=s.learner.tokens_per_microbatch,
-            device=self.device,
-            layout="packed" if s.learner.layout == "auto" else "flat",
-            lora=lora,
-            reference="reference_logprob" in self.method.needs,
-        )
-        self.engine = TorchEngine(self.learner.model, self.tokenizer, device=self.device)
 
     # ------------------------------------------------------------ one step
     def step(self) -> dict[str, Any]:
@@ -141,16 +123,8 @@ class Trainer:
         number, method = self.step_number, self.method
         self.engine.policy_version = number - 1
         tokens_before = self.budget.generated_tokens
-        session = Session(
-            source=self.source,
-            engine=self.engine,
-            rewards=self.rewards,
-            tokenizer=self.tokenizer,
-            sampling=self.sampling,
-            seed=self.settings.seed,
-            step=number,
-            budget=self.budget,
-        )
+        prefilled, reused = self.engine.prefilled_tokens, self.engine.reused_tokens
+        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
         forest = method.rollout.grow(session.draw(self.settings.tasks.per_step), session)
         sampled = time.perf_counter()
         forest = self.shape(session.score(forest))
@@ -162,16 +136,12 @@ class Trainer:
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
         bound = BoundLearner(self.learner, method, forest, signals, number, proximal)
         method.update.run(forest, credit, weight, bound)
+        self.engine.policy_version = number  # an evaluation comes before the next step
         updated = time.perf_counter()
         self.source.observe(forest)
         method.observe(forest)
         self.empty_steps += int(all(i.empty for i in bound.infos))
-        if bound.sampler_gap > GAP_ALARM:
-            warnings.warn(
-                f"step {number}: the sampler's and the learner's log-probs of a token differ by "
-                f"{bound.sampler_gap:.2g} nats",
-                stacklevel=2,
-            )
+        self._alarms(bound, lr)
         self.last = (forest, credit, session.decode)
         generated = self.budget.generated_tokens - tokens_before
         forward = sum(i.tokens_forward for i in bound.infos)
@@ -183,6 +153,8 @@ class Trainer:
             "empty_steps": self.empty_steps,
             "generated_tokens": self.budget.generated_tokens,
             "discarded_rollouts": self.budget.discarded,
+            "prefilled_tokens": self.engine.prefilled_tokens - prefilled,
+            "reused_tokens": self.engine.reused_tokens - reused,
             "weights_crc": self.learner.weights_crc(),
             "time_sample_s": sampled - began,
             "time_score_s": scored - sampled,
@@ -192,6 +164,23 @@ class Trainer:
             "time_update_tokens_per_s": forward / (updated - scored),
             "memory_peak_mb": peak_megabytes(),
         }
+
+    def _alarms(self, bound: BoundLearner, lr: float) -> None:
+        """Warnings about sampler and learner disagreeing, and about steps too small for the precision."""
+        moved = [i.moved for i in bound.infos if i.moved is not None]
+        if bound.sampler_gap > GAP_ALARM[not moved]:
+            warnings.warn(
+                f"step {self.step_number}: the sampler's and the learner's log-probs of a token differ by "
+                f"{bound.sampler_gap:.2g} nats",
+                stacklevel=2,
+            )
+        if moved and self.learner.optimiser.steps == len(moved) and max(moved) < FAINT:
+            warnings.warn(
+                f"update.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
+                "rest gathers in float32 copies until it shows, and the policy lags behind; raise update.lr, or set "
+                "learner.dtype=float32",
+                stacklevel=2,
+            )
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards added to the task's, after the rollout and its filters; `success` is untouched."""
@@ -208,6 +197,8 @@ class Trainer:
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
             outcome = outcome[torch.randperm(outcome.numel(), generator=order)]
+            # rewards of single turns would tell what the shuffled outcomes do not: without them, returns are the outcome
+            forest = forest.replace(step_reward=torch.full_like(forest.step_reward, torch.nan))
         return forest.with_rewards(outcome, components=columns)
 
     @property
@@ -231,25 +222,19 @@ class Trainer:
         return Signals.of(forest, values)
 
     # ------------------------------------------------------------ evaluation
-    def evaluate(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Figures on the held-out tasks, which are the same for every seed and step; each task's mean verdict."""
+    def evaluate(self) -> Evaluation:
+        """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
         e = self.settings.eval
-        held_out = self.source.held_out(e.tasks)
-        sampling = Sampling(
-            temperature=e.temperature if e.samples == 1 else max(e.temperature, 0.0) or 1.0,
-            max_new_tokens=self.sampling.max_new_tokens,
-            stop=self.sampling.stop,
-        )
-        return evaluate(
-            held_out,
-            samples=e.samples,
-            sampling=sampling,
-            engine=self.engine,
-            rewards=self.rewards,
-            tokenizer=self.tokenizer,
-            source=self.source,
-            seed=0,
-        )
+        temperature = e.temperature if e.samples == 1 else max(e.temperature, 0.0) or 1.0
+        sampling = replace(self.sampling, temperature=temperature, top_k=0, top_p=1.0)
+
+        def attempt(tasks: Sequence[Task]) -> Evaluation:
+            return evaluate(tasks, e.samples, self.session(EVALUATION, seed=0, sampling=sampling, budget=Budget()))
+
+        found = attempt(self.source.held_out(e.tasks))
+        if pool := getattr(self.source, "pool_tasks", None):
+            found.figures["eval_pool_accuracy"] = attempt(pool[: e.tasks]).figures["eval_accuracy"]
+        return found
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
@@ -287,12 +272,14 @@ class Trainer:
 
     def _evaluated(self, row: dict[str, Any], watch: Callable[..., Any] | None) -> dict[str, Any]:
         began = time.perf_counter()
-        found, verdicts = self.evaluate()
-        figures: dict[str, Any] = {**found, "time_eval_s": time.perf_counter() - began}
+        found = self.evaluate()
+        figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
         if parallel.rank() == 0:
             self.evaluations.append(row | figures)
-            (self.out / "evaluations").mkdir(exist_ok=True)
-            checkpoint.write_atomic(self.out / "evaluations" / f"step-{row['step']:06d}.json", json.dumps(verdicts))
+            path = self.out / "evaluations" / f"step-{row['step']:06d}.json"
+            path.parent.mkdir(exist_ok=True)
+            checkpoint.write_atomic(path, json.dumps(found.verdicts))
+            dump(with_texts(found.shown, decoder(self.tokenizer)), path.with_suffix(".jsonl"))
         if watch:
             watch(row | figures)
         return figures
@@ -341,9 +328,5 @@ class Trainer:
                     path.unlink()
 
     def close(self) -> None:
-        """End the reward workers."""
-        self.rewards.close()
-
-
-def _names(targets: str | list[str]) -> str | tuple[str, ...]:
-    return targets if isinstance(targets, str) else tuple(targets)
+        """End the processes of rewards and environments."""
+        self._open.close()

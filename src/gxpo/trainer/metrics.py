@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,61 +19,138 @@ from gxpo.trainer.checkpoint import write_atomic
 
 Value = int | float | str | None
 
-NAMES: dict[str, str] = {
-    "step": "number of the step, from 1",
-    "reward_mean": "mean outcome of the step's scored rollouts, the method's own rewards included",
-    "reward_NAME": "mean of the reward component NAME over the rollouts that have it",
-    "success_rate": "share of successes among the rollouts with a verdict of the verifier",
-    "zero_signal_groups": "share of groups whose credit is 0 on every trained token: nothing is learned from them",
-    "groups": "groups in the step",
-    "trajectories": "rollouts in the step",
-    "unscored": "rollouts of the step whose score is missing; they are in no statistic and no loss",
-    "discarded_rollouts": "rollouts sampled and then filtered out since the run began",
-    "generated_tokens": "tokens sampled for training since the run began, discarded rollouts included",
-    "length_mean": "mean number of action tokens per rollout",
-    "truncated_rate": "share of rollouts cut at the length limit",
-    "clip_fraction": "share of trainable tokens whose gradient the clip cuts, mean over the step's optimiser steps",
-    "approx_kl": "mean of ratio - 1 - log ratio: how far the policy moved within the step, nats per token",
-    "ratio_max": "largest ratio of current to proximal policy, mean over the step's optimiser steps",
-    "on_policy": "share of the step's optimiser steps in which every ratio is exactly 1, so that no clip can bind",
-    "kl": "mean estimated KL divergence from the reference, before its coefficient, nats per trained token",
-    "entropy": "mean entropy of the policy at trained tokens, nats",
-    "sampler_gap": "largest difference between the learner's and the sampler's log-prob of a token, nats",
-    "loss": "value minimised, mean over the step's optimiser steps",
-    "grad_norm": "length of the gradient before clipping, mean over the step's optimiser steps",
-    "lr": "learning rate of the step",
-    "optimiser_steps": "optimiser steps taken in the step",
-    "empty_steps": "steps since the run began in which no coefficient differed from 0, so that nothing moved",
-    "tokens_forward": "tokens through the learner's forward pass in the step",
-    "unique_token_ratio": "tokens of the flattened rollouts per token of the forward pass",
-    "weights_crc": "CRC-32 of the trained parameters after the step",
-    "eval_accuracy": "mean verdict on the held-out tasks; what could not be scored counts as wrong",
-    "eval_low": "lower end of the 95% interval of eval_accuracy over tasks",
-    "eval_high": "upper end of the 95% interval of eval_accuracy over tasks",
-    "eval_pass_at_K": "probability that one of K samples of a held-out task is right, unbiased",
-    "eval_tasks": "held-out tasks evaluated",
-    "eval_unscored": "evaluated completions whose score is missing",
-    "eval_length": "mean number of tokens of the evaluated completions",
-    "eval_NAME": "mean of the reward component NAME over the evaluated completions",
-    "time_sample_s": "seconds of sampling",
-    "time_score_s": "seconds of scoring",
-    "time_update_s": "seconds of credit, gradients and optimiser",
-    "time_step_s": "seconds of the whole step, evaluation and checkpoint not included",
-    "time_eval_s": "seconds of the evaluation",
-    "time_sample_tokens_per_s": "tokens sampled per second of sampling",
-    "time_update_tokens_per_s": "tokens through the learner per second of updating",
-    "memory_peak_mb": "largest resident memory of the process so far, MiB",
+
+@dataclass(frozen=True)
+class Metric:
+    """What a name stands for: its meaning, its unit, and the set that the statistic is over."""
+
+    meaning: str
+    unit: str
+    over: str
+
+    def __str__(self) -> str:
+        return f"{self.meaning} ({self.unit}, over {self.over})"
+
+
+_UPDATES = "of an optimiser step, then the mean over the step's optimiser steps"
+
+# K and NAME stand for a number and a reward's name.
+NAMES: dict[str, Metric] = {
+    "step": Metric("number of the step, from 1", "steps", "the run"),
+    "reward_mean": Metric("mean outcome, the method's own rewards included", "reward", "scored rollouts of the step"),
+    "reward_NAME": Metric("mean of the reward component NAME", "reward", "rollouts of the step that have it"),
+    "success_rate": Metric("share of successes", "share", "rollouts of the step with a verdict of the verifier"),
+    "zero_signal_groups": Metric(
+        "share of groups whose credit is 0 on every trained token: nothing is learned from them",
+        "share",
+        "groups of the step",
+    ),
+    "groups": Metric("groups in the step", "groups", "the step"),
+    "trajectories": Metric("rollouts in the step", "rollouts", "the step"),
+    "unscored": Metric("rollouts whose score is missing; they are in no statistic and no loss", "rollouts", "the step"),
+    "discarded_rollouts": Metric("rollouts sampled and then filtered out", "rollouts", "the run so far"),
+    "generated_tokens": Metric("tokens sampled for training, discarded rollouts included", "tokens", "the run so far"),
+    "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts of the step"),
+    "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts of the step"),
+    "turns_mean": Metric("mean number of turns of an episode, summaries not counted", "turns", "episodes of the step"),
+    "malformed_rate": Metric("share of turns in which no action could be read", "share", "turns of the step"),
+    "illegal_rate": Metric("share of turns with an action that was not possible there", "share", "turns of the step"),
+    "cut_action_rate": Metric("share of actions cut at sampling.max_new_tokens", "share", "actions of the step"),
+    "turn_limit_rate": Metric("share of episodes that a limit on turns ended", "share", "episodes of the step"),
+    "context_limit_rate": Metric("share of episodes that ran out of context", "share", "episodes of the step"),
+    "summaries": Metric("summaries that the policy wrote of its episode", "turns", "the step"),
+    "rewritten_contexts": Metric(
+        "contexts built anew because the chat template rewrites earlier turns", "contexts", "the step"
+    ),
+    "kept_against_template": Metric(
+        "turns whose context the chat template would have rewritten (chat.rewrites=keep)", "turns", "the step"
+    ),
+    "env_raised": Metric("episodes whose environment raised an exception; unscored", "episodes", "the step"),
+    "env_nonsense": Metric("episodes whose environment returned no valid TimeStep; unscored", "episodes", "the step"),
+    "env_timeout": Metric("episodes whose environment took longer than env.timeout; unscored", "episodes", "the step"),
+    "env_died": Metric("episodes whose environment's process ended; unscored", "episodes", "the step"),
+    "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
+    "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
+    "clip_fraction": Metric("share of tokens whose gradient the clip cuts", "share", f"trainable tokens {_UPDATES}"),
+    "approx_kl": Metric(
+        "mean of ratio - 1 - log ratio: how far the policy moved within the step",
+        "nats",
+        f"trainable tokens {_UPDATES}",
+    ),
+    "ratio_max": Metric("largest ratio of current to proximal policy", "ratio", f"trainable tokens {_UPDATES}"),
+    "on_policy": Metric(
+        "share of optimiser steps in which every ratio is exactly 1, so that no clip can bind",
+        "share",
+        "optimiser steps of the step",
+    ),
+    "kl": Metric(
+        "mean estimated KL divergence from the reference, before its coefficient", "nats", f"trained tokens {_UPDATES}"
+    ),
+    "entropy": Metric("mean entropy of the policy", "nats", f"trained tokens {_UPDATES}"),
+    "sampler_gap": Metric(
+        "largest difference between the learner's and the sampler's log-prob of a token",
+        "nats",
+        "trainable tokens of the step's first optimiser step",
+    ),
+    "loss": Metric("value minimised", "of the objective", "the step's optimiser steps, mean"),
+    "grad_norm": Metric(
+        "length of the gradient before clipping", "of the gradient", "the step's optimiser steps, mean"
+    ),
+    "lr": Metric("learning rate at the beginning of the step", "per optimiser step", "the step"),
+    "weights_moved": Metric(
+        "share of the bfloat16 weights that changed; float32 copies keep what is rounded away",
+        "share",
+        "trained weights, mean over the step's optimiser steps",
+    ),
+    "optimiser_steps": Metric("optimiser steps taken", "optimiser steps", "the step"),
+    "empty_steps": Metric(
+        "steps in which no coefficient differed from 0, so that nothing moved", "steps", "the run so far"
+    ),
+    "tokens_forward": Metric("tokens through the learner's forward pass with gradient", "tokens", "the step"),
+    "unique_token_ratio": Metric("tokens of the flattened rollouts per token of the forward pass", "ratio", "the step"),
+    "weights_crc": Metric("CRC-32 of the trained parameters after the step", "checksum", "trained parameters"),
+    "eval_accuracy": Metric("mean verdict; what could not be scored counts as wrong", "share", "held-out tasks"),
+    "eval_low": Metric("lower end of the 95% interval of eval_accuracy", "share", "held-out tasks"),
+    "eval_high": Metric("upper end of the 95% interval of eval_accuracy", "share", "held-out tasks"),
+    "eval_pass_at_K": Metric(
+        "probability that one of K samples of a task is right, unbiased", "share", "held-out tasks"
+    ),
+    "eval_pool_accuracy": Metric(
+        "as eval_accuracy, on the training instances of a pool (tasks.options.pool)", "share", "instances of the pool"
+    ),
+    "eval_turns": Metric("mean number of turns", "turns", "evaluated attempts"),
+    "eval_tasks": Metric("held-out tasks evaluated", "tasks", "the evaluation"),
+    "eval_unscored": Metric("evaluated completions whose score is missing", "rollouts", "the evaluation"),
+    "eval_length": Metric("mean number of tokens of the completions", "tokens", "evaluated completions"),
+    "eval_NAME": Metric("mean of the reward component NAME, 0 where it is missing", "reward", "evaluated completions"),
+    "time_sample_s": Metric("sampling", "seconds", "the step"),
+    "time_score_s": Metric("scoring", "seconds", "the step"),
+    "time_update_s": Metric("credit, gradients and optimiser", "seconds", "the step"),
+    "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
+    "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
+    "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
+    "time_update_tokens_per_s": Metric(
+        "tokens through the learner per second of updating", "tokens/second", "the step"
+    ),
+    "memory_peak_mb": Metric("largest resident memory of the process", "MiB", "the process so far"),
 }
 
 
-def meaning(name: str) -> str | None:
-    """What a metric says (see `NAMES`, where K and NAME stand for a number and a reward's name); None if unknown."""
+def metric(name: str) -> Metric | None:
+    """The entry of `NAMES` for a key of a line, with its own number or reward in it; None if unknown."""
     if name in NAMES:
         return NAMES[name]
     for prefix, word in (("eval_pass_at_", "K"), ("eval_", "NAME"), ("reward_", "NAME")):
         if name.startswith(prefix) and len(name) > len(prefix):
-            return NAMES[prefix + word].replace(word, name.removeprefix(prefix))
+            found = NAMES[prefix + word]
+            return replace(found, meaning=found.meaning.replace(word, name.removeprefix(prefix)))
     return None
+
+
+def meaning(name: str) -> str | None:
+    """What a metric says, with unit and set, in one line; None if unknown."""
+    found = metric(name)
+    return None if found is None else str(found)
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:

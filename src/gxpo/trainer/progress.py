@@ -74,6 +74,7 @@ class Progress:
         """The closing lines: before and after, where everything is, how to go on."""
         lines = run.evaluations
         first, last = (lines[0], lines[-1]) if lines else ({}, {})
+        gain = run.gain
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
         summary = {
             "out": str(run.path),
@@ -82,6 +83,9 @@ class Progress:
             "after": last.get("eval_accuracy"),
             "after_low": last.get("eval_low"),
             "after_high": last.get("eval_high"),
+            "gain": gain and gain[0],
+            "gain_low": gain and gain[1],
+            "gain_high": gain and gain[2],
             "unscored": counts,
         }
         if as_json:
@@ -92,6 +96,8 @@ class Progress:
                 f"held-out accuracy {first['eval_accuracy']:.3f} -> {last['eval_accuracy']:.3f} "
                 f"(95% {last['eval_low']:.3f} to {last['eval_high']:.3f}, {last['eval_tasks']:.0f} tasks)"
             )
+        if gain:
+            self.console.print(f"task by task {gain[0]:+.3f} (95% {gain[1]:+.3f} to {gain[2]:+.3f}, paired)")
         if counts:
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():

@@ -14,10 +14,12 @@ from gxpo.errors import CheckpointError, ConfigError
 from gxpo.keys import Stated
 from gxpo.learners import parallel
 from gxpo.pipeline import Method
-from gxpo.trainer import checkpoint
+from gxpo.trainer import checkpoint, export
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
+from gxpo.trainer.start import checkpoint_of, inherited, run_of
+from gxpo.trainer.statistics import paired_interval
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
 
@@ -40,15 +42,32 @@ class Run:
         return MetricsFile(self.path / "evaluations.jsonl").read()
 
     @property
+    def gain(self) -> tuple[float, float, float] | None:
+        """Mean change of a held-out task's verdict from the first evaluation to the last, and its 95% interval over
+        tasks (Student's, paired: every task is its own control). None before a second evaluation."""
+        files = sorted((self.path / "evaluations").glob("step-*.json"))
+        if len(files) < 2:
+            return None
+        before, after = (json.loads(f.read_text()) for f in (files[0], files[-1]))
+        tasks = sorted(before.keys() & after.keys())
+        pairs = [[x[t] for t in tasks] for x in (before, after)]
+        mean = sum(a - b for b, a in zip(*pairs, strict=True)) / len(tasks)
+        return (mean, *paired_interval(*pairs))
+
+    @property
     def samples(self) -> list[dict[str, Any]]:
         """Records (`gxpo schema`) of the last step whose rollouts were written."""
         files = sorted((self.path / "rollouts").glob("step-*.jsonl"))
         return [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Model and tokenizer as transformers loads them; LoRA adapters are saved as peft does."""
-        self.trainer.learner.model.save_pretrained(directory)
-        self.trainer.tokenizer.save_pretrained(directory)
+    def save_pretrained(self, directory: str | Path, *, adapter: bool = False) -> Path:
+        """The policy as it is now, as `gxpo export` writes it: merged, or, `adapter`, the LoRA adapter as peft has it.
+
+        The trainer's own model is not touched. `directory` must not exist or be empty.
+        """
+        parameters = {name: x.cpu() for name, x in self.trainer.learner.snapshot().items()}
+        step = self.trainer.step_number
+        return export.write(self.trainer.resolved, parameters, self.path, step, directory, adapter=adapter)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.trainer.step_number})"
@@ -64,6 +83,7 @@ def train(
     seed: int | None = None,
     out: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
+    from_run: str | Path | None = None,
     resolved: config.Resolved | None = None,
     watch: Watch | None = None,
     notify: Callable[[str], None] = lambda line: None,
@@ -77,6 +97,8 @@ def train(
     reward  a function of one rollout that declares what it wants among prompt, completion, answer, task, info, tokens,
             finish and gives a number (or named numbers); or `file.py:function`; or {name: weight}
     set     any other key, e.g. {"update.lr": 1e-4, "rollout.group_size": 16}
+    from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
+            that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
     watch   called with every line of metrics; returning True ends the run early
     notify  called with a line of text where something takes long before the first step
 
@@ -90,9 +112,38 @@ def train(
         if reward is not None:
             given["reward"] = Stated(_name(reward) if callable(reward) else reward, "argument")
         given |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
-        resolved = config.resolve(given, composed=method if isinstance(method, Method) else None)
+        composed = method if isinstance(method, Method) else None
+        if from_run is not None:
+            given = continued(from_run, given, composed=composed is not None)
+        resolved = config.resolve(given, composed=composed)
+    elif from_run is not None:
+        raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.trainer.run.continued")
+    if out is None and resolved.settings.out is None and resolved.settings.init_from is not None:
+        out = free(run_of(Path(resolved.settings.init_from)))
     trainer = Trainer(resolved, out=out, reward=reward if callable(reward) else None, notify=notify)
     return _go(trainer, watch)
+
+
+def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+    """The keys of a run that starts from the newest checkpoint of `from_run` (or from that checkpoint): what is
+    `given` over the other run's, and which checkpoint."""
+    path = Path(from_run)
+    keys = inherited(run_of(path), given, composed=composed)
+    if "reward" not in given and str(getattr(keys.get("reward"), "value", None)).startswith("python:"):
+        raise ConfigError(
+            f"the reward of {path} was a Python function ({keys['reward'].value}): give it again, or put it into a "
+            "file (reward=my_rewards.py:FUNCTION)"
+        )
+    return keys | {"init_from": Stated(str(checkpoint_of(path)), "from")}
+
+
+def free(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3... that does not exist."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
 def resume(

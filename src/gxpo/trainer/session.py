@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from gxpo.chat import PlainChat
 from gxpo.forest import Forest
 from gxpo.learners import parallel
-from gxpo.protocols import Budget, Completion, Engine, Request, Sampling, Task, TaskSource
+from gxpo.protocols import (
+    Budget,
+    Chat,
+    Completion,
+    Engine,
+    Envs,
+    EpisodeRules,
+    Message,
+    Request,
+    Sampling,
+    Task,
+    TaskSource,
+)
+from gxpo.rollouts.context import with_system
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text, special tokens and steps that are no vocabulary id left out."""
+    return lambda tokens: tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
 
 
 class Session:
@@ -29,9 +49,17 @@ class Session:
         seed: int,
         step: int,
         budget: Budget | None = None,
+        chat: Chat | None = None,
+        system: str | None = None,
+        envs: Envs | None = None,
+        episode: EpisodeRules | None = None,
     ) -> None:
+        """See `protocols.Session`. Without `chat` prompts are encoded as they are."""
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
-        self.sampling, self.seed, self.step = sampling, seed, step
+        self.seed, self.step, self.system, self.envs = seed, step, system, envs
+        self.chat: Chat = PlainChat(tokenizer) if chat is None else chat
+        self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
+        self.episode = episode or EpisodeRules()
         self.budget = budget if budget is not None else Budget()
         self._drawn: list[Task] = []
         self._tasks: dict[str, Task] = {}
@@ -50,27 +78,35 @@ class Session:
         self._tasks |= {t.id: t for t in tasks}
 
     def encode(self, task: Task) -> tuple[int, ...]:
-        """The prompt's token ids."""
-        if isinstance(task.prompt, str):
-            return tuple(self.tokenizer.encode(task.prompt))
-        return task.prompt
+        """The prompt's token ids: a text is a message of the user's; ids are left as they are."""
+        prompt = task.prompt
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+            return cast("tuple[int, ...]", prompt)
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else cast("tuple[Message, ...]", prompt)
+        return tuple(self.chat.start(with_system(self.chat, self.system, said)).context)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+        return decoder(self.tokenizer)(tokens)
 
     def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Completions of each request, in order; under several processes each samples its share."""
         rank, world = parallel.rank(), parallel.world()
-        mine = self.engine.sample(requests[rank::world], self.sampling)
+        # what an engine keeps for an episode is of use only where its next turn is sampled, too
+        place = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
+        mine = self.engine.sample([r for r, p in zip(requests, place, strict=True) if p == rank], self.sampling)
         if world == 1:
             out = mine
         else:
-            shares = [_unpack(blob) for blob in parallel.gather(_pack(mine))]
-            out = [shares[i % world][i // world] for i in range(len(requests))]
+            shares = [iter(_unpack(blob)) for blob in parallel.gather(_pack(mine))]
+            out = [next(shares[p]) for p in place]
         self.budget.generated_tokens += sum(len(c.tokens) for group in out for c in group)
-        self.budget.rollouts += sum(len(group) for group in out)
+        self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
         return out
+
+    def release(self, names: Sequence[str]) -> None:
+        """The engine may forget what it kept under these names."""
+        self.engine.release(names)
 
     def texts(self, forest: Forest) -> list[str]:
         """What each trajectory's actions say."""
@@ -86,6 +122,8 @@ class Session:
             return forest
         if parallel.rank() == 0:
             scored = self.rewards.score(forest, self.texts(forest), [self._tasks[t] for t in forest.task])
+            broken = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
+            scored = scored.replace(outcome=scored.outcome.masked_fill(broken, torch.nan))
             blob = {
                 "names": scored.component_names,
                 "outcome": scored.outcome.tolist(),

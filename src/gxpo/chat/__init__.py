@@ -1,0 +1,39 @@
+"""Conversations: messages to tokens turn by turn, for any chat template of transformers and for models without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.chat.check import Check, Report, check_template
+from gxpo.chat.plain import PlainChat
+from gxpo.chat.render import has_template
+from gxpo.chat.template import TemplateChat
+from gxpo.errors import ConfigError
+from gxpo.protocols import Chat
+
+__all__ = ["Check", "PlainChat", "Report", "TemplateChat", "check_template", "make"]
+
+
+def make(
+    tokenizer: Any,
+    *,
+    template: str | Path = "auto",
+    kwargs: Mapping[str, Any] | None = None,
+    rewrites: str = "rebuild",
+    tools_format: str = "auto",
+    stop: Sequence[str] = (),
+) -> Chat:
+    """The format of conversations with this tokenizer's model.
+
+    template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other; else
+              Jinja text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
+    """
+    if template == "none" or (template == "auto" and not has_template(tokenizer)):
+        if kwargs or stop or tools_format == "native":
+            why = "template is 'none'" if template == "none" else "the tokenizer has no chat template"
+            raise ConfigError(f"{why}: kwargs, stop and tools_format='native' need one (template=FILE.jinja)")
+        return PlainChat(tokenizer)
+    text = None if template == "auto" else template
+    return TemplateChat(tokenizer, text, kwargs, rewrites, tools_format, stop)

@@ -1,0 +1,184 @@
+"""What a chat template does, found out by rendering small conversations and looking at the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.chat.formats import NATIVE, Format
+from gxpo.chat.reading import Reading, read, same
+from gxpo.chat.reasoning import opened_by
+from gxpo.chat.render import Template, shared_prefix
+from gxpo.chat.tokens import Tokens
+from gxpo.chat.tools import structured
+from gxpo.errors import ModelError
+from gxpo.protocols import Message, ToolCall
+
+USER, ASSISTANT, NEXT, RESULT, SYSTEM = "Q0user7Z", "Q1said7Z", "Q2next7Z", "Q3found7Z", "Q4rules7Z"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "q_lookup",
+        "description": "Looks something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "What."}, "count": {"type": "integer"}},
+            "required": ["key"],
+        },
+    },
+}
+CALL = ToolCall("q_lookup", {"key": "Q5key7Z", "count": 3}, "call00000")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """generation_prompt: what asking for an answer adds. ends: tokens that end an action; stops: those to sample to.
+
+    lead           blanks that it puts before an answer and the generation prompt does not have
+    reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
+    form           how it writes calls (None: it writes none that can be read back)
+    call_end       what it writes from the last argument to the end of the action
+    bare_answers   it takes a tool's answer after an action without a call
+    """
+
+    generation_prompt: str
+    ends: tuple[str, ...]
+    stops: tuple[str, ...]
+    last_end: str | None
+    next_end: str | None
+    lead: str
+    opens_reasoning: bool
+    reasoning_key: str | None
+    system: bool
+    shows_tools: bool
+    bare_answers: bool
+    form: Format | None = None
+    arguments_as_json: bool = False
+    call_end: str = field(default="", repr=False)
+
+
+def say(role: str, content: str, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
+
+
+def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True) -> str | None:
+    """The text, or None where the template refuses: a probe asks a question, and a refusal is an answer."""
+    try:
+        return template.render(messages, tools, answer)
+    except ModelError:
+        return None
+
+
+def _shows_both(template: Template, parts: bool) -> bool:
+    """Contents written so appear in the text."""
+    template.parts = parts
+    text = tries(template, say("user", USER), say("assistant", ASSISTANT)) or ""
+    return USER in text and ASSISTANT in text
+
+
+def find_out(template: Template, tokens: Tokens) -> Facts:
+    """`ModelError` where the template can't carry a conversation: it refuses user or assistant, or hides their text."""
+    user, said = say("user", USER), say("assistant", ASSISTANT)
+    template.parts = not _shows_both(template, False) and _shows_both(template, True)
+    asked, bare = template.render([user]), template.render([user], answer=False)
+    last = template.render([user, said], answer=False)
+    if USER not in asked or ASSISTANT not in last:
+        raise ModelError("the chat template does not write the text of a user's or an assistant's message")
+    before_last, _, after_last = last.partition(ASSISTANT)
+    lead = before_last[len(asked) :] if before_last.startswith(asked) else ""
+    followed = tries(template, user, said, say("user", NEXT)) or ""
+    after_next = followed.partition(ASSISTANT)[2]
+    last_end, next_end = tokens.marker_at_start(after_last), tokens.marker_at_start(after_next)
+    eos = tokens.text_of(tokens.eos) if tokens.eos is not None else None
+    opener = None
+    if next_end is not None and next_end not in (eos, last_end, *_markers_after(asked, USER, tokens)):
+        opener, next_end = next_end, None  # it opens the next message: the template ends an action with nothing
+    tool = _tool_facts(template, tokens, asked)
+    end = last_end or next_end
+    answer = tries(template, user, said, say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name))
+    stops = [end] if end else [opener, tokens.marker_at_start((answer or "").partition(ASSISTANT)[2])]
+    shown = tries(template, user, tools=[TOOL]) or ""
+    ruled = tries(template, say("system", SYSTEM), user) or ""
+    return Facts(
+        generation_prompt=asked[shared_prefix(asked, bare) :],
+        ends=_distinct(last_end, next_end, tool.get("end")),
+        stops=_distinct(eos, *stops, tool.get("end")),
+        last_end=last_end,
+        next_end=next_end,
+        lead="" if lead.strip() else lead,
+        opens_reasoning=opened_by(asked) is not None,
+        reasoning_key=_reasoning_key(template, user),
+        system=SYSTEM in ruled,
+        shows_tools=TOOL["function"]["name"] in shown,
+        bare_answers=RESULT in (answer or ""),
+        form=tool.get("form"),
+        arguments_as_json=bool(tool.get("as_json")),
+        call_end=tool.get("call_end", ""),
+    )
+
+
+def _distinct(*texts: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(t for t in texts if t))
+
+
+def _markers_after(text: str, word: str, tokens: Tokens) -> list[str]:
+    tail = text.partition(word)[2]
+    return [m for m in tokens.markers if m in tail]
+
+
+def _reasoning_key(template: Template, user: Message) -> str | None:
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        text = tries(template, user, say("assistant", ASSISTANT, **{key: RESULT}), answer=False)
+        if text is not None and RESULT in text:
+            return key
+    return None
+
+
+def called(call: ToolCall, as_json: bool, content: str = "") -> Message:
+    return {"role": "assistant", "content": content, "tool_calls": structured([call], as_json)}
+
+
+def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any]:
+    """The form of a call is that of the first reader that reads back what the template has written."""
+    user = say("user", USER)
+    asked = tries(template, user, tools=[TOOL]) or asked
+    for as_json in (False, True):
+        text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
+        if text is None or CALL.arguments["key"] not in text:
+            continue
+        written = text[shared_prefix(text, asked) :]
+        for form in NATIVE:
+            if _reads_back(form, written, tokens):
+                return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
+    return {}
+
+
+def _reads_back(form: Format, written: str, tokens: Tokens) -> bool:
+    if form.opens not in written:
+        return False
+    wanted = Reading("", "", "", calls=(CALL,))
+    types = {"q_lookup": {"key": "string", "count": "integer"}}
+    candidates = [written, *(written[:i] for m in tokens.markers if (i := written.rfind(m)) > 0)]
+    for text in candidates:
+        found = read(text, form, types, True)
+        if same(Reading("", "", "", calls=found.calls), wanted):
+            return True
+    return False
+
+
+def _call_end(template: Template, tokens: Tokens, as_json: bool) -> dict[str, Any]:
+    """What follows the last argument: to the end of the action, and the token that ends it."""
+    marked = called(ToolCall("q_lookup", {"key": "Q6last7Z"}, CALL.id), as_json)
+    user = say("user", USER)
+    last = tries(template, user, marked, tools=[TOOL], answer=False) or ""
+    answer = say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    followed = tries(template, user, marked, answer, tools=[TOOL]) or last
+    tails = [t.partition("Q6last7Z")[2] for t in (last, followed)]
+    tail = tails[0].rstrip()
+    special = [m for m in tokens.markers if tail.endswith(m) and not m.startswith("</")]
+    end = max(special, key=len) if special else None
+    if tokens.eos is not None and tail.endswith(tokens.text_of(tokens.eos)):
+        end = tokens.text_of(tokens.eos)
+    common = tails[0][: shared_prefix(*tails)]
+    return {"end": end, "call_end": common[: common.rfind(end)] if end and end in common else common.rstrip()}

@@ -1,0 +1,93 @@
+"""Conversations without a template, for base models: texts, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo.chat import tools as toolbox
+from gxpo.chat.formats import TAGS
+from gxpo.chat.reading import read
+from gxpo.chat.tokens import Tokens
+from gxpo.errors import GxpoError, ModelError
+from gxpo.protocols import Message, Opening, Reply, ToolCall
+
+
+class PlainChat:
+    """The texts of the first messages, joined by newlines, behind the tokenizer's bos; later ones are appended as they
+    are, so whatever stands between an action and what follows it, a newline for instance, is the observation's own.
+
+    An action ends at eos. Roles are not written. Calls have the form `<tool>name({"key": value})</tool>`.
+    """
+
+    tools_format = "tags"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.tokens = Tokens(tokenizer)
+        eos = self.tokens.eos
+        self.stop_ids: tuple[int, ...] = () if eos is None else (eos,)
+        ids = list(tokenizer("", verbose=False).input_ids)
+        self.bos: tuple[int, ...] = tuple(ids[: 1 if ids and ids[0] == tokenizer.bos_token_id else 0])
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> PlainConversation:
+        """The context is bos, where the tokenizer puts one, and the texts."""
+        if not messages:
+            raise ModelError("a conversation starts with at least one message")
+        return PlainConversation(self, messages, tools)
+
+
+class PlainConversation:
+    """Made by `PlainChat.start`; nothing is ever rebuilt."""
+
+    rebuilt = kept_against_template = respelled = 0
+
+    def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.chat = chat
+        self.messages: list[Message] = list(messages)
+        self._has_tools = bool(tools)
+        self._calls: tuple[ToolCall, ...] = ()
+        self._count = 0
+        self._waits_for_action = True
+        shown = toolbox.with_instructions(messages, tools, True) if tools else list(messages)
+        self.context: tuple[int, ...] = chat.bos + chat.tokens.encode(joined(shown))
+
+    def copy(self) -> PlainConversation:
+        """An independent conversation that has gone as far."""
+        twin = object.__new__(PlainConversation)
+        twin.__dict__.update(self.__dict__)
+        twin.messages = list(self.messages)
+        return twin
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Appends the sampled ids as they are, and says what is in them."""
+        if not self._waits_for_action:
+            raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
+        ids = tuple(int(t) for t in tokens)
+        text, _ = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
+        reading = read(text, TAGS, {}, self._has_tools)
+        calls = tuple(
+            ToolCall(c.name, c.arguments, f"call{self._count + i:05d}", c.error) for i, c in enumerate(reading.calls)
+        )
+        self.context += ids
+        self._calls, self._count, self._waits_for_action = calls, self._count + len(calls), False
+        self.messages.append({"role": "assistant", "content": text})
+        clean = self.chat.tokens.without_special
+        thinking = clean(reading.reasoning) if reading.reasoning is not None else None
+        return Reply(clean(reading.content), thinking, calls)
+
+    def observe(self, messages: Sequence[Message]) -> Opening:
+        """Appends the texts; answers of tools stand between `<tool_result>` and `</tool_result>`."""
+        if self._waits_for_action:
+            raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
+        messages = toolbox.answered(messages, self._calls)
+        ids = self.chat.tokens.encode_after(joined(messages))
+        self.context += ids
+        self.messages += messages
+        self._waits_for_action = True
+        return Opening(ids)
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """The texts of messages, a newline between them."""
+    return "\n".join(str(m.get("content") or "") for m in toolbox.as_user(messages))

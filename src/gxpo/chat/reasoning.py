@@ -1,0 +1,52 @@
+"""Where the thinking of an action ends: `<think>` and its kin, opened by the policy or by the generation prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+@dataclass(frozen=True)
+class Thought:
+    """lead: the text up to and with the closing tag; `lead + rest` is the whole text. close: the tag, if missing."""
+
+    reasoning: str | None
+    lead: str
+    rest: str
+    close: str | None = None
+
+
+def opened_by(prompt: str) -> str | None:
+    """The closing tag that an action after `prompt` still has to write, where the prompt ends in an open thought.
+
+    >>> opened_by("<|assistant|><think>\\n"), opened_by("<think></think>")
+    ('</think>', None)
+    """
+    prompt = prompt.rstrip()
+    return next((close for open_, close in TAGS if prompt.endswith(open_)), None)
+
+
+def split(text: str, opened: str | None = None) -> Thought:
+    """Thinking ends at the first closing tag, if the prompt or the text opened it; later tags are content.
+
+    >>> split("<think>a</think>b").reasoning, split("a</think>b", "</think>").rest, split("b<think>a</think>").reasoning
+    ('a', 'b', None)
+    """
+    begin, close = 0, opened
+    if close is None:
+        blank = len(text) - len(text.lstrip())
+        for open_, end in TAGS:
+            if text.startswith(open_, blank):
+                begin, close = blank + len(open_), end
+    if close is None:
+        return Thought(None, "", text)
+    stop = text.find(close, begin)
+    if stop < 0:
+        return Thought(text[begin:].strip("\n"), text, "", close)
+    after = stop + len(close)
+    return Thought(text[begin:stop].strip("\n"), text[:after], text[after:])

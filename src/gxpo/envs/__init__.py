@@ -1,0 +1,70 @@
+"""What an agent acts in: gxpo's own worlds, a user's class, environments of other libraries; see `pool.EnvPool`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gxpo.envs.sources import EnvSource
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.envs.pool import EnvPool
+    from gxpo.envs.trial import Check, check
+
+WORLDS = {
+    "frozenlake": "gxpo.envs.frozenlake:FrozenLake",
+    "sokoban": "gxpo.envs.sokoban:Sokoban",
+    "keydoor": "gxpo.envs.keydoor:KeyDoor",
+    "shop": "gxpo.envs.shop:Shop",
+    "toolqa": "gxpo.envs.toolqa:ToolQA",
+}
+ADAPTERS = {  # NAME:ID, the ID in that library
+    "gymnasium": "gxpo.envs.gym:GymEnv",
+    "minigrid": "gxpo.envs.adapters.minigrid:MiniGrid",
+    "openenv": "gxpo.envs.adapters.openenv:OpenEnv",
+    "textarena": "gxpo.envs.adapters.textarena:TextArena",
+    "textworld": "gxpo.envs.adapters.textworld:TextWorldExpress",
+    "verifiers": "gxpo.envs.adapters.verifiers:Verifiers",
+}
+
+_HOMES = {"EnvPool": "gxpo.envs.pool", "Check": "gxpo.envs.trial", "check": "gxpo.envs.trial"}
+
+__all__ = ["ADAPTERS", "WORLDS", "Check", "EnvPool", "EnvSource", "check", "source"]
+
+
+def __getattr__(name: str) -> Any:  # worker processes need none of these, and start sooner without
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'gxpo.envs' has no attribute {name!r}")
+
+
+def source(name: str, options: Mapping[str, Any] | None = None) -> EnvSource | None:
+    """The environment called `name`, or None where this is no name of an environment.
+
+    name     a world of gxpo ("sokoban"), an adapter with an id of its library ("gymnasium:CliffWalking-v1"; the id
+             becomes the option `id`), or a class of a file ("my_env.py:MyEnv")
+    options  for the constructor
+
+    Raises `ConfigError` for a file that is not there and for a name that is almost one. Nothing is loaded yet.
+
+    >>> source("gymnasium:CliffWalking-v1").options
+    {'id': 'CliffWalking-v1'}
+    >>> source("arithmetic") is None
+    True
+    """
+    options = dict(options or {})
+    if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
+        return EnvSource.of_file(name, options)
+    head, colon, rest = name.partition(":")
+    if head in WORLDS:
+        if colon:
+            raise ConfigError(f"environment {name!r}: {head} takes its settings as tasks.options, not after a colon")
+        return EnvSource.of_module(WORLDS[head], options, name=name, trusted=True)
+    if head in ADAPTERS:
+        if colon and "id" in options:
+            raise ConfigError(f"environment {name!r}: the id stands in its name, so tasks.options can't give one")
+        options = {"id": rest, **options} if colon else options
+        return EnvSource.of_module(ADAPTERS[head], options, name=name)
+    return None

@@ -1,0 +1,67 @@
+"""Reading an action out of what a policy wrote: pure functions that every world shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+DECORATION = "\"'`*.!,;: "  # what surrounds a word without changing what it says
+
+
+def action_text(text: str, tag: str = "action") -> str:
+    """What stands in the last `<action>...</action>` of `text`, else all of it; stripped of surrounding white space.
+
+    Tags are read whatever their case; a tag that is never closed is plain text.
+
+    >>> action_text("I go <action> up </action> or rather <action>left</action>!"), action_text(" left ")
+    ('left', 'left')
+    """
+    found = _tagged(tag).findall(text)
+    return (found[-1] if found else text).strip()
+
+
+def find_action(text: str, actions: Sequence[str] | Mapping[str, str], tag: str = "action") -> str | None:
+    """The action that `text` names, or None where it names none: the policy's move is malformed.
+
+    text     what the policy wrote, without its reasoning
+    actions  names of the known actions; the first letter of a name stands for it where no other name begins with it.
+             Or a mapping alias -> name, which says itself what stands for what; the names stand for themselves too
+    tag      where the action stands: in the last `<tag>...</tag>` if there is one, else the whole text is the action
+
+    Case, runs of white space and surrounding quotes or punctuation do not matter. Nothing else is guessed: a name in
+    the middle of a sentence is not an action.
+
+    >>> find_action("The hole is below. <action>Left</action>", ["left", "right"])
+    'left'
+    >>> find_action("R", ["left", "right"]), find_action("I go left", ["left", "right"])
+    ('right', None)
+    >>> find_action("<action>north</action>", {"north": "up", "south": "down"})
+    'up'
+    """
+    known = _aliases(actions) if isinstance(actions, Mapping) else _initials(tuple(actions))
+    said = _plain(action_text(text, tag))
+    return known.get(said, known.get(said.strip(DECORATION)))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+@lru_cache(maxsize=64)
+def _tagged(tag: str) -> re.Pattern[str]:
+    name = re.escape(tag)
+    return re.compile(f"<{name}>((?:(?!<{name}>).)*?)</{name}>", re.DOTALL | re.IGNORECASE)
+
+
+@lru_cache(maxsize=256)
+def _initials(names: tuple[str, ...]) -> dict[str, str]:
+    """Plain spellings of the names, with the first letters that belong to one name alone."""
+    known = {_plain(name): name for name in names}
+    first = [plain[:1] for plain in known]
+    letters = {plain[:1]: name for plain, name in known.items() if first.count(plain[:1]) == 1}
+    return letters | known
+
+
+def _aliases(actions: Mapping[str, str]) -> dict[str, str]:
+    return {_plain(name): name for name in actions.values()} | {_plain(alias): name for alias, name in actions.items()}

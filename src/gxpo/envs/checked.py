@@ -1,0 +1,121 @@
+"""Is what an environment returned what the protocol asks for? As JSON and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo.protocols import TimeStep
+
+ACTION_ERRORS = (None, "malformed", "illegal")
+
+
+class Nonsense(Exception):
+    """An environment returned something that the protocol does not know; says what."""
+
+
+def checked(step: object, *, first: bool = False) -> dict[str, Any]:
+    """The fields of a `TimeStep` in plain types; `Nonsense` where one is not what it should be.
+
+    first  it is what `reset` returned: nothing can be over or paid yet
+
+    numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set.
+    """
+    if not isinstance(step, TimeStep):
+        raise Nonsense(f"returned {_name(step)}, not a TimeStep")
+    done, truncated = _truth("done", step.done), _truth("truncated", step.truncated)
+    fields = {
+        "observation": _observation(step.observation),
+        "state": _text_or_none("state", step.state),
+        "reward": None if step.reward is None else _number(step.reward),
+        "done": done or truncated,
+        "success": None if step.success is None else _truth("success", step.success),
+        "action_error": step.action_error,
+        "truncated": truncated,
+        "info": step.info,
+    }
+    if step.action_error not in ACTION_ERRORS:
+        raise Nonsense(f"action_error is {step.action_error!r}, not None, 'malformed' or 'illegal'")
+    if not isinstance(step.info, Mapping) or not all(isinstance(key, str) for key in step.info):
+        raise Nonsense("info is not a mapping of names to values")
+    if first and fields["done"]:
+        raise Nonsense("reset returned an episode that is over")
+    if first and fields["reward"] is not None:
+        raise Nonsense(f"reset paid a reward ({fields['reward']:g}); a reward belongs to an action")
+    return fields
+
+
+def checked_text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise Nonsense(f"{what} is {_name(value)}, not a text")
+    return value
+
+
+def checked_texts(what: str, value: object) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise Nonsense(f"{what} is {_name(value)}, not a sequence of texts")
+    return [checked_text(f"an entry of {what}", x) for x in value]
+
+
+def to_json(value: object) -> str:
+    """`value` in JSON; numpy's arrays and scalars become lists and numbers."""
+    try:
+        return json.dumps(value, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Nonsense(f"it holds what JSON can't: {error}") from error
+
+
+def from_fields(fields: Mapping[str, Any]) -> TimeStep:
+    """The `TimeStep` of these fields, after their way through JSON."""
+    observation = fields["observation"]
+    return TimeStep(**{**fields, "observation": observation if isinstance(observation, str) else tuple(observation)})
+
+
+def _observation(value: object) -> object:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Sequence):
+        raise Nonsense(f"observation is {_name(value)}, neither a text nor messages")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise Nonsense("observation holds something that is no message with a role and content")
+    return [dict(message) for message in value]
+
+
+def _text_or_none(what: str, value: object) -> str | None:
+    return None if value is None else checked_text(what, value)
+
+
+def _number(value: Any) -> float:
+    plain = _scalar(value)
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        raise Nonsense(f"reward is {_name(value)}, not a number")
+    if not math.isfinite(plain):
+        raise Nonsense(f"reward is {plain}, not a finite number")
+    return float(plain)
+
+
+def _truth(what: str, value: Any) -> bool:
+    plain = _scalar(value)
+    if not isinstance(plain, bool):
+        raise Nonsense(f"{what} is {_name(value)}, not True or False")
+    return plain
+
+
+def _scalar(value: Any) -> Any:
+    is_array = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_array else value
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
+
+
+def _name(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

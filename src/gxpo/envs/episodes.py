@@ -1,0 +1,225 @@
+"""Where episodes live: in this process, or in another one that can be killed and its episodes restored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo.envs.host import Host
+from gxpo.envs.sources import EnvSource
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.processes import LOADING, Process
+from gxpo.usercode import Unusable
+
+PROGRAM = str(Path(__file__).with_name("worker.py"))
+FRUITLESS = 3  # times in a row that a process may be found dead before anything is asked of it
+
+Item = tuple[str, str, Any]  # operation, episode, payload: see Host.run
+Answer = Sequence[Any]  # "ok" and a value; or what kind of failure, and a message
+
+
+class InProcess:
+    """Episodes in this process: what they raise is caught, but nothing ends one that hangs."""
+
+    def __init__(self, source: EnvSource) -> None:
+        self.source = source
+        self.restored = 0
+        self.complaints: list[Answer] = []  # failures that cost no episode
+        self._host: Host | None = None
+
+    @property
+    def host(self) -> Host:
+        if self._host is None:
+            try:
+                self._host = Host(self.source.for_host())
+            except Unusable as error:
+                raise ConfigError(f"environment {self.source.name}: {error}") from error
+        return self._host
+
+    def about(self) -> dict[str, Any]:
+        return self.host.about
+
+    def run(self, items: Sequence[Item]) -> list[Answer]:
+        return [json.loads(self.host.run(*item)) for item in items]
+
+    def dismiss(self, name: str) -> None:
+        status, message = self.run([("close", name, None)])[0]
+        if status != "ok":
+            self.complaints.append((status, message))
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        self._host = None
+
+
+class _Worker(Process):
+    """A process that has loaded the environment."""
+
+    about: dict[str, Any]
+
+    def __init__(self, source: EnvSource) -> None:
+        super().__init__(PROGRAM)
+        try:
+            self.send(source.for_host())
+            answer = self.receive(LOADING)
+        except (EOFError, OSError) as error:
+            raise ConfigError(
+                f"environment {source.name}: the process that loads it died ({self.exit_code()})"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+        if answer is None or answer[0] == "unusable":
+            self.close()
+            slow = f"loading it and its first step took longer than {LOADING:g} s"
+            raise ConfigError(f"environment {source.name}: {slow if answer is None else answer[1]}")
+        self.about = answer[1]
+
+
+@dataclass
+class _Log:
+    """What an episode went through: enough to go through it again."""
+
+    items: list[Item]
+    seen: Any = None  # observation, state and done of the last step
+
+
+class InWorker:
+    """Episodes in one process. A process that hangs or dies takes one episode with it; the others are gone through
+    again in a new one, which gives the same because environments are deterministic. That is checked: an episode whose
+    last observation or state comes out differently is lost.
+
+    timeout  seconds for one item: a reset, a step, and each of these when they are gone through again
+    """
+
+    def __init__(self, source: EnvSource, timeout: float) -> None:
+        self.source, self.timeout = source, timeout
+        self.restored = 0
+        self.complaints: list[Answer] = []
+        self._worker: _Worker | None = None
+        self._logs: dict[str, _Log] = {}
+        self._drops: list[str] = []  # instances that the process still has to close
+        self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until somebody asks for them
+
+    def about(self) -> dict[str, Any]:
+        return self._ready().about
+
+    def run(self, items: Sequence[Item]) -> list[Answer]:
+        """What came of each item, in order; "timeout" and "died" beside what `Host.run` says."""
+        answers: dict[int, Answer] = {}
+        fruitless = 0
+        while len(answers) < len(items) or self._drops:
+            worker = self._ready()
+            answers |= {i: self._lost.pop(item[1]) for i, item in enumerate(items) if item[1] in self._lost}
+            left = [i for i in range(len(items)) if i not in answers]
+            drops, self._drops = self._drops, []
+            sent = [*[("close", name, None) for name in drops], *[items[i] for i in left]]
+            self._worker = None  # what is interrupted here is not used again
+            try:
+                worker.send(sent)
+            except OSError as error:  # it died between two calls: no item is to blame
+                fruitless += 1
+                how = worker.exit_code()
+                if fruitless > FRUITLESS:
+                    raise GxpoError(
+                        f"environment {self.source.name}: its processes die before anything is asked of them ({how})"
+                    ) from error
+                continue
+            for k, (item, answer) in enumerate(zip(sent, self._exchange(worker, sent), strict=False)):
+                if k >= len(drops):
+                    answers[left[k - len(drops)]] = answer
+                    self._note(item, answer)
+                elif answer[0] != "ok":
+                    self.complaints.append(answer)
+        return [answers[i] for i in range(len(items))]
+
+    def _exchange(self, worker: _Worker, sent: Sequence[Item]) -> list[Answer]:
+        """Answers to what was sent, up to the first item that ends the process."""
+        answers: list[Answer] = []
+        for operation, _, _ in sent:
+            try:
+                answer = worker.receive(self.timeout)
+            except (EOFError, OSError):
+                return [*answers, ("died", f"{operation}: its process died ({worker.exit_code()})")]
+            if answer is None:
+                worker.close()
+                message = f"{operation}: took longer than {self.timeout:g} s; its process was killed"
+                return [*answers, ("timeout", message)]
+            answers.append(answer)
+        self._worker = worker
+        return answers
+
+    def _note(self, item: Item, answer: Answer) -> None:
+        operation, name, _ = item
+        if answer[0] != "ok":
+            self._logs.pop(name, None)
+        elif operation in ("reset", "restore"):
+            self._logs[name] = _Log([item], _seen(answer))
+        elif operation == "step":
+            self._logs[name].items.append(item)
+            self._logs[name].seen = _seen(answer)
+
+    def _ready(self) -> _Worker:
+        """A process in which all episodes are where they were."""
+        while self._worker is None:
+            worker = _Worker(self.source)
+            self._drops.clear()
+            if self._restore(worker):
+                self._worker = worker
+        return self._worker
+
+    def _restore(self, worker: _Worker) -> bool:
+        """Go through all episodes again; False where that ended the process, with one episode less."""
+        logs = list(self._logs.items())
+        items = [item for _, log in logs for item in log.items]
+        try:
+            worker.send(items)
+        except OSError as error:
+            raise GxpoError(f"environment {self.source.name}: its process died ({worker.exit_code()})") from error
+        answers = self._exchange(worker, items)
+        begin = 0
+        for name, log in logs:
+            own = answers[begin : begin + len(log.items)]
+            begin += len(log.items)
+            failed = next((answer for answer in own if answer[0] != "ok"), None)
+            if failed is not None:
+                self._lose(name, str(failed[1]))
+                if failed[0] in ("died", "timeout"):
+                    return False
+            elif log.seen != _seen(own[-1]):
+                self._lose(name, "not deterministic: the same seed and actions led elsewhere")
+        self.restored += len(self._logs)
+        return True
+
+    def _lose(self, name: str, why: str) -> None:
+        del self._logs[name]
+        self._drops.append(name)
+        self._lost[name] = ("died", f"lost with its process; going through it again: {why}")
+
+    def dismiss(self, name: str) -> None:
+        """Forget an episode; its instance is closed with the next message."""
+        self._lost.pop(name, None)
+        if self._logs.pop(name, None) is not None:
+            self._drops.append(name)
+
+    def flush(self) -> None:
+        """Close what was dismissed, now."""
+        if self._worker is not None and self._drops:
+            self.run([])
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+        self._logs, self._lost, self._drops = {}, {}, []
+
+
+def _seen(answer: Answer) -> Any:
+    """What of an answer must come out again."""
+    fields = answer[1]
+    return None if fields is None else (fields["observation"], fields["state"], fields["done"])

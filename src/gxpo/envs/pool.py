@@ -1,0 +1,203 @@
+"""`EnvPool`: many episodes of one environment at once, in this process or in others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import Any
+
+from gxpo.envs.checked import from_fields
+from gxpo.envs.episodes import Answer, InProcess, InWorker, Item
+from gxpo.envs.sources import EnvSource
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.protocols import EnvFailure, Reply, TimeStep
+
+FAILURES = ("raised", "nonsense", "timeout", "died")
+PROVIDES = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
+
+
+class EnvPool:
+    """The `Envs` of one class. Each episode has a name and an instance of its own.
+
+    source   the class and its options; what is wrong with them is a `ConfigError` here, before anything runs
+    workers  processes that share the episodes. 0: this process, without a time limit, for environments that can't
+             hang. None: 0 for gxpo's own worlds, 1 for all others
+    timeout  seconds for one reset or step in a worker
+
+    What an episode gives depends on its seed and actions, not on `workers` or on what other episodes do. An environment
+    that raises, returns nonsense, takes longer than `timeout` or ends its process costs the episode in which it does:
+    an `EnvFailure`, and the episode is over. Its process is replaced and the other episodes of that process are gone
+    through again up to where they were (`counts["restored"]`); meanwhile the call waits, so each hang costs its process
+    one `timeout`. An episode that comes out differently is lost: "died".
+
+    `counts` says how often each happened, `messages` holds the first message of each. A failure to close an instance
+    is counted too, though it costs nothing.
+
+    name, instructions, max_turns, tools  as the class says
+    provides  what it has of: "states" (its first step has a state id), "snapshots", "expert", "legal", "content",
+              "step_rewards" (a first action is paid for); the class can state more in `provides`
+    """
+
+    def __init__(self, source: EnvSource, *, workers: int | None = None, timeout: float = 5.0) -> None:
+        workers = (0 if source.trusted else 1) if workers is None else workers
+        if isinstance(workers, bool) or workers < 0 or not timeout > 0:
+            raise ConfigError(f"envs: workers must be 0 or more and timeout above 0, not {workers!r} and {timeout!r}")
+        self.source = source
+        self.counts: dict[str, int] = dict.fromkeys((*FAILURES, "restored"), 0)
+        self.messages: dict[str, str] = {}
+        self._places = [InWorker(source, timeout) for _ in range(workers)] or [InProcess(source)]
+        self._place: dict[str, int] = {}  # of each episode under way
+        self._load = [0] * len(self._places)
+        self._threads: ThreadPoolExecutor | None = None
+        about = self._places[0].about()
+        self.name = source.name
+        self.instructions: str = about["instructions"]
+        self.max_turns: int = about["max_turns"]
+        self.tools: tuple[Mapping[str, Any], ...] = tuple(about["tools"])
+        self.provides = tuple(p for p in PROVIDES if p in about["provides"])
+
+    # ------------------------------------------------------------ episodes
+    def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]:
+        """Begin an episode under each name; one that is under way under a name is dropped."""
+        self._begin(seeds)
+        return self._steps("reset", seeds)
+
+    def step(self, actions: Mapping[str, Reply]) -> dict[str, TimeStep | EnvFailure]:
+        """Act in each episode, with the content and, where the environment has tools, the calls; never the reasoning.
+
+        ValueError for a name without an episode under way: never begun, finished, over or broken.
+        """
+        return self._steps("step", {name: Reply(reply.content, None, reply.calls) for name, reply in actions.items()})
+
+    def finish(self, names: Sequence[str]) -> None:
+        """Give up these episodes and close their instances; names that are over already are passed over."""
+        touched = {self._place[name] for name in names if name in self._place}
+        for name in names:
+            self._forget(name)
+        for place in touched:
+            self._places[place].flush()
+        self._collect()
+
+    def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
+        """The state of each episode as a text that `restore` takes, under any name and in any process."""
+        return self._ask("snapshot", "snapshots", names)
+
+    def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
+        """Begin an episode under each name where a snapshot was taken; None where that worked."""
+        self._need("snapshots")
+        self._begin(snapshots)
+        return self._run("restore", snapshots)
+
+    def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
+        """What somebody who knows would do next; None where nothing helps any more."""
+        return self._ask("expert", "expert", names)
+
+    def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
+        """The actions that are possible next."""
+        return self._ask("legal", "legal", names)
+
+    def contents(self, seeds: Sequence[int]) -> list[str]:
+        """A text for each seed's instance, equal for equal instances; the seed itself where the class does not say."""
+        if "content" not in self.provides:
+            return [str(seed) for seed in seeds]
+        shares = [[("content", "", seed) for seed in seeds[k :: len(self._places)]] for k in range(len(self._places))]
+        answers = self._share(shares)
+        texts = [answers[i % len(self._places)][i // len(self._places)] for i in range(len(seeds))]
+        for seed, (status, value) in zip(seeds, texts, strict=True):
+            if status != "ok":
+                raise GxpoError(f"environment {self.name}: seed {seed}: {value}")
+        return [value for _, value in texts]
+
+    def close(self) -> None:
+        """End the processes and forget all episodes; the pool starts again if it is used again."""
+        if self._threads is not None:
+            self._threads.shutdown()  # what still runs would start its process again
+        self._threads = None
+        for place in self._places:
+            place.close()
+        self._place.clear()
+        self._load = [0] * len(self._places)
+
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ running
+    def _begin(self, names: Iterable[str]) -> None:
+        """Give each name a place: the one with the fewest episodes, the first of several."""
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"an episode's name is a text, not {name!r}")
+            self._forget(name)
+            self._place[name] = place = self._load.index(min(self._load))
+            self._load[place] += 1
+
+    def _steps(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
+        steps: dict[str, TimeStep | EnvFailure] = {}
+        for name, value in self._run(operation, payloads).items():
+            steps[name] = value if isinstance(value, EnvFailure) else from_fields(value)
+            if isinstance(value, dict) and value["done"]:
+                self._forget(name)
+        return steps
+
+    def _ask(self, operation: str, needs: str, names: Sequence[str]) -> dict[str, Any]:
+        self._need(needs)
+        return self._run(operation, dict.fromkeys(names))
+
+    def _need(self, what: str) -> None:
+        if what not in self.provides:
+            raise ConfigError(
+                f"environment {self.name} provides no {what}; it has {', '.join(self.provides) or 'none'}"
+            )
+
+    def _run(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of each, or its `EnvFailure`, which ends the episode."""
+        for name in payloads:
+            if name not in self._place:
+                raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
+        shares: list[list[Item]] = [[] for _ in self._places]
+        for name, payload in payloads.items():
+            shares[self._place[name]].append((operation, name, payload))
+        answers = {}
+        for share, got in zip(shares, self._share(shares), strict=True):
+            answers |= {name: answer for (_, name, _), answer in zip(share, got, strict=True)}
+        values: dict[str, Any] = {}
+        for name in payloads:
+            status, value = answers[name]
+            values[name] = value if status == "ok" else EnvFailure(status, value)
+            if status != "ok":
+                self._count(status, f"{value} (episode {name})")
+                self._forget(name)
+        self._collect()
+        return values
+
+    def _share(self, shares: Sequence[Sequence[Item]]) -> list[list[Answer]]:
+        """Each place does its share, at the same time."""
+        if sum(map(bool, shares)) <= 1:
+            return [place.run(share) if share else [] for place, share in zip(self._places, shares, strict=True)]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._places))
+        jobs = [self._threads.submit(place.run, share) for place, share in zip(self._places, shares, strict=True)]
+        wait(jobs)
+        return [job.result() for job in jobs]
+
+    def _forget(self, name: str) -> None:
+        place = self._place.pop(name, None)
+        if place is not None:
+            self._load[place] -= 1
+            self._places[place].dismiss(name)
+
+    def _count(self, kind: str, message: str) -> None:
+        self.counts[kind] += 1
+        self.messages.setdefault(kind, f"environment {self.name}: {message}")
+
+    def _collect(self) -> None:
+        """What happened at the places beside the answers."""
+        for place in self._places:
+            for kind, message in place.complaints:
+                self._count(kind, message)
+            self.counts["restored"] += place.restored
+            place.complaints, place.restored = [], 0

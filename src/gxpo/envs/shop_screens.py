@@ -1,0 +1,182 @@
+"""How the shop looks and how its actions are written: in words for instruction-tuned models, in single characters for
+models that read characters."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gxpo.envs.actions import action_text
+from gxpo.envs.shop_catalogue import Goal, Product, Verdict
+
+
+class Action(NamedTuple):
+    """`search`, `click`, `choose` and `filter` take an argument; `next`, `prev`, `back` and `buy` take none."""
+
+    verb: str
+    argument: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the customer is. `query` None: the start page, nothing is listed yet; `item` None: the list."""
+
+    query: str | None = None
+    filters: tuple[str, ...] = ()
+    page: int = 0
+    item: str | None = None
+    chosen: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def id(self) -> str:
+        chosen = ",".join(f"{name}={value}" for name, value in self.chosen)
+        query = "" if self.query is None else f"?{self.query}"
+        return "|".join((query, ",".join(self.filters), str(self.page), self.item or "", chosen))
+
+
+class View(NamedTuple):
+    """What a screen shows: `shown` are the products of the page, `found` all that are listed, on `pages` pages."""
+
+    goal: Goal
+    place: Place
+    item: Product | None
+    shown: Sequence[Product]
+    found: Sequence[Product]
+    pages: int
+
+
+PRICE = re.compile(r"under (\d{1,6})")
+PRICE_SAID = re.compile(r"(?:under|below|at most) \$?(\d{1,6})(?: dollars)?", re.IGNORECASE)
+WITH_ARGUMENT = re.compile(r"(search|click|choose|filter)\s*\[([^\[\]]*)\]", re.IGNORECASE)
+WITHOUT_ARGUMENT = re.compile(r"(next|prev|back|buy)(?:\s*\[\s*\])?[.!]?", re.IGNORECASE)
+BARE = {"+": "next", "-": "prev", "<": "back", "!": "buy"}
+FILTERS_NAMED = 8
+
+INSTRUCTIONS = """You are in an online shop. Buy what the goal asks for. The actions are:
+search[words]: list the products that match best
+click[P000]: open a listed product
+filter[waterproof] or filter[under 50]: keep the listed products with this feature, or at most this price
+next, prev: turn pages
+choose[blue]: choose an option of the open product; each of its options must be chosen before it can be bought
+back: leave the page
+buy: buy the open product; this ends the visit
+The score is 1 if type, features, options and price are as wanted, and less if only some of them are.
+Each turn, you may think first; then end your answer with one action, such as <action>search[blue shirt]</action>."""
+
+
+def read_chat(text: str) -> Action | None:
+    """The action in the last `<action>...</action>`, or that the whole text is; None where it is none.
+
+    >>> read_chat("Let me look. <action>search[red  Shoes]</action>"), read_chat("Buy"), read_chat("I buy it")
+    (Action(verb='search', argument='red shoes'), Action(verb='buy', argument=''), None)
+    """
+    said = action_text(text)
+    if match := WITH_ARGUMENT.fullmatch(said):
+        argument = " ".join(match[2].lower().split())
+        price = PRICE_SAID.fullmatch(argument)
+        return Action(match[1].lower(), f"under {int(price[1])}" if price else argument)
+    match = WITHOUT_ARGUMENT.fullmatch(said)
+    return Action(match[1].lower()) if match else None
+
+
+def write_chat(action: Action) -> str:
+    """What `read_chat` reads as this action."""
+    return f"{action.verb}[{action.argument}]" if action.argument else action.verb
+
+
+def chat_screen(view: View) -> str:
+    """The goal, what is on the page and what can be done there."""
+    goal, place = view.goal, view.place
+    if view.item is not None:
+        lines, possible = _chat_item(view.item, dict(place.chosen))
+    elif place.query is None:
+        lines, possible = ["Start page."], ["search[words]"]
+    else:
+        lines, possible = _chat_list(view)
+    options = ", ".join(f"{name} {value}" for name, value in goal.options.items())
+    wanted = f"{goal.kind}, {' and '.join(goal.attributes)}, {options}, for at most {goal.price} dollars"
+    return "\n".join((f"Goal: {wanted}.", *lines, f"Possible: {', '.join(possible)}"))
+
+
+def _chat_item(item: Product, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
+    options = [
+        f"{name}: {', '.join(values)} (chosen: {chosen.get(name, 'none')})" for name, values in item.options.items()
+    ]
+    lines = [f"[{item.name}] {item.title}, {item.price} dollars", f"Features: {', '.join(item.attributes)}", *options]
+    return lines, ["choose[option]", *(["buy"] if chosen.keys() == item.options.keys() else []), "back"]
+
+
+def _chat_list(view: View) -> tuple[list[str], list[str]]:
+    place = view.place
+    narrowed = f", filtered by {', '.join(place.filters)}" if place.filters else ""
+    page = f", page {place.page + 1} of {view.pages}" if view.pages else ""
+    lines = [f'Results for "{place.query}"{narrowed}: {len(view.found)} products{page}.']
+    lines += [f"[{product.name}] {product.title}, {product.price} dollars" for product in view.shown]
+    if features := common_features(view):
+        lines.append(f"Features: {', '.join(features)}")
+    possible = ["click[product]", "filter[feature]", "filter[under price]"] if view.shown else []
+    if place.page + 1 < view.pages:
+        possible.append("next")
+    if place.page:
+        possible.append("prev")
+    return lines, [*possible, "search[words]", "back"]
+
+
+def common_features(view: View) -> list[str]:
+    """The commonest attributes of the listed products that not all of them have."""
+    count = Counter(attribute for product in view.found for attribute in product.attributes)
+    telling = [attribute for attribute in count if count[attribute] < len(view.found)]
+    return sorted(telling, key=lambda attribute: (-count[attribute], attribute))[:FILTERS_NAMED]
+
+
+def chat_receipt(product: Product, verdict: Verdict) -> str:
+    """The last screen."""
+    return f"You bought {product.name}, {product.title}. Score: {verdict.reward:.2f}"
+
+
+def read_bare(text: str, view: View) -> Action | None:
+    """The action of a single character: a digit chooses, a capital opens, `$` filters by the goal's price."""
+    said = text.strip()
+    if len(said) != 1 or not said.isascii():
+        return None
+    if said in BARE:
+        return Action(BARE[said])
+    if said in "ABCDEFGHIJKL":
+        return Action("click", said.lower())
+    if said in "klmrgb":
+        return Action("filter", said)
+    if said == "$":
+        return Action("filter", f"under {view.goal.price}")
+    return Action("choose", said) if said in "123" else None
+
+
+def write_bare(action: Action) -> str:
+    """What `read_bare` reads as this action; a price limit is the goal's."""
+    characters = {verb: character for character, verb in BARE.items()}
+    return "$" if action.argument.startswith("under ") else action.argument or characters[action.verb]
+
+
+def bare_screen(view: View) -> str:
+    """The goal and the filters in the first line, then the listed items, or the open one with the size chosen.
+
+    kr2 5 k        kind k, attribute r, size 2, price at most 5; only kind k is listed
+    A kr12 7       item A: kind k, attribute r, sizes 1 and 2, price 7
+    C kr23 4
+    +              there is a next page (`-`: a page before)
+    >
+    """
+    goal, place = view.goal, view.place
+    filters = "".join(write_bare(Action("filter", name)) for name in place.filters)
+    wanted = f"{goal.kind}{''.join(goal.attributes)}{goal.options['size']} {goal.price}"
+    if view.item is not None:
+        return f"{wanted}\n{_bare_item(view.item)} ={dict(place.chosen).get('size', '.')}\n>"
+    turn = "+" * (place.page + 1 < view.pages) + "-" * (place.page > 0)
+    lines = [f"{wanted} {filters}".rstrip(), *map(_bare_item, view.shown), turn, ">"]
+    return "\n".join(line for line in lines if line)
+
+
+def _bare_item(item: Product) -> str:
+    return f"{item.name} {item.kind}{''.join(item.attributes)}{''.join(item.options['size'])} {item.price}"

@@ -1,0 +1,135 @@
+"""Sokoban's shortest solutions, by A* over pushes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from gxpo.envs.grid import MOVES, tile_ahead
+
+AGENT, BOX, GOAL = "@+", "$*", ".*+"
+BACK = {"left": "right", "right": "left", "up": "down", "down": "up"}
+POSITIONS = 20_000  # that a search looks at before it gives up
+
+Boxes = frozenset[int]
+Position = tuple[int, Boxes]  # where the agent and the boxes are; a tile is its index in the picture
+CameBy = tuple[Position, int, str]  # the position before a push, the tile it was pushed from, its direction
+
+
+@dataclass(frozen=True)
+class Board:
+    """What never changes.
+
+    ways    floor tile -> {move: the floor tile it leads to}
+    goals   the goals
+    pushes  floor tile -> least pushes that bring a lone box from there to a goal; tiles where it is lost are missing
+    """
+
+    ways: dict[int, dict[str, int]]
+    goals: Boxes
+    pushes: dict[int, int]
+
+    def walks(self, position: Position) -> dict[int, tuple[int, int, str]]:
+        """Tiles that the agent can walk to -> (number of moves, the tile before, the last move); nearest first."""
+        agent, boxes = position
+        found = {agent: (0, agent, "")}
+        queue = [agent]
+        for at in queue:
+            for move, there in self.ways[at].items():
+                if there not in found and there not in boxes:
+                    found[there] = (found[at][0] + 1, at, move)
+                    queue.append(there)
+        return found
+
+    def after_push(self, position: Position) -> Iterator[tuple[Position, int, int, str]]:
+        """(position, moves it takes, tile pushed from, direction) for every push that does not lose a box."""
+        _, boxes = position
+        walks = self.walks(position)
+        for box in sorted(boxes):
+            for move, there in self.ways[box].items():
+                stand = self.ways[box].get(BACK[move])
+                if stand in walks and there not in boxes and there in self.pushes:
+                    yield (box, boxes - {box} | {there}), walks[stand][0] + 1, stand, move
+
+    def before_push(self, position: Position) -> list[Position]:
+        """Positions from which one push leads to this one, wherever the agent has walked since."""
+        _, boxes = position
+        walks = self.walks(position)
+        found = []
+        for box in sorted(boxes):
+            for before, stand in self.origins(box):
+                if before in walks and stand not in boxes:
+                    found.append((stand, boxes - {box} | {before}))
+        return found
+
+    def origins(self, box: int) -> Iterator[tuple[int, int]]:
+        """(where the box was, where the agent stood) before each push that could have brought a box to `box`."""
+        for move in MOVES:
+            before = self.ways[box].get(BACK[move])
+            stand = None if before is None else self.ways[before].get(BACK[move])
+            if before is not None and stand is not None:
+                yield before, stand
+
+
+def read(picture: str) -> tuple[Board, Position]:
+    """The board and the position of a picture."""
+    floor = [at for at, tile in enumerate(picture) if tile not in "#\n"]
+    ways = {at: {m: there for m in MOVES if (there := _floor_ahead(picture, at, m)) is not None} for at in floor}
+    board = Board(ways, frozenset(at for at in floor if picture[at] in GOAL), {})
+    board.pushes.update(dict.fromkeys(board.goals, 0))
+    queue = sorted(board.goals)
+    for box in queue:
+        for before, _ in board.origins(box):
+            if before not in board.pushes:
+                board.pushes[before] = board.pushes[box] + 1
+                queue.append(before)
+    agent = next(at for at in floor if picture[at] in AGENT)
+    return board, (agent, frozenset(at for at in floor if picture[at] in BOX))
+
+
+def _floor_ahead(picture: str, at: int, move: str) -> int | None:
+    there = tile_ahead(picture, at, move)
+    return None if there is None or picture[there] == "#" else there
+
+
+def solve(picture: str) -> tuple[list[str], int] | None:
+    """The moves of a shortest solution and how many of them are pushes; None where the search finds none.
+
+    A* over positions right after a push; the estimate is the sum of the boxes' `pushes`. It never exceeds the true
+    number of moves and falls by at most 1 with a push, so the first solution found is a shortest one. A search ends
+    without result where there is no solution, or after `POSITIONS` positions.
+    """
+    board, start = read(picture)
+    if not start[1] <= board.pushes.keys():
+        return None
+    order = count()
+    waiting: list[tuple[int, int, int, Position, CameBy | None]] = [(0, next(order), 0, start, None)]
+    pushed: dict[Position, CameBy | None] = {}
+    while waiting and len(pushed) < POSITIONS:
+        _, _, moves, position, came_by = heapq.heappop(waiting)
+        if position in pushed:
+            continue
+        pushed[position] = came_by
+        if position[1] == board.goals:
+            return _moves_to(position, pushed, board)
+        for after, cost, stand, direction in board.after_push(position):
+            if after not in pushed:
+                estimate = moves + cost + sum(board.pushes[box] for box in after[1])
+                heapq.heappush(waiting, (estimate, next(order), moves + cost, after, (position, stand, direction)))
+    return None
+
+
+def _moves_to(position: Position, pushed: dict[Position, CameBy | None], board: Board) -> tuple[list[str], int]:
+    moves: list[str] = []
+    pushes = 0
+    while (came_by := pushed[position]) is not None:
+        position, at, direction = came_by
+        moves.append(direction)
+        walks = board.walks(position)
+        while walks[at][0]:
+            _, at, move = walks[at]
+            moves.append(move)
+        pushes += 1
+    return moves[::-1], pushes

@@ -1,0 +1,60 @@
+"""Which class an environment is, and with what options; anything that loads it loads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """A class before it is loaded: of an importable module, or of a user's file, whose code travels with it.
+
+    name     how messages and records call the environment
+    kind     name of the class
+    module   importable module that has it; or
+    file     the file that has it, and `code`, what stood there
+    options  for the constructor, by keyword
+    trusted  gxpo's own code that can't hang: it may run in the trainer's process
+    """
+
+    name: str
+    kind: str
+    module: str | None = None
+    file: str | None = None
+    code: bytes = b""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trusted: bool = False
+
+    @classmethod
+    def of_module(
+        cls, path: str, options: Mapping[str, Any] | None = None, *, name: str | None = None, trusted: bool = False
+    ) -> EnvSource:
+        """`path` is "package.module:Class"."""
+        module, colon, kind = path.partition(":")
+        if not colon or not module or not kind:
+            raise ConfigError(f"environment {path!r}: name a class of a module, as in package.module:Class")
+        return cls(name or path, kind, module, options=dict(options or {}), trusted=trusted)
+
+    @classmethod
+    def of_file(cls, text: str, options: Mapping[str, Any] | None = None) -> EnvSource:
+        """`text` is "path/to/my_env.py:MyEnv", relative to the current directory; read here, run elsewhere."""
+        path, colon, kind = text.rpartition(":")
+        if not colon or not kind.isidentifier():
+            raise ConfigError(f"environment {text!r}: name a class in the file, as in my_env.py:MyEnv")
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"environment {text!r}: there is no file {path} (looked in {Path.cwd()})")
+        file = file.resolve()
+        return cls(text, kind, file=str(file), code=file.read_bytes(), options=dict(options or {}))
+
+    def for_host(self) -> dict[str, Any]:
+        """As `gxpo.envs.host.Host` takes it."""
+        common = {"name": self.kind, "options": dict(self.options)}
+        if self.file is None:
+            return {"module": self.module, **common}
+        return {"file": self.file, "folder": str(Path(self.file).parent), "code": self.code, **common}

@@ -1,0 +1,63 @@
+"""How calls and questions of ToolQA are written: as messages and JSON, or in a few characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gxpo.envs.toolqa_questions import Call, Question
+from gxpo.protocols import Message, ToolCall
+
+ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+PLAIN_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+INSTRUCTIONS = """Answer the question with the help of the tools.
+When you know the answer, call finish with it, or write it as <answer>...</answer>.
+The answer is a name or a number and nothing else; write a number in digits, without its unit."""
+
+
+def opening(question: Question) -> str:
+    """The first observation: the question, and what its tables are called by."""
+    lines = [f"Question: {question.text}"]
+    for name, rows in question.tables.items():
+        columns = next(iter(rows.values()))
+        lines.append(f'Table "{name}": rows {", ".join(rows)}; columns {", ".join(columns)}.')
+    return "\n".join(lines)
+
+
+def message(made: ToolCall, text: str) -> Message:
+    """What a call is answered with. No tool answers one that could not be read: a chat template would not know it."""
+    if made.error is not None:
+        return {"role": "user", "content": text}
+    named = {} if made.id is None else {"tool_call_id": made.id}
+    return {"role": "tool", "name": made.name, "content": text, **named}
+
+
+def plain_call(text: str) -> ToolCall:
+    """The call between `<tool_call>` and `</tool_call>`; with an error where it is not one."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", error=f"the call is not JSON ({error})")
+    name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return ToolCall("", error='a call is {"name": ..., "arguments": {...}}')
+    return ToolCall(name, arguments)
+
+
+def bare_call(text: str) -> Call | None:
+    """The call that a few characters stand for; None where they stand for none."""
+    if text.startswith("#") and len(text) > 1:
+        return "finish", {"answer": text[1:]}
+    if re.fullmatch(r"[a-z][0-9]", text):
+        return "lookup", {"table": "", "row": text[0], "column": text[1]}
+    return ("calculator", {"expression": text}) if re.fullmatch(r"[0-9+*/() -]+", text) else None
+
+
+def bare_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """What `bare_call` reads as this call."""
+    if name == "finish":
+        return f"#{arguments['answer']}"
+    return f"{arguments['row']}{arguments['column']}" if name == "lookup" else arguments["expression"]

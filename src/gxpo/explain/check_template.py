@@ -1,0 +1,37 @@
+"""`gxpo check-template`: does a chat template carry a conversation of several turns? Only a tokenizer is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gxpo import models
+from gxpo.chat import Report, check_template
+from gxpo.errors import ModelError, need
+from gxpo.models import smollm2
+
+
+def check(model: str, template: str | None = None) -> Report:
+    """Play conversations in the format of `model`: a directory, an id on the hub, or a name that gxpo knows.
+
+    template  a .jinja file instead of the tokenizer's own
+    """
+    return check_template(tokenizer_of(model), template)
+
+
+def tokenizer_of(model: str) -> Any:
+    """The tokenizer alone; code that comes with a model is never run. `ModelError` where it can't be loaded."""
+    if model in ("tiny", "tiny:cold"):
+        return models.character_tokenizer()
+    name = str(smollm2.smollm2()) if model == smollm2.NAME else model
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise ModelError(f"{model}: no such model directory")
+    local = Path(name).expanduser()
+    transformers: Any = need("transformers", "train")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(local) if local.is_dir() else name, trust_remote_code=False
+        )
+    except Exception as error:  # transformers, tokenizers and the hub raise some twenty types here
+        text = " ".join(str(error).split())
+        raise ModelError(f"the tokenizer of {model!r} can't be loaded: {text[:300]}") from error

@@ -1,0 +1,35 @@
+"""Where models that gxpo makes itself are kept, and how they get there: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
+    """`cache`, else $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo."""
+    if cache is not None:
+        return Path(cache)
+    if own := os.environ.get("GXPO_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+
+
+def put(target: Path, fill: Callable[[Path], None]) -> Path:
+    """`target`, a directory that `fill` writes under another name first; a second process may do the same."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        fill(unfinished)
+        unfinished.chmod(0o755)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster, with the same files
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target

@@ -1,0 +1,111 @@
+"""What the tiny model's warm-up on a world learns from: episodes of somebody who sometimes knows what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gxpo.envs
+from gxpo import worlds
+from gxpo.engines.torch import TorchEngine
+from gxpo.errors import ModelError
+from gxpo.protocols import EnvFailure, Reply, Request, Sampling, StreamKey, TimeStep
+
+CHECKING = -2  # the step of a check's streams
+EPISODES = 64  # demonstrations in the making at a time
+
+
+class Demonstrations:
+    """Pairs (observation, action) of episodes on training instances.
+
+    An action is the expert's with probability `expert`, else one of those that are possible, each as likely. Every
+    observation is a prompt of its own, as under `env.context=window` with `env.window=0`.
+    """
+
+    def __init__(self, task: str, options: Mapping[str, Any], expert: float, random: np.random.Generator) -> None:
+        self.world = worlds.make(task, seed=0, options=options, workers=0)
+        envs = self.world.envs
+        if envs is None or not {"expert", "legal"} <= set(envs.provides):
+            raise ModelError(f"the warm-up on {task!r} needs a world with expert() and legal()")
+        self.envs, self.expert, self.random = envs, expert, random
+        self._running: dict[str, str] = {}  # episode -> what it shows
+        self._begun = 0
+
+    def files(self) -> list[Path]:
+        """Sources that the demonstrations depend on."""
+        return sorted(Path(str(gxpo.envs.__file__)).parent.glob("*.py"))
+
+    def examples(self, n: int, step: int) -> list[tuple[str, str]]:
+        """The next `n` pairs."""
+        pairs: list[tuple[str, str]] = []
+        while len(pairs) < n:
+            self._fill()
+            chosen = self._actions(list(self._running))
+            pairs += [(self._running[name], action) for name, action in chosen.items()]
+            answers = self.envs.step({name: Reply(action) for name, action in chosen.items()})
+            self._running = {name: _text(a) for name, a in answers.items() if not _step(a).done}
+        return pairs[:n]
+
+    def _actions(self, names: list[str]) -> dict[str, str]:
+        best, possible = self.envs.expert(names), self.envs.legal(names)
+        chosen = {}
+        for name in names:
+            expert, legal = best[name], possible[name]
+            if isinstance(expert, EnvFailure) or isinstance(legal, EnvFailure):
+                raise ModelError(f"the environment broke during the warm-up: {self.envs.messages}")
+            knows = expert is not None and self.random.random() < self.expert
+            chosen[name] = expert if knows and expert else str(self.random.choice(legal))
+        return chosen
+
+    def _fill(self) -> None:
+        missing = EPISODES - len(self._running)
+        if missing:
+            begun = range(self._begun, self._begun + missing)
+            seeds = {f"demonstration {i}": t.info["seed"] for i, t in zip(begun, self._tasks(missing), strict=True)}
+            self._begun += missing
+            self._running |= {name: _text(a) for name, a in self.envs.reset(seeds).items()}
+
+    def _tasks(self, n: int) -> list[Any]:
+        return self.world.source.draw(n, self._begun)
+
+    def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]:
+        """Share of held-out instances on which the sampled policy succeeds, and of its actions that could be read."""
+        engine, sampling = TorchEngine(model, tokenizer), Sampling(max_new_tokens=max_new_tokens)
+        seeds = {task.id: task.info["seed"] for task in self.world.source.held_out(tasks)}
+        running = {name: _text(answer) for name, answer in self.envs.reset(seeds).items()}
+        succeeded = acted = formed = turn = 0
+        while running:
+            requests = [
+                Request(tuple(tokenizer.encode(shown)), (StreamKey(0, CHECKING, name, 0, turn=turn),))
+                for name, shown in running.items()
+            ]
+            said = [tokenizer.decode(c.tokens, skip_special_tokens=True) for (c,) in engine.sample(requests, sampling)]
+            answers = self.envs.step({name: Reply(action) for name, action in zip(running, said, strict=True)})
+            steps = {name: _step(answer) for name, answer in answers.items()}
+            acted += len(steps)
+            formed += sum(s.action_error != "malformed" for s in steps.values())
+            succeeded += sum(bool(s.done and s.success) for s in steps.values())
+            turn += 1
+            running = {name: _text(s) for name, s in steps.items() if not s.done and turn < self.envs.max_turns}
+        self.envs.finish(list(seeds))
+        return succeeded / len(seeds), formed / acted
+
+    def close(self) -> None:
+        """End the environments."""
+        self.world.close()
+
+
+def _step(answer: TimeStep | EnvFailure) -> TimeStep:
+    if isinstance(answer, EnvFailure):
+        raise ModelError(f"the environment broke during the warm-up: {answer.message}")
+    return answer
+
+
+def _text(answer: TimeStep | EnvFailure) -> str:
+    observation = _step(answer).observation
+    if not isinstance(observation, str):
+        raise ModelError("the warm-up needs a world whose observations are texts")
+    return observation

@@ -1,0 +1,138 @@
+"""What of an episode the policy sees before its next action: everything, a window, or a summary that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening
+
+SUMMARISE = (
+    "Before you go on: the conversation so far will be dropped. Write down briefly all that you need for the rest."
+)
+SUMMARY = "What you wrote down so far:"
+
+
+def messages_of(observation: str | Sequence[Message]) -> list[Message]:
+    """An observation as messages: a text is the user's."""
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """What messages say, a line each."""
+    return "\n".join(str(m.get("content") or "") for m in messages)
+
+
+def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages with the instructions before the first of the user's."""
+    if not instructions:
+        return list(messages)
+    for i, message in enumerate(messages):
+        if message["role"] == "user":
+            joined = {**message, "content": f"{instructions}\n\n{message['content']}"}
+            return [*messages[:i], joined, *messages[i + 1 :]]
+    return [{"role": "user", "content": instructions}, *messages]
+
+
+def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> list[Message]:
+    """The messages after a system message; where the template has no such role, the user's first message says it."""
+    if system is None:
+        return list(messages)
+    if getattr(getattr(chat, "facts", None), "system", True):
+        return [{"role": "system", "content": system}, *messages]
+    return opened(system, messages)
+
+
+@dataclass
+class Context:
+    """The running context of one episode under its rules.
+
+    In a window the context is built anew each turn: the instructions, the last `window` exchanges (observation and
+    what was answered) and the newest observation. Under "summary" it grows for `window` exchanges; then the policy is
+    asked for a summary, an action like any other, and a new context begins with the instructions, that summary and the
+    newest observation.
+    """
+
+    chat: Chat
+    rules: EpisodeRules
+    instructions: str
+    tools: Sequence[Any] = ()
+    system: str | None = None
+    conversation: Conversation | None = None
+    exchanges: list[tuple[list[Message], list[Message]]] = field(default_factory=list)  # of this context
+    observation: list[Message] = field(default_factory=list)  # the newest
+    summarising: bool = False
+    rewritten: int = 0  # contexts that were built anew because the template rewrites earlier turns
+    kept: int = 0  # turns in which it would have rewritten them, had it been let to
+
+    def open(self, observation: str | Sequence[Message]) -> Opening:
+        """The first context."""
+        self.observation = messages_of(observation)
+        return self._start(self.observation)
+
+    def _start(self, messages: Sequence[Message], note: str = "") -> Opening:
+        first = f"{self.instructions}\n\n{note}".strip() if note else self.instructions
+        self._settle()
+        shown = with_system(self.chat, self.system, opened(first, messages))
+        self.conversation = self.chat.start(shown, self.tools)
+        return Opening(tuple(self.conversation.context), rebuilt=True)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """What the next action is sampled under."""
+        assert self.conversation is not None
+        return tuple(self.conversation.context)
+
+    def act(self, tokens: Sequence[int]) -> Any:
+        """The sampled action is taken in; gives the `Reply`."""
+        assert self.conversation is not None
+        before = len(self.conversation.messages)
+        reply = self.conversation.act(tokens)
+        if not self.summarising:
+            self.exchanges.append((self.observation, list(self.conversation.messages[before:])))
+        return reply
+
+    def observe(self, observation: str | Sequence[Message]) -> Opening:
+        """What the environment said; the context then stands before the next action."""
+        self.observation = messages_of(observation)
+        assert self.conversation is not None
+        if self.rules.context == "window":
+            recent = self.exchanges[-self.rules.window :] if self.rules.window else []
+            self.exchanges = list(recent)
+            shown = [m for seen, answered in recent for m in (*seen, *answered)]
+            return self._start([*shown, *self.observation])
+        if self.rules.context == "summary" and len(self.exchanges) >= max(1, self.rules.window):
+            self.summarising = True
+            return self._appended([*self.observation, {"role": "user", "content": SUMMARISE}])
+        return self._appended(self.observation)
+
+    def _settle(self) -> None:
+        """Counts what the conversation that ends here was not rewritten."""
+        self.kept += getattr(self.conversation, "kept_against_template", 0)
+        self.conversation = None
+
+    def _appended(self, messages: Sequence[Message]) -> Opening:
+        assert self.conversation is not None
+        opening = self.conversation.observe(_joined(messages))
+        self.rewritten += opening.rebuilt
+        return opening
+
+    def summarised(self, summary: str) -> Opening:
+        """The policy has answered `SUMMARISE`: begin again from what it wrote."""
+        self.summarising, self.exchanges = False, []
+        now = self.observation
+        if any(m["role"] != "user" for m in now):  # an answer of a tool can't stand without its call
+            now = [{"role": "user", "content": text_of(now)}]
+        return self._start(now, f"{SUMMARY}\n{summary}")
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Neighbouring messages of the user as one: many templates refuse two in a row."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1]["role"] == message["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+        else:
+            out.append(message)
+    return out

@@ -1,0 +1,74 @@
+"""Tasks of a list, in epochs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gxpo.errors import TaskError
+from gxpo.protocols import Task
+from gxpo.tasks.source import fraction_of, stream
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+
+
+class ListedTasks:
+    """Training tasks in epochs: each is a new order of all of them that depends on the seed and the epoch alone.
+
+    The source has no state: step s takes the tasks from position s * `per_step` on, so with `per_step` tasks a step an
+    epoch sees each once, and `draw(n, step)` is the beginning of `draw(m, step)` for n <= m.
+    """
+
+    name: str
+    seed: int
+    per_step: int
+
+    scorer_name: ClassVar[str] = "math"
+    scorer: ClassVar[None] = None
+    reward_default: ClassVar[str] = "math"
+
+    def split(self, tasks: list[Task], held_out: list[Task] | None, fraction: float) -> None:
+        """Sets both sides: `held_out` as given, else the share `fraction` of the prompts, chosen by their hash."""
+        if not 0 < fraction < 1:
+            raise TaskError(f"task {self.name!r}: held_out_fraction must be between 0 and 1, not {fraction}")
+        if held_out is None:
+            self._training = [t for t in tasks if fraction_of(str(t.prompt)) >= fraction]
+            self._held_out = [t for t in tasks if fraction_of(str(t.prompt)) < fraction]
+        else:
+            self._training, self._held_out = tasks, held_out
+            prompts = {str(t.prompt) for t in held_out}
+            for task in tasks:
+                if str(task.prompt) in prompts:
+                    raise TaskError(f"{self.name}: the prompt of task {task.id!r} is also in the held-out tasks")
+        for side, found in (("training", self._training), ("held-out", self._held_out)):
+            if not found:
+                raise TaskError(
+                    f"{self.name}: held_out_fraction {fraction} of {len(tasks)} tasks leaves no {side} task; "
+                    f"change it or give the held-out tasks"
+                )
+
+    def draw(self, n: int, step: int) -> list[Task]:
+        """`n` training tasks; a task comes again only with the next epoch."""
+        size = len(self._training)
+        orders: dict[int, Any] = {}
+        tasks = []
+        for position in range(step * self.per_step, step * self.per_step + n):
+            epoch, place = divmod(position, size)
+            if epoch not in orders:
+                orders[epoch] = stream(self.seed, epoch).permutation(size)
+            tasks.append(self._training[int(orders[epoch][place])])
+        return tasks
+
+    def held_out(self, n: int) -> list[Task]:
+        """Up to `n` held-out tasks, in their order."""
+        return self._held_out[:n]
+
+    def observe(self, forest: Forest) -> None:
+        """Nothing is learnt from results."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise TaskError(f"task {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")

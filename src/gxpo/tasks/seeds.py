@@ -1,0 +1,76 @@
+"""Instances of an environment as tasks: a task is a seed, and what two seeds make decides whether they are the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from gxpo.errors import TaskError
+from gxpo.protocols import Task
+from gxpo.tasks.source import TRAINING, GeneratedTasks, stream
+
+POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and held-out, 2 the warm-up
+
+
+@dataclass
+class SeedTasks(GeneratedTasks):
+    """Tasks `NAME/DIGEST` of the environment called `name`, with `info["seed"]`.
+
+    contents  what the instances of some seeds are, as texts: equal texts are one instance, and one task
+    pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
+              `pool_tasks` against `held_out` shows); None: a new one for every draw
+    """
+
+    name: str
+    contents: Callable[[Sequence[int]], list[str]]
+    seed: int = 0
+    pool: int | None = None
+    _known: dict[int, str] = field(default_factory=dict, repr=False)
+
+    scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
+    components: ClassVar[tuple[str, ...]] = ("env",)
+    reward_default: ClassVar[str] = "env"
+
+    def __post_init__(self) -> None:
+        if self.pool is not None and (type(self.pool) is not int or self.pool < 1):
+            raise TaskError(f"task {self.name!r}: option 'pool' must be a number of instances, not {self.pool!r}")
+
+    def propose(self, random: np.random.Generator) -> Task:
+        seed = int(random.integers(2**31))
+        content = self.contents([seed])[0]
+        digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+        if len(self._known) > 4096:
+            self._known.clear()
+        self._known[seed] = content
+        return Task(f"{self.name}/{digest}", "", info={"seed": seed})
+
+    def content(self, task: Task) -> str:
+        seed = task.info["seed"]
+        return self._known[seed] if seed in self._known else self.contents([seed])[0]
+
+    def draw(self, n: int, step: int) -> list[Task]:
+        if self.pool is None:
+            return super().draw(n, step)
+        order: list[int] = []
+        for lap in range(-(-n // len(self.pool_tasks))):
+            order += stream(TRAINING, self.seed, step, lap).permutation(len(self.pool_tasks)).tolist()
+        return [self.pool_tasks[i] for i in order[:n]]
+
+    @cached_property
+    def pool_tasks(self) -> list[Task]:
+        """The training instances, where there is a pool."""
+        found: dict[str, Task] = {}
+        random = stream(POOL)
+        while len(found) < (self.pool or 0):
+            task = self._next(random, held_out=False, seen=found.keys())
+            if task.id in found:
+                raise TaskError(
+                    f"task {self.name!r} has only {len(found)} different training instances: lower tasks.options.pool"
+                )
+            found[task.id] = task
+        return list(found.values())

@@ -1,0 +1,94 @@
+"""Starting where another run stands: its settings below the new ones, its parameters, nothing else of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gxpo import config
+from gxpo.errors import CheckpointError
+from gxpo.keys import STAGES, Stated
+from gxpo.settings import RUN_KEYS
+from gxpo.trainer import checkpoint
+
+OWN = ("out", "init_from", "versions")  # of one run alone
+_NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
+
+
+def run_of(path: Path) -> Path:
+    """The run directory that `path` is or, for RUN/checkpoints/step-N, belongs to."""
+    path = Path(path)
+    run = path.parents[1] if path.parent.name == checkpoint.FOLDER and path.name.startswith("step-") else path
+    if not (run / "config.yaml").is_file():
+        raise CheckpointError(f"{run} is not a run directory: it has no config.yaml")
+    return run
+
+
+def checkpoint_of(path: Path, step: int | None = None) -> Path:
+    """The newest whole checkpoint of a run directory, or that of `step`; a checkpoint's own directory is itself."""
+    run = run_of(path)
+    if run != Path(path):
+        checkpoint.verify(Path(path))
+        return Path(path)
+    if step is None:
+        return checkpoint.latest(run)
+    folder = run / checkpoint.FOLDER
+    found = folder / f"step-{step:06d}"
+    if not found.is_dir():
+        there = ", ".join(str(int(p.name.split("-")[1])) for p in sorted(folder.glob("step-*"))) or "none"
+        raise CheckpointError(f"{run} has no checkpoint of step {step}; there is {there} (trainer.keep_checkpoints)")
+    return found
+
+
+def parameters_of(path: Path, step: int | None = None) -> dict[str, Tensor]:
+    """Name -> trained parameter (on the CPU, at the precision it was updated in) of a run's checkpoint."""
+    tensors, _ = checkpoint.load(checkpoint_of(path, step))
+    prefix = "parameter/"
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def start_from(learner: Any, path: str | Path) -> None:
+    """Give a fresh learner the parameters of another run; its optimiser state and its reference policy stay."""
+    try:
+        learner.restore(parameters_of(Path(path)))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"init_from {path} does not fit: {error}; start with its model and learner.lora_* settings, or export it "
+            "and give the directory as model"
+        ) from error
+
+
+def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
+    """What `run`'s config.yaml says, under what is `given`; every origin is RUN/config.yaml:LINE.
+
+    A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
+    line) is not taken where what it depends on is given anew: all such keys under another `method` or `compat`, and a
+    part's parameters under another part. `composed`: the method is given as an object, so none of its keys is taken.
+    """
+    path = run / "config.yaml"
+    there, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
+    words = str(there["method"].value).split("+") if "method" in there else []
+    methods = {"default", *words, *(w.split("@")[0] for w in words)}
+    another = any(k in given and given[k].value != getattr(there.get(k), "value", None) for k in ("method", "compat"))
+    out: dict[str, Stated] = {}
+    for key, stated in there.items():
+        origin = _origin(lines, stated.origin)
+        unstated = origin in methods
+        replaced = another or any(key.startswith(f"{k}.") for k in given)
+        of_method = key in ("method", "compat") or (key not in RUN_KEYS and key.split(".")[0] in STAGES)
+        if key in OWN or key.split(".")[0] == "versions" or (unstated and replaced) or (composed and of_method):
+            continue
+        out[key] = Stated(stated.value, f"{stated.origin} ({origin})" if unstated else stated.origin)
+    return out | dict(given)
+
+
+def _origin(lines: list[str], at: str) -> str:
+    """The origin that a run wrote behind the key of `at`, FILE:LINE; through inheritance, the first one."""
+    number = at.rpartition(":")[2]
+    comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
+    note = _NOTE.search(comment)
+    return note["origin"] if note else comment

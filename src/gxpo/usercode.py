@@ -1,0 +1,80 @@
+"""Code that users hand over: finding it in a file, and saying in one line what is wrong with it.
+
+On the standard library alone: worker processes import it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LONGEST = 300  # characters of a message
+
+
+class Unusable(Exception):
+    """A function or a class can't be loaded or used; the message is one line."""
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and not longer than `LONGEST`."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."
+
+
+def described(error: BaseException, doing: str = "") -> str:
+    """An exception in one line: what, while `doing` what, and where if not in the file that caught it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = frames and frames[-1].filename != frames[0].filename
+    where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if foreign else ""
+    return one_line(f"{type(error).__name__}{doing and f' while {doing}'}: {error}{where}")
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the closest of `known`, or `""`; without the fuzzy matching that workers lack."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
+    """A function or class of a file whose code travels with it: who loads it later in a run loads the same.
+
+    source  {"file", "folder", "code", "name"}; the folder, unless None, comes last on the path: what stands beside the
+            code hides no library
+    kind    `types.FunctionType` (anything callable) or `type`
+    module  name under which the file is imported
+
+    Raises `Unusable` where it has no such thing, and whatever the file raises.
+    """
+    path, name, word = source["file"], source["name"], "class" if kind is type else "function"
+    if source["folder"] not in (None, *sys.path):
+        sys.path.append(source["folder"])
+    loaded = types.ModuleType(module)
+    loaded.__file__ = path
+    sys.modules[module] = loaded
+    exec(compile(source["code"], path, "exec"), vars(loaded))
+    found = getattr(loaded, name, None)
+    if found is None:
+        own = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
+        there = f"; it has {', '.join(own) or 'none'}"
+        raise Unusable(f"{path} has no {word} {name!r}{hint(name, own) or there}")
+    if not _is(found, kind):
+        raise Unusable(f"{name!r} in {path} is a {type(found).__name__}, not a {word}")
+    return found
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, type) if kind is type else callable(value)
+
+
+def unusable(error: BaseException, doing: str = "loading") -> Unusable:
+    """What to raise in place of what loading somebody's code has raised."""
+    if isinstance(error, Unusable):
+        return error
+    if isinstance(error, SyntaxError):
+        return Unusable(f"{error.filename} line {error.lineno}: {one_line(error.msg)}")
+    return Unusable(described(error, doing))

@@ -1,0 +1,64 @@
+"""A task's name to what a run needs of it: where tasks come from, and the environment that they are instances of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo import envs, tasks
+from gxpo.envs.pool import EnvPool
+from gxpo.errors import TaskError, did_you_mean
+from gxpo.protocols import TaskSource
+from gxpo.tasks.seeds import SeedTasks
+
+
+@dataclass
+class World:
+    """`envs` is None where tasks are prompts."""
+
+    source: TaskSource
+    envs: EnvPool | None = None
+
+    def close(self) -> None:
+        """End the worker processes of the environment."""
+        if self.envs is not None:
+            self.envs.close()
+
+
+def make(
+    name: str,
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    per_step: int = 32,
+    workers: int | None = None,
+    timeout: float = 10.0,
+) -> World:
+    """The tasks and environment called `name`.
+
+    name     of `gxpo.tasks.make`, or of an environment: a world of gxpo, "gymnasium:ID", an adapter's as
+             "textworld:coin", or "FILE.py:Class"
+    options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
+    workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
+    """
+    options = dict(options or {})
+    spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
+    if spec is None:
+        return World(_tasks(name, seed=seed, options=options, per_step=per_step))
+    pool = options.get("pool")
+    made = EnvPool(spec, workers=workers, timeout=timeout)
+    try:
+        return World(SeedTasks(name, made.contents, seed, pool), made)
+    except BaseException:
+        made.close()
+        raise
+
+
+def _tasks(name: str, **given: Any) -> TaskSource:
+    try:
+        return tasks.make(name, **given)
+    except TaskError as error:
+        if str(error).startswith("unknown task") and (hint := did_you_mean(name, envs.WORLDS)):
+            raise TaskError(f"unknown task {name!r}{hint}") from None
+        raise

@@ -1,0 +1,69 @@
+"""What counts as a TimeStep, and its way through JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.envs.small_worlds import ODD
+
+from gxpo.envs.checked import Nonsense, checked, from_fields, to_json
+from gxpo.protocols import TimeStep
+
+texts = st.text(max_size=8)
+messages = st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), max_size=3).map(tuple)
+steps = st.builds(
+    TimeStep,
+    texts | messages,
+    st.none() | texts,
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.none() | st.booleans(),
+    st.sampled_from([None, "malformed", "illegal"]),
+    st.just(False),
+    st.dictionaries(texts, st.none() | st.integers() | texts | st.lists(st.booleans()), max_size=2),
+)
+
+
+@given(steps)
+def test_a_time_step_comes_back_as_it_was(step: TimeStep) -> None:
+    assert from_fields(json.loads(to_json(checked(step)))) == step
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_not_one_is_refused(name: str) -> None:
+    with pytest.raises(Nonsense):
+        to_json(checked(ODD[name]))
+
+
+def test_numpys_scalars_count() -> None:
+    odd: Any = TimeStep
+    step = odd("n", reward=np.float32(0.5), done=np.bool_(True), success=np.bool_(False), info={"a": np.arange(2)})
+    again = from_fields(json.loads(to_json(checked(step))))
+    assert again == TimeStep("n", reward=0.5, done=True, success=False, info={"a": [0, 1]})
+    assert from_fields(checked(odd("n", reward=3))).reward == 3.0
+
+
+def test_truncated_is_over() -> None:
+    assert checked(TimeStep("n", truncated=True))["done"] is True
+
+
+def test_reset_neither_ends_nor_pays() -> None:
+    assert checked(TimeStep("n"), first=True)["done"] is False
+    for step in (TimeStep("n", done=True), TimeStep("n", truncated=True), TimeStep("n", reward=0.0)):
+        with pytest.raises(Nonsense, match="reset"):
+            checked(step, first=True)
+
+
+def test_messages_say_what_was_returned() -> None:
+    with pytest.raises(Nonsense, match="returned None, not a TimeStep"):
+        checked(None)
+    with pytest.raises(Nonsense, match="reward is nan, not a finite number"):
+        checked(TimeStep("n", reward=math.nan))
+    with pytest.raises(Nonsense, match="state is a int, not a text"):
+        checked(ODD["state number"])

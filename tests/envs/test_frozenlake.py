@@ -1,0 +1,178 @@
+import json
+from collections import Counter
+from functools import lru_cache
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gxpo.envs.frozenlake import FrozenLake
+from gxpo.errors import MissingExtra
+
+LETTERS = "LDRU"  # gymnasium's numbers 0 to 3
+seeds = st.integers(0, 2**31 - 1)
+
+
+def at(picture: str, turn: int = 0, seed: int = 0, **options) -> FrozenLake:
+    """An episode in this state."""
+    env = FrozenLake(style="bare", **options)
+    env.restore(json.dumps({"seed": seed, "turn": turn, "state": picture}))
+    return env
+
+
+def test_a_walk_by_hand():
+    env = at("@..\n.O.\n..G", size=3)
+    assert env.legal() == ("D", "R")
+    walk = [env.step(action) for action in ("L", "R", "R", "up", "D", "D")]
+    assert [s.state for s in walk] == [
+        "@..\n.O.\n..G",
+        ".@.\n.O.\n..G",
+        "..@\n.O.\n..G",
+        "..@\n.O.\n..G",
+        "...\n.O@\n..G",
+        "...\n.O.\n..*",
+    ]
+    assert [s.action_error for s in walk] == ["illegal", None, None, "illegal", None, None]
+    assert [s.reward for s in walk] == [0, 0, 0, 0, 0, 1]
+    assert [s.done for s in walk] == [False] * 5 + [True]
+    assert walk[-1].success is True and walk[-1].observation == "...\n.O.\n..*\n>"
+
+
+def test_a_hole_by_hand():
+    env = at(".@.\n.O.\n..G", size=3)
+    said = env.step("D")
+    assert (said.state, said.reward, said.done, said.success) == ("...\n.X.\n..G", 0, True, False)
+    assert not said.truncated and said.action_error is None and env.legal() == ()
+
+
+def test_a_compact_observation_costs_21_characters():
+    assert len(FrozenLake(style="bare").reset(0).observation) == 4 * 5 + 1
+
+
+def test_chat_shows_a_tile_as_a_word():
+    env = FrozenLake()
+    env.restore(json.dumps({"seed": 0, "turn": 0, "state": "@..\n.O.\n..G"}))
+    assert env.step("<action>down</action>").observation == ". . .\n@ O .\n. . G"
+    assert "slippery" in FrozenLake(slippery=True).instructions and "slippery" not in env.instructions
+
+
+@given(seeds, st.booleans(), st.lists(st.sampled_from(range(4)), min_size=1, max_size=12), st.sampled_from([4, 5]))
+def test_the_dynamics_are_gymnasiums(seed: int, slippery: bool, actions: list[int], size: int):
+    """The same lake made and stepped with gymnasium alone; where it slips is drawn from the documented key."""
+    env = FrozenLake(style="bare", slippery=slippery, size=size)
+    picture = env.reset(seed).state
+    letters = {"@": "S", ".": "F", "O": "H", "G": "G"}
+    desc = ["".join(letters[tile] for tile in row) for row in picture.split("\n")]
+    direct = gymnasium.make("FrozenLake-v1", desc=desc, is_slippery=slippery)
+    place, _ = direct.reset(seed=0)
+    for turn, action in enumerate(actions):
+        direct.unwrapped.np_random = np.random.Generator(np.random.Philox(np.random.SeedSequence((2, turn, seed))))
+        there, reward, terminated, _, _ = direct.step(action)
+        said = env.step(LETTERS[action])
+        rows = said.state.split("\n")
+        found = [(r, c) for r, row in enumerate(rows) for c, tile in enumerate(row) if tile in "@X*"]
+        assert found == [divmod(there, size)]
+        if not slippery:
+            assert (said.action_error == "illegal") == (there == place)
+        else:
+            assert said.action_error is None
+        assert (said.reward, said.done and not said.truncated) == (reward, terminated)
+        assert said.success == (
+            {"*": True, "X": False}.get(rows[found[0][0]][found[0][1]], None if not said.done else False)
+        )
+        if said.done:
+            return
+        place = there
+
+
+def test_ice_is_slippery_to_both_sides_alike():
+    # from the centre of open ice, down leads down, left or right with probability 1/3 each: 200 of 600, give or take 12
+    landed = Counter(
+        at("G....\n.....\n..@..\n.....\n.....", seed=s, size=5, slippery=True).step("D").state for s in range(600)
+    )
+    rows = {tuple(divmod(state.index("@"), 6)) for state in landed}
+    assert rows == {(3, 2), (2, 1), (2, 3)}
+    assert all(150 < count < 250 for count in landed.values())
+
+
+def test_slips_depend_on_seed_and_turn_only():
+    lake = "G....\n.....\n..@..\n.....\n....."
+    assert len({at(lake, turn=t, size=5, slippery=True).step("D").state for t in range(10)}) > 1
+    env = at(lake, turn=3, seed=5, size=5, slippery=True)
+    env.legal(), env.expert()
+    assert env.step("D") == at(lake, turn=3, seed=5, size=5, slippery=True).step("D")
+
+
+def distances(picture: str) -> dict[tuple[int, int], int]:
+    """Moves from each safe tile to the goal, by relaxation until nothing changes."""
+    rows = picture.split("\n")
+    tiles = {(r, c): tile for r, row in enumerate(rows) for c, tile in enumerate(row)}
+    found = {place: 0 for place, tile in tiles.items() if tile == "G"}
+    for _ in tiles:
+        for r, c in tiles:
+            near = [found[p] for p in ((r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1)) if p in found]
+            if tiles[r, c] != "O" and near:
+                found[r, c] = min(found.get((r, c), 99), 1 + min(near))
+    return found
+
+
+@given(seeds, st.sampled_from([(3, 0.2, 1), (4, 0.2, 2), (4, 0.4, 5), (6, 0.25, 4), (8, 0.1, 8)]))
+def test_lakes_have_the_options_asked_for_and_the_expert_takes_a_shortest_way(seed: int, options: tuple):
+    size, holes, distance = options
+    env = FrozenLake(style="bare", size=size, holes=holes, distance=distance, max_turns=25)
+    picture = env.reset(seed).state
+    assert [len(row) for row in picture.split("\n")] == [size] * size
+    assert picture.count("@") == picture.count("G") == 1 and picture.count("O") == round(holes * (size**2 - 2))
+    start = divmod(picture.index("@"), size + 1)
+    moves = distances(picture)[start]
+    assert distance <= moves <= 25
+    turns = 0
+    while env.expert() is not None:
+        said = env.step(env.expert())
+        turns += 1
+    assert said.success is True and turns == moves
+
+
+@pytest.mark.parametrize("picture", ["@..\n.OO\n..G", "..O\n@.O\n..G", "O.@\n...\n.GO"])
+@pytest.mark.parametrize("turns", [2, 4])
+def test_the_expert_on_slippery_ice_is_as_likely_as_can_be_to_succeed_in_time(picture: str, turns: int):
+    rows = picture.replace("@", ".").split("\n")
+    sides = {"L": "ULD", "D": "LDR", "R": "DRU", "U": "RUL"}
+    steps = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
+
+    def value(r: int, c: int, action: str, left: int) -> float:
+        total = 0.0
+        for direction in sides[action]:
+            dr, dc = steps[direction]
+            nr, nc = min(max(r + dr, 0), 2), min(max(c + dc, 0), 2)
+            total += 1.0 if rows[nr][nc] == "G" else 0.0 if rows[nr][nc] == "O" else best(nr, nc, left - 1)
+        return total / 3
+
+    @lru_cache(None)
+    def best(r: int, c: int, left: int) -> float:
+        return max(value(r, c, action, left) for action in LETTERS) if left else 0.0
+
+    for r, c in [(r, c) for r in range(3) for c in range(3) if rows[r][c] == "."]:
+        here = [list(row) for row in rows]
+        here[r][c] = "@"
+        env = at("\n".join(map("".join, here)), turn=12 - turns, size=3, slippery=True)
+        assert value(r, c, env.expert(), turns) == pytest.approx(best(r, c, turns), abs=1e-4)
+
+
+@pytest.mark.parametrize("slippery", [False, True])
+def test_too_late_the_expert_goes_on(slippery: bool):
+    env = at("@...\n....\n....\n...G", turn=11, slippery=slippery)
+    assert env.expert() in ("D", "R")
+    # no way to the goal at all
+    assert at("@O..\nOO..\n....\n...G", slippery=slippery).expert() is None
+
+
+def test_without_gymnasium(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    env = at("@..\n..O\nO.G", size=3)
+    with pytest.raises(MissingExtra, match=r"gxpo\[envs\]"):
+        env.step("D")

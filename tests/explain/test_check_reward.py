@@ -1,0 +1,174 @@
+"""Trying a reward: each way of paying for the wrong thing is found, and a sound reward is left in peace."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gxpo.errors import ConfigError, TaskError
+from gxpo.explain import trials
+from gxpo.explain.check_reward import check, spearman
+from gxpo.protocols import Task
+
+REWARDS = r"""
+import os, re, time
+
+calls = []
+
+def last_box(completion, answer):
+    found = re.findall(r"\\boxed\{([^{}]*)\}", completion)
+    return float(bool(found) and found[-1] == answer)
+
+def mentions(completion, answer):
+    return float(answer in completion)
+
+def longer(completion, answer):
+    return float(answer in completion[-4:]) + len(completion) / 1e5
+
+def polite(completion, answer):
+    return 1.0 if "correct" in completion else 0.8 * (completion == answer)
+
+def generous(completion, answer):
+    return 0.5 if not completion.strip() else float(completion == answer)
+
+def counts_calls(completion, answer):
+    calls.append(1)
+    return len(calls)
+
+def raises_on_empty(completion, answer):
+    return float(completion[0] == answer[0])
+
+def divides(completion, answer):
+    return float("nan") if "#" in completion else float(completion == answer)
+
+def hangs(completion, answer):
+    while len(completion) > 1000:
+        time.sleep(0.01)
+    return float(completion == answer)
+
+def upside_down(completion, answer):
+    return -float(completion == answer)
+
+def needs_everything(prompt, completion, answer, task, info, tokens, finish):
+    return float(completion == answer and task.answer == answer and finish == "stop" and len(tokens) == len(completion))
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(REWARDS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "data.jsonl"
+    path.write_text("".join(f'{{"prompt": "double of {i}?", "answer": {2 * i}}}\n' for i in range(101, 113)))
+    return path
+
+
+def findings(file: Path, name: str, data: Path, **more: Any) -> list[str]:
+    return check(f"{file}:{name}", str(data), **{"n": 6, **more})["findings"]
+
+
+def test_a_sound_reward(file: Path, data: Path) -> None:
+    report = check(f"{file}:last_box", str(data), n=6)
+    assert report["findings"] == [] and report["form"] == "boxed" and report["deterministic"] is True
+    rows = {row["kind"]: row["mean"] for row in report["rows"]}
+    assert rows["reference: boxed"] == rows["reference: thought and boxed"] == rows["wrong, then right"] == 1.0
+    assert rows["reference: bare"] == rows["right, then wrong"] == rows["all answers"] == rows["wrong"] == 0.0
+    assert rows["right after 3200"] == 1.0 and report["tasks"] == 6 and report["failures"] == {}
+    assert 0 < report["latency_ms"]["median"] <= report["latency_ms"]["p99"]
+    assert json.loads(json.dumps(report)) == report
+    assert findings(file, "needs_everything", data) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mentions", "pays for every answer of the tasks, one after another: 1 (wrong 0, right 1)"),
+        ("mentions", "pays for a right answer beside a wrong one, in either order"),
+        ("longer", "goes with length: rank correlation +1.00 over right answers behind filler"),
+        ("longer", "the reference answer is not the best of 6 of 6 tasks"),
+        ("polite", "pays for a text that says it is correct: 1 (wrong 0, right 0.8)"),
+        ("polite", "pays for a wrong answer, then a text that says it is correct"),
+        ("generous", "pays for an empty completion: 0.5 (wrong 0, right 1)"),
+        ("generous", "pays for nothing but whitespace"),
+        ("counts_calls", "is not deterministic: "),
+        ("raises_on_empty", "IndexError: string index out of range (mine.py line 27)"),
+        ("divides", "returns no finite number"),
+        ("upside_down", "a right answer earns 0 at best (boxed), a wrong one 0"),
+    ],
+)
+def test_findings(file: Path, data: Path, name: str, message: str) -> None:
+    found = findings(file, name, data)
+    assert any(message in finding for finding in found), found
+    assert all("\n" not in finding for finding in found)
+
+
+def test_hangs_end_the_trial_early(file: Path, data: Path) -> None:
+    report = check(f"{file}:hangs", str(data), n=6, timeout=0.2)
+    assert report["failures"]["timeout"]["count"] >= 8 and report["deterministic"] is None
+    assert report["findings"][0].startswith("hangs (") and "ended early" in report["findings"][1]
+    unscored = {row["kind"]: row["unscored"] for row in report["rows"]}
+    assert unscored["reference: bare"] == 0 and unscored["long"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:reward")
+def test_a_python_function_and_a_verifier_by_name(data: Path) -> None:
+    report = check(lambda completion, answer: float(completion == answer), str(data), n=4)
+    assert report["form"] == "bare" and report["findings"] == [] and report["reward"] == "<lambda>"
+    assert check("correct", "arithmetic", n=4)["form"] == "hash"
+    assert check("correct", "countdown", n=4)["findings"] == []
+
+
+def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'last_box'"):
+        check(f"{file}:last_bx", str(data))
+    with pytest.raises(TaskError, match="no such file"):
+        check(f"{file}:last_box", str(tmp_path / "none.jsonl"))
+    same = tmp_path / "same.jsonl"
+    same.write_text("".join(f'{{"prompt": "p{i}", "answer": "yes"}}\n' for i in range(8)))
+    with pytest.raises(TaskError, match="one and the same answer"):
+        check(f"{file}:last_box", str(same))
+
+
+# ---------------------------------------------------------------- the texts
+def test_texts_of_a_task() -> None:
+    tasks = [Task(str(i), f"ask {i}", answer) for i, answer in enumerate(("7", "7", "8", "9"))]
+    found = {t.kind: t.text for t in trials.others(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
+    assert (
+        found["wrong"] == "<answer>8</answer>"
+        and found["echo"] == "ask 0"
+        and found["empty form"] == "<answer></answer>"
+    )
+    assert found["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
+    assert found["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
+    assert len(found["long"]) == 20_000 and not any(c.isdigit() for c in found["long"])
+    assert set(trials.EXPLOITS) | set(trials.HEDGED) | {"wrong", "repeated"} <= set(found)
+    two = {t.kind for t in trials.others(tasks[1:3], trials.FORMS["bare"], empty=False)}
+    assert "all answers" not in two and "empty form" not in two
+
+
+def test_prompts_of_messages_and_of_ids() -> None:
+    messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}, {"role": "tool"})
+    assert trials.prompt_text(Task("a", messages)) == "be brief\n1+1"
+    assert trials.prompt_text(Task("a", (1, 2, 3))) == ""
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))
+def test_spearman(pairs: list[tuple[int, int]]) -> None:
+    x, y = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
+    found = spearman(x, y)
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        assert found is None
+    else:
+        assert found is not None and math.isclose(found, stats.spearmanr(x, y).statistic, abs_tol=1e-12)

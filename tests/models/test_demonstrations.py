@@ -1,0 +1,58 @@
+"""A warm-up on a world: what is shown is what was done, on instances that are not held out."""
+
+from __future__ import annotations
+
+import pytest
+
+from gxpo.errors import ModelError
+from gxpo.models import Recipe, character_tokenizer, tiny_model, warm_start
+from gxpo.models.demonstrations import Demonstrations
+from gxpo.tasks.source import reserved, stream
+
+BARE = {"style": "bare"}
+
+
+def test_the_expert_alone_shows_only_what_the_expert_does():
+    lessons = Demonstrations("frozenlake", BARE, 1.0, stream(5))
+    checker = lessons.world.envs
+    for shown, action in lessons.examples(200, 0):
+        assert action in "LDRU" and shown.endswith(">") and shown.count("@") == 1
+    # a lake is crossed in as few turns as can be: the expert needs no more than the distance, so none is cut
+    seeds = {f"e{i}": t.info["seed"] for i, t in enumerate(lessons.world.source.draw(20, 3))}
+    checker.reset(seeds)
+    running = list(seeds)
+    from gxpo.protocols import Reply
+
+    while running:
+        answers = checker.step({n: Reply(a) for n, a in checker.expert(running).items()})
+        assert all(a.success for a in answers.values() if a.done)
+        running = [n for n, a in answers.items() if not a.done]
+
+
+def test_demonstrations_are_of_training_instances_and_repeat_with_the_seed():
+    one, other = (Demonstrations("frozenlake", BARE, 0.3, stream(7)) for _ in range(2))
+    assert one.examples(300, 0) == other.examples(300, 0)
+    first = {s.info["seed"] for s in one.world.source.draw(64, 0)}
+    assert not any(reserved(one.world.envs.contents([seed])[0]) for seed in first)
+
+
+def test_an_untrained_model_rarely_acts_and_is_checked_all_the_same():
+    lessons = Demonstrations("frozenlake", BARE, 0.3, stream(7))
+    model = tiny_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                       num_key_value_heads=2)  # fmt: skip
+    success, formed = lessons.check(model, character_tokenizer(), 12, 2)
+    assert 0 <= success <= 0.5 and formed < 0.5
+
+
+def test_a_world_warms_up_and_is_cached(tmp_path):
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    recipe = Recipe(BARE, small, expert=0.5, batch=64, first_check=30, check_every=10, max_steps=60, low=0.0, high=1.0,
+                    well_formed=0.3, checked_on=8, max_new_tokens=2)  # fmt: skip
+    path = warm_start("frozenlake", cache=tmp_path, recipe=recipe)
+    assert (path / "warmup.json").is_file()
+    assert warm_start("frozenlake", cache=tmp_path, recipe=recipe) == path
+
+
+def test_a_world_without_an_expert_is_refused():
+    with pytest.raises(ModelError, match="expert"):
+        Demonstrations("arithmetic", {}, 0.5, stream(1))

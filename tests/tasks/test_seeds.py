@@ -1,0 +1,61 @@
+"""Instances of an environment as tasks: split by content, pools that stay the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from gxpo.errors import TaskError
+from gxpo.tasks.seeds import SeedTasks
+from gxpo.tasks.source import reserved
+
+
+def thirds(seeds):
+    """Seeds with the same remainder by 300 make the same instance."""
+    return [f"instance {seed % 300}" for seed in seeds]
+
+
+def test_training_and_held_out_instances_share_no_content():
+    source = SeedTasks("world", thirds)
+    training = {thirds([t.info["seed"]])[0] for step in range(20) for t in source.draw(16, step)}
+    held_out = [thirds([t.info["seed"]])[0] for t in source.held_out(50)]
+    assert len(set(held_out)) == 50
+    assert not training & set(held_out)
+    assert all(reserved(c) for c in held_out) and not any(reserved(c) for c in training)
+
+
+def test_equal_instances_are_one_task_whatever_their_seed():
+    source = SeedTasks("world", thirds)
+    tasks = [t for step in range(40) for t in source.draw(16, step)]
+    by_content = {}
+    for task in tasks:
+        by_content.setdefault(thirds([task.info["seed"]])[0], set()).add(task.id)
+    assert all(len(ids) == 1 for ids in by_content.values())
+    assert len({t.info["seed"] for t in tasks}) > len(by_content)
+
+
+def test_held_out_tasks_do_not_depend_on_the_seed_of_the_run_and_training_ones_do():
+    one, other = SeedTasks("world", thirds, seed=0), SeedTasks("world", thirds, seed=1)
+    assert one.held_out(20) == other.held_out(20)
+    assert one.draw(8, 3) != other.draw(8, 3)
+    assert one.draw(8, 3) == SeedTasks("world", thirds, seed=0).draw(8, 3) == one.draw(12, 3)[:8]
+
+
+def test_a_pool_is_the_same_for_every_run_and_is_gone_through_evenly():
+    one, other = SeedTasks("world", thirds, seed=0, pool=5), SeedTasks("world", thirds, seed=1, pool=5)
+    assert one.pool_tasks == other.pool_tasks and len(one.pool_tasks) == 5
+    drawn = [t.id for t in one.draw(15, 2)]
+    assert sorted(drawn) == sorted(3 * [t.id for t in one.pool_tasks])
+    assert drawn != [t.id for t in one.draw(15, 3)]
+    assert one.draw(15, 2)[:7] == one.draw(7, 2)
+    assert not any(reserved(thirds([t.info["seed"]])[0]) for t in one.pool_tasks)
+
+
+@pytest.mark.parametrize("pool", [0, -1, True, 1.5, "3"])
+def test_a_pool_that_is_no_number_is_refused(pool):
+    with pytest.raises(TaskError, match="pool"):
+        SeedTasks("world", thirds, pool=pool)
+
+
+def test_more_instances_than_there_are_is_refused():
+    with pytest.raises(TaskError, match="different training instances"):
+        _ = SeedTasks("world", lambda seeds: [f"{s % 8}" for s in seeds], pool=40).pool_tasks

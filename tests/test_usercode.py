@@ -1,0 +1,73 @@
+"""Code of users: found in files, and described where it fails."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gxpo.usercode import Unusable, described, from_file, hint, one_line, unusable
+
+
+def source(tmp_path: Path, code: str, name: str) -> dict[str, Any]:
+    file = tmp_path / "mine.py"
+    file.write_text("not what is loaded")
+    return {"file": str(file), "folder": str(tmp_path), "code": code.encode(), "name": name}
+
+
+def test_the_code_that_travels_is_what_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside.py").write_text("WORD = 'hello'")
+    (tmp_path / "json.py").write_text("raise RuntimeError('hides the library')")
+    sys.modules.pop("json")
+    code = "import json, beside\ndef say(): return json.dumps(beside.WORD)\nclass Kind: pass\n"
+    assert from_file(source(tmp_path, code, "say"), types.FunctionType, "loaded_say")() == '"hello"'
+    assert from_file(source(tmp_path, code, "Kind"), type, "loaded_kind").__module__ == "loaded_kind"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("sai", types.FunctionType, "has no function 'sai'; did you mean 'say'?"),
+        ("Knid", type, "has no class 'Knid'; did you mean 'Kind'?"),
+        ("zzz", type, "has no class 'zzz'; it has Kind"),
+        ("zzz", types.FunctionType, "has no function 'zzz'; it has say, Kind"),
+        ("say", type, "'say' in .* is a function, not a class"),
+        ("NUMBER", types.FunctionType, "'NUMBER' in .* is a int, not a function"),
+    ],
+)
+def test_what_is_not_there(tmp_path: Path, name: str, kind: type, message: str) -> None:
+    code = "from json import dumps\nNUMBER = 3\ndef say(): pass\nclass Kind: pass\n"
+    with pytest.raises(Unusable, match=message.replace("?", r"\?")):
+        from_file(source(tmp_path, code, name), kind, "loaded_none")
+
+
+def test_failures_are_one_line_and_say_where(tmp_path: Path) -> None:
+    raises = source(tmp_path, "def deep():\n    raise KeyError('a\\nb')\ndeep()\n", "deep")
+    broken = source(tmp_path, "x = 1\ndef f(:\n", "f")
+    for given, said in (
+        (raises, "KeyError while loading: 'a\\nb' (mine.py line 2)"),
+        (broken, f"{tmp_path}/mine.py line 2: invalid syntax"),
+    ):
+        with pytest.raises(BaseException) as caught:  # whatever the file raises
+            from_file(given, types.FunctionType, "loaded_broken")
+        assert str(unusable(caught.value)) == said
+    assert str(unusable(Unusable("as it is"))) == "as it is"
+
+
+def test_where_is_said_only_where_it_is_somewhere_else() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        assert described(error) == "ValueError: two lines"
+        assert described(error, "trying") == "ValueError while trying: two lines"
+
+
+def test_long_messages_are_cut() -> None:
+    assert len(one_line("word " * 100)) == 300 and one_line("word " * 100).endswith("...")
+    assert one_line(" a \n b ") == "a b"
+    assert hint("lenth", ["length", "width"]) == "; did you mean 'length'?"
+    assert hint("zzz", ["length"]) == ""
