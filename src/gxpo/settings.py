@@ -97,7 +97,9 @@ class EvalSettings(_Section):
 class RewardSettings(_Section):
     timeout: Annotated[float, Field(gt=0)] = Field(default=5.0, description="seconds a scorer may take for one rollout")
     workers: Positive = 1
-    shuffle: bool = Field(default=False, description="a control: outcomes are permuted within the batch, rewards of single turns left out")
+    shuffle: bool = Field(
+        default=False, description="a control: outcomes permuted within the batch, step rewards left out"
+    )
 
 
 class RunSettings(_Section):

@@ -197,7 +197,7 @@ class Trainer:
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
             outcome = outcome[torch.randperm(outcome.numel(), generator=order)]
-            # rewards of single turns would tell what the shuffled outcomes do not: without them, returns are the outcome
+            # rewards of single turns would tell what shuffled outcomes do not; without them returns are the outcome
             forest = forest.replace(step_reward=torch.full_like(forest.step_reward, torch.nan))
         return forest.with_rewards(outcome, components=columns)
 

@@ -133,7 +133,8 @@ class Memory:
         """Largest so far; where it can't be reset, the largest of the process, loading included."""
         if self.cuda:
             return torch.cuda.max_memory_allocated(self.device) / MIB
-        return resident("VmHWM") if self.resettable else peak_megabytes()
+        # the kernel's two counts differ by a little, which must not make the peak lower than what was there before
+        return max(self.floor, resident("VmHWM") if self.resettable else peak_megabytes())
 
 
 def resident(field: str) -> float:
