@@ -49,12 +49,14 @@ class Shop:
                all of it listed at once, so nothing is searched
     products   how many there are: from 20 to 1000, in bare style from 4 to 12; 0: 300, in bare style 8
     catalogue  seed of the products in chat style; all instances share them
+    partial    false: a purchase that does not match in everything pays 0
     """
 
     style: str = "chat"
     max_turns: int = 15
     products: int = 0
     catalogue: int = 0
+    partial: bool = True
     instructions: str = field(init=False, repr=False)
 
     name: ClassVar[str] = "shop"
@@ -62,6 +64,8 @@ class Shop:
     def __post_init__(self) -> None:
         if self.style not in USUAL:
             raise ConfigError(f"shop: style must be 'chat' or 'bare', not {self.style!r}")
+        if not isinstance(self.partial, bool):
+            raise ConfigError(f"shop: partial must be true or false, not {self.partial!r}")
         _whole("products", self.products, *POSSIBLE[self.style], otherwise=0)
         _whole("catalogue", self.catalogue, 0, 2**32)
         _whole("max_turns", self.max_turns, 1, 10_000)
@@ -230,7 +234,8 @@ class Shop:
         verdict = judge(self._goal, item, dict(view.place.chosen))
         parts: dict[str, Any] = {"bought": item.name, **asdict(verdict)}
         receipt = "" if self._bare else chat_receipt(item, verdict)
-        return TimeStep(receipt, f"{view.place.id}|sold", verdict.reward, True, verdict.success, info=parts)
+        paid = verdict.reward if self.partial else float(verdict.success)
+        return TimeStep(receipt, f"{view.place.id}|sold", paid, True, verdict.success, info=parts)
 
     def _best(self, view: View) -> Action:
         goal, place = view.goal, view.place

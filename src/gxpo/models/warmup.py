@@ -98,7 +98,7 @@ WARMUPS: dict[str, Recipe] = {
     # the demo reinforcement learning did not improve on it (one seed, 50 steps: 0.26 to 0.23).
     "countdown": Recipe(habits=0.0, slips=0.0, first_check=120, low=0.25, max_new_tokens=32),
     "frozenlake": WORLD,
-    "sokoban": replace(EXPERT, first_check=200),
+    "sokoban": replace(WORLD, options={"style": "bare", "size": 5, "max_pushes": 2}, low=0.15, high=0.5),
     "keydoor": EXPERT,
     "shop": EXPERT,
 }

@@ -50,9 +50,8 @@ class Run:
             return None
         before, after = (json.loads(f.read_text()) for f in (files[0], files[-1]))
         tasks = sorted(before.keys() & after.keys())
-        pairs = [[x[t] for t in tasks] for x in (before, after)]
-        mean = sum(a - b for b, a in zip(*pairs, strict=True)) / len(tasks)
-        return (mean, *paired_interval(*pairs))
+        first, last = [before[t] for t in tasks], [after[t] for t in tasks]
+        return (sum(last) / len(tasks) - sum(first) / len(tasks), *paired_interval(first, last))
 
     @property
     def samples(self) -> list[dict[str, Any]]:
