@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+import gxpo
+from gxpo.errors import ConfigError
+from gxpo.trainer.lock import locked
 from gxpo.trainer.run import Run
 
 
@@ -25,3 +28,13 @@ def test_the_gain_pairs_the_same_tasks(tmp_path):
 
 def test_one_evaluation_has_no_gain(tmp_path):
     assert run_with(tmp_path, step_000000={"a": 1.0}).gain is None
+
+
+def test_a_directory_that_is_being_written_is_left_alone(tmp_path):
+    keys = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "sampling.max_new_tokens": 2}
+    run = gxpo.train("tiny:cold", "arithmetic", steps=1, out=tmp_path / "run", set=keys)
+    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+    with locked(run.path), pytest.raises(ConfigError, match="is being written by another process"):
+        gxpo.resume(run.path)
+    assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
+    assert gxpo.resume(run.path).trainer.step_number == 1  # the lock is gone

@@ -26,6 +26,7 @@ from gxpo.trainer import checkpoint, setup
 from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.figures import annotated, of_rollouts, of_updates, peak_megabytes, with_texts
+from gxpo.trainer.lock import locked
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
@@ -239,11 +240,17 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
         """Steps until `trainer.steps`; `watch` sees every line and ends the run early by returning True."""
+        if parallel.rank() != 0:
+            return self._train(watch)
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out):
+            self._train(watch)
+
+    def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         t, e = self.settings.trainer, self.settings.eval
         main = parallel.rank() == 0
         if not self._begun:
             if main:
-                self.out.mkdir(parents=True, exist_ok=True)
                 checkpoint.write_atomic(self.out / "config.yaml", self.config_text)
             self._evaluated({"step": 0}, watch)
             self.save()
@@ -321,11 +328,16 @@ class Trainer:
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])
         if parallel.rank() == 0:
-            self.metrics_file.cut(self.step_number)
-            self.evaluations.cut(self.step_number)
-            for path in (*(self.out / "rollouts").glob("step-*"), *(self.out / "evaluations").glob("step-*")):
-                if int(path.stem.split("-")[1]) > self.step_number:
-                    path.unlink()
+            with locked(self.out):
+                self._cut()
+
+    def _cut(self) -> None:
+        """Drop what was written after the checkpoint."""
+        self.metrics_file.cut(self.step_number)
+        self.evaluations.cut(self.step_number)
+        for path in (*(self.out / "rollouts").glob("step-*"), *(self.out / "evaluations").glob("step-*")):
+            if int(path.stem.split("-")[1]) > self.step_number:
+                path.unlink()
 
     def close(self) -> None:
         """End the processes of rewards and environments."""
