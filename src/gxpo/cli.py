@@ -240,7 +240,7 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64; default: the run's.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's checkpoint as a model directory that transformers and vLLM load, with its model card.
+    """Write a run's checkpoint as a model directory that transformers loads, with its model card.
 
     Example: gxpo export runs/arithmetic models/arithmetic
     """

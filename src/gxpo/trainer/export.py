@@ -1,4 +1,4 @@
-"""Leaving: a checkpoint as a directory that transformers, peft and vLLM load."""
+"""Leaving: a checkpoint as a directory that transformers or peft load."""
 
 from __future__ import annotations
 

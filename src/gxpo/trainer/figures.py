@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
 from gxpo.trainer.bound import BoundLearner
 
@@ -45,9 +46,6 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     }
 
 
-BROKEN = ("raised", "nonsense", "timeout", "died")  # how an environment breaks; such an attempt stays unscored
-
-
 def of_episodes(forest: Forest) -> dict[str, Any]:
     """How the episodes of an environment went; nothing where tasks are prompts."""
     ends = [info["end"] for info in forest.info if "end" in info]
@@ -65,7 +63,7 @@ def of_episodes(forest: Forest) -> dict[str, Any]:
         "summaries": forest.n_steps - len(moves),
         "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),
         "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
-        **{f"env_{kind}": ends.count(kind) for kind in BROKEN},
+        **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
     }
 
 
