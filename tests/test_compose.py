@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.battery import battery, made_up, policy_of
 
 import gxpo
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
@@ -179,20 +180,21 @@ def test_credits_add_in_strings_and_in_python():
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_an_unscored_trajectory_changes_nothing(name):
     m = gxpo.method(name).fill(horizon=8.0, max_length=8)
-    whole = forest((1.0, 0.0, None, 1.0, 0.0))
-    kept = torch.tensor([0, 1, 3, 4])
+    whole = battery(4, unscored=("0.2", "2.1"))
+    kept = whole.scored.nonzero().squeeze(1)
     without, entries = whole.select(kept), whole.entries_of(kept)
     shift = torch.linspace(-0.3, 0.3, whole.n_entries, dtype=torch.float64)
+    signals = made_up(m, whole, 4)
 
-    def run(f, pick):
+    def run(f, pick, held):
         logprob = (f.path_behaviour_logprob + shift[pick]).requires_grad_()
-        out = m.loss(f, gxpo.PolicyTokens(logprob, f.path_behaviour_logprob))
+        out = m.loss(f, policy_of(f, {"logprob": logprob, "value": 0.1 * shift[pick]}, held), signals=held)
         (gradient,) = torch.autograd.grad(out.value, logprob)
-        return m.advantages(f), out.value.detach(), gradient
+        return m.advantages(f, held), out.value.detach(), gradient
 
     everything = torch.arange(whole.n_entries)
-    credit, value, gradient = run(whole, everything)
-    credit_without, value_without, gradient_without = run(without, entries)
+    credit, value, gradient = run(whole, everything, signals)
+    credit_without, value_without, gradient_without = run(without, entries, signals.select(whole, kept))
     gone = torch.ones(whole.n_entries, dtype=torch.bool)
     gone[entries] = False
     assert bool((credit[gone] == 0).all()) and bool((gradient[gone] == 0).all())
@@ -278,7 +280,8 @@ def test_a_missing_signal_says_what_it_is():
 
 
 def test_no_reference_is_asked_for_at_coefficient_zero():
-    assert all(gxpo.method(name).needs == () for name in METHODS)
+    asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
+    assert asking == {"dpo"}  # whose loss is against the reference itself
 
 
 def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():

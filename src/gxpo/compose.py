@@ -16,6 +16,7 @@ from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unknown_key
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS
+from gxpo.signals import BUILT_IN
 
 _SPEC = re.compile(r"^(?P<name>[a-z0-9_]+)(@(?P<system>[a-z0-9_-]+))?$")
 
@@ -155,17 +156,16 @@ def _build(
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
         total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit")
-    weights = {}
-    for extra in keys.names("weight"):
-        slot = f"weight.{extra}"
-        weights[extra] = keys.part(slot, keys.take(slot, extra), parts.WEIGHTS, what="weight")
+    weights = _named(keys, "weight", parts.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", parts.ROLLOUTS["independent"]), parts.ROLLOUTS, what="rollout")
-    shaping = {}
-    for extra in keys.names("reward.add"):
-        slot = f"reward.add.{extra}"
-        shaping[extra] = keys.part(slot, keys.take(slot, extra), parts.REWARDS, what="reward")
+    shapes = _named(keys, "reward.shape", parts.REWARDS, "reward")
+    rewards = _named(keys, "reward.add", parts.REWARDS, "reward")
+    signals = _named(keys, "signal", parts.SIGNALS, "signal")
     update = keys.part("update", keys.take("update", parts.UPDATES["epochs"]), parts.UPDATES, what="update")
     terms, kl_reward = _objective(keys)
+    context = keys.take("objective.context", "trained")
+    if context not in ("trained", "sampled"):
+        raise ConfigError(f"objective.context is 'trained' or 'sampled', not {context!r}")
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
     run_keys = {k: stated[k] for k in keys.leftover() if k in RUN_KEYS}
     labels = [label for label, _, _ in definitions]
@@ -180,11 +180,16 @@ def _build(
         weights,
         terms,
         rollout,
-        shaping,
+        rewards,
         update,
         kl_reward,
+        shapes,
+        signals,
+        context,
         run_keys,
     )
+    _check_provided(made)
+    _check_credit_is_read(made)
     if getattr(rollout, "drops_equal_groups", False) and getattr(total, "on_equal", "zero") == "signal":
         raise ConfigError(
             f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
@@ -193,12 +198,52 @@ def _build(
     return made
 
 
-def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
-    """The policy term (ratio, gate, aggregate), KL and entropy, and the terms that are added."""
-    from gxpo import objectives, parts
-    from gxpo.objectives.kl import ESTIMATORS
-    from gxpo.objectives.kl_reward import KLReward
+def _named(keys: _Keys, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The parts under `stage.NAME`, each by its NAME, which is also what it is unless it says otherwise."""
+    return {
+        name: keys.part(f"{stage}.{name}", keys.take(f"{stage}.{name}", name), table, what=what)
+        for name in keys.names(stage)
+    }
 
+
+def _check_provided(made: Method) -> None:
+    """Refuse two signal parts that provide one name, and signals that nobody provides."""
+    owner: dict[str, str] = {}
+    for name, part in made.signals.items():
+        for signal in part.provides:
+            if signal in owner:
+                raise ConfigError(f"signal.{owner[signal]} and signal.{name} both provide {signal!r}: leave one out")
+            owner[signal] = name
+    for signal in made.needs:
+        if signal not in BUILT_IN:
+            raise ConfigError(
+                f"{made.name} reads signal {signal!r}, which no part provides"
+                f"{did_you_mean(signal, [*owner, *BUILT_IN])}: add signal.NAME with a part that does"
+            )
+
+
+def _check_credit_is_read(made: Method) -> None:
+    """Refuse a credit that was asked for where no term of the objective reads it."""
+    if made.reads_credit:
+        return
+    key = next((k for k, s in made.keys.items() if k.split(".")[0] == "credit" and s.origin != "default"), None)
+    if key is not None or made.kl_reward is not None:
+        term = show(made.terms["policy"])
+        raise ConfigError(
+            f"{made.name}: objective {term} reads outcomes, not credit, so {key or 'objective.kl.place=reward'} "
+            "would do nothing: leave it out, or choose another objective"
+        )
+
+
+def _policy_term(keys: _Keys) -> Any:
+    """The term in the policy gradient's place: `objective`, its fields under `objective.FIELD`."""
+    from gxpo import objectives, parts
+
+    kind = resolve_part(
+        keys.take("objective", objectives.PolicyGradient), parts.TERMS, "objective", "term of the objective"
+    )
+    if kind is not objectives.PolicyGradient:
+        return keys.part("objective", kind, parts.TERMS, what="term of the objective")
     gate = keys.part(
         "objective.gate", keys.take("objective.gate", parts.GATES["clip"]), parts.GATES, "objective", "gate"
     )
@@ -209,8 +254,20 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
             key = f"objective.{entry.name}"
             value = keys.take(key, entry.default)
             fields[entry.name] = typed(key, value, hints[entry.name], keys.stated.get(key))
-    terms: dict[str, Any] = {"policy": objectives.PolicyGradient(**fields)}
-    shared = {"aggregate": fields["aggregate"], "horizon": fields["horizon"]}
+    return objectives.PolicyGradient(**fields)
+
+
+def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
+    """The policy term, KL and entropy, and the terms that are added."""
+    from gxpo import objectives, parts
+    from gxpo.objectives.kl import ESTIMATORS
+    from gxpo.objectives.kl_reward import KLReward
+
+    policy = _policy_term(keys)
+    terms: dict[str, Any] = {"policy": policy}
+    shared: dict[str, Any] = {
+        name: getattr(policy, name, default) for name, default in (("aggregate", "token_mean"), ("horizon", None))
+    }
     coef = typed("objective.kl.coef", keys.take("objective.kl.coef", 0.0), float, keys.stated.get("objective.kl.coef"))
     estimator = keys.take("objective.kl.estimator", "k3")
     place = keys.take("objective.kl.place", "loss")
@@ -235,25 +292,25 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     spread = keys.take("objective.entropy.aggregate", "token_mean")
     if bonus:
         terms["entropy"] = objectives.Entropy(coef=bonus, aggregate=spread, horizon=shared["horizon"])
-    for extra in keys.names("objective.add"):
-        slot = f"objective.add.{extra}"
-        terms[extra] = keys.part(slot, keys.take(slot, extra), parts.TERMS, what="term")
-    return terms, kl_reward
+    return terms | _named(keys, "objective.add", parts.TERMS, "term"), kl_reward
 
 
-def _stage(key: str) -> str:
+def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
     """The key of the part that a parameter belongs to."""
-    return "objective.gate" if key.startswith("objective.") else key.split(".")[0]
+    words = key.split(".")
+    if words[0] == "objective":
+        return "objective.gate" if "objective.gate" in resolved else "objective"
+    return ".".join(words[:2]) if words[0] in ("weight", "signal") else words[0]
 
 
 def _replaced(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list[str]) -> bool:
     """A method's parameter of a part in whose place the caller has put another, which does not have it."""
-    part = keys.resolved.get(_stage(key), Stated(None, "default"))
+    part = keys.resolved.get(_stage(key, keys.resolved), Stated(None, "default"))
     return stated[key].origin in names and part.origin not in ("default", *names) and "(as in " not in part.origin
 
 
 def _refuse_key(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list[str]) -> None:
-    origin, stage = stated[key].origin, _stage(key)
+    origin, stage = stated[key].origin, _stage(key, keys.resolved)
     if origin in names and stage in keys.resolved:
         owner = keys.resolved[stage]
         raise ConfigError(

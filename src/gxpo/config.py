@@ -24,7 +24,9 @@ from gxpo.keys import STAGES, Stated, show
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
-_LEAF_MAPPINGS = ("tasks.options", "chat.kwargs", "versions", "reward")  # settings whose value is itself a mapping
+_LEAF_MAPPINGS = (  # keys whose value is itself a mapping
+    "tasks.options", "chat.kwargs", "scoring.options", "credit.weights", "versions", "reward",
+)  # fmt: skip
 _OTHER = ("method", "compat", "versions")
 _RECORDED = ("torch", "transformers", "numpy", "gxpo")
 

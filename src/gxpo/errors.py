@@ -46,10 +46,11 @@ class ModelError(GxpoError):
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:
     """`"; did you mean 'x'?"` for the closest of `known`, or `""` when nothing is close."""
-    from rapidfuzz import process
+    from rapidfuzz import fuzz, process
 
-    match = process.extractOne(word, [str(k) for k in known], score_cutoff=60)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    found = process.extract(word, [str(k) for k in known], score_cutoff=60, limit=None)
+    near = [name for name, score, _ in found if score >= found[0][1] - 15]  # of these the likest as a whole
+    return f"; did you mean {max(near, key=lambda name: fuzz.ratio(word, name))!r}?" if near else ""
 
 
 def need(module: str, extra: str) -> Any:

@@ -195,6 +195,15 @@ class Forest:
 
         return flatten(self)
 
+    def in_context(self, which: str) -> Forest:
+        """The same trajectories as the policy is to read them: under the context that is "trained" (as they are), or
+        the one they were "sampled" under, where a node has another (`sampled_under`). S, P and R do not change."""
+        from gxpo.reshape import in_sampled_context
+
+        if which not in ("trained", "sampled"):
+            raise ValueError(f"a context is 'trained' or 'sampled', not {which!r}")
+        return in_sampled_context(self) if which == "sampled" else self
+
     def replace(self, **fields: Any) -> Forest:
         """A copy with these fields replaced."""
         return dataclasses.replace(self, **fields)
@@ -324,19 +333,21 @@ class Forest:
     def ids(self, *levels: str, axis: str | None = None) -> Tensor:
         """int64 ids of a combination of levels on an axis, always inside a group; -1 where any level is -1.
 
-        Levels on R: group, trajectory, task, origin; on S also: step, turn, state, agent; on P also: segment, policy,
-        token. `ids("state", axis="S")` are anchor states: equal states of different groups have different ids.
+        Levels on R: group, trajectory, task, origin, and "info.KEY" (equal where `info[r][KEY]` is, -1 where it is
+        missing); on S also: step, turn, state, agent, "step_info.KEY"; on P also: segment, policy, token.
+        `ids("state", axis="S")` are anchor states: equal states of different groups have different ids.
         Without `axis` it is the coarsest one that has all the levels. Equal ids mean equal levels; ids are below
         their number of rows, and those of "group" alone are the same on every axis.
         """
         allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
         if axis is None:
-            axis = next((a for a, names in allowed.items() if set(levels) <= set(names)), "P")
+            plain = {{"info": "group", "step_info": "step"}.get(x.split(".")[0], x) if "." in x else x for x in levels}
+            axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
         if axis not in allowed:
             raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
         combined: Tensor | None = None
         for level in dict.fromkeys(("group", *levels)):
-            if level not in allowed[axis]:
+            if level not in allowed[axis] and not self._is_noted(level, axis):
                 raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
             column = self._on_axis(level, axis)
             if combined is None:
@@ -348,9 +359,21 @@ class Forest:
         assert combined is not None
         return combined
 
+    @staticmethod
+    def _is_noted(level: str, axis: str) -> bool:
+        """Whether the level is a key of `info` or `step_info` that this axis can have."""
+        return level.startswith("info.") or (level.startswith("step_info.") and axis != "R")
+
     def _on_axis(self, level: str, axis: str) -> Tensor:
-        home = next(a for a, names in _LEVELS.items() if level in names)
-        column = self._columns[level]
+        if self._is_noted(level, axis):
+            where, _, key = level.partition(".")
+            home, rows = ("R", self.info) if where == "info" else ("S", self.step_info)
+            order: dict[Any, int] = {}
+            noted = [order.setdefault(row[key], len(order)) if row.get(key) is not None else -1 for row in rows]
+            column = torch.tensor(noted, dtype=torch.int64)
+        else:
+            home = next(a for a, names in _LEVELS.items() if level in names)
+            column = self._columns[level]
         if home == axis:
             return column[self.path_token] if axis == "P" else column
         if axis == "S":

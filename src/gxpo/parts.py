@@ -1,20 +1,57 @@
-"""The parts by the names that configurations use: a part's name is its class's, in lower case with underscores."""
+"""The parts by the names that configurations use: a part's name is its class's, in lower case with underscores.
+
+A part is a public frozen dataclass of its stage's folder; it needs no entry anywhere else.
+"""
 
 from __future__ import annotations
 
-from gxpo import credit, objectives, rewards, rollouts, weighting
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from types import ModuleType
+
+from gxpo import credit, learners, objectives, rewards, rollouts, signals, weighting
+from gxpo.credit.base import CreditPart, CreditSum
 from gxpo.keys import show
-from gxpo.learners.epochs import Epochs
+from gxpo.objectives.base import TermPart, TermSum
+from gxpo.objectives.gate import Gate
+from gxpo.rewards.base import RewardPart
+from gxpo.signals.base import SignalPart
+from gxpo.weighting.base import WeightPart, WeightProduct
+
+_COMBINATIONS = (CreditSum, TermSum, WeightProduct)
 
 
-def _named(*parts: type) -> dict[str, type]:
-    return {show(part): part for part in parts}
+def _parts(folder: ModuleType, is_part: Callable[[type], bool]) -> dict[str, type]:
+    """Every part that a module of the folder defines."""
+    found: dict[str, type] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
+        loaded = importlib.import_module(f"{folder.__name__}.{module}")
+        for name, kind in inspect.getmembers(loaded, inspect.isclass):
+            own = kind.__module__ == loaded.__name__ and not name.startswith("_") and kind not in _COMBINATIONS
+            if not (own and is_part(kind) and dataclasses.is_dataclass(kind)):
+                continue
+            if show(kind) in found:
+                raise ValueError(f"{folder.__name__} has two parts named {show(kind)!r}")
+            found[show(kind)] = kind
+    return found
 
 
-CREDITS = _named(credit.GroupRelative, credit.LengthWeighted, credit.BatchWhiten, credit.AnchorState)
-WEIGHTS = _named(weighting.Truncated)
-ROLLOUTS = _named(rollouts.Independent, rollouts.DynamicSampling)
-REWARDS = _named(rewards.Overlong)
-GATES = _named(objectives.Clip, objectives.DualClip, objectives.LogClip, objectives.Truncate)
-UPDATES = _named(Epochs)
-TERMS: dict[str, type] = {}  # further terms, added as objective.add.NAME
+def _derives(base: type) -> Callable[[type], bool]:
+    return lambda kind: issubclass(kind, base)
+
+
+def _has(method: str) -> Callable[[type], bool]:
+    return lambda kind: callable(getattr(kind, method, None))
+
+
+CREDITS = _parts(credit, _derives(CreditPart))
+WEIGHTS = _parts(weighting, _derives(WeightPart))
+ROLLOUTS = _parts(rollouts, _has("grow"))
+REWARDS = _parts(rewards, _derives(RewardPart))
+SIGNALS = _parts(signals, _derives(SignalPart))
+GATES = _parts(objectives, _derives(Gate))
+TERMS = _parts(objectives, _derives(TermPart))
+UPDATES = _parts(learners, _has("run"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,9 @@ class Method:
     rewards: Mapping[str, Any]
     update: Any
     kl_reward: Any = None  # a `KLReward`, where the KL is part of the reward
+    shapes: Mapping[str, Any] = field(default_factory=dict)  # a new outcome in place of the old, before `rewards`
+    signals: Mapping[str, Any] = field(default_factory=dict)  # parts that compute what others read
+    context: str = "trained"  # which context the policy is read under: see `Forest.in_context`
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what it asks for
@@ -49,7 +52,9 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
+            *self.shapes.values(),
             *self.rewards.values(),
+            *self.signals.values(),
             self.update,
         ]
         return [*parts, self.kl_reward] if self.kl_reward is not None else parts
@@ -59,8 +64,19 @@ class Method:
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """Signals that parts read beyond the sampler's and the proximal policy's log-probs."""
-        return self._collect("needs")
+        """Signals that parts read beyond the sampler's and the proximal policy's log-probs, and that none provides."""
+        provided = {*self.credit_targets, *(name for part in self.signals.values() for name in part.provides)}
+        return tuple(name for name in self._collect("needs") if name not in provided)
+
+    @property
+    def credit_targets(self) -> tuple[str, ...]:
+        """What the credit hands over to the terms beside itself: see `CreditPart.targets`."""
+        return tuple(getattr(self.credit, "provides", ()))
+
+    @cached_property
+    def axes(self) -> dict[str, str]:
+        """The axes of the signals that its own parts provide, where they are not on P."""
+        return {name: axis for part in self.signals.values() for name, axis in part.axes.items()}
 
     @cached_property
     def requires(self) -> tuple[str, ...]:
@@ -73,36 +89,68 @@ class Method:
         return ("logprob", *(o for o in self._collect("outputs") if o != "logprob"))
 
     @property
+    def has_value_head(self) -> bool:
+        """Whether some part reads or trains the policy's value head."""
+        return "value" in self.outputs or "value" in self.needs
+
+    @property
+    def reads_credit(self) -> bool:
+        """Whether any term of the objective does."""
+        return any(getattr(term, "reads_credit", True) for term in self.terms.values())
+
+    @property
     def couples(self) -> str:
         """The widest coupling of the objective's terms."""
         order = ("token", "trajectory", "group", "step")
         return max((t.couples for t in self.terms.values()), key=order.index)
 
     # ------------------------------------------------------------ the pipeline on one forest
+    def _held(self, forest: Forest, signals: Mapping[str, Any] | None) -> Signals:
+        """The signals of the scored trajectories."""
+        held = Signals.of(forest, signals, self.axes)
+        return held if bool(forest.scored.all()) else held.select(forest, forest.scored)
+
     def advantages(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> Tensor:
         """Credit alone, before weights: [P] float64, detached. Unscored trajectories have exactly 0.
 
         A KL penalty that is placed in the reward is subtracted from the outcome before any group statistic.
         """
+        return self._credited(forest, signals, lambda sub, held: {"credit": self.credit(sub, held, step)})["credit"]
+
+    def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
+        """What terms regress to, [P] each, as the credit sees it (`CreditPart.targets`); terms read it as signals."""
+        if not self.credit_targets:
+            return {}
+        return self._credited(forest, signals, lambda sub, held: self.credit.targets(sub, held, step))
+
+    def _credited(
+        self,
+        forest: Forest,
+        signals: Mapping[str, Any] | None,
+        compute: Callable[[Forest, Signals], Mapping[str, Tensor]],
+    ) -> dict[str, Tensor]:
+        """Columns [P] over the scored trajectories, 0 elsewhere; refused where a shape or a value can't be right."""
         sub, entries = _scored(forest)
-        held = Signals.of(forest, signals).index(entries, forest.n_entries)
-        out = torch.zeros(forest.n_entries, dtype=torch.float64)
+        held = self._held(forest, signals)
+        empty = torch.zeros(forest.n_entries, dtype=torch.float64)
         if not sub.n_trajectories:
-            return out
+            return dict.fromkeys(("credit", *self.credit_targets), empty)
         with torch.no_grad():
             if self.kl_reward is not None:
                 sub = self.kl_reward.penalise(sub, held)
-            credit = self.credit(sub, held, step)
-        if credit.shape != (sub.n_entries,):
-            raise GxpoError(
-                f"credit {show(self.credit)} gave shape {tuple(credit.shape)}; a forest of {sub.n_entries} "
-                "path tokens needs one value for each (use forest.to_path)"
-            )
-        if not bool(credit.isfinite().all()):
-            raise GxpoError(
-                f"credit {show(self.credit)} gave {int((~credit.isfinite()).sum())} values that are not finite"
-            )
-        out[entries] = credit.detach().to(torch.float64)
+            found = compute(sub, held)
+        out = {}
+        for name, x in found.items():
+            what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
+            if x.shape != (sub.n_entries,):
+                raise GxpoError(
+                    f"{what} gave shape {tuple(x.shape)}; a forest of {sub.n_entries} "
+                    "path tokens needs one value for each (use forest.to_path)"
+                )
+            bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: there is none at that token
+            if bool(bad.any()):
+                raise GxpoError(f"{what} gave {int(bad.sum())} values that are not finite")
+            out[name] = empty.index_copy(0, entries, x.detach().to(torch.float64))
         return out
 
     def token_weights(
@@ -114,7 +162,7 @@ class Method:
         if not sub.n_trajectories:
             return out
         weight, credit = sub.to_path(sub.weight, "R"), advantages[entries]
-        held = Signals.of(forest, signals).index(entries, forest.n_entries)
+        held = self._held(forest, signals)
         for name, part in self.weights.items():
             with torch.no_grad():
                 factor = part(sub, credit, held, step).detach().to(torch.float64)
@@ -138,7 +186,7 @@ class Method:
         dtype = policy.logprob.dtype
         if not sub.n_trajectories:
             return policy.logprob.sum() * 0.0
-        held = Signals.of(forest, signals).index(entries, forest.n_entries)
+        held = self._held(forest, signals)
         narrow = policy.index(entries)
         args = (sub, narrow, advantages[entries].to(dtype), weight[entries].to(dtype), held, step)
         return torch.stack([term(*args) for term in self.terms.values()]).sum()
@@ -175,20 +223,30 @@ class Method:
         if pol.reference_logprob is not None:
             held.setdefault("reference_logprob", pol.reference_logprob.detach().double())
         credit = self.advantages(forest, held, step) if advantages is None else advantages
+        if missing := set(self.credit_targets) - set(held):
+            found = self.targets(forest, held, step)
+            held |= {name: found[name] for name in missing}
         weight = self.token_weights(forest, credit, held, step)
         value = self.objective(forest, pol, credit, weight, held, step)
-        return Loss(value, {"loss": float(value.detach()), **self.metrics(forest, pol, credit, weight)})
+        return Loss(value, {"loss": float(value.detach()), **self.metrics(forest, pol, credit, weight, held)})
 
-    def metrics(self, forest: Forest, policy: PolicyTokens, advantages: Tensor, weight: Tensor) -> dict[str, float]:
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        advantages: Tensor,
+        weight: Tensor,
+        signals: Mapping[str, Any] | None = None,
+    ) -> dict[str, float]:
         """What the terms report of a step (clip fraction, KL, entropy...), over scored trajectories."""
         sub, entries = _scored(forest)
         out: dict[str, float] = {}
         if sub.n_trajectories:
-            narrow = policy.index(entries)
+            narrow, held = policy.index(entries), self._held(forest, signals)
             for term in self.terms.values():
                 if hasattr(term, "metrics"):
                     with torch.no_grad():
-                        out |= term.metrics(sub, narrow, advantages[entries], weight[entries])
+                        out |= term.metrics(sub, narrow, advantages[entries], weight[entries], held)
         return out
 
     # ------------------------------------------------------------ memory
@@ -198,7 +256,8 @@ class Method:
             "rollout": self.rollout,
             "update": self.update,
             **{f"weight.{k}": v for k, v in self.weights.items()},
-            **{f"reward.{k}": v for k, v in self.rewards.items()},
+            **{f"reward.{k}": v for k, v in (*self.shapes.items(), *self.rewards.items())},
+            **{f"signal.{k}": v for k, v in self.signals.items()},
             **{f"objective.{k}": v for k, v in self.terms.items()},
         }
         return {k: v for k, v in named.items() if hasattr(v, "state_dict")}
@@ -216,14 +275,26 @@ class Method:
         for name, part in self._remembering().items():
             part.load_state_dict(state[name])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What the signal parts own, by "signal/NAME/..."."""
+        return {f"signal/{k}/{n}": x for k, part in self.signals.items() for n, x in part.tensors().items()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`; other names are passed over."""
+        for name, part in self.signals.items():
+            own = f"signal/{name}/"
+            part.load_tensors({k.removeprefix(own): x for k, x in tensors.items() if k.startswith(own)})
+
     def fill(self, **values: Any) -> Method:
-        """A copy in which fields left None are filled (`horizon`, `max_length`), wherever a part has them."""
+        """A copy in which fields left None are filled (`horizon`, `max_length`), wherever a part has them, and parts
+        that remember have nothing to remember yet."""
 
         def filled(part: Any) -> Any:
             if not dataclasses.is_dataclass(part) or isinstance(part, type):
                 return part
             empty = {k: v for k, v in values.items() if getattr(part, k, part) is None}
-            return dataclasses.replace(part, **empty) if empty else part
+            remembers = hasattr(part, "state_dict")
+            return dataclasses.replace(part, **empty) if empty or remembers else part
 
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}
@@ -234,14 +305,24 @@ class Method:
             weights=mapped(self.weights),
             terms=mapped(self.terms),
             rollout=filled(self.rollout),
+            shapes=mapped(self.shapes),
             rewards=mapped(self.rewards),
+            signals=mapped(self.signals),
             update=filled(self.update),
         )
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]
         lines += [f"  {d.name}: {d.formula}" for d in self.definitions]
-        stages = ("credit", "rollout", "update", "objective.ratio", "objective.gate", "objective.aggregate")
+        stages = (
+            "credit",
+            "rollout",
+            "update",
+            "objective",
+            "objective.ratio",
+            "objective.gate",
+            "objective.aggregate",
+        )
         shown = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}
         width = max(len(k) for k in shown)
         return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in shown.items())])

@@ -81,6 +81,8 @@ class Request:
     prompt: tuple[int, ...]
     streams: tuple[StreamKey, ...]
     keep: tuple[str, ...] = ()  # a name for each sample: what the engine may keep for a later, longer prompt of it
+    policy: str = "main"  # which of the policies samples
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)  # payload of the prompt's tokens
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Completion:
     finish: str  # "stop" | "length"
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
     policy_version: int = 0
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
 
 
 class Engine(Protocol):
@@ -259,23 +262,45 @@ class Session(Protocol):
     episode: EpisodeRules
 
     def draw(self, n: int) -> list[Task]: ...
+    def know(self, tasks: Sequence[Task]) -> None:
+        """Tasks that were not drawn in this step, so that rollouts of them can be scored."""
+        ...
+
     def encode(self, task: Task) -> tuple[int, ...]: ...
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Ids of a text as it stands, without template or special tokens."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str: ...
-    def sample(self, requests: Sequence[Request]) -> list[list[Completion]]: ...
+    def solution(self, task: Task) -> str | None:
+        """A worked solution, where the task or its source has one."""
+        ...
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
+        """`sampling`: other settings than the run's, for these requests."""
+        ...
+
     def release(self, names: Sequence[str]) -> None: ...
-    def score(self, forest: Forest) -> Forest: ...
+    def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
+        """`texts`: what is judged of each trajectory (default: all its actions); a known outcome is kept."""
+        ...
 
 
 class Rollout(Protocol):
-    """How a group is grown: tasks in, a forest of trajectories out."""
+    """How a group is grown: tasks in, a forest of trajectories out.
+
+    A part may say how held-out tasks are attempted: `evaluation(samples) -> Rollout` (default: independent attempts),
+    whose trajectories come task by task, `samples` of each.
+    """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest: ...
 
 
 class Reward(Protocol):
-    """Named values, each [R] or [S] (float64, nan = could not be scored)."""
+    """Named values, each [R] (float64, nan = could not be scored), which are added to the outcome; a part under
+    `reward.shape` gives one tensor [R], the new outcome."""
 
-    def __call__(self, forest: Forest) -> Mapping[str, Tensor]: ...
+    def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor: ...
 
 
 # ---------------------------------------------------------------- learning
@@ -319,7 +344,7 @@ class PolicyTokens:
         return replace(self, **parts, outputs={k: v[entries] for k, v in self.outputs.items()})
 
 
-Signals = Mapping[str, Any]  # gxpo.signals.Signals: a mapping whose missing keys raise MissingSignal
+Signals = Mapping[str, Any]  # gxpo.signals.Signals: its missing keys raise MissingSignal
 
 
 class Credit(Protocol):
@@ -338,7 +363,7 @@ class Term(Protocol):
     """A summand of the objective: a scalar to minimise, one function of the whole optimiser step.
 
     couples  "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative.
-    active   [P] bool: entries whose derivative may differ from zero (others need no forward pass).
+    active   [P] bool: entries whose outputs it reads (others need no forward pass, and may hold anything).
     """
 
     couples: str
@@ -375,6 +400,14 @@ class Learner(Protocol):
         """Detached float64 [P] outputs; `policy` is "current" or "reference". Untrainable entries are computed too."""
         ...
 
+    def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
+        """[T, H] float32: the current policy's hidden state at every stored token, after that layer."""
+        ...
+
+    def beside(self, *, lr: float) -> Learner:
+        """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own."""
+        ...
+
     def step(
         self,
         forest: Forest,
@@ -393,7 +426,10 @@ class StepRunner(Protocol):
     """The learner as an `Update` sees it: the method's loss and signals already bound."""
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo: ...
-    def snapshot(self) -> dict[str, torch.Tensor]: ...
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """A copy of the parameters; the optimiser's moments are not part of it."""
+        ...
+
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
 
 

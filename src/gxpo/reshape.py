@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.forest import COLUMNS, Forest
+from gxpo.forest import ACTION, COLUMNS, Forest
 from gxpo.trees import runs_of, scatter_blocks, with_ancestors
 
 
@@ -16,18 +16,37 @@ def select(forest: Forest, rows: Tensor) -> Forest:
     """The forest of these trajectories, distinct and in this order, with only the nodes they need."""
     if torch.equal(rows, torch.arange(forest.n_trajectories)):
         return forest
+    held = kept(forest, rows)
+    place = {axis: _inverse(index, forest._size(axis)) for axis, index in held.items()}
+    return _take(forest, held, lambda axis, into, column: place[into][column])
+
+
+def kept(forest: Forest, rows: Tensor) -> dict[str, Tensor]:
+    """The rows of every axis (N, T, S, P, R) that `select(forest, rows)` holds, in its order."""
+    if torch.equal(rows, torch.arange(forest.n_trajectories)):
+        return {axis: torch.arange(forest._size(axis)) for axis in "NTSPR"}
     steps = runs_of(forest._step_begin, rows)
     needed = torch.cat([forest.step_action[steps], forest.prompt_node[rows]])
     _, nodes = _reached(forest, torch.zeros_like(needed), needed)
-    kept = {
+    return {
         "N": nodes,
         "T": runs_of(forest.first_token, nodes),
         "S": steps,
         "P": runs_of(forest._entry_begin, rows),
         "R": rows,
     }
-    place = {axis: _inverse(index, forest._size(axis)) for axis, index in kept.items()}
-    return _take(forest, kept, lambda axis, into, column: place[into][column])
+
+
+def in_sampled_context(forest: Forest) -> Forest:
+    """The forest in which every action follows the context that it was sampled under, where that is another one.
+
+    Such a context stands before the action among the nodes, so parents still come before children. For reading the
+    policy only: prompts stay what they were, so the forest can't be written as records.
+    """
+    up = forest.parent.clamp_min(0)
+    inside = (forest.parent >= 0) & (forest.kind[up] == ACTION) & (forest.turn[up] == forest.turn)
+    moved = (forest.sampled_under >= 0) & ~inside
+    return forest.replace(parent=torch.where(moved, forest.sampled_under, forest.parent))
 
 
 def flatten(forest: Forest) -> Forest:

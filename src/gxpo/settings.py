@@ -71,6 +71,9 @@ class LearnerSettings(_Section):
     tokens_per_microbatch: Positive | Literal["auto"] = Field(
         default=8192, description="auto: measured once, then fixed in config.yaml"
     )
+    value_lr: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="the value head's learning rate, as a multiple of update.lr"
+    )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0
@@ -97,6 +100,9 @@ class EvalSettings(_Section):
 class RewardSettings(_Section):
     timeout: Annotated[float, Field(gt=0)] = Field(default=5.0, description="seconds a scorer may take for one rollout")
     workers: Positive = 1
+    options: dict[str, dict[str, Any]] = Field(
+        default={}, description="of rewards by name, e.g. {majority_vote: {pattern: ...}}"
+    )
     shuffle: bool = Field(
         default=False, description="a control: outcomes permuted within the batch, step rewards left out"
     )

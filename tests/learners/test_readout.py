@@ -224,8 +224,8 @@ def test_sampling_that_can_not_be_trained_on():
             learner.outputs(forest(**truncated))
     with pytest.raises(ModelError, match="temperature 0"):
         learner.outputs(forest(temperature=0))
-    with pytest.raises(ModelError, match="no output 'value'"):
-        learner.outputs(forest(), ("value",))
+    with pytest.raises(ModelError, match="no output 'margin'"):
+        learner.outputs(forest(), ("margin",))
 
 
 def test_a_shared_token_is_read_at_each_trajectorys_temperature():

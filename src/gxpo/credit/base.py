@@ -21,8 +21,11 @@ class CreditPart:
 
     needs     signals it reads
     requires  what the rollouts must carry ("states", "step_rewards", "forks", ...)
+    provides  names of the targets that it hands over to terms of the objective
     on_equal  what a group of equal scores is given: "zero", or "signal" for parts built to differ
     """
+
+    provides: tuple[str, ...] = ()
 
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
@@ -30,6 +33,13 @@ class CreditPart:
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         raise NotImplementedError
+
+    def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
+        """[P] float64 by the names in `provides`: what terms regress to, such as returns; they read it as signals.
+
+        nan: there is none at that token.
+        """
+        return {}
 
     def __add__(self, other: Credit) -> CreditSum:
         return _added(self, other)
@@ -58,6 +68,10 @@ class CreditSum(CreditPart):
         signal = any(getattr(p, "on_equal", "zero") == "signal" for p in self.parts)
         object.__setattr__(self, "needs", _union(self.parts, "needs"))
         object.__setattr__(self, "requires", _union(self.parts, "requires"))
+        object.__setattr__(self, "provides", _union(self.parts, "provides"))
+        given = [name for part in self.parts for name in getattr(part, "provides", ())]
+        if len(given) > len(self.provides):
+            raise ConfigError(f"two credits of a sum both hand over {', '.join(self.provides)}: leave one out")
         object.__setattr__(self, "on_equal", "signal" if signal else "zero")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
@@ -65,6 +79,13 @@ class CreditSum(CreditPart):
         for factor, part in zip(self.factors, self.parts, strict=True):
             total += factor * part(forest, signals, step)
         return total
+
+    def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            if isinstance(part, CreditPart):
+                found |= part.targets(forest, signals, step)
+        return found
 
 
 def _added(left: Credit, right: Credit) -> CreditSum:

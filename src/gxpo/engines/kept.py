@@ -10,13 +10,16 @@ from gxpo.engines.cache import Layers
 
 @dataclass(frozen=True)
 class Kept:
-    """The first tokens of a sample's context and action, and their keys and values [heads, tokens, size] by layer."""
+    """The first tokens of a sample's context and action, their keys and values [heads, tokens, size] by layer, and the
+    policy that computed them."""
 
     tokens: tuple[int, ...]
     layers: Layers
+    policy: str = "main"
 
-    def begins(self, prompt: Sequence[int]) -> bool:
-        return tuple(prompt[: len(self.tokens)]) == self.tokens
+    def begins(self, prompt: Sequence[int], policy: str = "main") -> bool:
+        """Whether this policy's cache of the prompt begins with it."""
+        return policy == self.policy and tuple(prompt[: len(self.tokens)]) == self.tokens
 
 
 class KeptCaches:
@@ -24,7 +27,7 @@ class KeptCaches:
 
     tokens      that are held now
     dropped     caches that were given up for want of room
-    mismatched  caches whose name came back with a prompt that does not begin with them
+    mismatched  caches whose name came back with a prompt that does not begin with them, or under another policy
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,10 +41,10 @@ class KeptCaches:
             if name in self._by_name:
                 self._by_name[name] = self._by_name.pop(name)
 
-    def take(self, name: str, prompt: Sequence[int]) -> Kept | None:
-        """Removes what was kept under `name`; returns it if `prompt` begins with it."""
+    def take(self, name: str, prompt: Sequence[int], policy: str = "main") -> Kept | None:
+        """Removes what was kept under `name`; returns it if `prompt` begins with it and the policy is the same."""
         kept = self._pop(name)
-        if kept is None or kept.begins(prompt):
+        if kept is None or kept.begins(prompt, policy):
             return kept
         self.mismatched += 1
         return None

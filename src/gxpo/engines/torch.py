@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class TorchEngine:
     stop_ids        end-of-sequence ids; default: those of the tokenizer and of the model's generation settings
     keep_tokens     tokens of samples whose keys and values may be held for later turns; 0: nothing is kept
     prefill_tokens  prompt tokens, padding included, that go through the model in one forward pass
+    acting          makes the model the policy that a request names, as long as the context lasts; None: there is one
+                    policy, "main"
     policy_version  stamped on every completion; the trainer counts it up
 
     Every distinct prompt is run through the model once per call and its cache is given to all its samples. A sample
@@ -45,7 +48,8 @@ class TorchEngine:
     prefilled_tokens  prompt tokens that went through the model, without padding
     reused_tokens     prompt tokens that did not because they were kept
     dropped           kept caches given up because `keep_tokens` was full
-    mismatched        kept caches whose name came back with a prompt that does not begin with them
+    mismatched        kept caches whose name came back with a prompt that does not begin with them, or under another
+                      policy
     unkept            named samples of a model whose cache can't be kept (sliding windows, growing rotary embeddings)
     """
 
@@ -59,7 +63,9 @@ class TorchEngine:
         stop_ids: Sequence[int] | None = None,
         keep_tokens: int = 1 << 17,
         prefill_tokens: int = 1 << 14,
+        acting: Callable[[str], AbstractContextManager[None]] | None = None,
     ) -> None:
+        self._acting = acting or _alone
         for name, value, least in (
             ("batch_rows", batch_rows, 1),
             ("prefill_tokens", prefill_tokens, 1),
@@ -110,7 +116,13 @@ class TorchEngine:
         """One completion for every stream of every request, in their order."""
         self._check(requests, sampling)
         rows = [
-            _Row(request.prompt, key, (i, j), request.keep[j] if request.keep and self._kept.limit else None)
+            _Row(
+                request.prompt,
+                key,
+                (i, j),
+                request.keep[j] if request.keep and self._kept.limit else None,
+                request.policy,
+            )
             for i, request in enumerate(requests)
             for j, key in enumerate(request.streams)
         ]
@@ -124,8 +136,10 @@ class TorchEngine:
         try:
             with torch.no_grad(), memory_is_short("sampling", remedy):
                 self._prepare(rows)
-                for block in self._blocks(rows):
-                    done.update(self._block(block, sampling))
+                for policy in dict.fromkeys(row.policy for row in rows):
+                    with self._acting(policy):
+                        for block in self._blocks([row for row in rows if row.policy == policy]):
+                            done.update(self._block(block, sampling))
         finally:
             self.model.train(was_training)
         return [[done[i, j] for j in range(len(request.streams))] for i, request in enumerate(requests)]
@@ -159,7 +173,7 @@ class TorchEngine:
         """The distinct prompts by number of new tokens, each with the longest cache kept for one of its rows."""
         found: dict[tuple[int, ...], Context] = {row.prompt: Context(row.prompt) for row in rows}
         for row in rows:
-            kept = None if row.name is None else self._kept.take(row.name, row.prompt)
+            kept = None if row.name is None else self._kept.take(row.name, row.prompt, row.policy)
             if kept is not None and len(kept.tokens) > found[row.prompt].known:
                 found[row.prompt] = Context(row.prompt, kept)
         return sorted(found.values(), key=lambda context: (len(context.new), len(context.prompt)))
@@ -171,11 +185,11 @@ class TorchEngine:
 
         def leave(sample: int, row: int, state: State, action: list[int]) -> None:
             """The last token of an action never went through the model: what is kept ends before it."""
-            name, prompt = rows[sample].name, rows[sample].prompt
+            name, prompt, policy = rows[sample].name, rows[sample].prompt, rows[sample].policy
             if name is None or not keepable:
                 return
             tokens, start = (*prompt, *action[:-1]), columns - len(prompt)
-            self._kept.put(name, Kept(tokens, columns_of(state.cache, row, start, start + len(tokens))))
+            self._kept.put(name, Kept(tokens, columns_of(state.cache, row, start, start + len(tokens)), policy))
 
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
         stopping = self._stopping_for(sampling, state.logits.shape[1])
@@ -232,9 +246,16 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class _Row:
-    """One sample to draw, its place in the answer (request, stream), and the name to keep its cache under."""
+    """One sample to draw, its place in the answer (request, stream), the name to keep its cache under, who draws it."""
 
     prompt: tuple[int, ...]
     key: StreamKey
     place: tuple[int, int]
     name: str | None
+    policy: str
+
+
+def _alone(policy: str) -> AbstractContextManager[None]:
+    if policy != "main":
+        raise ModelError(f"a request is for policy {policy!r}, and the engine knows one policy, 'main'")
+    return nullcontext()

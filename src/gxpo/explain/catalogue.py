@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from gxpo.compose import method
@@ -22,8 +23,8 @@ def entry(definition: Definition) -> dict[str, Any]:
         "stages": list(definition.stages),
         "formula": definition.formula,
         "evidence": definition.evidence,
-        "defaults": {k: show(v) if not isinstance(v, (int, float)) else v for k, v in definition.keys.items()},
-        "paper_defaults": dict(definition.paper_defaults),
+        "defaults": _typed(definition.keys),
+        "paper_defaults": _typed(definition.paper_defaults),
         "needs": list(made.needs),
         "requires": list(made.requires),
         "cost": definition.cost,
@@ -31,6 +32,11 @@ def entry(definition: Definition) -> dict[str, Any]:
         "alias_of": definition.alias_of,
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
     }
+
+
+def _typed(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as they are typed; numbers stay numbers."""
+    return {k: v if isinstance(v, (int, float)) else show(v) for k, v in keys.items()}
 
 
 def entries() -> list[dict[str, Any]]:

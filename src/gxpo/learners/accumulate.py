@@ -39,13 +39,6 @@ def unit_of(forest: Forest, couples: str) -> Tensor:
     raise ModelError(f"couples is 'token', 'trajectory', 'group' or 'step', not {couples!r}")
 
 
-def needed(active: Tensor, unit: Tensor) -> Tensor:
-    """Entries in a unit with an active entry: their values may enter an active derivative."""
-    live = torch.zeros(int(unit.max()) + 1 if unit.numel() else 0, dtype=torch.bool)
-    live[unit[active]] = True
-    return live[unit].nonzero().squeeze(1)
-
-
 def fill(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
     """Constants [P] for entries that are not computed: the sampler's log-prob where known, else 0."""
     behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

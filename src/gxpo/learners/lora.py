@@ -1,13 +1,21 @@
-"""Low-rank adapters through peft; the reference policy is the model with its adapters off."""
+"""Low-rank adapters through peft: one for each policy that is trained; the model with its adapters off is the reference
+policy, and every frozen one."""
 
 from __future__ import annotations
 
+import copy
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gxpo.errors import need
+from gxpo.errors import ConfigError, ModelError, need
+
+ALONE = "main"  # the policy of a run that has one
+DEFAULT = "default"  # its adapter, by the name that peft gives it
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,11 @@ class LoraSettings:
     seed: int = 0
 
 
-def with_lora(model: Any, settings: LoraSettings, base: str | None = None) -> Any:
+def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapters: Sequence[str] = (DEFAULT,)) -> Any:
     """The model wrapped by peft; only the adapters stay trainable. The global random state is left as it was.
 
-    base  what a saved adapter says that it belongs to: a directory or an id on the hub
+    base      what a saved adapter says that it belongs to: a directory or an id on the hub
+    adapters  their names; the first is active. Each has random numbers of its own
     """
     peft: Any = need("peft", "train")
     config = peft.LoraConfig(
@@ -36,12 +45,83 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None) -> An
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
+    first, *others = adapters
+    configs = {name: copy.deepcopy(config) for name in others}
     with torch.random.fork_rng():
-        torch.manual_seed(settings.seed)
-        wrapped = peft.get_peft_model(model, config)
-    if base is not None:
-        config.base_model_name_or_path = base
+        torch.manual_seed(_seed(settings.seed, first))
+        wrapped = peft.get_peft_model(model, config, adapter_name=first)
+        for name in others:
+            torch.manual_seed(_seed(settings.seed, name))
+            wrapped.add_adapter(name, configs[name])
+    for name in adapters:
+        if base is not None:
+            wrapped.peft_config[name].base_model_name_or_path = base
+    for p in adapter_parameters(wrapped, adapters):  # peft freezes all but the active one
+        p.requires_grad_(True)
     return wrapped
+
+
+def _seed(seed: int, adapter: str) -> int:
+    return seed if adapter == DEFAULT else zlib.crc32(f"{seed}/{adapter}".encode())
+
+
+def adapter_parameters(model: Any, adapters: Sequence[str]) -> list[torch.nn.Parameter]:
+    """The parameters of these adapters of a model that peft has wrapped."""
+    return [p for name, p in model.named_parameters() if set(adapters) & set(name.split("."))]
+
+
+def adapter_of(policy: str) -> str:
+    """The name of a policy's adapter; with a prefix, because peft looks for names among those of modules."""
+    return DEFAULT if policy == ALONE else f"policy_{policy}"
+
+
+def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
+    """The policies that are trained, of {name: "trained" | "frozen"}."""
+    trained = tuple(name for name, kind in policies.items() if kind == "trained")
+    if not trained or set(policies.values()) - {"trained", "frozen"}:
+        raise ConfigError(f"policies are 'trained' or 'frozen', and at least one is trained, not {dict(policies)}")
+    return trained
+
+
+def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
+    """What of the parameters of a run with several policies is one policy's, by the names that they would have if it
+    were alone."""
+    own = adapter_of(policy)
+    others = {adapter_of(name) for name in trained_policies(policies)} - {own}
+    return {
+        ".".join(DEFAULT if word == own else word for word in name.split(".")): x
+        for name, x in parameters.items()
+        if not others & set(name.split("."))
+    }
+
+
+class Adapters:
+    """Which of several policies a model speaks for: an adapter for each that is trained, none for a frozen one.
+
+    model     wrapped by `with_lora` with the adapters of `trained_policies(policies)`
+    policies  name -> "trained" | "frozen"
+    """
+
+    def __init__(self, model: Any, policies: Mapping[str, str]) -> None:
+        self.model, self.policies = model, dict(policies)
+        self._parameters = adapter_parameters(model, [adapter_of(name) for name in trained_policies(policies)])
+
+    @contextmanager
+    def acting(self, policy: str | None) -> Iterator[None]:
+        """Within this the model is that policy; None: the model without adapters."""
+        if policy is not None and policy not in self.policies:
+            raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
+        try:
+            if policy is None or self.policies[policy] == "frozen":
+                with self.model.disable_adapter():
+                    yield
+            else:
+                if self.model.active_adapters != [adapter_of(policy)]:
+                    self.model.set_adapter(adapter_of(policy))
+                yield
+        finally:
+            for p in self._parameters:  # else what peft has switched off would get no gradient
+                p.requires_grad_(True)
 
 
 def merged(model: Any) -> Any:

@@ -43,6 +43,7 @@ def tokens_per_microbatch(
         for size in SIZES:
             learner.tokens_per_microbatch = size
             forest = _made_up(size, prompt, action, group_size)
+            forest = forest.replace(policy_names=tuple(getattr(learner, "policies", {"main": "trained"}))[:1])
             held = _taken(learner.device, mark=True)
             try:
                 _gradient(learner, forest)  # the first time allocates

@@ -19,7 +19,8 @@ class Optimiser:
     """AdamW (Loshchilov & Hutter, 2019) on matrices with decay, on vectors (norms, biases) without.
 
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
-    micro-batches. `max_grad_norm` of None or <= 0 leaves gradients as they are.
+    micro-batches. `max_grad_norm` of None or <= 0 leaves gradients as they are. `multiples`: prefix of names -> the
+    multiple of the learning rate at which these parameters move.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Optimiser:
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
         schedule: Schedule | None = None,
+        multiples: Mapping[str, float] | None = None,
     ) -> None:
         if not named:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
@@ -40,11 +42,13 @@ class Optimiser:
         self.steps = 0
         self.moved: float | None = None  # share of low-precision parameters that the last step changed; None: has none
         self._full = {name: self._full_precision(p) for name, p in self.named.items()}
-        groups = [
-            {"params": [p for p in self._full.values() if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in self._full.values() if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=eps)
+        groups: dict[tuple[float, float], list[Tensor]] = {}
+        for name, p in self._full.items():
+            multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
+            groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple), []).append(p)
+        self._multiples = [multiple for _, multiple in groups]
+        by_group = [{"params": params, "weight_decay": decay} for (decay, _), params in groups.items()]
+        self._adamw = torch.optim.AdamW(by_group, lr=lr, betas=betas, eps=eps)
 
     @staticmethod
     def _full_precision(p: nn.Parameter) -> nn.Parameter:
@@ -97,8 +101,8 @@ class Optimiser:
         if self.max_grad_norm is not None and self.max_grad_norm > 0:
             total = torch.tensor(norm)
             torch.nn.utils.clip_grads_with_norm_(list(self._full.values()), self.max_grad_norm, total)
-        for group in self._adamw.param_groups:
-            group["lr"] = self.current_lr
+        for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
+            group["lr"] = multiple * self.current_lr
         self._adamw.step()
         self.steps += 1
         self._write_back()

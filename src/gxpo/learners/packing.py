@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -25,27 +25,42 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class MicroBatch:
+class Sheet:
     """Rows that go through the model together, padded on the right.
 
-    tokens, position [B, L]; mask [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
-    entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
-                 that share a stored token and a temperature share a reading
-    place [Q]    where: row * L + column of the token's predecessor
-    target, temperature [Q], support [Q, K] (None: whole vocabulary)
-    stored       how many stored tokens the rows hold
+    tokens, position [B, L]; index [B, L]: the stored token at each place, -1 on padding
+    mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
     """
 
     tokens: Tensor
     position: Tensor
     mask: Tensor
+    index: Tensor
+
+    @property
+    def stored(self) -> int:
+        """How many stored tokens the rows hold."""
+        return int((self.index >= 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch(Sheet):
+    """A sheet and what is read from it.
+
+    entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
+                 that share a stored token and a temperature share a reading
+    place [Q]    where: row * L + column of the token's predecessor
+    target, temperature [Q], support [Q, K] (None: whole vocabulary)
+    policy       who reads it, where there are several
+    """
+
     entries: Tensor
     reading: Tensor
     place: Tensor
     target: Tensor
     temperature: Tensor
     support: Tensor | None
-    stored: int
+    policy: str | None = None
 
 
 class Packing:
@@ -188,7 +203,11 @@ class Packing:
             wanted[entries] = True
             chosen = [self.rows(cut[wanted[cut]]) for cut in cuts]
             return [self._batch(rows) for rows in chosen if rows]
-        rows = sorted(self.rows(entries), key=lambda row: -row.tokens.numel())
+        return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
+
+    def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
+        """Rows of similar length, padded to at most `limit` tokens."""
+        rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
         if at_least > 1:
             limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
@@ -197,9 +216,21 @@ class Packing:
             if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens.numel() > limit:
                 batches.append([])
             batches[-1].append(row)
-        return [self._batch(rows) for rows in batches]
+        return batches
 
-    def _batch(self, rows: list[Row]) -> MicroBatch:
+    def everything(self) -> Iterator[Sheet]:
+        """Every stored token of every trajectory, the last ones of actions too, in sheets of at most `limit` tokens."""
+        sizes = self.forest.first_token.diff().tolist()
+        whole = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
+        first = self.forest.first_token.tolist()
+        none = torch.zeros(0, dtype=torch.int64)
+        rows = [
+            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes)]), none)
+            for nodes in self._cut(whole)
+        ]
+        yield from (self._sheet(rows) for rows in self._together([row for row in rows if row.tokens.numel()]))
+
+    def _sheet(self, rows: list[Row]) -> Sheet:
         width = max(row.tokens.numel() for row in rows)
         index = torch.full((len(rows), width), -1)
         for i, row in enumerate(rows):
@@ -210,20 +241,29 @@ class Packing:
             raise ModelError(
                 "the forest holds steps that are not vocabulary ids (token -1), which this learner can't read"
             )
+        return Sheet(
+            tokens=tokens,
+            position=torch.where(held, self.packed.position[safe], 0),
+            mask=held.to(torch.int64) if self.layout == "flat" else self._may_attend(safe, held),
+            index=index,
+        )
+
+    def _batch(self, rows: list[Row]) -> MicroBatch:
+        sheet = self._sheet(rows)
         entries = torch.cat([row.entries for row in rows])
         reading, first = self._readings(entries)
         read = entries[first]
         return MicroBatch(
-            tokens=tokens,
-            position=torch.where(held, self.packed.position[safe], 0),
-            mask=held.to(torch.int64) if self.layout == "flat" else self._may_attend(safe, held),
+            tokens=sheet.tokens,
+            position=sheet.position,
+            mask=sheet.mask,
+            index=sheet.index,
             entries=entries,
             reading=reading,
-            place=self._places(rows, width)[first],
+            place=self._places(rows, sheet.index.shape[1])[first],
             target=self.forest.token[self.forest.path_token[read]],
             temperature=self.settings[0][self.forest.path_trajectory[read]],
             support=self._support(entries, first),
-            stored=int(held.sum()),
         )
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,6 +315,11 @@ class Packing:
             r = int(trajectory[outside][0])
             raise ModelError(f"trajectory {self.forest.id[r]!r} has an action token outside its own stored support")
         return stored[first]
+
+    def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
+        """These path tokens by the name of the policy that wrote them; a context may stand before tokens of several."""
+        policy = self.forest.policy[self.packed.node_of_token[self.forest.path_token[entries]]]
+        return {self.forest.policy_names[p]: entries[policy == p] for p in policy.unique().tolist()}
 
     # ------------------------------------------------------------ accounting
     def flat_tokens(self, entries: Tensor) -> int:

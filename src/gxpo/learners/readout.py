@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gxpo.errors import ModelError
 
-OUTPUTS = ("logprob", "entropy")
+OUTPUTS = ("logprob", "entropy", "value")
 
 
 class Readout:
@@ -40,11 +40,19 @@ class Readout:
                 stacklevel=2,
             )
 
-    def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor) -> Tensor:
-        """[B, L, H] last hidden states (or [B, L, V] logits) of tokens [B, L] at positions [B, L]."""
+    @property
+    def width(self) -> int:
+        """Components of a hidden state."""
+        return int(self.causal.config.get_text_config().hidden_size)
+
+    def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
+        """[B, L, H] hidden states after a layer (-1: the last; without a split: [B, L, V] logits) of tokens [B, L] at
+        positions [B, L]."""
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
         if self.split:
             assert self._backbone is not None
+            if layer != -1:
+                return self._backbone(**inputs, output_hidden_states=True).hidden_states[layer]
             return self._backbone(**inputs).last_hidden_state
         return self.causal(**inputs).logits
 
@@ -82,24 +90,29 @@ def read(
     support: Tensor | None,
     names: Sequence[str],
     *,
+    head: nn.Linear | None = None,
     logits_at_once: int = 2**24,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
 
     logprob = z_target - logsumexp z and entropy = logsumexp z - sum p z with z = logits / temperature over the allowed
-    ids. states [n, H]; target [n] ids; temperature [n]; support [n, K] allowed ids padded with -1, a row of all -1
-    being the whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward
-    pass computes again instead of holding.
+    ids; value = head(state), of the state in which the token is chosen. states [n, H]; target [n] ids; temperature [n];
+    support [n, K] allowed ids padded with -1, a row of all -1 being the whole vocabulary. Computed in float32 at least,
+    in chunks of `logits_at_once` logits, which the backward pass computes again instead of holding.
     """
     unknown = set(names) - set(OUTPUTS)
     if unknown:
         raise ModelError(f"the torch learner has no output {min(unknown)!r}; it has {', '.join(OUTPUTS)}")
+    if "value" in names and head is None:
+        raise ModelError("no value head was made: make the learner with value_head=True")
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
         raise ValueError(
             f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
             f"support {None if support is None else tuple(support.shape)} must share their first dimension"
         )
+    values = {"value": head(states).squeeze(1)} if head is not None and "value" in names else {}
+    names = [name for name in names if name not in values]
     free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
     rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
     parts = [(rows, None) for rows in free.nonzero().squeeze(1).split(rows_per_chunk)]
@@ -107,7 +120,7 @@ def read(
         parts += [(rows, support[rows]) for rows in (~free).nonzero().squeeze(1).split(rows_per_chunk)]
     parts = [(rows, allowed) for rows, allowed in parts if rows.numel()]
     if not parts:
-        return {name: states.new_zeros(0) for name in names}
+        return values | {name: states.new_zeros(0) for name in names}
     recompute = len(parts) > 1 and torch.is_grad_enabled()
     pieces = []
     for rows, allowed in parts:
@@ -117,7 +130,7 @@ def read(
         else:
             pieces.append(_read_chunk(*arguments))
     back = torch.cat([rows for rows, _ in parts]).argsort()
-    return {name: torch.cat([piece[i] for piece in pieces])[back] for i, name in enumerate(names)}
+    return values | {name: torch.cat([piece[i] for piece in pieces])[back] for i, name in enumerate(names)}
 
 
 def _read_chunk(

@@ -5,25 +5,27 @@ from __future__ import annotations
 import copy
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gxpo.errors import CheckpointError, ModelError
+from gxpo.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import accumulate, parallel
 from gxpo.learners.architecture import additive, why_flat
-from gxpo.learners.lora import LoraSettings, with_lora
+from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.packing import Layout, MicroBatch, Packing, whole_units
+from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, whole_units
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.schedule import Schedule
 from gxpo.memory import memory_is_short
 from gxpo.protocols import LossFunction, StepInfo
+
+VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
 class TorchLearner:
@@ -34,6 +36,11 @@ class TorchLearner:
     tokens_per_microbatch  padded tokens that go through the model together
     dtype     of the parameters ("float32", "bfloat16", "float64"); None leaves them; optimiser states are float32
     lora      train low-rank adapters only
+    policies  name -> "trained" | "frozen". Several are one model with an adapter for each trained one (needs `lora`),
+              moved by one optimiser; a frozen one is the model without adapters. A token is read by the policy that
+              wrote it. One policy alone reads every token, whatever name the forest gives its author
+    value_head  a linear head on the last hidden states for the output "value", trained with the policy: zero at first,
+              at `value_lr` times the learning rate
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
     layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
     logits_at_once  how many logits are held at a time
@@ -58,10 +65,14 @@ class TorchLearner:
         device: str | torch.device = "cpu",
         dtype: str | torch.dtype | None = None,
         lora: LoraSettings | None = None,
+        policies: Mapping[str, str] | None = None,
         reference: bool = False,
+        value_head: bool = False,
+        value_lr: float = 1.0,
         layout: Layout = "packed",
         logits_at_once: int = 2**24,
     ) -> None:
+        self._moves = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
         self.device, self.lora = torch.device(device), lora
@@ -70,15 +81,30 @@ class TorchLearner:
         self._readout = Readout(self.model)
         self.layout: Layout = _layout_for(self._readout, layout)
         self._reference: Readout | None = None
-        if lora is not None:
+        self.policies = dict(policies or {ALONE: "trained"})
+        trained = trained_policies(self.policies)
+        self._adapters: Adapters | None = None
+        if len(self.policies) > 1:
+            if lora is None:
+                raise ConfigError(
+                    f"policies {', '.join(self.policies)}: several are adapters over one model; set learner.lora_rank"
+                )
+            self.model = with_lora(self.model, lora, adapters=[adapter_of(name) for name in trained]).eval()
+            self._adapters = Adapters(self.model, self.policies)
+            self._reference = self._readout if reference else None
+        elif lora is not None:
             self.model = with_lora(self.model, lora).eval()
             self._reference = self._readout if reference else None
         elif reference:
             frozen = copy.deepcopy(self.model).requires_grad_(False)
             self._reference = Readout(frozen, split=self._readout.split)
+        self.value_head: nn.Linear | None = None
+        if value_head:
+            self.value_head = _value_head(self._readout, next(self.model.parameters()))
         self.optimiser = Optimiser(
-            {name: p for name, p in self.model.named_parameters() if p.requires_grad},
+            {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
+            multiples={VALUE_HEAD: value_lr},
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -86,21 +112,90 @@ class TorchLearner:
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's and the value head's."""
+        yield from self.model.named_parameters()
+        if self.value_head is not None:
+            yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
+
+    def beside(self, *, lr: float) -> TorchLearner:
+        """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own; no reference,
+        no value head, a constant learning rate."""
+        self._one_policy("a second model from a copy of the policy")
+        return TorchLearner(
+            copy.deepcopy(self._readout.causal),
+            lr=lr,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+            device=self.device,
+            layout=self.layout,
+            logits_at_once=self.logits_at_once,
+            **self._moves,
+        )
+
+    # ------------------------------------------------------------ several policies
+    def acting(self, policy: str) -> AbstractContextManager[None]:
+        """Within this the model is that policy."""
+        if self._adapters is not None:
+            return self._adapters.acting(policy)
+        if policy not in self.policies:
+            raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
+        return nullcontext()
+
+    def _one_policy(self, what: str) -> None:
+        if self._adapters is not None:
+            raise ModelError(f"{what} is of one policy, and there are several: {', '.join(self.policies)}")
+
+    def _microbatches(
+        self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
+    ) -> list[MicroBatch]:
+        """Micro-batches of these path tokens, each of one policy where there are several."""
+        least = parallel.world()
+        if self._adapters is None:
+            return packing.microbatches(entries, cuts=cuts, at_least=least)
+        out = []
+        for policy, own in packing.by_policy(entries).items():
+            if policy not in self.policies:
+                raise ModelError(
+                    f"the forest has actions of policy {policy!r}; the learner has {', '.join(self.policies)}"
+                )
+            out += [replace(b, policy=policy) for b in packing.microbatches(own, cuts=cuts, at_least=least)]
+        return out
+
     # ------------------------------------------------------------ what the policy says
     def outputs(
         self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
     ) -> dict[str, Tensor]:
-        """Detached float64 [P] outputs ("logprob", "entropy") of the "current" or the "reference" policy.
+        """Detached float64 [P] outputs ("logprob", "entropy", "value") of the "current" or the "reference" policy.
 
-        Every action token is read, trainable or not, at its trajectory's temperature and on its stored support.
+        Every action token is read, trainable or not, at its trajectory's temperature and on its stored support; of
+        several current policies each reads its own.
         """
         readout, adapters = self._policy(policy)
-        batches = self._packing(forest).microbatches(torch.arange(forest.n_entries), at_least=parallel.world())
+        everything, packing = torch.arange(forest.n_entries), self._packing(forest)
+        if policy == "current":
+            batches = self._microbatches(packing, everything)
+        else:
+            batches = packing.microbatches(everything, at_least=parallel.world())
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
         with adapters, self._short_memory("computing log-probs"):
             return accumulate.values(
                 lambda b: self._forward(b, names, readout), batches, {name: nothing for name in names}
             )
+
+    @torch.no_grad()
+    def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
+        """[T, H] float32: the current policy's hidden state at every stored token after that layer, 1 being the first
+        (-1: the last, as the head reads it). Zeros at tokens that are on no trajectory's way."""
+        self._one_policy("the hidden state at a stored token")
+        if not self._readout.split:
+            raise ModelError(f"{self._readout.name}: its hidden states can't be told from its logits")
+        out = torch.zeros(forest.n_tokens, self._readout.width)
+        with self._short_memory("computing hidden states"):
+            for sheet in self._packing(forest).everything():
+                held = sheet.index >= 0
+                states = self._states(sheet, self._readout, layer).to("cpu", torch.float32)
+                out[sheet.index[held]] = states[held]
+        return out
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
         size = self.tokens_per_microbatch
@@ -117,15 +212,16 @@ class TorchLearner:
             raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
         if self._reference is None:
             raise ModelError("no reference policy is kept: make the learner with reference=True")
+        if self._adapters is not None:
+            return self._reference, self._adapters.acting(None)
         return self._reference, nullcontext() if self.lora is None else self.model.disable_adapter()
 
     def _forward(self, batch: MicroBatch, names: Sequence[str], readout: Readout) -> dict[str, Tensor]:
         def here(x: Tensor) -> Tensor:
             return x.to(self.device)
 
-        dtype = next(self.model.parameters()).dtype
-        mask = here(batch.mask) if batch.mask.dim() == 2 else additive(here(batch.mask), dtype)
-        states = readout.states(here(batch.tokens), mask, here(batch.position))
+        with nullcontext() if batch.policy is None else self.acting(batch.policy):
+            states = self._states(batch, readout)
         found = read(
             readout,
             states.flatten(0, 1).index_select(0, here(batch.place)),
@@ -133,9 +229,20 @@ class TorchLearner:
             here(batch.temperature),
             None if batch.support is None else here(batch.support),
             names,
+            head=self.value_head,
             logits_at_once=self.logits_at_once,
         )
         return {name: x.to("cpu", torch.float64)[batch.reading] for name, x in found.items()}
+
+    def _states(self, sheet: Sheet, readout: Readout, layer: int = -1) -> Tensor:
+        """[B, L, H]."""
+        mask, dtype = sheet.mask.to(self.device), next(self.model.parameters()).dtype
+        return readout.states(
+            sheet.tokens.to(self.device),
+            mask if mask.dim() == 2 else additive(mask, dtype),
+            sheet.position.to(self.device),
+            layer,
+        )
 
     def _packing(self, forest: Forest) -> Packing:
         packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch)
@@ -204,19 +311,19 @@ class TorchLearner:
     ) -> StepInfo:
         """Leaves the summed gradient in the optimiser.
 
-        active [P] bool: entries whose derivative may differ from zero (None: all). Rows in which nobody's derivative
-        depends on anything are not run; their outputs are nan. cuts: micro-batches given as sets of entries.
+        active [P] bool: entries whose outputs L reads (None: all). The others are not run; their outputs are nan.
+        cuts: micro-batches given as sets of entries.
         """
         if active is None:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
             raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
         unit = accumulate.unit_of(forest, couples)
-        entries = accumulate.needed(active, unit)
+        entries = active.nonzero().squeeze(1)
         if not entries.numel():
             return StepInfo(empty=True)
         packing = self._packing(forest)
-        batches = packing.microbatches(entries, cuts=cuts, at_least=parallel.world())
+        batches = self._microbatches(packing, entries, cuts)
         start = accumulate.fill(forest, names)
         whole = whole_units(unit, batches)
         if two_pass is False and not whole:
@@ -281,6 +388,18 @@ def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None)
         for p in model.parameters():
             p.data = p.data.to(wanted)
     return model
+
+
+def _value_head(readout: Readout, like: Tensor) -> nn.Linear:
+    """A head that says 0 of every state."""
+    if not readout.split:
+        raise ModelError(
+            f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
+        )
+    head = nn.Linear(readout.width, 1, device=like.device, dtype=like.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _layout_for(readout: Readout, layout: str) -> Layout:

@@ -29,8 +29,10 @@ class TermPart:
     outputs   policy outputs that it reads, gradient included ("logprob", "entropy")
     needs     signals it reads
     requires  what the rollouts must carry
+    reads_credit  False for a term that reads outcomes or verdicts instead
     """
 
+    reads_credit: bool = True
     couples: str = "token"
     outputs: tuple[str, ...] = ("logprob",)
     needs: tuple[str, ...] = ()
@@ -46,7 +48,14 @@ class TermPart:
         """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
         raise NotImplementedError
 
-    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
         """Figures worth logging, by name."""
         return {}
 
@@ -79,11 +88,18 @@ class TermSum(TermPart):
     def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
         return torch.stack([t.active(forest, credit, weight) for t in self.terms]).any(0)
 
-    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
         """All terms' figures; a name that a second term also uses has `_2` appended there, and so on."""
         found: dict[str, float] = {}
         for term in self.terms:
-            own = term.metrics(forest, policy, credit, weight) if isinstance(term, TermPart) else {}
+            own = term.metrics(forest, policy, credit, weight, signals) if isinstance(term, TermPart) else {}
             for name, value in own.items():
                 taken = sum(k == name or k.rpartition("_")[0] == name for k in found)
                 found[f"{name}_{taken + 1}" if taken else name] = value

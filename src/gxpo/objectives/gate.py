@@ -1,7 +1,8 @@
 """Gates: how a token's loss depends on its ratio, and where its gradient ends.
 
 With rho the ratio and A the credit, a gate gives a loss per entry, to be minimised. `Clip`, `DualClip` and `LogClip`
-are -A rho with rho held inside a region on the side that would go on improving; `Truncate` is -stop(w) A logprob.
+are -A rho with rho held inside a region on the side that would go on improving; `Truncate` is -stop(w) A logprob;
+`Unclipped` holds nothing. `shaped` is the loss of an entry that has no ratio, because who sampled it is unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,20 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+
+
+def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
+    """[n] -A f(pi) with f(x) = x / (x + gamma), pi = exp(logprob): the loss of tokens of unknown behaviour policy.
+
+    The behaviour probability is taken to be 1, so the "ratio" is pi itself. The gradient in the log-prob is
+    -A gamma pi / (pi + gamma)^2: greatest where pi = gamma and small for tokens that are certain either way, where
+    plain pi would leave unlikely tokens without a gradient.
+
+    gamma  above 0, in units of probability
+
+    Source: LUFFY, arXiv 2504.14945 (policy shaping).
+    """
+    return -credit * torch.sigmoid(logprob - math.log(gamma))
 
 
 class Gate:
@@ -29,6 +44,11 @@ class Gate:
     def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
         """bool: entries whose gradient the gate cuts or shrinks; `log_ratio` is the token's own, before `before`."""
         return torch.zeros_like(ratio, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Unclipped(Gate):
+    """-A rho, however far the policy has moved. Source: LUFFY's recipe (arXiv 2504.14945) for on-policy tokens."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,14 @@ class Penalty(TermPart):
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
 
     @torch.no_grad()
-    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
         """NAME: the mean over the active tokens, before `coef`."""
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         return {self.name: float(self.quantity(policy, entries).mean())} if entries.numel() else {}

@@ -12,7 +12,7 @@ from gxpo.errors import ConfigError
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
 from gxpo.objectives.base import TermPart, one_of
-from gxpo.objectives.gate import Clip, Gate
+from gxpo.objectives.gate import Clip, Gate, shaped
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -30,6 +30,7 @@ class _Entries(NamedTuple):
     logprob: Tensor
     log_ratio: Tensor  # the token's own
     ratio: Tensor  # gated beforehand, at its level
+    has_ratio: Tensor  # bool; False: shaped instead, because who sampled the token is unknown
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class PolicyGradient(TermPart):
     aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
     once_per_token        a stored token that several trajectories share counts once; token ratios only
     ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
-    on_unknown_behaviour  "error" | "one"
+    on_unknown_behaviour  "error" | "one" (both where the ratio's denominator is nan) | "shaped": entries whose
+                          behaviour log-prob is nan, with a proximal policy or without, have no ratio and no gate; their
+                          loss is -A pi / (pi + shaping_gamma) (token ratios only)
+    shaping_gamma         of "shaped", in units of probability
 
     With these settings this is
       PPO, GRPO   token, Clip(0.2, 0.2), sequence_mean        arXiv 1707.06347, 2402.03300
@@ -50,6 +54,7 @@ class PolicyGradient(TermPart):
       GSPO        sequence, Clip(3e-4, 4e-4), sequence_mean   arXiv 2507.18071
       GMPO        sequence, LogClip(0.4, 0.4), sequence_mean  arXiv 2507.20673
       CISPO       token, Truncate(1.28), token_mean           arXiv 2506.13585
+      LUFFY       token, Unclipped, sequence_sum, "shaped"    arXiv 2504.14945
 
     Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
     stay in the denominators.
@@ -61,7 +66,8 @@ class PolicyGradient(TermPart):
     horizon: float | None = None
     once_per_token: bool = False
     ratio_over: Literal["proximal", "behaviour"] = "proximal"
-    on_unknown_behaviour: Literal["error", "one"] = "error"
+    on_unknown_behaviour: Literal["error", "one", "shaped"] = "error"
+    shaping_gamma: float = 0.1
 
     def __post_init__(self) -> None:
         one_of("objective.ratio", self.ratio, ratios.LEVELS)
@@ -70,13 +76,22 @@ class PolicyGradient(TermPart):
         one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ratios.ON_UNKNOWN)
         if self.once_per_token and self.ratio != "token":
             raise ConfigError("objective.once_per_token works with objective.ratio 'token' only: set one of the two")
+        if self.on_unknown_behaviour == "shaped" and self.ratio != "token":
+            raise ConfigError(
+                "objective.on_unknown_behaviour 'shaped' works with objective.ratio 'token' only: set one of the two"
+            )
+        if not self.shaping_gamma > 0:
+            raise ConfigError(f"objective.shaping_gamma is {self.shaping_gamma}; it is a probability above 0")
         object.__setattr__(self, "couples", "trajectory" if self.ratio == "sequence" else "token")
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         x = self._entries(forest, policy, credit, weight)
-        return (x.coefficient * self.gate.loss(x.ratio, x.credit, x.logprob)).sum()
+        loss = self.gate.loss(x.ratio, x.credit, x.logprob)
+        if not bool(x.has_ratio.all()):
+            loss = torch.where(x.has_ratio, loss, shaped(x.logprob, x.credit, self.shaping_gamma))
+        return (x.coefficient * loss).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
         """Trainable entries of non-zero credit and weight; for a sequence ratio all of such a trajectory."""
@@ -99,22 +114,38 @@ class PolicyGradient(TermPart):
         given = credit[entries].to(logprob)
         log_ratio = logprob - below[entries]
         held = _RATIOS[self.ratio](self.gate.before(log_ratio, given), trajectory[entries])
-        return _Entries(scale[entries].to(logprob), given, logprob, log_ratio, held.exp())
+        known = torch.ones_like(entries, dtype=torch.bool)
+        if self.on_unknown_behaviour == "shaped":
+            known = ~policy.behaviour_logprob[entries].isnan()
+        return _Entries(scale[entries].to(logprob), given, logprob, log_ratio, held.exp(), known)
 
     @torch.no_grad()
-    def metrics(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> dict[str, float]:
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
         """clip_fraction  of all trainable entries, those whose gradient the gate cuts
         approx_kl      mean of rho - 1 - log rho over the active entries (k3 of the ratio's denominator to the policy)
         ratio_max      largest ratio among the active entries, at the ratio's level
         on_policy      1 where every active ratio is exactly 1, so that no gate can bind
+        shaped_share   under "shaped": of the active entries, those that have no ratio (they are in no other figure)
         """
         x = self._entries(forest, policy, credit, weight)
-        if not x.ratio.numel():
-            return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
-        clipped = self.gate.clipped(x.log_ratio, x.ratio, x.credit)
+        shares = {}
+        if self.on_unknown_behaviour == "shaped":
+            shares["shaped_share"] = float((~x.has_ratio).sum()) / max(1, x.has_ratio.numel())
+        log_ratio, ratio, given = x.log_ratio[x.has_ratio], x.ratio[x.has_ratio], x.credit[x.has_ratio]
+        if not ratio.numel():
+            return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
+        clipped = self.gate.clipped(log_ratio, ratio, given)
         return {
             "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
-            "approx_kl": float((x.log_ratio.expm1() - x.log_ratio).mean()),
-            "ratio_max": float(x.ratio.max()),
-            "on_policy": float(bool((x.log_ratio == 0).all())),
+            "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
+            "ratio_max": float(ratio.max()),
+            "on_policy": float(bool((log_ratio == 0).all())),
+            **shares,
         }

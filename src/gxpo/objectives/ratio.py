@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import PolicyTokens
 
 RATIO_OVER = ("proximal", "behaviour")
-ON_UNKNOWN = ("error", "one")
+ON_UNKNOWN = ("error", "one", "shaped")
 LEVELS = ("token", "sequence")
 
 
@@ -25,20 +25,23 @@ def denominator(
     ratio_over            "proximal": the proximal policy where the step has one, else the behaviour policy;
                           "behaviour": the behaviour policy always (objectives made for old data)
     on_unknown_behaviour  for trainable entries where that is nan: "error", or "one": stop_gradient(logprob), so that
-                          the ratio is exactly 1 and the gradient is REINFORCE's
+                          the ratio is exactly 1 and the gradient is REINFORCE's. "shaped": the same where nobody knows
+                          who sampled (behaviour nan), whatever the proximal policy says, since such an entry has no
+                          ratio (see `gate.shaped`); "error" elsewhere
 
     Raises GxpoError with the number of unknown entries. Entries that are not trainable never matter.
     """
     given = policy.proximal_logprob if ratio_over == "proximal" else None
     chosen = (policy.behaviour_logprob if given is None else given).detach().to(policy.logprob)
-    unknown = chosen.isnan()
-    if on_unknown_behaviour == "error" and (missing := int((unknown & trainable).sum())):
+    shaped = policy.behaviour_logprob.isnan() & (on_unknown_behaviour == "shaped")
+    unknown = chosen.isnan() & ~shaped
+    if on_unknown_behaviour != "one" and (missing := int((unknown & trainable).sum())):
         kind = "behaviour" if given is None else "proximal"
         raise GxpoError(
             f"{missing} of {int(trainable.sum())} trainable tokens have no {kind} log-prob to divide the ratio by: "
             f"record `logprob` for them, or set objective.on_unknown_behaviour to 'one'"
         )
-    return torch.where(unknown, policy.logprob.detach(), chosen)
+    return torch.where(unknown | shaped, policy.logprob.detach(), chosen)
 
 
 def token_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.rewards.base import RewardPart
 
 
 def penalty(length: Tensor, max_length: float, buffer: float, factor: float = 1.0) -> Tensor:
@@ -28,7 +29,7 @@ def penalty(length: Tensor, max_length: float, buffer: float, factor: float = 1.
 
 
 @dataclass(frozen=True)
-class Overlong:
+class Overlong(RewardPart):
     """DAPO's soft overlong punishment: {"overlong": [R]}, to be added to the outcome; never touches `success`.
 
     max_length  tokens at which generation stops; None: the trainer fills in sampling.max_new_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import pickle
@@ -18,15 +19,24 @@ from torch import Tensor
 from gxpo.errors import ConfigError, did_you_mean, need
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
-from gxpo.rewards import user
+from gxpo.rewards import group_level, user
+from gxpo.rewards.code import CodeReward
 from gxpo.rewards.format import well_formed
+from gxpo.rewards.group_level import Grouped
+from gxpo.rewards.judged import judged
+from gxpo.rewards.majority import MajorityVote
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.user import Function
 from gxpo.rewards.worker import Reply, attempt
 from gxpo.usercode import one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")
-BUILT_IN = ("math", "format")
+GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
+    "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
+    "code": lambda options: group_level.made(CodeReward, options, "code"),
+    "judge": judged,
+}
+BUILT_IN = ("math", "format", *GROUP_LEVEL)
 
 Spec = str | Callable[..., Any] | Mapping[str, float] | None
 
@@ -36,7 +46,9 @@ class RewardSet:
 
     A reward returns a number (a component with the reward's own name) or named numbers (components). A component has
     the weight given to its name, else the weight of the reward that computes it, else 0: recorded, not counted. The
-    task's own scorer always runs; what another reward computes under the same name stands in its place.
+    task's own scorer always runs; what another reward computes under the same name stands in its place. A group-level
+    reward (`group_level.GroupReward`: built in, a function of (forest, texts, tasks), or `rate` of the task source)
+    sees all rollouts of the step at once, and runs in process.
 
     A reward that raises, takes longer than `timeout`, kills its process or returns anything but finite numbers under
     the usual names costs that trajectory alone: its components and, if they have weight, its outcome are nan
@@ -58,13 +70,17 @@ class RewardSet:
         named: Mapping[str, float],
         *,
         n_own: int,
+        groups: Sequence[tuple[Grouped, float]] = (),
+        rate: Grouped | None = None,
         given: Sequence[str] = (),
         timeout: float,
         workers: int,
     ) -> None:
-        """See `make`; the last `n_own` of `functions` give way where another computes a component of the same name.
+        """See `make`; the last `n_own` of `functions` and `rate`, the task source's own group-level reward, give way
+        where another computes a component of the same name.
 
-        `given` names components that rollouts bring with them: what an environment paid.
+        groups  group-level rewards with their weights
+        given   names components that rollouts bring with them: what an environment paid
         """
         self.counts: dict[str, int] = dict.fromkeys(FAILURES, 0)
         self.messages: dict[str, str] = {}
@@ -72,6 +88,10 @@ class RewardSet:
         self._named, self._n_own, self._given = dict(named), n_own, tuple(given)
         self._components = [f.gives for f in functions]  # names each returns, None as long as that is unknown
         self._asks = [f.asks for f in functions]
+        self._groups = [*groups, *([(rate, 0.0)] if rate is not None else [])]
+        self._n_groups = len(groups)
+        self._group_components = [g.gives for g, _ in self._groups]
+        self._label_free = any(g.label_free for g, _ in groups)
         self._workers: Workers | None = None
         self._remote = [k for k, f in enumerate(functions) if f.source is not None]
         if self._remote:
@@ -81,15 +101,25 @@ class RewardSet:
                 self._asks[k] = declared
 
     @classmethod
-    def make(cls, spec: Spec, *, source: TaskSource, timeout: float = 5.0, workers: int = 1) -> RewardSet:
+    def make(
+        cls,
+        spec: Spec,
+        *,
+        source: TaskSource,
+        timeout: float = 5.0,
+        workers: int = 1,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> RewardSet:
         """From what a user writes; whatever can be found wrong before sampling is a ConfigError here.
 
-        spec     None: the task's own verdict. A name: "math", "format", "my_rewards.py:exact" or a component of the
-                 task's scorer. A callable with parameters as in `gxpo.rewards.worker.ARGUMENTS`. Or {name: weight}.
-        source   has `scorer(text, task)`, or `reward_default` that names its verifier; `scorer_trusted` says that the
-                 scorer can't hang
+        spec     None: the task's own verdict. A name: "math", "format", "majority_vote", "code", "judge",
+                 "my_rewards.py:exact" or a component of the task's scorer. A callable with parameters as in
+                 `gxpo.rewards.worker.ARGUMENTS`, or (forest, texts, tasks). Or {name: weight}.
+        source   has `scorer(text, task)`, `rate(forest, texts, tasks)`, or `reward_default` that names its verifier;
+                 `scorer_trusted` says that the scorer can't hang
         timeout  seconds for one item
         workers  processes that share the items
+        options  of "majority_vote", "code" and "judge", by name
         """
         if not timeout > 0 or workers < 1:
             raise ConfigError(
@@ -98,19 +128,35 @@ class RewardSet:
         functions: list[Function] = []
         function_weights: list[float] = []
         named: dict[str, float] = {}
+        groups: list[tuple[Grouped, float]] = []
+        unused = dict(options or {})
         for key, weight in _entries(spec, source):
-            function = _function(key)
-            if function is None:
+            grouped = _grouped(key, unused)
+            function = None if grouped is not None else _function(key)
+            found = grouped or function
+            if found is None:
                 named[str(key)] = weight
-            elif function.name in (f.name for f in functions):
-                raise ConfigError(f"reward: two functions are named {function.name!r}; rename one")
-            else:
+                continue
+            if found.name in (f.name for f in (*functions, *(g for g, _ in groups))):
+                raise ConfigError(f"reward: two functions are named {found.name!r}; rename one")
+            if grouped is not None:
+                groups.append((grouped, weight))
+            elif function is not None:
                 functions.append(function)
                 function_weights.append(weight)
-        for function in functions:
-            if function.name in named:
-                raise ConfigError(f"reward: {function.name!r} names both {function.label} and a component; rename one")
-        own = _own(source, named, alone=not functions)
+        rate = getattr(source, "rate", None)
+        rated = None if rate is None else group_level.wrap(rate, "the task's rate", "rate")
+        default = getattr(source, "reward_default", None)
+        if isinstance(default, str) and default in GROUP_LEVEL and not groups and not functions and rated is None:
+            rated = _grouped(default, unused)  # a component of it was named
+        for found in (*functions, *(g for g, _ in groups)):
+            if found.name in named:
+                raise ConfigError(f"reward: {found.name!r} names both {found.label} and a component; rename one")
+        if unused:
+            asked = f"the reward does not ask for it{did_you_mean(next(iter(unused)), GROUP_LEVEL)}"
+            raise ConfigError(f"scoring.options.{next(iter(unused))}: {asked}")
+        alone = not functions and all(g.label_free for g, _ in groups) and rated is None
+        own = _own(source, named, alone=alone)
         everything = [*functions, *own]
         for function in everything:
             if function.endless:
@@ -121,8 +167,13 @@ class RewardSet:
                 )
         weights = [*function_weights, *[0.0] * len(own)]
         given = tuple(getattr(source, "components", ()))
-        rewards = cls(everything, weights, named, n_own=len(own), given=given, timeout=timeout, workers=workers)
+        limits: dict[str, Any] = {"timeout": timeout, "workers": workers}
+        rewards = cls(everything, weights, named, n_own=len(own), groups=groups, rate=rated, given=given, **limits)
         try:
+            for grouped, _ in groups:
+                if grouped.label_free:
+                    rewards._check_verifier(source, grouped)
+                    grouped.call.bind(rewards._verify)  # type: ignore[attr-defined]  # what label_free has looked for
             rewards._check_names(source)
         except BaseException:
             rewards.close()
@@ -136,26 +187,37 @@ class RewardSet:
             raise ValueError(f"{len(texts)} texts and {len(tasks)} tasks for {n} trajectories")
         columns = {x: forest.components[:, i] for i, x in enumerate(forest.component_names) if x in self._given}
         weights = {name: self._named.get(name, 0.0) for name in columns}
-        for k, replies in enumerate(self._run(forest, texts, tasks)):
-            function = self._functions[k]
-            self._settle(k, replies)
-            names = self._components[k] or (function.name,)
-            values = torch.tensor(
-                [self._row(k, names, reply, task) for reply, task in zip(replies, tasks, strict=True)],
-                dtype=torch.float64,
-            ).reshape(n, len(names))
-            for name, column in zip(names, values.unbind(1), strict=True):
+        n_users = len(self._functions) - self._n_own
+        replies = self._run(forest, texts, tasks, range(len(self._functions)))
+
+        def enter(label: str, computed: Mapping[str, Tensor], weight: Callable[[str], float], *, own: bool) -> None:
+            for name, column in computed.items():
                 if name not in columns:
-                    columns[name] = column
-                    weights[name] = self._named.get(name, self._function_weights[k])
-                elif k < len(self._functions) - self._n_own:
-                    raise ConfigError(f"reward {function.label} computes {name!r}, as another reward does; rename one")
+                    columns[name], weights[name] = column, self._named.get(name, weight(name))
+                elif not own:
+                    raise ConfigError(f"reward {label} computes {name!r}, as another reward does; rename one")
+
+        def functions(which: Iterable[int], *, own: bool) -> None:
+            for k in which:
+                rows = self._rows(k, replies[k], tasks)
+                enter(self._functions[k].label, rows, lambda name, k=k: self._function_weights[k], own=own)
+
+        def groups(which: Iterable[int], *, own: bool) -> None:
+            for k in which:
+                grouped, weight = self._groups[k]
+                rows = self._rate(k, forest, texts, tasks)
+                enter(grouped.label, rows, lambda x, g=grouped, w=weight: 0.0 if x in g.reports else w, own=own)
+
+        functions(range(n_users), own=False)
+        groups(range(self._n_groups), own=False)
+        functions(range(n_users, len(self._functions)), own=True)
+        groups(range(self._n_groups, len(self._groups)), own=True)
         outcome = torch.zeros(n, dtype=torch.float64)
         for name, column in columns.items():
             if weights[name] != 0:
                 outcome += weights[name] * column
         absent = [name for name in self._named if name not in columns]
-        if absent and None not in self._components:
+        if absent and self._all_known:
             self._refuse(absent[0], columns)
         if absent:  # the reward that computes it has not succeeded once yet
             outcome.fill_(math.nan)
@@ -177,10 +239,12 @@ class RewardSet:
         self.close()
 
     # ------------------------------------------------------------ running
-    def _run(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> list[list[Reply]]:
-        """What came of every function on every trajectory, [functions][R]."""
+    def _run(
+        self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], which: Sequence[int]
+    ) -> dict[int, list[Reply]]:
+        """What came of these functions on every trajectory, [R] each."""
         n = forest.n_trajectories
-        asked = {name for asks in self._asks for name in asks or ()}
+        asked = {name for k in which for name in self._asks[k] or ()}
         tokens = [
             forest.token[forest.path_token[forest.path_of(r)]].tolist() if "tokens" in asked else [] for r in range(n)
         ]
@@ -196,9 +260,10 @@ class RewardSet:
                      "info": dict(task.info), "tokens": tokens[r], "finish": finish[r]}  # fmt: skip
             return (), {name: known[name] for name in asks}
 
-        replies: list[list[Reply]] = [[("died", "never run")] * n for _ in self._functions]
+        replies: dict[int, list[Reply]] = {k: [("died", "never run")] * n for k in which}
         sent, places = [], []
-        for k, function in enumerate(self._functions):
+        for k in which:
+            function = self._functions[k]
             for r in range(n):
                 if function.call is not None:
                     replies[k][r] = attempt(function.call, *call(k, r))
@@ -213,6 +278,74 @@ class RewardSet:
                 replies[k][r] = reply
         return replies
 
+    def _rows(self, k: int, replies: Sequence[Reply], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Components [R] of function `k`."""
+        self._settle(k, replies)
+        names = self._components[k] or (self._functions[k].name,)
+        values = torch.tensor(
+            [self._row(k, names, reply, task) for reply, task in zip(replies, tasks, strict=True)], dtype=torch.float64
+        ).reshape(len(tasks), len(names))
+        return dict(zip(names, values.unbind(1), strict=True))
+
+    def _rate(self, k: int, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Components [R] of the group-level reward `k`; failures are counted."""
+        grouped, weight = self._groups[k]
+        known = self._group_components[k]
+
+        def counted(name: str) -> bool:
+            return self._named.get(name, 0.0 if name in grouped.reports else weight) != 0
+
+        columns, failures = group_level.rate(grouped, known, forest, texts, tasks, counted)
+        if columns is not None:
+            self._group_components[k] = tuple(columns)
+        for kind, message in failures:
+            self.counts[kind] += 1
+            self.messages.setdefault(kind, f"reward {grouped.label}: {message}")
+        blank = torch.full((forest.n_trajectories,), math.nan, dtype=torch.float64)
+        return columns if columns is not None else {name: blank for name in known or (grouped.name,)}
+
+    @property
+    def _verifier(self) -> int | None:
+        """The function that says "correct": the task's own, or else the first that is known to."""
+        own = range(len(self._functions) - self._n_own, len(self._functions))
+        says = [k for k in (*own, *range(len(self._functions))) if self._functions[k].name != "format"]
+        found = [k for k in says if self._functions[k].is_scorer or "correct" in (self._functions[k].gives or ())]
+        return found[0] if found else None
+
+    def _verify(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Tensor:
+        """[R] component "correct" of the tasks' own verifier, nan where it fails: for rewards without labels."""
+        k = self._verifier
+        assert k is not None, "_check_verifier has seen to it"
+        replies = self._run(forest, texts, tasks, (k,))[k]
+        found = self._rows(k, replies, tasks).get("correct")
+        return found if found is not None else torch.full((len(texts),), math.nan, dtype=torch.float64)
+
+    def _check_verifier(self, source: TaskSource, grouped: Grouped) -> None:
+        """Refuse a verifier that is not there, or that can't judge by `answer` alone: it would read the truth."""
+        k, example = self._verifier, _example(source)
+        if k is None:
+            raise ConfigError(
+                f"reward: {grouped.label} needs a verifier that compares with an answer, and these tasks have none of "
+                "their own: add one with weight 0, as {majority_vote: 1.0, math: 0}"
+            )
+        write = getattr(source, "worked_example", None)
+        if example is None:
+            return
+        blind = dataclasses.replace(example, answer="no such answer", info={})
+        text = "" if write is None else write(example)
+        status, value = self._try(blind, k, text)
+        if self._try(example, k, text)[0] == "ok" and (status != "ok" or value == 1 or _says(value, "correct") == 1):
+            reads = f"can't do without the rest ({value})" if status != "ok" else "does not look at it"
+            raise ConfigError(
+                f"reward: {grouped.label} needs a verifier that judges by a task's answer alone, and this one {reads}: "
+                "choose another task, or name another verifier beside it with weight 0"
+            )
+
+    @property
+    def _all_known(self) -> bool:
+        """Whether the names of all components are known."""
+        return None not in self._components and None not in self._group_components
+
     def _settle(self, k: int, replies: Sequence[Reply]) -> None:
         """The names a function returns are those most of its first successes have; later ones must have the same."""
         if self._components[k] is None:
@@ -223,6 +356,9 @@ class RewardSet:
     def _row(self, k: int, names: tuple[str, ...], reply: Reply, task: Task) -> list[float]:
         """One trajectory's components from function `k`, nan where it failed; failures are counted."""
         function, (status, value) = self._functions[k], reply
+        if self._label_free and task.answer is None:  # nothing to compare with, and nobody's failure
+            named = value if status == "ok" and isinstance(value, dict) else {}
+            return [math.nan if name == "correct" else named.get(name, math.nan) for name in names]
         if status == "ok":
             if set(_names(function, value)) == set(names):
                 return [value[name] for name in names] if isinstance(value, dict) else [value]
@@ -253,19 +389,23 @@ class RewardSet:
         for k, function in enumerate(self._functions):
             if self._components[k] is None and function.is_scorer and example is not None:
                 self._settle(k, [self._try(example, k)])
-        if None not in self._components:
-            known = [*self._given, *(name for names in self._components for name in names or ())]
+        if self._all_known:
+            computed = (*self._components, *self._group_components)
+            known = [*self._given, *(name for names in computed for name in names or ())]
             for name in self._named:
                 if name not in known:
                     self._refuse(name, known)
 
-    def _try(self, task: Task, k: int) -> Reply:
-        """What the scorer says to an empty text."""
-        function = self._functions[k].call
-        if function is not None:
-            return attempt(function, ("", task), {})
+    def _try(self, task: Task, k: int, text: str = "") -> Reply:
+        """What the function says to a text."""
+        call, asks = self._functions[k].call, self._asks[k]
+        known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
+                 "info": dict(task.info), "tokens": [], "finish": "stop"}  # fmt: skip
+        args, keywords = ((text, task), {}) if asks is None else ((), {name: known[name] for name in asks})
+        if call is not None:
+            return attempt(call, args, keywords)
         assert self._workers is not None
-        return self._workers.run([(self._remote.index(k), pickle.dumps((("", task), {})))])[0]
+        return self._workers.run([(self._remote.index(k), pickle.dumps((args, keywords)))])[0]
 
     def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
         there = [*dict.fromkeys([*known, *BUILT_IN])]
@@ -277,6 +417,10 @@ class RewardSet:
 
 def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, dict) else (function.name,)
+
+
+def _says(value: Any, name: str) -> float | None:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _example(source: TaskSource) -> Task | None:
@@ -295,6 +439,15 @@ def _entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., A
     if not any(spec.values()):
         raise ConfigError("reward: no reward has a weight other than 0; give one, as in {correct: 1.0}")
     return [(name, float(weight)) for name, weight in spec.items()]
+
+
+def _grouped(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
+    """The group-level reward that a name or callable means; None where it is none. Its options are taken out."""
+    if isinstance(key, str) and key in GROUP_LEVEL:
+        return group_level.wrap(GROUP_LEVEL[key](options.pop(key, {})), key, key)
+    if isinstance(key, str):
+        return group_level.from_file(key) if user.names_file(key) else None
+    return group_level.from_callable(key) if callable(key) else None
 
 
 def _function(key: str | Callable[..., Any]) -> Function | None:
@@ -320,13 +473,13 @@ def _own(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list
     if scorer is not None:
         trusted = getattr(source, "scorer_trusted", False)
         own.append(user.from_scorer(scorer, trusted=trusted, example=None if trusted else _example(source)))
-    elif default is not None and (alone or "correct" in named):
+    elif default is not None and default not in GROUP_LEVEL and (alone or "correct" in named):
         verifier = _function(default)
         own += [verifier] if verifier is not None else []
     if "format" in named:
         own.append(
             Function("format", "format", call=well_formed, asks=("completion",), trusted=True, gives=("format",))
         )
-    if alone and not own and not getattr(source, "components", ()):
+    if alone and not own and not getattr(source, "components", ()) and default not in GROUP_LEVEL:
         raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")
     return own

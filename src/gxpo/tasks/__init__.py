@@ -7,14 +7,18 @@ from typing import Any
 
 from gxpo.errors import TaskError, did_you_mean
 from gxpo.tasks.arithmetic import Arithmetic
+from gxpo.tasks.code import Code
 from gxpo.tasks.countdown import Countdown
 from gxpo.tasks.dataset import Dataset
 from gxpo.tasks.jsonl import JsonLines
 from gxpo.tasks.listed import ListedTasks
+from gxpo.tasks.points import Points
 from gxpo.tasks.reasoning_gym import ReasoningGym
 from gxpo.tasks.source import GeneratedTasks, check_options
 
-OWN: dict[str, type[Arithmetic] | type[Countdown]] = {"arithmetic": Arithmetic, "countdown": Countdown}
+OWN: dict[str, type[GeneratedTasks]] = {
+    "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "points": Points,
+}  # fmt: skip
 Source = GeneratedTasks | ListedTasks
 
 __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "JsonLines", "ReasoningGym", "Source", "make"]
@@ -23,7 +27,8 @@ __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "JsonL
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
     """The task source called `name`.
 
-    name      "arithmetic", "countdown", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or a .jsonl file's path
+    name      "arithmetic", "countdown", "code", "points", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or a
+              .jsonl file's path
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}
     per_step  tasks the trainer draws a step; a file's epochs are cut by it

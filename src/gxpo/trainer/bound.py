@@ -45,10 +45,10 @@ class BoundLearner:
         if first and trajectories is not None and self.proximal is None:
             self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
         if trajectories is None:
-            sub, entries = forest, torch.arange(forest.n_entries)
+            sub, entries, held = forest, torch.arange(forest.n_entries), self.signals
         else:
             sub, entries = forest.select(trajectories), forest.entries_of(trajectories)
-        held = self.signals.index(entries, forest.n_entries)
+            held = self.signals.select(forest, trajectories)
         credit, weight = credit[entries], weight[entries]
 
         def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
@@ -60,6 +60,7 @@ class BoundLearner:
                 reference,
                 x.get("entropy"),
                 proximal_logprob=proximal,
+                value=x.get("value"),
                 outputs=x,
             )
 
@@ -80,12 +81,21 @@ class BoundLearner:
             filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
             if first and trajectories is None and self.proximal is None:
                 self.proximal = filled["logprob"]
-            self.metrics.append(self.method.metrics(sub, policy(filled), credit, weight) | _observed(x, sub))
+            found = self.method.metrics(sub, policy(filled), credit, weight, held)
+            self.metrics.append(found | _observed(x, sub))
             if first:
-                gap = (x["logprob"] - sub.path_behaviour_logprob)[sub.path_trainable].abs()
-                gap = gap[gap.isfinite()]
-                self.sampler_gap = float(gap.max()) if gap.numel() else 0.0
+                self.sampler_gap = self._sampler_gap(x["logprob"], sub)
         return info
+
+    def _sampler_gap(self, logprob: Tensor, forest: Forest) -> float:
+        """Largest difference to the sampler among trained tokens that it sampled in this step, in this context."""
+        node = forest.token_node[forest.path_token]
+        same = (forest.policy_version[node] == self.step_number - 1) & forest.path_trainable
+        if self.method.context == "trained":
+            same &= forest.sampled_under[node] < 0
+        gap = (logprob - forest.path_behaviour_logprob)[same].abs()
+        gap = gap[gap.isfinite()]
+        return float(gap.max()) if gap.numel() else 0.0
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the parameters."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gxpo.forest import Forest
-from gxpo.protocols import Task
+from gxpo.protocols import Rollout, Task
 from gxpo.rollouts import Independent
 from gxpo.trainer import statistics
 from gxpo.trainer.session import Session
@@ -27,14 +26,16 @@ class Evaluation:
     shown: Forest
 
 
-def evaluate(tasks: Sequence[Task], samples: int, session: Session) -> Evaluation:
-    """`samples` attempts at each task.
+def evaluate(
+    tasks: Sequence[Task], samples: int, session: Session, attempts: Callable[[int], Rollout] = Independent
+) -> Evaluation:
+    """`samples` attempts at each task, made by the rollout part `attempts(samples)`.
 
     `eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
     tasks; `eval_pass_at_k` is unbiased. An attempt that could not be scored counts as wrong here, and is counted.
     """
     session.know(tasks)
-    forest = session.score(Independent(samples).grow_more(tasks, session, Counter()))
+    forest = session.score(attempts(samples).grow(tasks, session))
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)
     out = {"eval_tasks": float(len(tasks)), "eval_accuracy": float(table.mean())}

@@ -14,7 +14,8 @@ from torch import Tensor
 from gxpo import config, models
 from gxpo.chat.render import source
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
-from gxpo.learners.lora import LoraSettings, merged, with_lora
+from gxpo.learners.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
+from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RunSettings
 from gxpo.trainer.card import model_card
 from gxpo.trainer.start import checkpoint_of, parameters_of, run_of
@@ -31,7 +32,9 @@ def export(
     dtype    of the tensors; default: the run's own. A bfloat16 run keeps float32 parameters, which "float32" gives.
 
     The directory holds weights (safetensors), tokenizer with its chat template, generation config, README.md (the model
-    card) and gxpo.yaml (the run's configuration). It appears whole or not at all, and must not exist or be empty.
+    card) and gxpo.yaml (the run's configuration). It appears whole or not at all, and must not exist or be empty. Where
+    several policies were trained it holds such a directory for each, by its name; a frozen policy is the model that the
+    run started from, and is not written.
     """
     run = Path(run)
     home = run_of(run)
@@ -51,7 +54,7 @@ def write(
     adapter: bool = False,
     dtype: str | None = None,
 ) -> Path:
-    """`export` of these parameters, as they were after `step` of `run`."""
+    """`export` of these parameters, as they were after `step` of `run`; a value head stays behind."""
     settings, target = resolved.settings, Path(directory)
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: one of {', '.join(DTYPES)}")
@@ -59,19 +62,24 @@ def write(
         raise ConfigError(f"{run} trains every parameter (learner.lora_rank is 0), so it has no adapter: leave it out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already and not empty: give another directory")
-    model, tokenizer = trained(settings, parameters, adapter=adapter, dtype=dtype)
+    policies = getattr(resolved.method.rollout, "policies", {ALONE: "trained"})
+    names = trained_policies(policies)
+    parameters = {name: x for name, x in parameters.items() if not name.startswith(VALUE_HEAD)}
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        if adapter:  # not the embeddings: peft would ask a model hub whether they have grown
-            model.save_pretrained(partial, save_embedding_layers=False)
-        else:
-            model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        (partial / "gxpo.yaml").write_text((run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-        (partial / "README.md").write_text(model_card(resolved, run, step, adapter=adapter), encoding="utf-8")
-        for file in partial.iterdir():  # safetensors makes its files unreadable for others
-            file.chmod((partial / "gxpo.yaml").stat().st_mode)
+        for name in names:
+            own = parameters_of_policy(name, parameters, policies) if len(policies) > 1 else parameters
+            folder = partial if len(names) == 1 else partial / name
+            folder.mkdir(exist_ok=True)
+            _write_one(folder, settings, own, adapter=adapter, dtype=dtype)
+            (folder / "gxpo.yaml").write_text((run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+            (folder / "README.md").write_text(model_card(resolved, run, step, adapter=adapter), encoding="utf-8")
+        if len(names) > 1:
+            (partial / "README.md").write_text(_overview(policies, settings.model), encoding="utf-8")
+        for file in partial.rglob("*"):  # safetensors makes its files unreadable for others
+            if file.is_file():
+                file.chmod((partial / "README.md").stat().st_mode)
         os.replace(partial, target)
     except GxpoError:
         raise
@@ -81,6 +89,28 @@ def write(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _write_one(
+    folder: Path, settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool, dtype: str | None
+) -> None:
+    """The files that transformers or peft load."""
+    model, tokenizer = trained(settings, parameters, adapter=adapter, dtype=dtype)
+    if adapter:  # not the embeddings: peft would ask a model hub whether they have grown
+        model.save_pretrained(folder, save_embedding_layers=False)
+    else:
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _overview(policies: Mapping[str, str], base: str) -> str:
+    """README.md above the directories of several policies."""
+    lines = [
+        f"- `{name}`: "
+        + (f"[its own directory]({name})" if kind == "trained" else f"frozen, the model `{base}` itself")
+        for name, kind in policies.items()
+    ]
+    return "\n".join(["# The policies of a team", "", *lines, ""])
 
 
 def trained(

@@ -23,7 +23,8 @@ def _mean(x: Tensor) -> float | None:
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
-    """What the step's rollouts earned, and how many groups were told anything by their credit [P]."""
+    """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
+    reads none: 1 at the entries that it reads)."""
     group = forest.ids("group", axis="R")
     strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
     per_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
@@ -44,6 +45,19 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         **{f"reward_{name}": _mean(forest.components[:, i]) for i, name in enumerate(forest.component_names)},
         **of_episodes(forest),
     }
+
+
+def of_sources(forest: Forest, version: int) -> dict[str, Any]:
+    """Where the step's rollouts come from: how many updates old they are, and the shares of origins but the policy's.
+
+    version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
+    """
+    known = forest.path_trainable & forest.path_behaviour_logprob.isfinite()
+    node = forest.token_node[forest.path_token[known]]
+    age = (version - forest.policy_version[node]).to(torch.float64)
+    shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
+    stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
+    return {**stale, **({} if set(forest.origin) <= {"policy"} else shares)}
 
 
 def of_episodes(forest: Forest) -> dict[str, Any]:
@@ -96,7 +110,7 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
     prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
     return forest.replace(
         prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
-        action_text=[decode(forest.action(s)) for s in range(forest.n_steps)],
+        action_text=[decode(forest.action(s)) or forest.action_text[s] for s in range(forest.n_steps)],
     )
 
 

@@ -21,11 +21,12 @@ from gxpo.learners import parallel
 from gxpo.protocols import Budget, Sampling, Task
 from gxpo.records import dump
 from gxpo.rewards import RewardSet
-from gxpo.signals import Signals
+from gxpo.rollouts import Independent
+from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import checkpoint, setup
 from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
-from gxpo.trainer.figures import annotated, of_rollouts, of_updates, peak_megabytes, with_texts
+from gxpo.trainer.figures import annotated, of_rollouts, of_sources, of_updates, peak_megabytes, with_texts
 from gxpo.trainer.lock import locked
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
@@ -76,6 +77,7 @@ class Trainer:
                 source=self.source,
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
+                options=s.scoring.options,
             )
             opened.callback(self.rewards.close)
             policy = setup.policy_of(s, resolved.method, notify)
@@ -89,8 +91,12 @@ class Trainer:
         self.resolved, self.settings, self.config_text = resolved, resolved.settings, resolved.to_yaml()
         envs = self.world.envs
         self.envs = envs if envs is None or parallel.world() == 1 else SharedEnvs(envs)
-        longest = s.sampling.max_new_tokens * self.episode.max_turns
+        longest = s.sampling.max_new_tokens * max(
+            self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
+        )
         self.method = resolved.method.fill(horizon=float(longest), max_length=longest)
+        for part in self.method.signals.values():
+            part.bind(self.tools(0))
         self.step_number = 0
         self._begun = False
         self.empty_steps = 0
@@ -130,14 +136,18 @@ class Trainer:
         sampled = time.perf_counter()
         forest = self.shape(session.score(forest))
         scored = time.perf_counter()
-        signals = self.signals(forest)
-        credit = method.advantages(forest, signals, number)
-        weight = method.token_weights(forest, credit, signals, number)
+        tools = self.tools(number)
+        read = forest.in_context(method.context)  # as the policy reads it; S, P and R are the same
+        signals = self.signals(read, tools)
+        credit = method.advantages(read, signals, number)
+        signals = Signals.of(read, {**signals, **method.targets(read, signals, number)}, signals.axes)
+        weight = method.token_weights(read, credit, signals, number)
         lr = self.learner.optimiser.current_lr
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
-        bound = BoundLearner(self.learner, method, forest, signals, number, proximal)
-        method.update.run(forest, credit, weight, bound)
+        bound = BoundLearner(self.learner, method, read, signals, number, proximal)
+        method.update.run(read, credit, weight, bound)
         self.engine.policy_version = number  # an evaluation comes before the next step
+        learnt = {k: v for part in method.signals.values() for k, v in part.learn(read, signals, tools).items()}
         updated = time.perf_counter()
         self.source.observe(forest)
         method.observe(forest)
@@ -148,8 +158,10 @@ class Trainer:
         forward = sum(i.tokens_forward for i in bound.infos)
         return {
             "step": number,
-            **of_rollouts(forest, credit),
+            **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
+            **of_sources(forest, number - 1),
             **of_updates(bound),
+            **learnt,
             "lr": lr,
             "empty_steps": self.empty_steps,
             "generated_tokens": self.budget.generated_tokens,
@@ -184,16 +196,14 @@ class Trainer:
             )
 
     def shape(self, forest: Forest) -> Forest:
-        """The method's own rewards added to the task's, after the rollout and its filters; `success` is untouched."""
+        """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
         columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
         outcome = forest.outcome.clone()
+        for name, part in self.method.shapes.items():
+            outcome = columns[name] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
         for part in self.method.rewards.values():
             for name, value in part(forest).items():
-                if value.shape != outcome.shape:
-                    raise GxpoError(
-                        f"reward {name!r} has shape {tuple(value.shape)}; shaping gives one value a trajectory"
-                    )
-                columns[name] = value
+                columns[name] = _one_each(name, value, outcome)
                 outcome = outcome + value
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
@@ -205,9 +215,14 @@ class Trainer:
     @property
     def _needs_proximal(self) -> bool:
         """Whether weights or rewards compare the policy at the start of the step with others."""
-        return bool(self.method.weights) or self.method.kl_reward is not None
+        named = "proximal_logprob" in self.method.needs
+        return named or bool(self.method.weights) or self.method.kl_reward is not None
 
-    def signals(self, forest: Forest) -> Signals:
+    def tools(self, step: int) -> SignalTools:
+        """What signal parts may use."""
+        return SignalTools(self.learner, decoder(self.tokenizer), self.tokenizer.pad_token_id, step, self.settings.seed)
+
+    def signals(self, forest: Forest, tools: SignalTools) -> Signals:
         """What the method's parts read: computed once, with the policy at the start of the step."""
         values: dict[str, Any] = {}
         needs = set(self.method.needs)
@@ -215,12 +230,17 @@ class Trainer:
             needs.add("proximal_logprob")
         if "reference_logprob" in needs:
             values["reference_logprob"] = self.learner.outputs(forest, ("logprob",), policy="reference")["logprob"]
-        current = [n for n in ("proximal_logprob", "entropy") if n in needs]
+        if "hidden" in needs:
+            values["hidden"] = self.learner.hidden(forest)
+        current = [n for n in ("proximal_logprob", "entropy", "value") if n in needs]
         if current:
             names = tuple("logprob" if n == "proximal_logprob" else n for n in current)
             found = self.learner.outputs(forest, names)
             values |= {n: found[k] for n, k in zip(current, names, strict=True)}
-        return Signals.of(forest, values)
+        for part in self.method.signals.values():
+            held = Signals.of(forest, values, self.method.axes)
+            values |= {name: x.detach() for name, x in part.compute(forest, held, tools).items()}
+        return Signals.of(forest, values, self.method.axes)
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
@@ -230,7 +250,8 @@ class Trainer:
         sampling = replace(self.sampling, temperature=temperature, top_k=0, top_p=1.0)
 
         def attempt(tasks: Sequence[Task]) -> Evaluation:
-            return evaluate(tasks, e.samples, self.session(EVALUATION, seed=0, sampling=sampling, budget=Budget()))
+            session = self.session(EVALUATION, seed=0, sampling=sampling, budget=Budget())
+            return evaluate(tasks, e.samples, session, getattr(self.method.rollout, "evaluation", Independent))
 
         found = attempt(self.source.held_out(e.tasks))
         if pool := getattr(self.source, "pool_tasks", None):
@@ -307,7 +328,11 @@ class Trainer:
             "unscored": dict(self.rewards.counts),
         }
         return checkpoint.save(
-            self.out, self.step_number, self.learner.tensors(), state, self.settings.trainer.keep_checkpoints
+            self.out,
+            self.step_number,
+            self.learner.tensors() | self.method.tensors(),
+            state,
+            self.settings.trainer.keep_checkpoints,
         )
 
     def resume(self, *, changed: bool = False) -> None:
@@ -321,8 +346,10 @@ class Trainer:
                 f"{self.out}/config.yaml is not the configuration of its checkpoint: restore it, or "
                 "start another run with `gxpo train`"
             )
-        self.learner.load_tensors(tensors, state["learner"])
+        own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
+        self.learner.load_tensors(own, state["learner"])
         self.source.load_state_dict(state["source"])
+        self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         self._begun, self.step_number, self.empty_steps = True, state["step"], state["empty_steps"]
         self.budget = Budget(**state["budget"])
@@ -342,3 +369,10 @@ class Trainer:
     def close(self) -> None:
         """End the processes of rewards and environments."""
         self._open.close()
+
+
+def _one_each(name: str, value: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+    """`value`, which has to be one number a trajectory."""
+    if value.shape != outcome.shape:
+        raise GxpoError(f"reward {name!r} has shape {tuple(value.shape)}; shaping gives one value a trajectory")
+    return value

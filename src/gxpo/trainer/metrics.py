@@ -69,6 +69,9 @@ NAMES: dict[str, Metric] = {
     "env_nonsense": Metric("episodes whose environment returned no valid TimeStep; unscored", "episodes", "the step"),
     "env_timeout": Metric("episodes whose environment took longer than env.timeout; unscored", "episodes", "the step"),
     "env_died": Metric("episodes whose environment's process ended; unscored", "episodes", "the step"),
+    "staleness_mean": Metric("steps between sampling a token and training on it", "steps", "trained sampled tokens"),
+    "staleness_max": Metric("the largest of them", "steps", "trained sampled tokens"),
+    "origin_NAME": Metric("share of rollouts of that origin, where not all are the policy's", "share", "rollouts"),
     "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
     "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
     "clip_fraction": Metric("share of tokens whose gradient the clip cuts", "share", f"trainable tokens {_UPDATES}"),
@@ -140,7 +143,7 @@ def metric(name: str) -> Metric | None:
     """The entry of `NAMES` for a key of a line, with its own number or reward in it; None if unknown."""
     if name in NAMES:
         return NAMES[name]
-    for prefix, word in (("eval_pass_at_", "K"), ("eval_", "NAME"), ("reward_", "NAME")):
+    for prefix, word in (("eval_pass_at_", "K"), ("eval_", "NAME"), ("reward_", "NAME"), ("origin_", "NAME")):
         if name.startswith(prefix) and len(name) > len(prefix):
             found = NAMES[prefix + word]
             return replace(found, meaning=found.meaning.replace(word, name.removeprefix(prefix)))

@@ -89,12 +89,24 @@ class Session:
         """Text of token ids, special tokens left out."""
         return decoder(self.tokenizer)(tokens)
 
-    def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Ids of a text as it stands, without template or special tokens."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def solution(self, task: Task) -> str | None:
+        """A worked solution: the task's own `info["solution"]`, or what its source can write."""
+        if "solution" in task.info:
+            return task.info["solution"]
+        write = getattr(self.source, "worked_example", None)
+        return None if write is None else write(task)
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         """Completions of each request, in order; under several processes each samples its share."""
+        sampling = self.sampling if sampling is None else sampling
         rank, world = parallel.rank(), parallel.world()
         # what an engine keeps for an episode is of use only where its next turn is sampled, too
         place = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
-        mine = self.engine.sample([r for r, p in zip(requests, place, strict=True) if p == rank], self.sampling)
+        mine = self.engine.sample([r for r, p in zip(requests, place, strict=True) if p == rank], sampling)
         if world == 1:
             out = mine
         else:
@@ -116,46 +128,76 @@ class Session:
             tokens[r].append(token)
         return [self.decode(t) for t in tokens]
 
-    def score(self, forest: Forest) -> Forest:
-        """The forest with outcomes, components and success; a trajectory that was scored before keeps its score."""
-        if all(i in self._scored for i in forest.id):
+    def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
+        """The forest with outcomes, components and success.
+
+        A trajectory that brings a finite outcome, or was scored before in this step, keeps what it has. `texts` are
+        judged in the place of all that was said.
+        """
+        fresh = torch.tensor([i not in self._scored for i in forest.id], dtype=torch.bool) & ~forest.scored
+        self._scored |= set(forest.id)
+        if not bool(fresh.any()):
             return forest
+        rows = fresh.nonzero().squeeze(1)
+        new = forest.select(rows)
+        said: list[str] = self.texts(new) if texts is None else [texts[int(r)] for r in rows]
+        scored = self._score(new, said)
+        return scored if len(rows) == forest.n_trajectories else _merged(forest, rows, scored)
+
+    def _score(self, forest: Forest, texts: Sequence[str]) -> Forest:
+        """All trajectories scored, by the first process for all of them."""
+        blob: dict[str, Any] = {}
         if parallel.rank() == 0:
-            scored = self.rewards.score(forest, self.texts(forest), [self._tasks[t] for t in forest.task])
+            scored = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
             broken = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
             scored = scored.replace(outcome=scored.outcome.masked_fill(broken, torch.nan))
+            if parallel.world() == 1:
+                return scored
             blob = {
                 "names": scored.component_names,
                 "outcome": scored.outcome.tolist(),
                 "components": scored.components.tolist(),
                 "success": scored.success.tolist(),
             }
-        else:
-            blob = {}
-        if parallel.world() > 1:
-            blob = json.loads(parallel.gather(json.dumps(blob).encode())[0])
-            block = torch.tensor(blob["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
-            scored = forest.with_rewards(
-                torch.tensor(blob["outcome"], dtype=torch.float64),
-                components={k: block[:, i] for i, k in enumerate(blob["names"])},
-                success=torch.tensor(blob["success"], dtype=torch.float64),
-            )
-        self._scored |= set(forest.id)
-        return scored
+        blob = json.loads(parallel.gather(json.dumps(blob).encode())[0])
+        block = torch.tensor(blob["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
+        return forest.with_rewards(
+            torch.tensor(blob["outcome"], dtype=torch.float64),
+            components={k: block[:, i] for i, k in enumerate(blob["names"])},
+            success=torch.tensor(blob["success"], dtype=torch.float64),
+        )
+
+
+def _merged(forest: Forest, rows: torch.Tensor, scored: Forest) -> Forest:
+    """The forest with the scores of `scored` in these rows; a component that a row has not is nan there."""
+    columns = {}
+    for name in dict.fromkeys((*forest.component_names, *scored.component_names)):
+        columns[name] = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
+        if name in forest.component_names:
+            columns[name] = forest.components[:, forest.component_names.index(name)].clone()
+        if name in scored.component_names:
+            columns[name][rows] = scored.components[:, scored.component_names.index(name)]
+    return forest.with_rewards(
+        forest.outcome.index_copy(0, rows, scored.outcome),
+        components=columns,
+        success=forest.success.index_copy(0, rows, scored.success),
+    )
 
 
 def _pack(groups: list[list[Completion]]) -> bytes:
-    rows = [
-        [{**asdict(c), "support": None if c.support is None else np.asarray(c.support).tolist()} for c in g]
-        for g in groups
-    ]
-    return json.dumps(rows).encode()
+    """Completions as JSON, floats exactly."""
+    return json.dumps([[asdict(c) for c in group] for group in groups], default=_listed).encode()
+
+
+def _listed(array: Any) -> dict[str, Any]:
+    array = np.asarray(array)
+    return {"dtype": str(array.dtype), "shape": array.shape, "values": array.reshape(-1).tolist()}
 
 
 def _unpack(blob: bytes) -> list[list[Completion]]:
-    rows = json.loads(blob)
-    for group in rows:
-        for row in group:
-            if row["support"] is not None:
-                row["support"] = np.asarray(row["support"], dtype=np.int64).reshape(len(row["tokens"]), -1)
-    return [[Completion(**row) for row in group] for group in rows]
+    def array(found: dict[str, Any]) -> Any:
+        if set(found) != {"dtype", "shape", "values"}:
+            return found
+        return np.asarray(found["values"], dtype=found["dtype"]).reshape(found["shape"])
+
+    return [[Completion(**row) for row in group] for group in json.loads(blob, object_hook=array)]

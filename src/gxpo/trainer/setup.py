@@ -10,12 +10,15 @@ import torch
 
 from gxpo import chat, models, worlds
 from gxpo.config import Resolved
+from gxpo.engines.flow import FlowEngine
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated
+from gxpo.keys import Stated, show
 from gxpo.learners import parallel
+from gxpo.learners.flow import FlowLearner
 from gxpo.learners.measure import tokens_per_microbatch
 from gxpo.learners.torch import TorchLearner
+from gxpo.models import flow
 from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Message, Sampling, TaskSource
 from gxpo.settings import RunSettings
@@ -68,14 +71,34 @@ class Policy:
     """The model that is trained, and how it is sampled and spoken to."""
 
     tokenizer: Any
-    learner: TorchLearner
-    engine: TorchEngine
+    learner: TorchLearner | FlowLearner
+    engine: TorchEngine | FlowEngine
     chat: Chat
     device: str
+
+    @property
+    def positions(self) -> int:
+        """Tokens that a context may have."""
+        config = getattr(self.learner.model, "config", None)  # a flow has none, and no limit
+        found = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+        return found or 1 << 30
 
 
 def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
     """Loads the model; everything that can be wrong with it is found here."""
+    samples_latents = "latents" in getattr(method.rollout, "provides", ())
+    if flow.is_flow(s.model) != samples_latents:
+        rollout = show(method.rollout)
+        raise ConfigError(
+            f"model {s.model} has no tokens, and rollout {rollout} samples them: use method=flow_grpo"
+            if flow.is_flow(s.model)
+            else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
+        )
+    return _flow_policy(s, method, notify) if samples_latents else _text_policy(s, method, notify)
+
+
+def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
+    """A causal language model."""
     device = device_of(s.learner.device)
 
     def warming(check: models.Check) -> None:
@@ -90,31 +113,59 @@ def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
         tools_format=s.chat.tools,
         rewrites=s.chat.rewrites,
     )
-    size = s.learner.tokens_per_microbatch
     learner = TorchLearner(
         loaded.model,
-        lr=s.update.lr,
-        betas=(s.update.betas[0], s.update.betas[1]),
-        weight_decay=s.update.weight_decay,
-        max_grad_norm=s.update.max_grad_norm,
-        schedule=s.update.schedule,
-        warmup_steps=s.update.warmup_steps,
-        total_steps=s.trainer.steps * method.update.optimiser_steps(s.tasks.per_step),
-        tokens_per_microbatch=8192 if size == "auto" else size,
-        device=device,
+        **_learning(s, method, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
-        reference="reference_logprob" in method.needs,
+        value_head=method.has_value_head,
+        value_lr=s.learner.value_lr,
+        policies=getattr(method.rollout, "policies", None),
     )
-    engine = TorchEngine(learner.model, loaded.tokenizer, device=device, batch_rows=s.sampling.batch_rows)
+    engine = TorchEngine(
+        learner.model, loaded.tokenizer, device=device, batch_rows=s.sampling.batch_rows, acting=learner.acting
+    )
     return Policy(loaded.tokenizer, learner, engine, talk, device)
+
+
+def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
+    """A sampler that denoises."""
+    unfit = {
+        "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
+        "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
+        "learner.lora_rank": s.learner.lora_rank > 0,
+        "a value head": method.has_value_head,
+        "chat.system": s.chat.system is not None,
+    }
+    for what in (name for name, asked in unfit.items() if asked):
+        raise ConfigError(f"model {s.model} can't have {what}: leave it out")
+    device = device_of(s.learner.device)
+    model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
+    learner = FlowLearner(model, **_learning(s, method, device))
+    conditions = flow.Conditions()
+    return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
+
+
+def _learning(s: RunSettings, method: Method, device: str) -> dict[str, Any]:
+    """What every learner is told."""
+    size = s.learner.tokens_per_microbatch
+    return {
+        "lr": s.update.lr,
+        "betas": (s.update.betas[0], s.update.betas[1]),
+        "weight_decay": s.update.weight_decay,
+        "max_grad_norm": s.update.max_grad_norm,
+        "schedule": s.update.schedule,
+        "warmup_steps": s.update.warmup_steps,
+        "total_steps": s.trainer.steps * method.update.optimiser_steps(s.tasks.per_step),
+        "tokens_per_microbatch": 8192 if size == "auto" else size,
+        "device": device,
+        "reference": "reference_logprob" in method.needs,
+    }
 
 
 def episode_of(s: RunSettings, world: World, policy: Policy) -> EpisodeRules:
     """The rules of an episode: the environment's, the run's, and the positions that the model has."""
-    config = policy.learner.model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or 1 << 30
-    limit = min(s.env.max_context or positions, positions)
+    limit = min(s.env.max_context or policy.positions, policy.positions)
     if limit <= s.sampling.max_new_tokens:
         raise ConfigError(
             f"env.max_context={limit} leaves no room for an observation beside sampling.max_new_tokens="

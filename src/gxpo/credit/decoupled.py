@@ -1,0 +1,115 @@
+"""Credit from several named rewards: each is normalised in its group by itself, then they are weighted and summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def decoupled_sum(
+    rewards: Tensor, weights: Tensor, group: Tensor, where: Tensor | None = None, ddof: int = 1, eps: float = 1e-4
+) -> Tensor:
+    """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), over the group, each reward k by itself.
+
+    rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
+    where    [R] bool (default: all): who enters the statistics; the others are measured by them
+
+    Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
+    """
+    columns = [levels.normalize(r, group, where, ddof=ddof, eps=eps) for r in rewards.unbind(1)]
+    return torch.stack(columns, 1) @ weights.to(torch.float64)
+
+
+@torch.no_grad()
+def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
+    """(value - mean) / (std + eps) over the trajectories of the batch: [R] float64.
+
+    moved  [R] bool: the others (of groups that are equal in every reward) enter the statistics and are given exactly 0
+    where  [R] bool: who enters
+    """
+    batch = torch.zeros(value.shape, dtype=torch.int64)
+    out = levels.normalize(value, batch, where, ddof=ddof, eps=eps)
+    return torch.where(moved, out, torch.zeros_like(out))
+
+
+@dataclass(frozen=True)
+class Decoupled(CreditPart):
+    """GDPO: `decoupled_sum` of `forest.components`, then normalised over the batch; the same for every token.
+
+    weights  {component: weight}; null: every component, each with weight 1 (the outcome, if there are no components)
+    over     what the batch is made of. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
+             1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
+             credit, too, since the mean over tokens is not 0
+    ddof, eps  of the standard deviations
+
+    With a single reward the second normalisation is left out, as in TRL: then this is `group_relative`. The
+    batch's mean and std are of what is given to it: the trajectories of one step. A trajectory with nan in a weighted
+    component is taken as unscored: it is in no statistic, and its credit is exactly 0 (it stays in the loss's
+    denominators unless the same components are counted under `reward`). Weights are by name: one that is not among the
+    components is an error.
+
+    Source: GDPO (arXiv 2601.05242), both of its ports; eps 1e-4 as in TRL's.
+    """
+
+    weights: Mapping[str, float] | None = None
+    over: Literal["trajectories", "tokens"] = "trajectories"
+    ddof: int = 1
+    eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        one_of("credit.over", self.over, ("trajectories", "tokens"))
+        for name, weight in (self.weights or {}).items():
+            if not math.isfinite(weight):
+                raise ConfigError(f"credit.weights: {name!r} has weight {weight!r}; give a finite number")
+        if self.weights is not None and not any(self.weights.values()):
+            raise ConfigError("credit.weights: no reward has a weight other than 0")
+        object.__setattr__(self, "on_equal", "signal" if self.over == "tokens" else "zero")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        rewards, weights = self._rewards(forest)
+        usable = rewards.isfinite().all(1)
+        rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
+        enters = forest.compared & usable
+        group = torch.where(usable, forest.ids("group", axis="R"), -1)
+        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps)
+        if len(weights) == 1:
+            return forest.to_path(total, "R")
+        if self.over == "tokens":
+            trained = forest.path_trainable & forest.to_path(usable, "R")
+            return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
+        moved = torch.zeros_like(usable)
+        for reward in rewards.unbind(1):
+            moved |= ~levels.degenerate(reward, group, enters) | ~enters
+        return forest.to_path(batch_normalized(total, moved & usable, enters, self.ddof, self.eps), "R")
+
+    def _rewards(self, forest: Forest) -> tuple[Tensor, Tensor]:
+        """[R, K] the weighted components and their weights [K]."""
+        names = forest.component_names
+        if self.weights is None:
+            columns = forest.components if names else forest.outcome[:, None]
+            return columns, torch.ones(columns.shape[1], dtype=torch.float64)
+        for name in self.weights:
+            if name not in names:
+                there = ", ".join(names) or "none"
+                raise ConfigError(
+                    f"credit.weights names {name!r}, which is no component of these rollouts"
+                    f"{did_you_mean(name, names)}; there is {there}"
+                )
+        weighted = {name: weight for name, weight in self.weights.items() if weight != 0}
+        chosen = torch.tensor([names.index(name) for name in weighted])
+        return forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)

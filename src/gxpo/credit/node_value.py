@@ -1,0 +1,126 @@
+"""Credit of a token of a tree: how the chance of success changed where its node begins, against the whole tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart, one_of
+from gxpo.trees import last_before
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+Form = Literal["paper", "released"]
+FLAT = 1e-8  # a change of value below it is none, in the released code
+
+
+class Visits(NamedTuple):
+    """The nodes on each trajectory's path, a row for every (trajectory, node); [V] each.
+
+    trajectory  index into R
+    place       dense ids of (group, node): rows of one node and group are the leaves below it
+    above       the row of the same trajectory's node before it, -1 for the first
+    """
+
+    trajectory: Tensor
+    place: Tensor
+    above: Tensor
+
+
+@torch.no_grad()
+def node_value(
+    outcome: Tensor,
+    group: Tensor,
+    visits: Visits,
+    row: Tensor,
+    counted: Tensor,
+    form: str = "paper",
+    where: Tensor | None = None,
+) -> Tensor:
+    """Credit of each path token from the values V of the nodes: V(s) = mean outcome of the leaves below s.
+
+    GA(s) = V(s) - V(root),  LA(s) = V(s) - V(parent of s);  V(root) is the mean outcome of the group
+    "paper"     (GA + LA) / sqrt(leaves below s)
+    "released"  n / (n - 1) (GA + LA) - m, n the group's leaves, m the mean of n / (n - 1) GA over the group's trained
+                path tokens; where |LA| < 1e-8 the node has the LA of its parent
+
+    outcome  [R] any float dtype; the arithmetic is in float64
+    group    [R] int64 dense ids, -1 = in no group
+    visits   see `Visits`
+    row      [P] which row of `visits` each path token belongs to
+    counted  [P] bool, trained tokens
+    where    [R] bool, compared (default: all): the leaves that make values
+
+    Returns [P] float64. Nodes that the same leaves go through are one node: where a branch was dropped, a cut in an
+    action is none. Exactly 0: tokens of nodes without a compared leaf, and everything in a group of equal outcomes or
+    of one leaf (a difference of values of at most 1e-12 of the larger is rounding, and none).
+
+    Source: TreeRL, arXiv 2506.11902; reference code for "released", which scores leaves leave-one-out (hence
+    n / (n - 1)), centres token-weighted, and leaves 1 / sqrt(leaves) off by default.
+    """
+    one_of("credit.form", form, ("paper", "released"))
+    members = (group >= 0) if where is None else (group >= 0) & where
+    leaf = visits.trajectory
+    value = levels.mean(outcome[leaf], visits.place, members[leaf])
+    leaves = levels.count(visits.place, members[leaf])
+    root = levels.mean(outcome, group, members)[leaf]
+    up = visits.above
+    head = last_before(up, (up >= 0) & (leaves[up.clamp_min(0)] == leaves))  # where the row's node begins
+    parent = torch.where(up[head] >= 0, value[up[head].clamp_min(0)], root)
+    overall, local = _change(root, value), _change(parent, value)
+    if form == "paper":
+        credit = ((overall + local) / leaves.clamp_min(1).sqrt())[row]
+    else:
+        size = levels.count(group, members)[leaf]
+        factor = size / (size - 1).clamp_min(1)
+        flat = factor * local.abs() < FLAT
+        local = torch.where(flat, torch.zeros_like(local), local)[last_before(up, flat)]
+        centre = levels.mean((factor * overall)[row], group[leaf][row], counted & members[leaf][row])
+        credit = (factor * (overall + local))[row] - centre
+    return torch.where(leaves[row] > 0, credit, torch.zeros_like(credit))
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    """after - before, exactly 0 where it is no more than rounding."""
+    rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
+    change = after - before
+    return torch.where(change.abs() <= rounding, torch.zeros_like(change), change)
+
+
+def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
+    """The forest's visits, and the row of each path token."""
+    trajectory, node = forest.visits
+    key = trajectory * forest.n_nodes + node  # ascending
+    parent = forest.parent[node]
+    above = torch.searchsorted(key, trajectory * forest.n_nodes + parent)
+    group = forest.ids("group", axis="R")[trajectory]
+    place = torch.unique(node * forest.n_trajectories + group, return_inverse=True)[1]
+    own = forest.path_trajectory * forest.n_nodes + forest.token_node[forest.path_token]
+    return Visits(trajectory, place, torch.where(parent >= 0, above, -1)), torch.searchsorted(key, own)
+
+
+@dataclass(frozen=True)
+class NodeValue(CreditPart):
+    """`node_value` of the outcome: every token has the credit of its node, the same in all trajectories through it.
+
+    The tree is that of `Forest.parent`: what tokens are conditioned on. An observation between two actions has a value
+    of its own, so that what an environment did is nobody's credit.
+    """
+
+    form: Form = "paper"
+
+    requires = ("forks",)
+
+    def __post_init__(self) -> None:
+        one_of("credit.form", self.form, ("paper", "released"))
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        visits, row = visits_of(forest)
+        group = forest.ids("group", axis="R")
+        return node_value(forest.outcome, group, visits, row, forest.path_trainable, self.form, where=forest.compared)

@@ -1,0 +1,69 @@
+"""Temporal differences and the linear recursion over them: what every advantage estimate with a value is made of.
+
+Rows stand in chains: each has at most one that follows it, and -1 where the chain ends. What follows a token is the
+next token of its author's in the trajectory, what follows a turn the next turn; observations are no rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
+    """[n] int64: the row that follows each row in its chain, -1 for the last.
+
+    chain    [n] which chain each row is of, in order of time within a chain (P by trajectory, S by trajectory)
+    counted  [n] bool (default: all): the others are no part of their chain and have -1
+
+    >>> next_in(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([True, False, True, True, True])).tolist()
+    [2, -1, -1, 4, -1]
+    """
+    following = torch.full(chain.shape, -1, dtype=torch.int64)
+    rows = torch.arange(len(chain)) if counted is None else counted.nonzero().squeeze(1)
+    rows = rows[torch.argsort(chain[rows], stable=True)]
+    here, then = rows[:-1], rows[1:]
+    following[here] = torch.where(chain[here] == chain[then], then, -1)
+    return following
+
+
+def td_residual(
+    reward: Tensor, value: Tensor, following: Tensor, discount: float | Tensor, at_end: Tensor | None = None
+) -> Tensor:
+    """delta_i = reward_i + discount_i * value(what follows i) - value_i, [n] float64.
+
+    discount  of the transition out of each row, one for all or [n]
+    at_end    [n] the value of what would follow the last row of each chain (default: 0, the chain is over)
+    """
+    reward, value = reward.to(torch.float64), value.to(torch.float64)
+    beyond = torch.zeros_like(value) if at_end is None else at_end.to(torch.float64)
+    return reward + discount * torch.where(following >= 0, value[following.clamp_min(0)], beyond) - value
+
+
+@torch.no_grad()
+def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tensor) -> Tensor:
+    """A_i = delta_i + coefficient_i * A(what follows i), [n] float64; A = delta at the end of a chain.
+
+    delta        [n]
+    coefficient  of the transition out of each row, one for all or [n]: discount * lambda for GAE, discount^k for a
+                 transition over k steps, 0 to cut a chain
+    following    [n] the row that follows, -1 none (`next_in`); without cycles
+
+    By doubling: after k rounds each row holds its own 2^k terms and the product of coefficients that leads beyond
+    them, so that log2 of the longest chain rounds are enough. Nothing is divided and no logarithm taken: exact for
+    coefficients of any sign, 0 included, up to the order of the additions. A row's result depends on what follows it
+    and on nothing else in the batch.
+
+    >>> d = torch.tensor([1.0, 2.0, 3.0])
+    >>> linear_recursion(d, 0.5, torch.tensor([1, 2, -1])).tolist()
+    [2.75, 3.5, 3.0]
+    """
+    total = delta.to(torch.float64).clone()
+    reach = torch.as_tensor(coefficient, dtype=torch.float64).expand(total.shape)
+    jump = following
+    while bool((jump >= 0).any()):
+        going, safe = jump >= 0, jump.clamp_min(0)
+        total = total + torch.where(going, reach * total[safe], 0.0)
+        reach = torch.where(going, reach * reach[safe], 0.0)
+        jump = torch.where(going, jump[safe], -1)
+    return total

@@ -1,0 +1,36 @@
+r"""AT-GRPO: the group is one cell (instance, agent, turn) of K candidates from one observation; on along the best.
+
+r_c = alpha team_c + local_c;   A_c = (r_c - mean_cell r) / (std_cell r + eps);   c* = first argmax_c r_c goes on
+
+Choices. The team's reward of a candidate is the task's reward of the answer as it would stand after it: an agent that
+does not answer is told apart by `Role.local` alone. Every candidate's reward is read before one is selected, by its own
+cell's rewards, agent after agent. The reference code lets all agents of a turn speak first and then copies the best
+branch over all K environments after each agent, so that later agents see K copies of one reward and have no signal;
+its group key moreover merges the cells of K problems. Neither is followed. A cell of one has 0 (the reference: its raw
+reward). With `rollout.policy: per_role` the loss is the mean over all candidates of the step (the paper: a mean for
+each policy), and all policies take one optimiser step together.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.team_cells import TeamCells
+
+at_grpo = Definition(
+    name="at_grpo",
+    title="Stronger Together: On-Policy Reinforcement Learning for Collaborative LLMs",
+    arxiv="2510.11062",
+    authors="Zhao, Yujie and Hu, Lanxiang and Wang, Yang and Hou, Minmin and Zhang, Hao and Ding, Ke and Zhao, Jishen",
+    year=2025,
+    idea="only candidates that answered one and the same prompt are compared: a group for each agent and turn",
+    formula="r = alpha team + local; A = (r - mean_cell) / std_cell; the team goes on with the first best candidate",
+    evidence="reference-code",
+    keys={"rollout": TeamCells},
+    paper_defaults={
+        "objective.aggregate": "token_mean",
+        "tasks.per_step": 32,
+        "update.lr": 1e-6,
+        "learner.lora_rank": 16,
+        "learner.lora_alpha": 32.0,
+    },
+    choices="rewards of a cell are read before one candidate is selected (the reference's later agents have no signal)",
+    cost="group_size samples for every turn of every agent",
+)

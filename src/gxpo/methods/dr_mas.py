@@ -1,0 +1,29 @@
+r"""Dr. MAS: each agent of a team is measured against its own calls in the group, not against everybody's.
+
+A = (R - mean_{q,k} R) / (std_{q,k} R + eps) for every call of agent k at query q; R the team's outcome
+
+Choices. Statistics over calls, ddof 1, eps 1e-6, as in the reference code; an agent that is called more often in some
+attempts than in others has other statistics than the group of attempts (averaging per attempt first would be the base's
+credit). An agent's only call in a group has 0 (the reference keeps its raw outcome). The normalisation is a flag on
+other methods as well: `--set credit=dr_mas`, with `credit.center` and `credit.scale` as theirs.
+With `rollout.policy: per_role` all policies take one optimiser step together, clipped by one norm (the reference: a
+step and a norm for each).
+"""
+
+from gxpo.credit.agent_relative import AgentRelative
+from gxpo.keys import Definition
+from gxpo.rollouts.team import Team
+
+dr_mas = Definition(
+    name="dr_mas",
+    title="Dr. MAS: Stable Reinforcement Learning for Multi-Agent LLM Systems",
+    arxiv="2602.08847",
+    authors="Feng, Lang and Zheng, Longtao and He, Shuo and Zhang, Fuxiang and An, Bo",
+    year=2026,
+    idea="agents of a team are normalised apart, because one baseline for all fits none of them",
+    formula="A = (R - mean_{query, agent} R) / (std_{query, agent} R + 1e-6), over calls",
+    evidence="reference-code",
+    keys={"credit": AgentRelative, "rollout": Team},
+    choices="statistics over calls, not attempts; an agent's only call in a group has 0 (reference: its raw outcome)",
+    cost="one sample per turn of each attempt",
+)

@@ -1,0 +1,24 @@
+r"""GDPO: several rewards, each normalised in its group by itself, so that none drowns in another's spread.
+
+z_k = (r_k - mean_g r_k) / (std_g r_k + 1e-4);   s = sum_k w_k z_k;   A = (s - mean_batch s) / (std_batch s + 1e-4)
+
+Choices. Weights are by name (`credit.weights: {correct: 1.0, format: 0.5}`); without any, every component has weight
+1. The two official ports differ: TRL's normalises over the batch's trajectories (ours), verl's over its tokens, which
+weighs long answers more (`credit.over: tokens`). With one reward the batch normalisation is left out, as in TRL.
+"""
+
+from gxpo.credit.decoupled import Decoupled
+from gxpo.keys import Definition
+
+gdpo_multi = Definition(
+    name="gdpo_multi",
+    title="GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+    arxiv="2601.05242",
+    authors="Liu, Shih-Yang and Dong, Xin and Lu, Ximing and others",
+    year=2026,
+    idea="normalise each reward in its group by itself, then weigh, sum and normalise over the batch",
+    formula="A = norm_batch(sum_k w_k (r_k - mean_g r_k) / (std_g r_k + eps))",
+    evidence="reference-code",
+    keys={"credit": Decoupled},
+    choices="batch normalisation over trajectories (TRL), over tokens as in verl with credit.over=tokens",
+)

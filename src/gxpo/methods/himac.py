@@ -1,0 +1,29 @@
+r"""HiMAC: a group of plans, each judged by one greedy execution; then a group of executions of the best plan.
+
+macro  A_m = (R(z_m) - mean) / (std + eps) over M plans of a task, on plan tokens only
+micro  A_n = (R_n - mean) / (std + eps) over N executions of z* = argmax R(z_m), on execution tokens only
+The phases alternate, a step each; both are GRPO's objective.
+
+Choices (from secondary notes; there is no code). M = N = 8: the group sizes are not known. The micro phase makes and
+tries out plans of its own. On tasks of prompts a plan is the first stretch of the answer, up to a delimiter, and the
+execution goes on from it, unless the templates ask for a plan in words. One text is one plan: subgoals that are ticked
+off one by one belong to environments, which are refused. The KL coefficient, 0.01 in both phases: `himac@paper`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.plan_execute import PlanExecute
+
+himac = Definition(
+    name="himac",
+    title="HiMAC: Hierarchical Macro-Micro Learning for Long-Horizon LLM Agents",
+    arxiv="2603.00977",
+    authors="Jin, Hongbo and Zhu, Rongpeng and Ding, Jiayu and Zhang, Wenhao and Li, Ge",
+    year=2026,
+    idea="plans are compared with plans and executions with executions of one plan, one kind at a time",
+    formula="macro: A = z over plans of greedy outcomes, on plan tokens; micro: A = z over executions of the best plan",
+    evidence="secondary",
+    keys={"rollout": PlanExecute},
+    paper_defaults={"objective.kl.coef": 0.01},
+    choices="plans afresh in the micro phase; a plan is one text, on tasks of prompts the beginning of the answer",
+    cost="a greedy execution of every plan; in the micro phase these and all plans but one are discarded",
+)

@@ -1,0 +1,28 @@
+r"""iGRPO: the best of a few drafts is put into the prompt, and GRPO trains the refinements.
+
+d* = argmax_j r(d_j) over N drafts d_j ~ pi_old(.|q), the first on ties; q' = template(q, d*)
+o_i ~ pi_old(.|q'), i = 1..G; A and L as in GRPO, with pi(.|q'). Drafts get no gradient. Held-out tasks are attempted
+once, without a draft.
+
+Choices. N = 4 beside G = 8: the paper matches N + G to GRPO's G, its split could not be verified; for a matched budget
+of 8 say `rollout.n_drafts=4 rollout.group_size=4`. A draft that could not be scored is below all others; where all
+drafts are wrong the first is shown. The wording of the template is ours.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.refine import BestDraft
+
+igrpo = Definition(
+    name="igrpo",
+    title="iGRPO: Self-Feedback-Driven LLM Reasoning",
+    arxiv="2602.09000",
+    authors="Hatamizadeh, Ali and Prabhumoye, Shrimai and Gitman, Igor and Lu, Ximing and Han, Seungju and Ping, Wei "
+    "and Choi, Yejin and Kautz, Jan",
+    year=2026,
+    idea="attempts are conditioned on the best of the policy's own drafts and trained to beat it",
+    formula="d* = argmax_j r(d_j), d_j ~ pi(q); o_i ~ pi(q + d*); A, L as GRPO under q + d*",
+    evidence="secondary",
+    keys={"rollout": BestDraft},
+    choices="4 drafts beside 8 refinements; the template's wording; an unscored draft is below all others",
+    cost="n_drafts more rollouts a group, and a prompt longer by the draft",
+)

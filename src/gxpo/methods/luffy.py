@@ -1,0 +1,40 @@
+r"""LUFFY: every group holds a teacher's answer, whose tokens have a shaped probability in the place of a ratio.
+
+Group: G - n samples and n reference answers (n = 1);  A_i = r_i - mean over the whole mixed group, no std
+samples:  l = -A rho, without a clip
+answers:  l = -A f(pi), f(x) = x / (x + 0.1): who sampled them is taken to have been certain (pi_behaviour = 1).
+          The gradient in log pi, -A 0.1 pi / (pi + 0.1)^2, is greatest at pi = 0.1: unlikely tokens are not lost.
+L = mean_i sum_t l / H, H `objective.horizon`
+
+Choices. As the recipe (`grpo`, mean of the mixed group), not `grpo_split`: `rollout.statistics: policy` takes the mean
+from the samples alone, but gives a lone sample no credit where the reference keeps its reward. As in the recipe there
+is no clip, and the length that sums are divided by is a constant. An answer's own log-probs, where a record has them,
+make it an ordinary row (reference: `target_probs`, a ratio without shaping). The recipe's entropy coefficient 0.001 is
+under `luffy@paper`. A group that is all right, the reference answer included, teaches nothing.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate import Unclipped
+from gxpo.rollouts.reference import ReferenceInGroup
+
+luffy = Definition(
+    name="luffy",
+    title="Learning to Reason under Off-Policy Guidance",
+    arxiv="2504.14945",
+    authors="Yan, Jianhao and Li, Yafu and Hu, Zican and others",
+    year=2025,
+    idea="a teacher's answer in every group, its unlikely tokens kept alive by shaping",
+    formula="A = r - mean_g; L = mean_i sum_t (-A rho on samples, -A pi / (pi + 0.1) on reference answers) / horizon",
+    evidence="reference-code",
+    keys={
+        "rollout": ReferenceInGroup,
+        "credit.scale": "none",
+        "objective.gate": Unclipped,
+        "objective.aggregate": "sequence_sum",
+        "objective.on_unknown_behaviour": "shaped",
+    },
+    paper_defaults={"objective.entropy.coef": 0.001, "update.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
+    refuses={"objective.ratio": ("sequence",)},
+    choices="mean over the mixed group; no clip; sum over tokens by a constant length; gamma 0.1",
+    cost="one sample fewer a group; reference answers must be given",
+)

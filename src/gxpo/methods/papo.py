@@ -1,0 +1,27 @@
+r"""PAPO: a bonus for depending on what was shown: divergence from the same policy with the observation masked.
+
+L = L_GRPO - coef mean_t k3 + entropy_coef mean_t (-log policy),   k3 = e^d - d - 1, d = log masked - log policy
+coef 0.01, entropy_coef 0.03; 60% of the observation hidden
+
+Choices. On text: prompt and observation tokens are hidden in the place of image patches. Both means are over all
+trained tokens of the step, whatever the rewards. Masked log-probs are the policy's at the start of the step, as in the
+code; its second entropy term is then a constant and is left out. `papo+dapo` is the paper's PAPO-D.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.masked_kl import MaskedKl
+from gxpo.signals.masked_observation import MaskedObservation
+
+papo = Definition(
+    name="papo",
+    title="Perception-Aware Policy Optimization for Multimodal Reasoning",
+    arxiv="2507.06448",
+    authors="Wang, Zhenhailong and Guo, Xuehang and Stoica, Sofia and others",
+    year=2025,
+    idea="what the policy says should change when it can't see: a KL bonus, with an entropy brake",
+    formula="L = L_GRPO - c mean k3(pi(.|o), pi(.|masked o)) + e mean(-log pi)",
+    evidence="reference-code",
+    keys={"objective.add.masked_kl": MaskedKl, "signal.masked_observation": MaskedObservation},
+    choices="text tokens for patches, 0.6 hidden; token mean; the constant entropy of the masked policy left out",
+    cost="a forward pass over the rollouts with masked observations",
+)

@@ -1,0 +1,32 @@
+r"""POISE: the policy's hidden states tell how a task will go; a rollout's baseline is read off those of its siblings.
+
+phi_j = [mean hidden state of the last 10 prompt tokens; of the last 10 action tokens; entropy statistics]
+g     = linear regression of the siblings' mean outcome on phi, over the newest rollouts of the steps before
+A_i   = r_i - mean_{j != i} g(phi_j):   nothing that rollout i did is in its baseline, so the gradient is unbiased
+
+Choices. The paper has two rollouts a prompt, A_1 = r_1 - g(phi_2); with more, the mean over the others. What entropy
+statistics are taken is open in our source: mean, standard deviation and maximum. Ridge 0.1 on features in units of
+their spread, since a small buffer has fewer rows than features (`signal.value_probe.ridge: 0` is plain least squares).
+Until 128 rollouts are in the buffer, the baseline is the siblings' mean outcome. A group of one has credit 0; groups
+of equal outcomes learn.
+"""
+
+from gxpo.credit.against_baseline import AgainstBaseline
+from gxpo.keys import Definition
+from gxpo.signals.value_probe import ValueProbe
+
+poise = Definition(
+    name="poise",
+    title="Your Language Model is Its Own Critic: Reinforcement Learning with Value Estimation from Actor's Internal "
+    "States",
+    arxiv="2605.07579",
+    authors="Choi, Yunho and Lim, Jongwon and Ahn, Woojin and Oh, Minjae and Shim, Jeonghoon and Jo, Yohan",
+    year=2026,
+    idea="a linear probe on the policy's hidden states is the critic, and it looks at the rollout's siblings",
+    formula="A_i = r_i - mean_{j != i} g(phi_j), g linear in hidden states and entropies, fitted on earlier steps",
+    evidence="paper",
+    keys={"credit": AgainstBaseline, "signal.value_probe": ValueProbe},
+    paper_defaults={"rollout.group_size": 2},
+    choices="ridge 0.1; entropy mean, standard deviation, maximum; fitted before the step's own outcomes are known",
+    cost="a forward pass for hidden states and entropies; a closed-form regression; the buffer in the checkpoint",
+)

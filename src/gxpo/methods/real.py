@@ -1,0 +1,29 @@
+r"""REAL: the verdict is a label, and the policy a classifier whose logit is its mean log-ratio to the old one.
+
+s_i = mean_t (log policy - log old)
+L = sum over groups with both labels [log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau))] / all groups,   tau 0.5
+
+Gradient weights lie in (0, 1/tau): no trajectory dominates.
+
+Choices. The label is the verifier's verdict; the code takes rewards equal to 1 and 0, and drops the others without a
+word. Groups without both labels are not run and stay in the denominator, as in the code. Its product form and its
+cross-entropy variant are not here. Credit is not read.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.classification import Classification
+
+real = Definition(
+    name="real",
+    title="Rewards as Labels: Revisiting RLVR from a Classification Perspective",
+    arxiv="2602.05630",
+    authors="Zhai, Zepeng and Chen, Meilin and Zhao, Jiaxuan and Qian, Junlang and Shen, Lei and Lu, Yuan",
+    year=2026,
+    idea="a verifiable reward is a class label: a logistic loss per group, anchored at log-ratio 0",
+    formula="L = mean_g log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau)), s = mean_t log(pi/old)",
+    evidence="reference-code",
+    keys={"objective": Classification},
+    paper_defaults={"rollout.group_size": 8, "update.lr": 2e-6},
+    refuses={"objective.kl.place": ("reward",)},
+    choices="labels from the verdict, never from a shaped reward; the sum form; mean over all groups",
+)

@@ -1,0 +1,39 @@
+r"""Scaf-GRPO: where a whole group fails, the least hint with which the policy succeeds, in the place of one attempt.
+
+Rollout, after 50 steps: a group whose attempts are all wrong is tried once under each hint, from the least to the
+most; with L* = min {level : right}, that attempt stands in the place of the group's first. If no hint helps, the group
+stays as it was (A = 0).
+A and L as in GRPO, with rho_t = pi(o_t | q+h, o_<t) / pi_old(o_t | q+h, o_<t) for the hinted attempt: it is trained
+under the prompt it was sampled under. G = 8, one right: A = 7/8 / std = 2.474867, the others -0.353552.
+
+Choices. Hints are the task's own (tiers of chunks, each chunk shown with those before it); where it has none, quarters
+of its solution. The released code leaves its planning tier out; here all tiers that a task brings are tried. A group
+is dead when no verdict is positive (the code: all rewards exactly 0, which shaping breaks). The warm-up is a global
+counter as in the code; the paper tells of a diagnosis by problem. `objective.context=trained` is the code's
+`replace_hint_prompt`: the hinted answer under the plain prompt; there the ratio to the proximal policy is 1 and hides
+that it was sampled otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.hint import LeastHint
+
+scaf_grpo = Definition(
+    name="scaf_grpo",
+    title="Scaf-GRPO: Scaffolded Group Relative Policy Optimization for Enhancing LLM Reasoning",
+    arxiv="2510.19807",
+    authors="Zhang, Xichen and Wu, Sitong and Zhu, Yinghao and Tan, Haoru and Yu, Shaozuo and He, Ziyi and Jia, Jiaya",
+    year=2025,
+    idea="an all-wrong group gets one attempt that the least sufficient hint made right",
+    formula="L* = min {level: r(o ~ pi(q + h_level)) > 0}; o_1 <- o_L*, trained under q + h_L*; A, L as GRPO",
+    evidence="reference-code",
+    keys={"rollout": LeastHint, "objective.context": "sampled"},
+    paper_defaults={
+        "tasks.per_step": 256,
+        "update.minibatches": 4,
+        "update.lr": 1e-6,
+        "sampling.max_new_tokens": 2048,
+    },
+    choices="dead groups by verdict, not by reward 0; all tiers are tried, also planning, which the code leaves out; "
+    "without hints of its own a task's are quarters of its solution",
+    cost="one more rollout for each hint of an all-wrong group",
+)

@@ -1,0 +1,33 @@
+r"""Search-R2: a refiner, the same policy, finds the first flawed step; what follows is cut and written anew.
+
+y ~ pi; the refiner accepts y or names step k; y' = y_{<k} + suffix, suffix ~ pi(. | q, y_{<k}); at most M times
+R = R_out (1 + R_proc); A as in GRPO over the final trajectories, shared by the actor's and the refiner's tokens, each
+with the log-prob under which its author wrote it.
+
+Choices. Judge and trimmer are one turn: the refiner answers with a step's number, 0 accepts; what can't be read
+accepts. M = 1. Steps end with `rollout.delimiter`. A policy too small to write a step's number can cut at a random step
+(`rollout.where=uniform`) or at its least probable one (`low_probability`): both are ours, and cut always. R_proc needs
+somebody who judges retrieved chunks: `search_r2@paper` adds `reward.shape.process`, which reads component "process" of
+your reward; without it R = R_out. Tasks with one answer only: the paper's search episodes are refused. Held-out tasks
+are attempted by the actor alone.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.revise import Revise
+
+search_r2 = Definition(
+    name="search_r2",
+    title="Search-R2: Enhancing Search-Integrated Reasoning via Actor-Refiner Collaboration",
+    arxiv="2602.03647",
+    authors="He, Bowei and Hu, Minda and Xu, Zenan and Wang, Hongru and Zong, Licheng and Chen, Yankai and Ma, Chen "
+    "and Liu, Xue and Zhou, Pluto and King, Irwin",
+    year=2026,
+    idea="attempts are cut at the first flawed step and go on from there; who finds the flaw is trained with them",
+    formula="y' = y_{<k} + suffix, k from the refiner; R = R_out (1 + R_proc); A as GRPO for actor and refiner tokens",
+    evidence="reconstruction",
+    keys={"rollout": Revise},
+    paper_defaults={"reward.shape.process": "process_bonus"},
+    choices="judge and trimmer in one turn; one revision; no process reward unless one is given (@paper asks for it); "
+    "rollout.where=uniform or low_probability stand in for a refiner; single-turn tasks only",
+    cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",
+)

@@ -1,0 +1,28 @@
+r"""SFPO: fast steps on one batch, a pull back towards their start, then one slow correction.
+
+theta_K = K steps from theta_0;  theta~ = theta_0 + alpha (theta_K - theta_0);  theta_new = one step from theta~.
+K = 3, alpha = 0.8. Once the entropy of a step is one standard deviation above the mean of its window of 30 steps, every
+later step is one plain step.
+
+Choices. As in the reference: the rise alone counts (not |z|), with the population std of a window that holds the newest
+entropy; entropy is that of the correction; Adam's moments are not pulled back. Every step is on the whole batch, where
+the reference's can be a pass of minibatches. `update.alpha` was 0.9 for Qwen3-4B.
+"""
+
+from gxpo.keys import Definition
+from gxpo.learners.slow_fast import SlowFast
+
+sfpo = Definition(
+    name="sfpo",
+    title="Slow-Fast Policy Optimization: Reposition-Before-Update for LLM Reasoning",
+    arxiv="2510.04072",
+    authors="Wang, Ziyan and Wang, Zheng and Qu, Xingwei and Cheng, Qi and Fu, Jie and Tang, Shengpu and Zhang, Minjia "
+    "and Huo, Xiaoming",
+    year=2025,
+    idea="the way of several steps on one batch is a steadier direction than one step's; go a part of it, then correct",
+    formula="theta~ = theta_0 + 0.8 (theta_3 - theta_0); theta_new = theta~ - lr grad L(theta~)",
+    evidence="reference-code",
+    keys={"update": SlowFast},
+    choices="each fast step on the whole batch; Adam's moments are not pulled back (reference)",
+    cost="4 updates a step, and a copy of the parameters",
+)

@@ -1,0 +1,42 @@
+r"""T-PPO: PPO on windows of rollouts; who is not finished trains the policy now, and the critic once it is.
+
+rollout: at most half of its tokens a step; an unfinished one goes on in the next step
+policy:  the tokens of the newest window. A_t of an unfinished rollout: GAE backwards with V(s_l) := V(s_{l-1}), nothing
+         paid
+critic:  the Monte-Carlo return on all tokens of a rollout, in the step in which it ends
+
+Choices. discount 1, lambda 0.95 for the policy and 1 for the critic (our source is a summary: discount 1, an example
+with 0.9). Two windows; the summary has three, 8k of 24k tokens (`t_ppo@paper`). The paper leaves out a tail of an
+unfinished rollout's tokens, of a length that the summary does not give: here it is kept. The tokens of earlier windows
+stay in the policy term's denominators. Each step starts its tasks beside what goes on, so its number of rollouts
+varies; the paper fills up to a constant one. Until something has ended, and the value with it, nothing is learned.
+"""
+
+from gxpo.credit.gae import Gae
+from gxpo.keys import Definition
+from gxpo.objectives.value import ValueRegression
+from gxpo.rollouts.windowed import Windowed
+from gxpo.weighting.newest_version import NewestVersion
+
+t_ppo = Definition(
+    name="t_ppo",
+    title="Truncated Proximal Policy Optimization",
+    arxiv="2506.15050",
+    authors="Fan, Tiantian and Liu, Lingjun and Yue, Yu and Chen, Jiaze and others",
+    year=2025,
+    idea="unfinished rollouts train the policy, by a value carried on past the cut; the critic waits for the end",
+    formula="A_t = r_t + V_{t+1} - V_t + l A_{t+1}, V(s_l) := V(s_{l-1}) if unfinished; V fits the return if finished",
+    evidence="secondary",
+    keys={
+        "rollout": Windowed,
+        "credit": Gae,
+        "credit.lam": 0.95,
+        "credit.target_lam": 1.0,
+        "credit.cut": "extend",
+        "weight.newest_version": NewestVersion,
+        "objective.add.value": ValueRegression,
+    },
+    paper_defaults={"rollout.windows": 3},
+    choices="lambda 0.95 (critic 1); two windows; no tail of tokens is left out; the number of rollouts varies",
+    cost="a forward pass for the values at the start of the step; one vector of parameters",
+)

@@ -1,0 +1,40 @@
+r"""TempFlow-GRPO: one noisy step at a time, and more weight to the steps that can change more.
+
+From each initial noise the ODE's path; at each step k but the last, 6 branches take step k by the SDE and go on by the
+ODE. Only the branched step is trained, and compared with the branches of the same step:
+
+A_{i,k} = clamp((r_{i,k} - mean_k) / (std_k + 1e-4), -5, 5)      over the group's branches at step k, ddof 0
+w_k     = s_k / mean_k s_k                                        s_k the noise that step k adds
+L       = mean_i mean_k max(-w_k A rho_k, -w_k A clip(rho_k, 1 - 1e-4, 1 + 1e-4))
+
+Choices. The code's constant 2.25 s_k is w_k for one schedule; here the mean is computed. Groups are the branches of all
+seeds of a prompt, as in the code; `rollout.by_seed: true` compares those of one initial noise, as the paper's later
+versions do. std of the column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
+"""
+
+from gxpo.credit.segment_relative import SegmentRelative
+from gxpo.keys import Definition
+from gxpo.rollouts.denoise import DenoiseTree
+from gxpo.weighting.noise_level import NoiseLevel
+
+tempflow_grpo = Definition(
+    name="tempflow_grpo",
+    title="TempFlow-GRPO: When Timing Matters for GRPO in Flow Models",
+    arxiv="2508.04324",
+    authors="He, Xiaoxuan and Fu, Siming and Zhao, Yuke and others",
+    year=2025,
+    idea="branches leave a deterministic path at every step, so each step has a reward of its own",
+    formula="A_k = clamp((r - mean_k) / (std_k + eps), 5); w_k = s_k / mean s; L = mean w_k max(-A rho, -A clip rho)",
+    evidence="reference-code",
+    keys={
+        "rollout": DenoiseTree,
+        "credit": SegmentRelative,
+        "weight.noise_level": NoiseLevel,
+        "objective.aggregate": "token_mean",
+        "objective.clip_low": 1e-4,
+        "objective.clip_high": 1e-4,
+    },
+    paper_defaults={"sampling.temperature": 0.7},
+    choices="weights from the mean of s_k, not the code's 2.25; groups over all seeds; last step not branched",
+    cost="a seed takes T + branches * T (T - 1) / 2 velocity evaluations; training one for each branch",
+)

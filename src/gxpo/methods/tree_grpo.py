@@ -1,0 +1,30 @@
+r"""Tree-GRPO: attempts grown as trees, compared within the tree and over all trees of the prompt.
+
+A_i = z_prompt(R_i) + z_tree(R_i),  z(x) = (x - mean) / (std + 1e-6), one degree of freedom; the same for every token of
+the leaf's whole path, inherited ones included, so a token that m leaves share is trained with the sum of m credits.
+M = 2 trees, each a chain and then N = 2 branches at points drawn uniformly among the prompt and the ends of steps.
+
+Choices. A tree of one leaf adds 0 (the reference adds its raw reward). A step is a stretch of a single answer up to a
+delimiter, where the paper's is a turn of an agent: trees over episodes need environments that can be taken back, and
+are refused. `rollout.token_budget` bounds a prompt's generated tokens; the paper compares at equal budgets, its code
+has no such bound. The paper's KL coefficient is 0.001: `tree_grpo@paper`.
+"""
+
+from gxpo.credit.tree_relative import TreeRelative
+from gxpo.keys import Definition
+from gxpo.rollouts.tree import Tree
+
+tree_grpo = Definition(
+    name="tree_grpo",
+    title="Tree Search for LLM Agent Reinforcement Learning",
+    arxiv="2509.21240",
+    authors="Ji, Yuxiang and Ma, Ziyu and Wang, Yong and Chen, Guanhua and Chu, Xiangxiang and Wu, Liaoni",
+    year=2025,
+    idea="attempts share beginnings, and leaves of one tree tell which of its branches was right",
+    formula="A = z_prompt(R) + z_tree(R) of the leaf, on its whole path",
+    evidence="reference-code",
+    keys={"credit": TreeRelative, "rollout": Tree},
+    paper_defaults={"objective.kl.coef": 1e-3},
+    choices="a tree of one leaf adds 0, not its raw reward; steps are stretches of one answer, not turns",
+    cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
+)

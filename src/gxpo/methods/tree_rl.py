@@ -1,0 +1,36 @@
+r"""TreeRL: branches at the most surprising tokens; a token's credit is what its node did to the chance of success.
+
+V(s) = mean outcome of the leaves below node s;  GA = V(s) - V(root), LA = V(s) - V(parent);
+A(token of s) = (GA + LA) / sqrt(leaves below s);  6 trees, each branching twice at the 2 tokens of largest -log p.
+
+Choices. The paper's formula; `credit.form: released` gives what the authors' script runs: leave-one-out leaves, centred
+over tokens, no root of the leaves, and a node that changed nothing has its predecessor's LA. The reference trains 16 of
+the 30 leaves and has values from all; here all are trained (`rollout.keep` drops leaves before values are made). The
+tokens of largest -log p are taken, each once; temperature 1.2 and the learning rate are under `tree_rl@paper`. TreePO,
+which averages a leaf's advantages over the groups below all its ancestors, is another credit.
+"""
+
+from gxpo.credit.node_value import NodeValue
+from gxpo.keys import Definition
+from gxpo.rollouts.tree import Tree
+
+tree_rl = Definition(
+    name="tree_rl",
+    title="TreeRL: LLM Reinforcement Learning with On-Policy Tree Search",
+    arxiv="2506.11902",
+    authors="Hou, Zhenyu and Hu, Ziniu and Li, Yujiang and Lu, Rui and Tang, Jie and Dong, Yuxiao",
+    year=2025,
+    idea="leaves below a node say what the node is worth: a process reward without a reward model",
+    formula="A(s) = (V(s) - V(root) + V(s) - V(parent)) / sqrt(leaves(s)), V the mean outcome of the leaves below",
+    evidence="reference-code",
+    keys={
+        "credit": NodeValue,
+        "rollout": Tree,
+        "rollout.where": "surprisal",
+        "rollout.trees": 6,
+        "rollout.branches": 2,
+    },
+    paper_defaults={"sampling.temperature": 1.2, "update.lr": 1.5e-6},
+    choices="the paper's 1/sqrt(leaves), off in the released script (credit.form: released); all leaves are trained",
+    cost="30 leaves a prompt, their beginnings shared; a sampling call for every length of a beginning",
+)

@@ -1,0 +1,35 @@
+r"""TTRL: the group's majority answer is the label; more attempts vote than are trained.
+
+y = most frequent answer of the n_votes attempts (ties: first seen);   r_i = verify(o_i, y);   A as in GRPO over the
+first G of them.
+
+Choices. Voting is by exact string, the reward by the task's verifier, as in the released code. A group without any
+answer has reward 0 throughout (the code raises); the released reward manager puts all rewards at the length of the
+group's last row, which is not copied. True answers, where tasks have them, are read for `success` and `vote_accuracy`
+alone, never for training. A confident wrong majority is learnt: watch `reward_vote_accuracy`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.vote import Vote
+
+ttrl = Definition(
+    name="ttrl",
+    title="TTRL: Test-Time Reinforcement Learning",
+    arxiv="2504.16084",
+    authors="Zuo, Yuxin and Zhang, Kaiyan and Qu, Shang and others",
+    year=2025,
+    idea="no labels: an attempt is paid for agreeing with the majority of its group",
+    formula="y = argmax_a #{i: a_i = a} over n_votes; r_i = verify(o_i, y); A as in GRPO over the first G",
+    evidence="reference-code",
+    keys={"rollout": Vote, "reward": "majority_vote"},
+    paper_defaults={
+        "rollout.group_size": 32,
+        "rollout.n_votes": 64,
+        "tasks.per_step": 8,
+        "update.minibatches": 8,
+        "update.lr": 5e-7,
+        "objective.kl.coef": 1e-3,
+    },
+    choices="a group without any answer has reward 0; the label decides through the task's verifier",
+    cost="n_votes attempts are sampled for each group of G (twice as many by default)",
+)

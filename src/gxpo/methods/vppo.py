@@ -1,0 +1,34 @@
+r"""VPPO: only the tokens that depend most on what was shown are trained, and dependent trajectories count more.
+
+D_t = e^d - d - 1, d = log masked - log policy: held in [0, 10]; w_t = [D_t among the top 40% of its trajectory] scale_i
+scale_i = 0.9 + 0.1 x_i / mean x, x_i = mean_t D_t brought to [0, 1] by the step's extremes;   loss = GRPO's times w
+
+Choices. On text: prompt and observation tokens are hidden (60%) in the place of image patches. Tokens that are masked
+out stay in the denominators, and where all depend alike the scale is 1, as in the code. Extremes and mean are over the
+step (the code: extremes of a mini-batch, mean of a micro-batch). The paper builds on DAPO (`vppo+dapo`); its scripts
+penalise the mean of -log policy by 0.06: `vppo@paper`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.masked_kl import MaskedKl
+from gxpo.signals.masked_observation import MaskedObservation
+from gxpo.weighting.perception import Perception
+
+vppo = Definition(
+    name="vppo",
+    title="Spotlight on Token Perception for Multimodal Reinforcement Learning",
+    arxiv="2510.09285",
+    authors="Huang, Siyuan and Qu, Xiaoye and Li, Yafu and others",
+    year=2025,
+    idea="the learning signal goes to the tokens and trajectories that depend on the observation",
+    formula="w = [k3(pi, pi masked) in the top 40% of o_i] (0.9 + 0.1 x_i / mean x); L = L_GRPO with w",
+    evidence="reference-code",
+    keys={"weight.perception": Perception, "signal.masked_observation": MaskedObservation},
+    paper_defaults={
+        "objective.add.masked_kl": MaskedKl,
+        "objective.add.masked_kl.coef": 0.0,
+        "objective.add.masked_kl.entropy_coef": 0.06,
+    },
+    choices="text tokens for patches; top 40% and 0.9 from the scripts (defaults of the code: 20%, 0.8)",
+    cost="two forward passes over the rollouts before the update, one with masked observations",
+)

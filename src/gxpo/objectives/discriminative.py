@@ -1,0 +1,167 @@
+"""Scores of successes raised over those of failures, the policy held near the one it started from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.objectives.base import one_of
+from gxpo.objectives.ratio import RATIO_OVER
+from gxpo.objectives.sequence_score import (
+    SequenceTerm,
+    contrasted,
+    labels,
+    log_ratios,
+    log_sum_exp,
+    n_groups,
+    over_groups,
+    per_trajectory,
+    rows_of,
+    weighted,
+)
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+SCORES = {"logprob": 10.0, "ratio": 1.0}  # and the temperature that goes with each
+
+
+def discriminative(
+    score: Tensor,
+    group: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    tau: float = 10.0,
+    compared: Tensor | None = None,
+) -> Tensor:
+    """-mean over groups of J, J = mean_P s - tau log mean_N e^(s/tau) in groups with both labels, else 0. Float64.
+
+    score     [R]
+    group     [R] int64 dense ids
+    positive, negative  [R] bool, the counting members by label; every group with one of them is in the mean
+    tau       how far hard failures stand out: their weights are softmax_N(s/tau); inf is the plain mean of failures
+    compared  [R] bool (default: all); a success that is not is one more of the mean; a failure that is not is set
+              against the compared ones and moves nobody else
+
+    dJ/ds is 1/|P| for each success and -softmax_N(s/tau) for each failure: a question weighs the same however hard
+    it is. Source: DisCO, arXiv 2505.12366; tau = inf is its DisCO-b.
+    """
+    stats = torch.ones_like(positive) if compared is None else compared
+    both = contrasted(group, positive, negative, stats)
+    gain = (score / levels.count(group, positive).clamp_min(1))[both & positive].sum()
+    if math.isinf(tau):
+        cost = (score / levels.count(group, negative).clamp_min(1))[both & negative].sum()
+    else:
+        x, theirs = score / tau, negative & stats
+        sums = log_sum_exp(x, group, theirs)
+        cost = tau * over_groups(sums - levels.count(group, theirs).clamp_min(1).log(), group, both)
+        cost = cost + tau * softplus((x - sums.detach())[both & negative & ~stats]).sum()
+    return (cost - gain) / n_groups(group, positive | negative)
+
+
+def hinge(kl: Tensor, delta: float, beta: float, compared: Tensor | None = None) -> Tensor:
+    """(beta / 2) max(0, D - delta)^2, D the mean of `kl` [n], estimates of KL(old || policy) by token.
+
+    Its derivative is beta max(0, D - delta) dD: nothing inside the region, a spring outside. Entries that are not
+    `compared` [n] bool (default: all) are not in D and are pulled back as hard as the others.
+
+    Source: DisCO, arXiv 2505.12366, the squared-hinge penalty in the place of the constraint D <= delta.
+    """
+    stats = torch.ones_like(kl, dtype=torch.bool) if compared is None else compared
+    n = max(1, int(stats.sum()))
+    excess = (kl[stats].sum() / n - delta).clamp_min(0)
+    others = kl[~stats].sum() / n
+    return beta / 2 * excess.square() + beta * excess.detach() * (others - others.detach())
+
+
+@dataclass(frozen=True)
+class Discriminative(SequenceTerm):
+    """`discriminative` by the verdict, plus `hinge` on the tokens of the compared groups (DisCO).
+
+    score       "logprob": s = mean log-prob of the trajectory's tokens; "ratio": s = mean of their ratios
+    tau         None: 10 for "logprob", 1 for "ratio"; inf: no hard failures (DisCO-b)
+    delta       nats per token that the policy may move from the ratio's denominator, measured by mean(old - logprob)
+    beta        stiffness of the constraint; 0: none, and then only groups are coupled
+    ratio_over, on_unknown_behaviour   as in the policy gradient
+    success_at  None: the verifier's verdict is the label; otherwise: outcome >= success_at
+
+    D is one number for the whole optimiser step. Groups without both labels are not in it: they are not run.
+    """
+
+    score: Literal["logprob", "ratio"] = "logprob"
+    tau: float | None = None
+    delta: float = 1e-4
+    beta: float = 1e3
+    ratio_over: Literal["proximal", "behaviour"] = "proximal"
+    on_unknown_behaviour: Literal["error", "one"] = "error"
+    success_at: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("objective.score", self.score, tuple(SCORES))
+        one_of("objective.ratio_over", self.ratio_over, RATIO_OVER)
+        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
+        if self.tau is not None and not self.tau > 0:
+            raise ConfigError(f"objective.tau is {self.tau}; it must be above 0, or null for the score's own")
+        if self.delta < 0 or self.beta < 0:
+            raise ConfigError(f"objective.delta and objective.beta are >= 0, not {self.delta} and {self.beta}")
+        object.__setattr__(self, "couples", "step" if self.beta > 0 else "group")
+
+    def reads(self, forest: Forest) -> Tensor:
+        """Groups with a compared success and a compared failure."""
+        sides = labels(forest, self.success_at, "this objective")
+        return contrasted(forest.ids("group", axis="R"), *sides, forest.compared)
+
+    def _score(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Score and whether it was read of each trajectory; log-ratio and whether compared of each entry that was."""
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
+        logprob = policy.logprob[entries].to(torch.float64)
+        x = gap.exp() if self.score == "ratio" else weighted(logprob, weight[entries])
+        trajectory = forest.path_trajectory[entries]
+        score = per_trajectory(x, trajectory, forest.n_trajectories)
+        return score, rows_of(forest, entries), gap, forest.compared[trajectory]
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        score, run, gap, compared = self._score(forest, policy, credit, weight)
+        positive, negative = labels(forest, self.success_at, "this objective")
+        tau = SCORES[self.score] if self.tau is None else self.tau
+        group = forest.ids("group", axis="R")
+        loss = discriminative(score, group, positive & run, negative & run, tau, forest.compared)
+        return (self.share(forest, run) * loss + hinge(-gap, self.delta, self.beta, compared)).to(policy.logprob.dtype)
+
+    @torch.no_grad()
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
+        """score_gap      mean over the groups with both labels of the mean score of successes less that of failures
+        constraint_kl  D, nats per token
+        approx_kl      mean over the read tokens of rho - 1 - log rho
+        """
+        score, run, gap, compared = self._score(forest, policy, credit, weight)
+        if not gap.numel():
+            return {}
+        positive, negative = labels(forest, self.success_at, "this objective")
+        group = forest.ids("group", axis="R")
+        apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
+        return {
+            "score_gap": float(over_groups(apart, group, run)) / n_groups(group, run),
+            "constraint_kl": -float(gap[compared].mean()),
+            "approx_kl": float((gap.expm1() - gap).mean()),
+        }

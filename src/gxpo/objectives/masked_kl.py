@@ -1,0 +1,88 @@
+"""What the policy owes to what it was shown: its divergence from itself with part of the observation hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, MissingSignal
+from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.base import TermPart, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+
+def masked_kl(
+    logprob: Tensor, masked: Tensor, coef: float = 0.01, entropy_coef: float = 0.03, kl_max: float | None = None
+) -> Tensor:
+    """[n] -coef k3 + entropy_coef (-logprob) of each token, k3 = e^d - d - 1, d = masked - logprob.
+
+    logprob       [n] of the policy, which sees everything; carries the gradient
+    masked        [n] of the policy with part of the observation hidden; detached
+    kl_max        a token's k3 is worth no more than this, and has no gradient beyond (None: no bound)
+
+    d/dlogprob = -coef (1 - e^d) - entropy_coef: a token that the observation made likelier (d < 0) is made likelier
+    still. In expectation over tokens of the policy itself the first summand raises KL(masked || policy), and the second
+    has no gradient: it acts on the sample, and once the policy has moved from the sampler's. k3 has no upper bound, and
+    raising it without end is a way to cheat: the second summand is the paper's brake, `kl_max` another.
+
+    Source: PAPO, arXiv 2507.06448. Its second entropy term, of the masked policy, is left out: with masked log-probs
+    that carry no gradient, as in its code, it is a constant.
+    """
+    d = masked.detach() - logprob
+    kl = d.expm1() - d
+    kl = kl if kl_max is None else kl.clamp_max(kl_max)
+    return -coef * kl - entropy_coef * logprob
+
+
+@dataclass(frozen=True)
+class MaskedKl(TermPart):
+    """Aggregate of `masked_kl` over the trainable entries, whatever their rewards (PAPO's auxiliary loss).
+
+    coef, entropy_coef, kl_max   see `masked_kl`
+    aggregate    its own, not the policy term's; `horizon` for "sequence_sum"
+
+    Reads signal `masked_logprob`: the policy at the start of the step, once. Not importance weighted: weight parts do
+    not touch it, `forest.weight` does. Groups of equal rewards are trained by it as all others.
+    """
+
+    coef: float = 0.01
+    entropy_coef: float = 0.03
+    kl_max: float | None = None
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    horizon: float | None = None
+
+    needs = ("masked_logprob",)
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("objective.add.masked_kl.aggregate", self.aggregate, AGGREGATES)
+        if self.coef < 0 or self.entropy_coef < 0:
+            raise ConfigError(f"masked_kl: coef and entropy_coef are >= 0, not {self.coef} and {self.entropy_coef}")
+        if self.kl_max is not None and not self.kl_max > 0:
+            raise ConfigError(f"masked_kl: kl_max is {self.kl_max}; it is a bound above 0, or null for none")
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
+        scale = scale * forest.to_path(forest.weight, "R")
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        logprob = policy.logprob[entries]
+        masked = signals["masked_logprob"][entries].to(logprob)
+        if missing := int(masked.isnan().sum()):
+            raise MissingSignal(f"masked_logprob is nan for {missing} of {entries.numel()} trained tokens")
+        return (
+            scale[entries].to(logprob) * masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max)
+        ).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+        """Trainable entries of trajectories of non-zero `forest.weight`."""
+        if self.coef == 0 and self.entropy_coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)

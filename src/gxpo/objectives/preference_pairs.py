@@ -1,0 +1,155 @@
+"""Pairs of a better and a worse trajectory of one group, as preferences of the policy over a frozen reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.objectives.base import one_of
+from gxpo.objectives.sequence_score import (
+    SequenceTerm,
+    contrasted,
+    counted,
+    labels,
+    log_ratios,
+    n_groups,
+    per_trajectory,
+    rows_of,
+)
+from gxpo.trees import begins_of, runs_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+
+def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
+    """[n], [n] rows of every better with every worse member of its group.
+
+    group [R] int64 dense ids; better, worse [R] bool
+
+    >>> b, w = pairs(torch.tensor([0, 0, 1, 0]), torch.tensor([1, 0, 1, 0]) > 0, torch.tensor([0, 1, 0, 1]) > 0)
+    >>> b.tolist(), w.tolist()
+    ([0, 0], [1, 3])
+    """
+    left, right = better.nonzero().squeeze(1), worse.nonzero().squeeze(1)
+    right = right[torch.argsort(group[right], stable=True)]
+    begins = begins_of(group[right], int(group.max()) + 1 if group.numel() else 0)
+    return torch.repeat_interleave(left, begins.diff()[group[left]]), right[runs_of(begins, group[left])]
+
+
+def preference_loss(margin: Tensor, beta: float = 0.1, form: str = "sigmoid", label_smoothing: float = 0.0) -> Tensor:
+    """[n] loss of pairs from their margins h = score of the better - score of the worse.
+
+    form  "sigmoid"  -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing: the chance that a label
+                     is wrong. dL/dh = -beta [(1 - e) sigmoid(-beta h) - e sigmoid(beta h)]   (DPO; e > 0: cDPO)
+          "ipo"      (h - 1 / (2 beta))^2: margins are pulled to a finite value, not to infinity
+
+    Source: DPO, arXiv 2305.18290, eq. 7; IPO, arXiv 2310.12036, eq. 17.
+    """
+    if form == "ipo":
+        return (margin - 1 / (2 * beta)).square()
+    scaled = beta * margin
+    return -(1 - label_smoothing) * logsigmoid(scaled) - label_smoothing * logsigmoid(-scaled)
+
+
+@dataclass(frozen=True)
+class PreferencePairs(SequenceTerm):
+    """mean over groups of the mean over the group's pairs of `preference_loss`; score: log policy / reference.
+
+    pairs            "verdict": every success with every failure; "outcome": every trajectory of the group's highest
+                     outcome with every one of its lowest, where they differ
+    beta, form, label_smoothing   see `preference_loss`
+    length_mean      score a trajectory by the mean over its tokens instead of the sum
+    success_at       None: the verifier's verdict is the label; otherwise: outcome >= success_at
+
+    Groups without a pair are in the mean over groups with 0. Pairs are of at least one compared trajectory; one that
+    is not compared moves itself alone.
+    """
+
+    pairs: Literal["verdict", "outcome"] = "verdict"
+    beta: float = 0.1
+    form: Literal["sigmoid", "ipo"] = "sigmoid"
+    label_smoothing: float = 0.0
+    length_mean: bool = False
+    success_at: float | None = None
+
+    needs = ("reference_logprob",)
+
+    def __post_init__(self) -> None:
+        one_of("objective.pairs", self.pairs, ("verdict", "outcome"))
+        one_of("objective.form", self.form, ("sigmoid", "ipo"))
+        if not self.beta > 0:
+            raise ConfigError(f"objective.beta is {self.beta}; it must be above 0, such as 0.1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigError(f"objective.label_smoothing is {self.label_smoothing}; it is a chance below 0.5")
+        if self.label_smoothing and self.form == "ipo":
+            raise ConfigError("objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out")
+
+    def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
+        """[R], [R] bool: better and worse members of the groups that have a compared one of each."""
+        group = forest.ids("group", axis="R")
+        if self.pairs == "verdict":
+            better, worse = labels(forest, self.success_at, "this objective")
+        else:
+            own = counted(forest)
+            stats, outcome = own & forest.compared, forest.outcome
+            differ = own & ~levels.degenerate(outcome, group, stats)
+            better = differ & (outcome >= levels.max(outcome, group, stats))
+            worse = differ & (outcome <= levels.min(outcome, group, stats))
+        both = contrasted(group, better, worse, forest.compared)
+        return better & both, worse & both
+
+    def reads(self, forest: Forest) -> Tensor:
+        better, worse = self._sides(forest)
+        return better | worse
+
+    def _margins(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Margin and group of each pair."""
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        gap = log_ratios(forest, policy, entries, weight, "reference")
+        how = "mean" if self.length_mean else "sum"
+        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, how)
+        run = rows_of(forest, entries)
+        group, known, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
+        left, right = pairs(group, better & run, worse & run)
+        kept = known[left] | known[right]
+        left, right = left[kept], right[kept]
+        high = torch.where(known[right], score[left], score[left].detach())
+        low = torch.where(known[left], score[right], score[right].detach())
+        return high - low, group[left]
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        margin, group = self._margins(forest, policy, credit, weight)
+        loss = preference_loss(margin, self.beta, self.form, self.label_smoothing) / levels.count(group)
+        return (loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))).to(policy.logprob.dtype)
+
+    @torch.no_grad()
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
+        """pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one
+        pair_margin    mean over the pairs of beta h
+        pairs          how many there are
+        """
+        margin, _ = self._margins(forest, policy, credit, weight)
+        if not margin.numel():
+            return {"pairs": 0.0}
+        return {
+            "pair_accuracy": float((margin > 0).to(torch.float64).mean()),
+            "pair_margin": self.beta * float(margin.mean()),
+            "pairs": float(margin.numel()),
+        }

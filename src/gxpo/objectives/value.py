@@ -1,0 +1,105 @@
+"""Regression of the policy's value head on a target that credit leaves to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.base import TermPart, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+
+def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None) -> Tensor:
+    """(value - target)^2 / 2, elementwise; with `clip` the larger of it and of that of old + clip(value - old, +-clip).
+
+    value   carries the gradient
+    target  constant
+    old     the value at the start of the step, constant; read where there is a `clip`
+    clip    absolute bound, in units of reward: beyond it, a value that moves towards its target is not pulled on
+
+    Source: PPO, arXiv 1707.06347 (squared error); the clip as in OpenAI's baselines and in verl (there 0.5).
+    """
+    loss = (value - target).square() / 2
+    if clip is None:
+        return loss
+    assert old is not None
+    return torch.maximum(loss, (old + (value - old).clamp(-clip, clip) - target).square() / 2)
+
+
+@dataclass(frozen=True)
+class ValueRegression(TermPart):
+    """coef * aggregate of `value_loss` over the trainable entries that have a target.
+
+    Reads `policy.value` and the signal "value_target" [P], a constant of the step; entries whose target is nan are not
+    trained and not counted, trajectories without any neither. By default the plain mean over tokens, whatever the
+    policy term's aggregation. Not importance weighted, and trained where the credit is 0 too; `forest.weight` counts.
+
+    coef  the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
+    clip  None: no clip
+    """
+
+    coef: float = 0.5
+    clip: float | None = None
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    horizon: float | None = None
+
+    outputs = ("logprob", "value")
+
+    def __post_init__(self) -> None:
+        one_of("objective.add.value_regression.aggregate", self.aggregate, AGGREGATES)
+        if self.coef < 0 or (self.clip is not None and not self.clip > 0):
+            raise ConfigError(f"value regression: coef {self.coef} is at least 0, clip {self.clip} above 0 or null")
+        object.__setattr__(self, "needs", ("value_target",) if self.clip is None else ("value_target", "value"))
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        if policy.value is None:
+            raise MissingSignal("the value term needs the policy's value: give PolicyTokens.value")
+        target, counted = self._counted(forest, signals)
+        scale = coefficients(forest.path_trajectory, counted, self.aggregate, self.horizon)
+        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
+        value = policy.value[entries]
+        old = None if self.clip is None else signals["value"][entries].detach().to(value)
+        return (scale[entries].to(value) * value_loss(value, target[entries].to(value), old, self.clip)).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        counted = forest.path_trainable if signals is None else self._counted(forest, signals)[1]
+        return counted & (forest.to_path(forest.weight, "R") != 0)
+
+    @torch.no_grad()
+    def metrics(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Any = None
+    ) -> dict[str, float]:
+        """value_loss       mean of (value - target)^2 / 2, before coef and clip
+        value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
+        """
+        if signals is None or policy.value is None:
+            return {}
+        target, counted = self._counted(forest, signals)
+        entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
+        if not entries.numel():
+            return {}
+        target, value = target[entries].double(), policy.value[entries].double()
+        error, spread = (value - target).square().mean(), target.var(correction=0)
+        explained = float(1 - error / spread) if float(spread) > 0 else 0.0
+        return {"value_loss": float(error) / 2, "value_explained": explained}
+
+    def _counted(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
+        """The target, and [P] bool: trainable entries that have one."""
+        target = signals["value_target"].detach()
+        if bool(target.isinf().any()):
+            raise GxpoError("value_target is infinite for some tokens: check the rewards")
+        return target, forest.path_trainable & target.isfinite()

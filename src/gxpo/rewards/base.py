@@ -1,0 +1,25 @@
+"""What every reward part of a method shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gxpo.forest import Forest
+
+
+class RewardPart:
+    """Base of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
+
+    Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
+    `reward.shape.NAME` it gives one tensor [R], which takes the outcome's place. nan: unscored.
+    """
+
+    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+
+    def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor:
+        raise NotImplementedError

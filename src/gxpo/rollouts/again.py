@@ -1,0 +1,111 @@
+"""What parts share that ask a task again: its prompt put in other words, which groups failed, records of what came."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError, TaskError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Sampling, Session, Task
+
+
+def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Refuse a template without its places, or with places that nothing is put into.
+
+    >>> check_template("rollout.template", "{prompt}{hint}", ("prompt", "hint"))
+    """
+    try:
+        found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"{key}={template!r} is not a template: {error}; a brace itself is written twice") from None
+    absent = [name for name in required if name not in found]
+    unknown = sorted(found - {*required, *optional})
+    if absent or unknown:
+        wrong = f"lacks {{{absent[0]}}}" if absent else f"has {{{unknown[0]}}}"
+        places = ", ".join(f"{{{name}}}" for name in (*required, *optional))
+        raise ConfigError(f"{key}={template!r} {wrong}: its places are {places}")
+
+
+def reworded(task: Task, template: str, **said: str) -> Task:
+    """The task with another prompt: the template's {prompt} is its text, of a chat the user's last message.
+
+    >>> reworded(Task("a", "37+48="), "{prompt}{hint}", hint="7+8").prompt
+    '37+48=7+8'
+    """
+    prompt = task.prompt
+    if isinstance(prompt, str):
+        return dataclasses.replace(task, prompt=template.format(prompt=prompt, **said))
+    for i in reversed(range(len(prompt))):
+        message = prompt[i]
+        if isinstance(message, Mapping) and message["role"] == "user" and isinstance(message["content"], str):
+            changed = {**message, "content": template.format(prompt=message["content"], **said)}
+            return dataclasses.replace(task, prompt=(*prompt[:i], changed, *prompt[i + 1 :]))  # type: ignore[arg-type]
+    raise TaskError(
+        f"task {task.id!r}: nothing can be added to its prompt, which is neither a text nor a chat with a text of the "
+        "user's: give it as one of these"
+    )
+
+
+def need_single_turn(session: Session, rollout: str, what: str) -> None:
+    """Refuse tasks that are episodes."""
+    if session.envs is not None:
+        raise ConfigError(
+            f"rollout {rollout} {what} of tasks with one answer, but these tasks are episodes: set rollout=independent"
+        )
+
+
+def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
+    """[R] bool: no attempt of the trajectory's group is known to be right, and at least one is known to be wrong.
+
+    success [R] verdicts (nan unknown), scored [R] bool, group [R] ids. An attempt that is not scored says nothing.
+
+    >>> nan = float("nan")
+    >>> success, group = torch.tensor([0., 0., 0., 1., 0., nan, nan]), torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    >>> all_wrong(success, success.isfinite(), group).tolist()
+    [True, True, False, False, True, True, False]
+    """
+    known = success.isfinite() & scored
+    verdict = torch.where(known, success, torch.zeros_like(success))
+    return (levels.count(group, known) > 0) & (levels.max(verdict, group, known) <= 0)
+
+
+def groups_all_wrong(forest: Forest, rollout: str) -> list[str]:
+    """Names of the groups that are `all_wrong`, in order. ConfigError where the reward gives no verdicts at all."""
+    if bool(forest.scored.any()) and not bool(forest.success.isfinite().any()):
+        raise ConfigError(
+            f"rollout {rollout} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
+        )
+    wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
+    return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
+
+
+def action(completion: Completion) -> dict[str, Any]:
+    """What a record's turn says of a sampled action."""
+    return {
+        "action": completion.tokens,
+        "logprob": completion.logprobs,
+        "finish": completion.finish,
+        "policy_version": completion.policy_version,
+        "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
+    }
+
+
+def record(task: Task, group: str, name: str, sampling: Sampling, **columns: Any) -> dict[str, Any]:
+    """A line of `gxpo.rollouts/1` of an attempt that is not scored yet; `columns`: its prompt or fork, its turns..."""
+    return {
+        "schema": "gxpo.rollouts/1",
+        "task": task.id,
+        "group": group,
+        "id": name,
+        "prompt_text": task.prompt if isinstance(task.prompt, str) else None,
+        "reward": None,
+        "sampling": dataclasses.asdict(sampling),
+        **columns,
+    }

@@ -1,0 +1,243 @@
+"""Attempts in two turns, a plan and its execution, of which one is trained at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.independent import Independent
+
+PLANNER, EXECUTOR = "planner", "executor"
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """A plan for a drawn task, the context that its execution begins in, and the execution."""
+
+    task: Task
+    draw: str
+    prompt: tuple[int, ...]  # the planner's
+    number: int  # of the plan
+    plan: Completion
+    context: tuple[int, ...]
+    execution: Completion | None = None
+    path: tuple[int, ...] = ()  # which of several executions of the plan
+
+
+@dataclass(frozen=True)
+class PlanExecute:
+    """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
+
+    macro  `blueprints` plans of each task, each executed greedily, whose outcome is the plan's. Group: the task. Only
+           plan tokens are trained
+    micro  as many plans, tried out in the same way; the best one z* (the first of equals) is executed `group_size`
+           times by sampling. Group: (task, z*). Only execution tokens are trained; z* stands in all of them, stored
+           once. What was tried out is discarded, its tokens charged
+
+    blueprints      M
+    group_size      N
+    alternate       steps of a phase, macro first
+    plan_tokens     longest plan; 0: no plan, and every step is `independent`
+    delimiter       a plan ends with the token that completes it
+    plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt itself
+    execute_prompt  what the executor is asked, with {prompt} and {plan}; "": the execution goes on, token by token,
+                    from the planner's prompt and the plan
+
+    Without `execute_prompt` the plan is the beginning of the answer: plan and execution are judged together and have
+    `sampling.max_new_tokens` between them, and a plan that ends the answer has an empty execution. With it the
+    execution alone is judged. Held-out tasks are attempted by one plan and one execution, both sampled as evaluations
+    are.
+
+    Plan and execution are two turns, of agents "planner" and "executor", of one trajectory. Greedy tokens have the
+    greedy policy's log-prob, 0, and are never trained. A plan is one text: going through its subgoals one by one needs
+    an environment, and tasks in environments are refused.
+
+    Source: HiMAC, arXiv 2603.00977, after secondary notes: no code, group sizes unknown. That plans are made and tried
+    out afresh in the micro phase is ours. The task's own reward chooses z*; as the best of M it is optimistic, and it
+    is used for nothing else.
+    """
+
+    blueprints: int = 8
+    group_size: int = 8
+    alternate: int = 1
+    plan_tokens: int = 8
+    delimiter: str = ","
+    plan_prompt: str = ""
+    execute_prompt: str = ""
+
+    provides = ("states", "forks")
+
+    def __post_init__(self) -> None:
+        least = {"blueprints": 1, "group_size": 1, "alternate": 1, "plan_tokens": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
+        if not self.delimiter:
+            raise ConfigError("rollout.delimiter is empty: give the text that ends a plan")
+        for name, holes in (("plan_prompt", ("{prompt}",)), ("execute_prompt", ("{prompt}", "{plan}"))):
+            text = getattr(self, name)
+            if text and any(hole not in text for hole in holes):
+                raise ConfigError(f"rollout.{name} must hold {' and '.join(holes)}, or be empty: {text!r}")
+
+    def phase(self, step: int) -> str:
+        """The phase, "macro" or "micro", of a step, counted from 1."""
+        return ("macro", "micro")[(step - 1) // self.alternate % 2]
+
+    def evaluation(self, samples: int) -> _OneEach | Independent:
+        """How held-out tasks are attempted."""
+        return _OneEach(self, samples) if self.plan_tokens else Independent(samples)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        if not self.plan_tokens:
+            return Independent(self.group_size).grow(tasks, session)
+        tried = self.planned(tasks, self.blueprints, session)
+        self.execute(tried, dataclasses.replace(session.sampling, temperature=0.0, top_k=0, top_p=1.0), session)
+        trials = self.forest([[a] for a in tried], "macro", (True, False), session)
+        if self.phase(session.step) == "macro":
+            return trials
+        session.budget.discarded += len(tried)
+        outcome = trials.outcome.nan_to_num(nan=-torch.inf).tolist()
+        groups = []
+        for begin in range(0, len(tried), self.blueprints):
+            best = tried[max(range(begin, begin + self.blueprints), key=lambda r: outcome[r])]
+            groups.append([dataclasses.replace(best, execution=None, path=(i,)) for i in range(self.group_size)])
+        self.execute([a for group in groups for a in group], session.sampling, session)
+        return self.forest(groups, "micro", (False, True), session)
+
+    # ------------------------------------------------------------ sampling
+    def planned(self, tasks: Sequence[Task], samples: int, session: Session) -> list[_Attempt]:
+        """`samples` plans of each task, with the contexts that their executions begin in."""
+        if session.envs is not None:
+            raise ConfigError(
+                "rollout=plan_execute plans answers to prompts, and this task is played in an environment: use a task "
+                "of prompts, or rollout=independent"
+            )
+        draws = name_draws(tasks, Counter())
+        prompts = [self._asked(task, self.plan_prompt, "", session) for task in tasks]
+        requests = [
+            Request(prompt, tuple(StreamKey(session.seed, session.step, draw, i) for i in range(samples)))
+            for prompt, draw in zip(prompts, draws, strict=True)
+        ]
+        limit = min(self.plan_tokens, session.sampling.max_new_tokens)
+        short = dataclasses.replace(
+            session.sampling, max_new_tokens=limit, stop=(*session.sampling.stop, self.delimiter)
+        )
+        out = []
+        for task, draw, prompt, plans in zip(tasks, draws, prompts, session.sample(requests, short), strict=True):
+            for i, plan in enumerate(plans):
+                context = (*prompt, *plan.tokens)
+                if self.execute_prompt:
+                    context = self._asked(task, self.execute_prompt, session.decode(plan.tokens), session)
+                out.append(_Attempt(task, draw, prompt, i, plan, context))
+        return out
+
+    def execute(self, attempts: Sequence[_Attempt], sampling: Sampling, session: Session) -> None:
+        """An execution of every plan, those with room for as many tokens together."""
+        by_room: dict[int, list[_Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            room = self._room(attempt, sampling.max_new_tokens, session)
+            if room:
+                by_room[room].append(attempt)
+            else:
+                attempt.execution = Completion([], [], attempt.plan.finish, policy_version=attempt.plan.policy_version)
+        for room, together in sorted(by_room.items()):
+            requests = [
+                Request(a.context, (StreamKey(session.seed, session.step, a.draw, a.number, a.path, turn=1),))
+                for a in together
+            ]
+            found = session.sample(requests, dataclasses.replace(sampling, max_new_tokens=room))
+            for attempt, (completion,) in zip(together, found, strict=True):
+                attempt.execution = completion
+
+    def _room(self, attempt: _Attempt, limit: int, session: Session) -> int:
+        """How many tokens an execution may have; none where the plan has ended the answer."""
+        if self.execute_prompt:
+            return limit
+        plan = attempt.plan
+        ended = plan.finish == "stop" and self.delimiter not in session.decode(plan.tokens)
+        return 0 if ended else limit - len(plan.tokens)
+
+    @staticmethod
+    def _asked(task: Task, template: str, plan: str, session: Session) -> tuple[int, ...]:
+        if not template:
+            return session.encode(task)
+        if not isinstance(task.prompt, str):
+            raise ConfigError(
+                f"rollout.plan_prompt and execute_prompt need a text, and the prompt of {task.id} is none"
+            )
+        text = template.replace("{prompt}", task.prompt).replace("{plan}", plan)
+        return session.encode(dataclasses.replace(task, prompt=text))
+
+    # ------------------------------------------------------------ the forest
+    def forest(
+        self, groups: Sequence[Sequence[_Attempt]], phase: str, trained: tuple[bool, bool], session: Session
+    ) -> Forest:
+        """Scored; the attempts of each of `groups` have one plan. trained: whether plans and executions are."""
+        forest = Forest.from_records([r for group in groups for r in _records(group, phase, trained, session)])
+        executions = [a.execution for group in groups for a in group]
+        texts = [session.decode(e.tokens) for e in executions if e is not None] if self.execute_prompt else None
+        return session.score(forest, texts)
+
+
+@dataclass(frozen=True)
+class _OneEach:
+    """`samples` attempts at each task, each a plan and an execution of it, both as `session.sampling` says."""
+
+    part: PlanExecute
+    samples: int
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        attempts = self.part.planned(tasks, self.samples, session)
+        self.part.execute(attempts, session.sampling, session)
+        return self.part.forest([[a] for a in attempts], "attempt", (True, True), session)
+
+
+def _records(
+    group: Sequence[_Attempt], phase: str, trained: tuple[bool, bool], session: Session
+) -> Iterator[dict[str, Any]]:
+    """Attempts with one plan as lines of `gxpo.rollouts/1`; all but the first are forks after its plan."""
+    first = group[0]
+    name = f"s{session.step}/{first.draw}" + (f"/z{first.number}" if phase == "micro" else "")
+    for i, attempt in enumerate(group):
+        assert attempt.execution is not None
+        number = i if phase == "micro" else attempt.number
+        state = f"{attempt.task.id}:{'.'.join(map(str, attempt.plan.tokens))}"
+        execution = {"context": list(attempt.context), **_turn(EXECUTOR, attempt.execution, trained[1], state)}
+        record: dict[str, Any] = {
+            "schema": "gxpo.rollouts/1",
+            "task": attempt.task.id,
+            "group": name,
+            "id": f"{name}/{number}",
+            "turns": [execution],
+            "truncated": attempt.execution.finish == "length",
+            "sampling": dataclasses.asdict(session.sampling),
+            "info": {"phase": phase, "plan": attempt.number},
+        }
+        if i:
+            yield record | {"fork": {"of": f"{name}/0", "turn": 0, "token": None}}
+        else:
+            text = attempt.task.prompt if isinstance(attempt.task.prompt, str) else None
+            plan = _turn(PLANNER, attempt.plan, trained[0], attempt.task.id)
+            yield record | {"prompt": list(attempt.prompt), "prompt_text": text, "turns": [plan, execution]}
+
+
+def _turn(agent: str, said: Completion, trained: bool, state: str) -> dict[str, Any]:
+    return {
+        "agent": agent,
+        "action": said.tokens,
+        "logprob": said.logprobs,
+        "finish": said.finish,
+        "policy_version": said.policy_version,
+        "state": state,
+        "trainable": trained,
+        "extras": {} if said.support is None else {"support": torch.as_tensor(said.support)},
+    }

@@ -1,0 +1,232 @@
+"""Rollouts of earlier steps stand beside the fresh ones of the same task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from gxpo.errors import CheckpointError, ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Session, Task
+from gxpo.rollouts.independent import Independent
+
+Json = dict[str, Any]
+Choice = Literal["all", "random", "recent", "highest", "max_variance"]
+CHOICES = ("all", "random", "recent", "highest", "max_variance")
+
+
+class ReplayBuffer:
+    """Trajectories of earlier steps by task: of each task the newest `per_task`, of tasks the `tasks` last used.
+
+    A trajectory is kept as its record of `gxpo.rollouts/1` (ids, behaviour log-probs, policy version, finish, support,
+    outcome, components, verdict), in JSON values only: a resumed run holds exactly what the stopped one held. A task is
+    used when something of it is stored or looked up. Where tasks come round in epochs of more than `tasks`, each is
+    dropped before it is seen again, and nothing is ever replayed. Memory: some 70 bytes a token.
+    """
+
+    def __init__(self, per_task: int, tasks: int) -> None:
+        if per_task < 1 or tasks < 1:
+            raise ConfigError(f"rollout.max_stored and rollout.max_tasks must be at least 1, not {per_task}, {tasks}")
+        self.per_task, self.tasks = per_task, tasks
+        self._stored: OrderedDict[str, list[Json]] = OrderedDict()  # the task last used stands last
+        self._held: Forest | None = None
+
+    def of(self, task: str) -> list[Json]:
+        """What is stored of a task, oldest first."""
+        if task in self._stored:
+            self._stored.move_to_end(task)
+        return list(self._stored.get(task, ()))
+
+    def hold(self, fresh: Forest) -> None:
+        """Rollouts that may be stored once they have been trained on.
+
+        They are held as the task scored them: what shaping then adds depends on the step, and is added anew when they
+        come back.
+        """
+        self._held = fresh
+
+    def store(self, used: Forest) -> None:
+        """Store those of the held rollouts that are scored and were part of the step's forest `used`."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        names = set(used.id)
+        keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
+        for record in held.select(keep).to_records(share=False):
+            own = self._stored.setdefault(record["task"], [])
+            own.append(_plain(record))
+            del own[: -self.per_task]
+            self._stored.move_to_end(record["task"])
+        while len(self._stored) > self.tasks:
+            self._stored.popitem(last=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stored": [[task, list(records)] for task, records in self._stored.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != {"stored"}:
+            raise CheckpointError(f"the checkpoint's replay buffer holds {sorted(state)}, not 'stored'")
+        self._stored = OrderedDict((task, list(records)) for task, records in state["stored"])
+        self._held = None
+
+
+def _plain(record: Mapping[str, Any]) -> Json:
+    """The record in JSON values, tensors as lists with their type."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+        raise TypeError(f"a {type(value).__name__} can't be stored for replay")
+
+    return json.loads(json.dumps(record, default=listed, allow_nan=False))
+
+
+def as_replay(record: Mapping[str, Any], *, group: str, id: str, weight: float = 1.0) -> Json:
+    """A stored record as a row of `group`: origin "replay", its own log-probs and policy version, times `weight`."""
+    turns = [
+        {**turn, "extras": {name: _tensor(value) for name, value in turn.get("extras", {}).items()}}
+        for turn in record["turns"]
+    ]
+    return {
+        **record,
+        "turns": turns,
+        "group": group,
+        "id": id,
+        "origin": "replay",
+        "weight": weight * record.get("weight", 1.0),
+        "info": {**record.get("info", {}), "sampled_as": record["id"]},
+    }
+
+
+def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
+    return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]))
+
+
+def choose(outcomes: Sequence[float], k: int, how: Choice, key: Sequence[Any] = ()) -> list[int]:
+    """Places of `k` of the stored rollouts (all, where there are fewer), in ascending order.
+
+    outcomes  oldest first
+    how       "all": every one, whatever `k`; "random": equally likely, a function of `key` alone; "recent": the last;
+              "highest": the greatest outcomes; "max_variance": those whose outcomes have the greatest population
+              variance, of such sets the one with the greatest sum. Of equal outcomes the newer are taken.
+
+    >>> choose([0.0, 1.0, 0.5, 1.0], 2, "highest"), choose([0.0, 1.0, 0.5, 1.0], 2, "max_variance")
+    ([1, 3], [0, 3])
+    """
+    n = len(outcomes)
+    if how == "all" or k >= n:
+        return list(range(n))
+    if how == "random":
+        hashed = [hashlib.blake2b(json.dumps([*key, i]).encode(), digest_size=16).digest() for i in range(n)]
+        return sorted(sorted(range(n), key=hashed.__getitem__)[:k])
+    if how == "recent":
+        return list(range(n - k, n))
+    if how == "highest":
+        return sorted(sorted(range(n), key=lambda i: (outcomes[i], i))[n - k :])
+    # variance is strictly convex in each member: a best set has no member between two that are left out
+    values = sorted(outcomes)
+    ends = [values[:low] + values[n - (k - low) :] for low in range(k + 1)]
+    wanted = Counter(max(ends, key=lambda chosen: (statistics.pvariance(chosen), math.fsum(chosen))))
+    places = []
+    for i in range(n - 1, -1, -1):
+        if wanted[outcomes[i]] > 0:
+            wanted[outcomes[i]] -= 1
+            places.append(i)
+    return places[::-1]
+
+
+def side_by_side(forest: Forest, groups: Sequence[str] | None = None) -> Forest:
+    """The trajectories group by group, in the order in which groups and their members first appear.
+
+    groups  [R] where each belongs, if not to its own group
+    """
+    names = forest.group if groups is None else groups
+    place = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return forest.select(sorted(range(forest.n_trajectories), key=lambda r: place[names[r]]))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """`group_size` fresh samples of each task, and up to `replays` rollouts of it from earlier steps.
+
+    replays     rows a task, once at least `min_stored` rollouts of it are stored
+    choice      which of them: see `choose`
+    max_stored  of a task, the newest; `max_tasks`: see `ReplayBuffer`
+    statistics  "split": replayed rows are a group of their own, "GROUP/replay"; "mixed": they join the fresh group
+    coef        weight of replayed rows; 0 leaves them in statistics and denominators only
+
+    A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, keeps its outcome
+    and verdict, and stands next to its task's fresh rows, so that minibatches hold both. Fresh rollouts are stored
+    after they have been trained on, unscored ones never, replayed ones not again. What is replayed depends on what was
+    sampled before and, for "random", on (seed, step, draw). Replaying pays only where tasks come round again.
+
+    Which ratio replayed rows get is the objective's: `objective.ratio_over: behaviour` measures them against who
+    sampled them. Source: RePO, arXiv 2506.09340.
+    """
+
+    group_size: int = 8
+    replays: int = 8
+    choice: Choice = "highest"
+    min_stored: int = 16
+    max_stored: int = 16
+    max_tasks: int = 10_000
+    statistics: Literal["split", "mixed"] = "split"
+    coef: float = 1.0
+    buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
+
+    provides = ("states",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+        if self.choice not in CHOICES or self.statistics not in ("split", "mixed"):
+            raise ConfigError(
+                f"rollout.choice is one of {', '.join(CHOICES)} and rollout.statistics 'split' or 'mixed', not "
+                f"{self.choice!r} and {self.statistics!r}"
+            )
+        if self.replays < 1 or not 1 <= self.min_stored <= self.max_stored:
+            raise ConfigError(
+                f"rollout.replays={self.replays} must be at least 1, and rollout.min_stored={self.min_stored} from 1 "
+                f"to rollout.max_stored={self.max_stored}"
+            )
+        if not 0 <= self.coef < math.inf:
+            raise ConfigError(f"rollout.coef is a weight, finite and >= 0, not {self.coef}")
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        fresh = session.score(Independent(self.group_size).grow(tasks, session))
+        self.buffer.hold(fresh)
+        task_of = dict(zip(fresh.group, fresh.task, strict=True))
+        records, beside = [], list(fresh.group)
+        for group, task in task_of.items():
+            chosen = self._chosen(task, group, session)
+            name = f"{group}/replay" if self.statistics == "split" else group
+            records += [
+                as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef) for i, r in enumerate(chosen)
+            ]
+            beside += [group] * len(chosen)
+        if not records:
+            return fresh
+        return side_by_side(Forest.concat([fresh, Forest.from_records(records)]), beside)
+
+    def _chosen(self, task: str, group: str, session: Session) -> list[Json]:
+        stored = self.buffer.of(task)
+        if len(stored) < self.min_stored:
+            return []
+        key = (session.seed, session.step, group)
+        return [stored[i] for i in choose([r["reward"] for r in stored], self.replays, self.choice, key)]
+
+    def observe(self, forest: Forest) -> None:
+        self.buffer.store(forest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)

@@ -1,0 +1,118 @@
+"""A task is tried again only as long as no attempt at it has succeeded; after that, one success of old may help."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Session, Task
+from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.replay import ReplayBuffer, as_replay, side_by_side
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Attempts in stages of `stage_size`, up to `group_size`: a task leaves after the first stage with a success.
+
+    With S stages of k, a group has k, 2k, ... or S k members (the last stage may be smaller); all its attempts are
+    compared. Where none of them has succeeded and a success of an earlier step is stored, that one takes the place of
+    the last attempt known to have failed (charged as discarded): origin "replay", with the log-probs, policy version
+    and outcome of its own.
+
+    group_size  the most attempts a task
+    stage_size  attempts a stage; `group_size` itself is one stage: independent attempts
+    reuse       whether a stored success may stand in a group without any
+    max_tasks   tasks whose newest success is stored, those last used (see `ReplayBuffer`)
+
+    `success` decides, never the shaped outcome. The number of attempts depends on how they went: the rate of success of
+    tasks that left early is biased upwards, and tasks of all-right first stages still have no contrast. A stage draws
+    its random numbers as a task that is drawn again does. The ratio of a reused row is the objective's
+    `objective.ratio_over`: "proximal" evaluates it anew, "behaviour" takes the recorded log-probs.
+
+    Source: AR3PO, arXiv 2509.25808.
+    """
+
+    group_size: int = 8
+    stage_size: int = 4
+    reuse: bool = True
+    max_tasks: int = 10_000
+    buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
+
+    provides = ("states",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffer", ReplayBuffer(1, self.max_tasks))
+        if not 1 <= self.stage_size <= self.group_size:
+            raise ConfigError(
+                f"rollout.stage_size is {self.stage_size}; it must be from 1 to rollout.group_size={self.group_size}"
+            )
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        drawn = Counter[str]()
+        stages: list[Forest] = []
+        groups: list[str] = []
+        unsolved = list(range(len(tasks)))
+        for begin in range(0, self.group_size, self.stage_size):
+            stage = Independent(min(self.stage_size, self.group_size - begin))
+            grown = session.score(stage.grow_more([tasks[i] for i in unsolved], session, drawn))
+            check_verdicts(grown, "adaptive stages")
+            own = list(dict.fromkeys(grown.group))
+            groups = groups or own
+            name = dict(zip(own, (groups[i] for i in unsolved), strict=True))
+            stages.append(grown.replace(group=[name[g] for g in grown.group]))
+            solved = {g for g, verdict in zip(stages[-1].group, grown.success.tolist(), strict=True) if verdict >= 1}
+            unsolved = [i for i in unsolved if groups[i] not in solved]
+            if not unsolved:
+                break
+        forest = Forest.concat(stages)
+        self.buffer.hold(forest.select(forest.success >= 1))
+        return side_by_side(self._helped(forest, [groups[i] for i in unsolved], session))
+
+    def _helped(self, forest: Forest, unsolved: Sequence[str], session: Session) -> Forest:
+        """The forest with a stored success in each unsolved group of a task that has one."""
+        task_of = dict(zip(forest.group, forest.task, strict=True))
+        replaced, records = [], []
+        for group in unsolved if self.reuse else ():
+            stored, place = self.buffer.of(task_of[group]), last_failed(forest, group)
+            if stored and place is not None:
+                replaced.append(place)
+                records.append(as_replay(stored[-1], group=group, id=f"{group}/replay"))
+        if not records:
+            return forest
+        session.budget.discarded += len(replaced)
+        return Forest.concat([without(forest, replaced), Forest.from_records(records)])
+
+    def observe(self, forest: Forest) -> None:
+        self.buffer.store(forest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+def check_verdicts(forest: Forest, what: str) -> None:
+    """Refuse scored rollouts none of which has a verdict."""
+    if bool(forest.scored.any()) and not bool(forest.success.isfinite().any()):
+        raise ConfigError(f"{what} need verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}")
+
+
+def last_failed(forest: Forest, group: str) -> int | None:
+    """The group's last scored trajectory whose verdict is known and no success."""
+    failed = (forest.scored & (forest.success < 1)).tolist()
+    rows = [r for r, (name, bad) in enumerate(zip(forest.group, failed, strict=True)) if bad and name == group]
+    return rows[-1] if rows else None
+
+
+def without(forest: Forest, rows: Sequence[int]) -> Forest:
+    """The forest without these trajectories."""
+    keep = torch.ones(forest.n_trajectories, dtype=torch.bool)
+    keep[list(rows)] = False
+    return forest.select(keep)

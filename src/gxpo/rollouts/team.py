@@ -1,0 +1,264 @@
+"""A group is G attempts of a team at one task: agents speak in turn, each under a context of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from gxpo.errors import ConfigError, did_you_mean
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, StreamKey, Task
+from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.context import Context, text_of
+from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Which policy speaks for which role.
+
+    policy  "shared": one policy, SHARED, for all roles that are trained; "per_role": one for each, of the role's name
+    frozen  roles that are not trained; each is a policy of its own name, which stays the model that the run starts from
+    """
+
+    graph: Graph
+    policy: str
+    frozen: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("shared", "per_role"):
+            raise ConfigError(f"rollout.policy is 'shared' or 'per_role', not {self.policy!r}")
+        for name in self.frozen:
+            if name not in self.graph.names:
+                raise ConfigError(
+                    f"rollout.frozen: the team has no role {name!r}{did_you_mean(name, self.graph.names)}; it has "
+                    f"{', '.join(self.graph.names)}"
+                )
+        if set(self.graph.names) <= set(self.frozen):
+            raise ConfigError("rollout.frozen names every role of the team: leave one to be trained")
+
+    def of(self, role: Role) -> str:
+        """The policy that speaks for a role."""
+        return SHARED if self.policy == "shared" and role.name not in self.frozen else role.name
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policy name -> "trained" or "frozen", those that are trained first."""
+        named = {self.of(role): "frozen" if role.name in self.frozen else "trained" for role in self.graph.roles}
+        return dict(sorted(named.items(), key=lambda item: item[1] != "trained"))
+
+
+class Walk:
+    """One way through the team's graph, as far as it has come.
+
+    role     who speaks next; None: the team is done
+    opening  what stands before its action
+    said     the newest text of each role, and the task's
+    """
+
+    def __init__(self, cast: Cast, task: Task, session: Session) -> None:
+        self.cast, self.task, self.session = cast, task, session
+        prompt = task.prompt
+        if not isinstance(prompt, str):
+            messages = [m for m in prompt if not isinstance(m, int)]
+            if len(messages) < len(prompt):
+                raise ConfigError(
+                    f"a team reads its tasks as texts, and task {task.id!r} is token ids: give it as text"
+                )
+            prompt = text_of(messages)
+        self.said: dict[str, str] = {TASK: prompt, **dict.fromkeys(cast.graph.names, "")}
+        self.answer, self.round, self.calls = "", 1, 0
+        self.cut = False  # a context or an action was too long
+        self.role: Role | None = cast.graph.roles[0]
+        self._spoken: set[str] = set()
+        self._running: dict[str, Context] = {}
+        self.opening = self._open(self.role)
+
+    def _open(self, role: Role) -> Opening:
+        again = role.name in self._spoken and role.again is not None
+        self.read = filled(role.again if again and role.again is not None else role.prompt, self.said)
+        if not role.running:
+            return Opening(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
+        if role.name in self._running:
+            return self._running[role.name].observe(self.read)
+        context = Context(self.session.chat, EpisodeRules(), "", (), self.session.system)
+        self._running[role.name] = context
+        return context.open(self.read)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the next action is sampled under."""
+        assert self.role is not None
+        return self._running[self.role.name].ids if self.role.running else self.opening.ids
+
+    def heard(self, completion: Completion) -> dict[str, str]:
+        """What would have been said with this action."""
+        assert self.role is not None
+        return {**self.said, self.role.name: self.session.decode(completion.tokens)}
+
+    def answered(self, said: Said) -> str:
+        """What the team's answer would be with that."""
+        assert self.role is not None
+        return self.answer if self.role.answer is None else filled(self.role.answer, said)
+
+    def turn(self, completion: Completion, *, whole: bool = False) -> dict[str, Any]:
+        """The action as a turn of a record; `whole`: with all of its context, whatever stood before."""
+        role = self.role
+        assert role is not None
+        where = {"context": list(self.context)} if whole or self.opening.rebuilt else {}
+        return {
+            "agent": role.name,
+            "policy": self.cast.of(role),
+            "policy_version": completion.policy_version,
+            "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
+            **(where or {"observation": list(self.opening.ids)}),
+            "observation_text": self.read,
+            "action": completion.tokens,
+            "logprob": completion.logprobs,
+            "trainable": role.name not in self.cast.frozen,
+            "finish": completion.finish,
+            "info": {"round": self.round},
+            "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
+        }
+
+    def take(self, completion: Completion) -> None:
+        """The action is said, and it is the next one's turn."""
+        role, said = self.role, self.heard(completion)
+        assert role is not None
+        self.answer = self.answered(said)
+        self.said, self.calls = said, self.calls + 1
+        self.cut |= completion.finish == "length"
+        self._spoken.add(role.name)
+        if role.running:
+            self._running[role.name].act(completion.tokens)
+        follows = self.cast.graph.after(role, said, self.round)
+        self.round += int(follows is not None and follows.name == role.back and not role.satisfied(said))
+        self.role = follows
+        if follows is not None:
+            self.opening = self._open(follows)
+
+    def stops(self) -> bool:
+        """Ends the walk where the context leaves no room for an action; says whether the team is done."""
+        room = self.session.episode.max_context - self.session.sampling.max_new_tokens
+        if self.role is not None and len(self.context) > room:
+            self.role, self.cut = None, True
+        return self.role is None
+
+
+@dataclass(frozen=True)
+class Team:
+    """`group_size` attempts of a team at each task: the group is "s{step}/{task}", scored by the team's answer.
+
+    graph       a team: "solver_verifier", "second_opinion", or FILE.py:NAME (see `gxpo.rollouts.graph`)
+    policy      "shared": one policy speaks for all roles; "per_role": each role trains an adapter of its own
+    frozen      roles that stay the model the run starts from: their tokens are sampled and not trained
+
+    An attempt is one trajectory. Each turn has its agent, its policy and its own context (or goes on in the agent's
+    running one); `previous` goes through all agents in the order in which they spoke. The state acted in is the
+    context, so equal contexts of one role in a group are one anchor state. A turn is sampled under the stream (seed,
+    step, draw, attempt, turn). An attempt whose next context would leave no room for an action ends there, with the
+    answer that it has, and is truncated; so is one with an action that was cut.
+    """
+
+    group_size: int = 8
+    graph: str | Graph = "solver_verifier"
+    policy: Literal["shared", "per_role"] = "shared"
+    frozen: list[str] = field(default_factory=list)
+
+    provides = ("states",)
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1:
+            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
+        _ = self.cast  # whatever is wrong with the team is found here
+
+    @cached_property
+    def cast(self) -> Cast:
+        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policy name -> "trained" or "frozen"."""
+        return self.cast.policies
+
+    @property
+    def max_turns(self) -> int:
+        """The most actions that a trajectory can have."""
+        return self.cast.graph.longest
+
+    def evaluation(self, samples: int) -> Team:
+        """Held-out tasks are attempted by the team, too."""
+        return dataclasses.replace(self, group_size=samples)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        attempts = [
+            _Attempt(self.cast, task, draw, number, session)
+            for task, draw in zip(tasks, draws_of(tasks, session), strict=True)
+            for number in range(self.group_size)
+        ]
+        try:
+            while speaking := [a for a in attempts if not a.stops()]:
+                for attempt, (completion,) in zip(
+                    speaking, session.sample([a.request() for a in speaking]), strict=True
+                ):
+                    attempt.turns.append(attempt.turn(completion))
+                    attempt.take(completion)
+        finally:
+            session.release([name for a in attempts for name in a.kept])
+        forest = Forest.from_records([a.record() for a in attempts])
+        return session.score(forest, [a.answer for a in attempts])
+
+
+class _Attempt(Walk):
+    """A walk that is one trajectory."""
+
+    def __init__(self, cast: Cast, task: Task, draw: str, number: int, session: Session) -> None:
+        super().__init__(cast, task, session)
+        self.group = f"s{session.step}/{draw}"
+        self.key = StreamKey(session.seed, session.step, draw, number)
+        self.turns: list[dict[str, Any]] = []
+        self.kept: list[str] = []
+
+    def request(self) -> Request:
+        """The next action; what a running context has in the engine is kept for its next turn."""
+        assert self.role is not None
+        keep = (f"{self.key.task}/{self.key.attempt}/{self.role.name}",) if self.role.running else ()
+        self.kept += keep
+        key = dataclasses.replace(self.key, turn=self.calls)
+        return Request(self.context, (key,), keep=keep, policy=self.cast.of(self.role))
+
+    def record(self) -> dict[str, Any]:
+        """The line of `gxpo.rollouts/1`."""
+        if not self.turns:  # not even the first context has room: the attempt is there, and counted
+            self.role = self.cast.graph.roles[0]
+            self.turns.append(self.turn(Completion([], [], "none")))
+        first, *rest = self.turns
+        return {
+            "schema": "gxpo.rollouts/1",
+            "task": self.task.id,
+            "group": self.group,
+            "id": f"{self.group}/{self.key.attempt}",
+            "prompt": first["context"],
+            "prompt_text": first["observation_text"],
+            "turns": [{k: v for k, v in first.items() if k != "context"}, *rest],
+            "reward": None,
+            "truncated": self.cut,
+            "sampling": dataclasses.asdict(self.session.sampling),
+            "info": {"answer": self.answer, "rounds": self.round},
+        }
+
+
+def draws_of(tasks: Sequence[Task], session: Session) -> list[str]:
+    """A name for each draw; refused where tasks are instances of an environment."""
+    if session.envs is not None:
+        raise ConfigError(
+            "a team works on tasks that are prompts: give it such a task, or an environment another rollout"
+        )
+    return name_draws(tasks, Counter())

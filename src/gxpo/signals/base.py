@@ -1,0 +1,70 @@
+"""What every signal part shares: what it provides, what it owns, and what of that goes into a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gxpo.forest import Forest
+    from gxpo.protocols import Learner, Signals
+
+
+@dataclass(frozen=True)
+class SignalTools:
+    """What a signal part may use.
+
+    learner   the policy: `outputs`, `hidden`, and `beside` for a second model
+    decode    token ids -> text
+    blank_id  a token that says nothing, to put in the place of a hidden one
+    """
+
+    learner: Learner
+    decode: Callable[[Sequence[int]], str]
+    blank_id: int
+    step: int = 0
+    seed: int = 0
+
+
+class SignalPart:
+    """Base of signal parts: a frozen dataclass that computes what other parts read by name, once per step.
+
+    provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
+    needs     other signals that it reads
+
+    A part that trains a model of its own makes it in `bind`, moves it in `learn`, after the policy's update, and owns
+    its parameters and its optimiser: they are what `tensors` and `state_dict` give to the checkpoint.
+    """
+
+    provides: tuple[str, ...] = ()
+    axes: Mapping[str, str] = {}
+    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+
+    def bind(self, tools: SignalTools) -> None:
+        """Once, before the first step and before anything is loaded from a checkpoint."""
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        """Detached tensors by name, with the policy as it is at the start of the step."""
+        raise NotImplementedError
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        """Trains what the part owns on the step's scored rollouts; gives figures for metrics.jsonl."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`, called after `load_tensors`."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a resumed run needs as tensors; its names may change from step to step."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`."""

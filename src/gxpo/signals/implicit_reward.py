@@ -1,0 +1,146 @@
+"""A process reward without labels: a second model, trained to prefer the better trajectories of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.signals.base import SignalPart, SignalTools
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor, n: int, beta: float) -> Tensor:
+    """r_k = beta * sum over the counted entries of row k of (logprob - old), [n] float64.
+
+    logprob  [P] of the reward model
+    old      [P] of the policy at the start of the step
+    counted  [P] bool
+    owner    [P] index of the row (a step, a trajectory) that an entry belongs to; `n` rows
+
+    The rewards of a trajectory's steps add up to beta * log(reward model / old policy) of the whole of it.
+    """
+    gap = torch.where(counted, logprob.to(torch.float64) - old.to(torch.float64), 0.0)
+    return beta * torch.zeros(n, dtype=torch.float64).index_add_(0, owner, gap)
+
+
+def preferences(outcome: Tensor, group: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs of a better and a worse trajectory of one group: better [K], worse [K], weight [K] float64.
+
+    outcome [R]; group [R] ids, -1 = in none; where [R] bool, who takes part. The weights of a group's pairs add up to
+    1 / number of groups that have a pair, so that every such group counts the same. Equal outcomes are no pair.
+    """
+    takes = where & outcome.isfinite() & (group >= 0)
+    pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
+    better, worse = pair.nonzero(as_tuple=True)
+    of = group[better]
+    pairs = torch.bincount(of)
+    share = 1.0 / (pairs[of].to(torch.float64) * int((pairs > 0).sum())) if len(of) else outcome.new_zeros(0).double()
+    return better, worse, share
+
+
+def trajectory_dpo(score: Tensor, better: Tensor, worse: Tensor, weight: Tensor, beta: float) -> Tensor:
+    """-sum_k weight_k * log sigmoid(beta * (score of the better - score of the worse)), a scalar.
+
+    score   [R] sum over the trajectory's actions of log(reward model / old policy); carries the gradient
+    Source: DPO, arXiv 2305.18290, on whole trajectories as in iStar, arXiv 2509.19199.
+    """
+    return -(weight.to(score) * logsigmoid(beta * (score[better] - score[worse]))).sum()
+
+
+@dataclass(frozen=True)
+class ImplicitReward(SignalPart):
+    """`implicit_reward` of every step as "process_reward" [S]; the reward model takes `epochs` steps of
+    `trajectory_dpo` on the step's rollouts after each update of the policy.
+
+    The reward model begins as a copy of the policy and is this part's own, with an optimiser of its own. Its reference
+    is the policy at the start of the step, so it rolls along with the policy. The rewards of a step come from the
+    reward model as the steps before have left it: none of its own outcomes are in them, and in the first step, where
+    the two models are one, all are 0.
+
+    beta    weighs the log-ratio, in reward and preference alike
+    lr      of the reward model
+    epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
+
+    Figures: prm_loss and prm_accuracy (share of the pairs' weight that is ordered rightly, ties one half), both before
+    the reward model moves, prm_pairs. A step without pairs trains nothing and has neither loss nor accuracy.
+    """
+
+    beta: float = 0.05
+    lr: float = 1e-4
+    epochs: int = 1
+    memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    provides = ("process_reward",)
+    axes = {"process_reward": "S"}  # noqa: RUF012  never changed
+    needs = ("proximal_logprob",)
+
+    def __post_init__(self) -> None:
+        if not (self.beta > 0 and self.lr > 0 and self.epochs >= 1):
+            raise ConfigError(
+                f"signal implicit_reward: beta ({self.beta}) and lr ({self.lr}) must be above 0, epochs "
+                f"({self.epochs}) at least 1"
+            )
+
+    def bind(self, tools: SignalTools) -> None:
+        self.memory["model"] = tools.learner.beside(lr=self.lr)
+
+    @property
+    def model(self) -> Any:
+        """The reward model, a learner."""
+        if "model" not in self.memory:
+            raise GxpoError("the implicit reward has no model yet: bind the part to the run's learner first")
+        return self.memory["model"]
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        logprob = self.model.outputs(forest, ("logprob",))["logprob"]
+        old, counted = signals["proximal_logprob"], forest.path_trainable
+        return {"process_reward": implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        group = forest.ids("group", axis="R")
+        better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored)
+        if not len(better):
+            return {"prm_pairs": 0.0}
+        taking = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+        taking[better] = taking[worse] = True
+        active = forest.path_trainable & forest.to_path(taking, "R")
+        entries = active.nonzero().squeeze(1)
+        old, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
+
+        def score(logprob: Tensor) -> Tensor:
+            gap = logprob[entries] - old.to(logprob)
+            return gap.new_zeros(forest.n_trajectories).index_add(0, rows, gap)
+
+        def loss(x: Mapping[str, Tensor]) -> Tensor:
+            return trajectory_dpo(score(x["logprob"]), better, worse, weight, self.beta)
+
+        infos = [
+            self.model.step(forest, loss, names=("logprob",), couples="group", active=active)
+            for _ in range(self.epochs)
+        ]
+        lead = score(infos[0].outputs["logprob"])
+        lead = lead[better] - lead[worse]
+        right = (weight * ((lead > 0).double() + 0.5 * (lead == 0).double())).sum()
+        return {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.meta()} if "model" in self.memory else {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.model.tensors() if "model" in self.memory else {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory["loaded"] = dict(tensors)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_tensors(self.memory.pop("loaded"), state["model"])

@@ -1,0 +1,197 @@
+"""A baseline for each trajectory, read off the policy's own hidden states by a linear probe that learns as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.trees import begins_of, last_before
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weights [D] and intercept [] of the line that minimises mean (y - w x - b)^2 + strength * |w * spread|^2.
+
+    features  [n, D] float64
+    target    [n] float64
+    strength  of the penalty, on features in units of their spread (population std over the n rows), so that no choice
+              of units matters; 0 gives a least-squares line. The intercept is not penalised
+
+    In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
+    """
+    middle, spread = features.mean(0), features.std(0, correction=0)
+    varies = spread > levels.DEGENERATE * features.abs().amax(0)
+    unit = torch.where(varies, spread, 1.0)
+    x = torch.where(varies, (features - middle) / unit, 0.0)
+    y = target - target.mean()
+    n, d = x.shape
+    penalty = strength * n
+    if strength == 0:
+        slope = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution.squeeze(1)
+    elif d <= n:
+        slope = torch.linalg.solve(x.T @ x + penalty * torch.eye(d, dtype=x.dtype), x.T @ y)
+    else:
+        slope = x.T @ torch.linalg.solve(x @ x.T + penalty * torch.eye(n, dtype=x.dtype), y)
+    weight = torch.where(varies, slope / unit, 0.0)
+    return weight, target.mean() - middle @ weight
+
+
+@torch.no_grad()
+def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int) -> Tensor:
+    """[R, 2 H + 3] float64: what the probe sees of each trajectory; 0 where it has no action tokens.
+
+    hidden   [T, H] hidden state at every stored token
+    entropy  [P] of the policy at each action token, nats
+    tokens   n
+
+    Mean hidden state of the last n tokens before its first action (the prompt), mean hidden state of its last n action
+    tokens, and mean, standard deviation (population) and maximum of the entropy over all its action tokens.
+    """
+    n_rows, trajectory, held = forest.n_trajectories, forest.path_trajectory, hidden.to(torch.float64)
+    begins = begins_of(trajectory, n_rows)
+    has = begins.diff() > 0
+
+    def mean_of(places: Tensor, owner: Tensor) -> Tensor:
+        total = torch.zeros(n_rows, hidden.shape[1], dtype=torch.float64).index_add_(0, owner, held[places])
+        return total / torch.bincount(owner, minlength=n_rows).clamp_min(1)[:, None]
+
+    rows = has.nonzero().squeeze(1)
+    before = forest.path_token[begins[rows]]  # each trajectory's first action token, then what stands before it
+    above = _token_before(forest)
+    seen, owner = [before[:0]], [rows[:0]]
+    for _ in range(tokens):
+        before = above[before]
+        rows, before = rows[before >= 0], before[before >= 0]
+        seen.append(before)
+        owner.append(rows)
+    prompt = mean_of(torch.cat(seen), torch.cat(owner))
+    late = begins[1:][trajectory] - torch.arange(forest.n_entries) <= tokens
+    action = mean_of(forest.path_token[late], trajectory[late])
+    at = begins[:-1].clamp_max(max(forest.n_entries - 1, 0))
+    statistics = [
+        levels.mean(entropy, trajectory),
+        levels.std(entropy, trajectory, ddof=0),
+        levels.max(entropy, trajectory),
+    ]
+    spread = torch.stack([torch.where(has, x[at], 0.0) if len(x) else torch.zeros(n_rows) for x in statistics], 1)
+    return torch.cat([prompt, action, spread.double()], 1)
+
+
+def _token_before(forest: Forest) -> Tensor:
+    """[T]: the stored token before each on its root path, -1 for the first."""
+    begin, end = forest.first_token[:-1], forest.first_token[1:]
+    bare = end == begin
+    holder = last_before(forest.parent, bare)  # where the way up from an empty node comes to one with tokens
+    last = torch.where(bare[holder], -1, end[holder] - 1)
+    node = forest.token_node
+    up = forest.parent[node]
+    inherited = torch.where(up >= 0, last[up.clamp_min(0)], -1)
+    place = torch.arange(forest.n_tokens)
+    return torch.where(place > begin[node], place - 1, inherited)
+
+
+@torch.no_grad()
+def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor) -> Tensor:
+    """b_i = mean over the others j of the group of estimate_j, [R] float64: what i itself did is not in it.
+
+    estimate  [R] of each trajectory's own features
+    where     [R] bool: the others that are asked (compared, scored, with features)
+    A trajectory without such others has its own outcome as baseline: nothing is learned from it.
+    """
+    others = levels.count(group, where) - ((group >= 0) & where).to(torch.float64)
+    alone = torch.where(outcome.isfinite(), outcome.to(torch.float64), 0.0)
+    return torch.where(others > 0, levels.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
+
+
+@dataclass(frozen=True)
+class ValueProbe(SignalPart):
+    """The signal "baseline" [R]: `cross_fitted` estimates of a `ridge` probe on `probe_features`.
+
+    The probe predicts from a trajectory's features the mean outcome of the others of its group. It is fitted before
+    every step on the newest `buffer` trajectories of the steps before, so no outcome of the step is in it. As long as
+    fewer than `enough` are there, the baseline is the mean outcome of the others itself (`probe_used` 0).
+
+    tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
+    layer   which hidden states; -1 the last
+    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
+
+    Figures: probe_rows (trajectories it was fitted on), probe_used, and over the scored and compared trajectories of
+    groups of several baseline_error (mean (outcome - baseline)^2) beside group_mean_error (the same of the mean
+    outcome of the others).
+    """
+
+    tokens: int = 10
+    layer: int = -1
+    buffer: int = 1024
+    enough: int = 128
+    ridge: float = 0.1
+    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    provides = ("baseline",)
+    axes = {"baseline": "R"}  # noqa: RUF012  never changed
+    needs = ("entropy",)
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.ridge < 0 or not 2 <= self.enough <= self.buffer:
+            raise ConfigError(
+                f"signal value_probe: tokens {self.tokens} is at least 1, ridge {self.ridge} at least 0, and "
+                f"2 <= enough ({self.enough}) <= buffer ({self.buffer})"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Trajectories in the buffer."""
+        return len(self.memory["target"]) if self.memory else 0
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        hidden = tools.learner.hidden(forest, layer=self.layer)
+        features = probe_features(forest, hidden, signals["entropy"], self.tokens)
+        group, takes = forest.ids("group", axis="R"), self._taking(forest)
+        used = self.rows >= self.enough
+        if used:
+            weight, intercept = ridge(self.memory["features"], self.memory["target"], self.ridge)
+            estimate = features @ weight + intercept
+        else:
+            estimate = torch.where(takes, forest.outcome, 0.0)
+        baseline = cross_fitted(estimate, forest.outcome, group, takes)
+        self.latest.clear()
+        self.latest.update(features=features, baseline=baseline, used=torch.tensor(used))
+        return {"baseline": baseline}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        group, takes = forest.ids("group", axis="R"), self._taking(forest)
+        outcome = torch.where(takes, forest.outcome, 0.0)
+        target = levels.leave_one_out(outcome, group, takes)
+        kept = takes & (levels.count(group, takes) > 1)
+        figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
+        if bool(kept.any()):
+            figures["baseline_error"] = float((outcome - self.latest["baseline"])[kept].square().mean())
+            figures["group_mean_error"] = float((outcome - target)[kept].square().mean())
+        for name, new in (("features", self.latest["features"][kept]), ("target", target[kept])):
+            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+        return figures
+
+    @staticmethod
+    def _taking(forest: Forest) -> Tensor:
+        """[R] bool: who is asked and learned from: scored, compared, with action tokens."""
+        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
+        return forest.scored & forest.compared & acts
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.memory)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.clear()
+        self.memory.update({name: x.to(torch.float64) for name, x in tensors.items()})

@@ -1,0 +1,82 @@
+"""Rollouts on which every registered method can be tried: what any part reads of them is there, made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import gxpo
+from gxpo.forest import Forest
+from gxpo.signals import Signals
+
+
+def battery(
+    seed: int, *, sizes: Sequence[int] = (4, 3, 5), rewards: Sequence[float] | None = None, unscored: Sequence[str] = ()
+) -> Forest:
+    """Groups of unequal size and length; two turns where a state may be met again; log-probs of some sampler; trees,
+    segments, verdicts, named rewards and noise scales."""
+    rng = random.Random(seed)
+    records = []
+    for g, size in enumerate(sizes):
+        for i in range(size):
+            turns = []
+            for _ in range(rng.choice((1, 2, 2))):
+                action = [rng.randrange(1, 60) for _ in range(rng.randrange(1, 6))]
+                turns.append(
+                    {
+                        "observation": [rng.randrange(1, 60)],
+                        "action": action,
+                        "state": f"s{rng.randrange(2)}",
+                        "logprob": [-rng.random() * 3 - 0.1 for _ in action],
+                        "segments": list(range(len(action))),
+                    }
+                )
+            reward = rng.choice((0.0, 0.3, 1.0)) if rewards is None else rewards[g]
+            success = reward == 1.0 if rewards is None else rewards[g] > 0.5
+            written = rng.choice((0.0, 1.0)) if rewards is None else 1.0
+            name = f"{g}.{i}"
+            records.append(
+                {
+                    "schema": "gxpo.rollouts/1",
+                    "group": f"g{g}",
+                    "id": name,
+                    "prompt": [7 + g, 8, 9],
+                    "turns": turns,
+                    "reward": None if name in unscored else reward,
+                    "rewards": {"correct": float(success), "format": written},
+                    "success": success,
+                    "info": {"tree": i % 2},
+                }
+            )
+    forest = Forest.from_records(records)
+    noise = 0.1 + torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return forest.replace(extras={"noise_scale": noise})
+
+
+def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:
+    """A value for every signal that the method reads and for the proximal policy, on its axis."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"R": forest.n_trajectories, "S": forest.n_steps, "P": forest.n_entries, "T": forest.n_tokens}
+    names = {*m.needs, *(x for part in m.signals.values() for x in part.provides)}
+    out: dict[str, Any] = {}
+    for name in sorted(names | {"proximal_logprob", "reference_logprob"}):
+        axis = Signals({}, m.axes).axis(name)
+        shape = (sizes[axis], 3) if name == "hidden" else (sizes[axis],)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        out[name] = forest.path_behaviour_logprob + 0.4 * noise if name.endswith("logprob") else noise
+    return Signals.of(forest, out, m.axes)
+
+
+def policy_of(forest: Forest, x: Mapping[str, torch.Tensor], signals: Mapping[str, Any]) -> gxpo.PolicyTokens:
+    """The policy's outputs with what the signals say of other policies."""
+    return gxpo.PolicyTokens(
+        x["logprob"],
+        forest.path_behaviour_logprob,
+        reference_logprob=signals["reference_logprob"],
+        entropy=x.get("entropy"),
+        proximal_logprob=signals["proximal_logprob"],
+        value=x.get("value"),
+    )

@@ -1,0 +1,49 @@
+"""Outcomes against a given baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo.credit import GroupRelative
+from gxpo.credit.against_baseline import AgainstBaseline, against_baseline
+from gxpo.errors import MissingSignal
+from gxpo.forest import Forest
+from gxpo.signals import Signals
+
+Grow = Callable[..., Forest]
+F64 = torch.float64
+
+
+def test_card_of_two_rollouts() -> None:
+    """r = [1, 0], b1 = g(phi2) = .3, b2 = g(phi1) = .7: A = [1 - .3, 0 - .7]."""
+    found = against_baseline(torch.tensor([1.0, 0.0]), torch.tensor([0.3, 0.7], dtype=F64))
+    assert found.tolist() == pytest.approx([0.7, -0.7])
+
+
+def test_every_token_has_its_trajectory_s_credit_and_equal_groups_learn(grow: Grow) -> None:
+    forest = grow([("a", 1.0, [2, 1]), ("a", 1.0, [1])])
+    found = AgainstBaseline()(forest, {"baseline": torch.tensor([0.25, 0.5], dtype=F64)}, 0)
+    assert found.tolist() == [0.75] * 3 + [0.5] and AgainstBaseline().on_equal == "signal"
+
+
+@settings(max_examples=25, deadline=None)
+@given(rewards=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_the_mean_as_a_baseline_is_the_centred_outcome(grow: Grow, rewards) -> None:
+    """Reduction: baseline = group mean is Dr. GRPO's credit, but for residues of rounding."""
+    forest = grow([(f"g{g}", r, [1 + i % 2]) for g, group in enumerate(rewards) for i, r in enumerate(group)])
+    mean = torch.tensor([sum(group) / len(group) for group in rewards for _ in group], dtype=F64)
+    wanted = GroupRelative(scale="none")(forest, {}, 0)
+    assert AgainstBaseline()(forest, {"baseline": mean}, 0).tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
+
+
+def test_a_missing_baseline_and_another_shape_are_refused(grow: Grow) -> None:
+    forest = grow([("a", 1.0, [1])])
+    with pytest.raises(MissingSignal, match="baseline"):
+        AgainstBaseline()(forest, Signals.of(forest), 0)
+    with pytest.raises(ValueError, match="one column each"):
+        against_baseline(torch.zeros(2), torch.zeros(3))

@@ -1,0 +1,194 @@
+"""Credit of the nodes of a tree."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import strategies
+
+from gxpo.credit.node_value import NodeValue
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+
+
+def tree(*rows) -> Forest:
+    """(id, outcome, own tokens, (base, kept) or None, group) each."""
+    return Forest.from_records(
+        {
+            "schema": "gxpo.rollouts/1",
+            "group": group[0] if group else "g",
+            "id": name,
+            "reward": reward,
+            "turns": [{"action": action}],
+            **({"prompt": [1]} if base is None else {"fork": {"of": base[0], "turn": 0, "token": base[1]}}),
+        }
+        for name, reward, action, base, *group in rows
+    )
+
+
+def loop(forest: Forest, form: str) -> list[float]:
+    """Over dictionaries: leaves of every node, its parent the nearest node above with more leaves."""
+    paths = {}  # trajectory -> for each of its entries, the nodes from the root to it
+    for p in range(forest.n_entries):
+        node = int(forest.token_node[forest.path_token[p]])
+        way = [node]
+        while int(forest.parent[way[0]]) >= 0:
+            way.insert(0, int(forest.parent[way[0]]))
+        paths[p] = way
+    through = defaultdict(set)
+    for p, way in paths.items():
+        r = int(forest.path_trajectory[p])
+        for node in way:
+            through[forest.group[r], node].add(r)
+    for s in range(forest.n_steps):  # actions without tokens
+        r = int(forest.step_trajectory[s])
+        for node in forest.path(int(forest.step_action[s])).tolist():
+            through[forest.group[r], node].add(r)
+
+    def counted(rows):
+        return sorted(r for r in rows if forest.compared[r])
+
+    def mean(rows):
+        return math.fsum(float(forest.outcome[r]) for r in rows) / len(rows)
+
+    def difference(a, b):
+        return 0.0 if abs(a - b) <= 1e-12 * max(abs(a), abs(b)) else a - b
+
+    members = {g: counted(r for r in range(forest.n_trajectories) if forest.group[r] == g) for g in forest.group}
+
+    def local(g, way):
+        """LA of the last node of the way, and the part of the way that ends above it; None at the top."""
+        leaves = counted(through[g, way[-1]])
+        above = [n for n in way if len(counted(through[g, n])) > len(leaves)]
+        value = mean(counted(through[g, above[-1]])) if above else mean(members[g])
+        return difference(mean(leaves), value), way[: way.index(above[-1]) + 1] if above else None
+
+    out = []
+    for p, way in paths.items():
+        g = forest.group[int(forest.path_trajectory[p])]
+        leaves = counted(through[g, way[-1]])
+        if not leaves:
+            out.append(0.0)
+            continue
+        overall = difference(mean(leaves), mean(members[g]))
+        la, above = local(g, way)
+        if form == "paper":
+            out.append((overall + la) / math.sqrt(len(leaves)))
+            continue
+        n = len(members[g])
+        factor = n / max(n - 1, 1)
+        while abs(factor * la) < 1e-8 and above is not None:
+            la, above = local(g, above)
+        la = la if abs(factor * la) >= 1e-8 else 0.0
+        trained = [
+            factor * difference(mean(counted(through[g, paths[q][-1]])), mean(members[g]))
+            for q in paths
+            if forest.group[int(forest.path_trajectory[q])] == g
+            and forest.path_trainable[q]
+            and forest.compared[int(forest.path_trajectory[q])]
+        ]
+        centre = math.fsum(trained) / len(trained) if trained else 0.0
+        out.append(factor * (overall + la) - centre)
+    return out
+
+
+CARD = [("a", 1.0, [2, 3, 4], None), ("b", 1.0, [5], ("a", 2)), ("c", 0.0, [6, 7], None)]
+
+
+def test_the_card():
+    # V(root) = 2/3. n1 (leaves a, b): GA = LA = 1/3, (2/3) / sqrt(2) = .471405; each leaf in it: GA = 1/3, LA = 0;
+    # c: GA = LA = -2/3
+    forest = tree(*CARD)
+    expected = [0.471405, 0.471405, 0.333333] * 2 + [-1.333333] * 2
+    assert NodeValue()(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_card_as_released():
+    # leave-one-out leaves [1 - .5, 1 - .5, 0 - 1]; token-weighted mean m over n1 (2 tokens, 2 leaves), a's and b's own
+    # (1 token) and c (2 tokens): (1.0 * 2 + .5 + .5 - 1.0 * 2) / (2 * 2 + 1 + 1 + 2) = .125
+    # V: n1 .375, a .375, b .375, c -1.125, root -.125; value: n1 .5, a and b 0 and so n1's .5, c -1
+    # value + V: .875, .875, .875, -2.125
+    credit = NodeValue("released")(tree(*CARD), {}, 0)
+    assert credit.tolist() == pytest.approx([0.875] * 6 + [-2.125] * 2, abs=1e-12)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.sampled_from(["paper", "released"]))
+def test_it_agrees_with_a_loop(seed, form):
+    forest = strategies.random_forest(seed, groups=3, rollouts=6, unscored=False)
+    assert NodeValue(form)(forest, {}, 0).tolist() == pytest.approx(loop(forest, form), abs=1e-9)
+
+
+@given(st.integers(0, 10**6))
+def test_without_forks_it_is_twice_the_distance_from_the_mean(seed):
+    forest = strategies.random_forest(seed, groups=2, rollouts=5, unscored=False, uncompared=False, forks=False)
+    forest = forest.flatten()
+    credit = NodeValue()(forest, {}, 0)
+    for p, r in enumerate(forest.path_trajectory.tolist()):
+        members = [float(x) for x, g in zip(forest.outcome, forest.group, strict=True) if g == forest.group[r]]
+        assert float(credit[p]) == pytest.approx(2 * (float(forest.outcome[r]) - sum(members) / len(members)), abs=1e-9)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=4, max_size=4))
+def test_local_changes_add_up_to_the_leaf_against_the_root(outcomes):
+    # a, and b, c, d that leave it after 1, 2 and 3 tokens. Leaves below its nodes: 4, 3, 2, 1
+    rows = [("a", outcomes[0], [2, 3, 4, 5], None)]
+    rows += [(name, outcomes[k], [6], ("a", k)) for k, name in enumerate("bcd", 1)]
+    credit = NodeValue()(tree(*rows), {}, 0)[:4].tolist()
+    mean = lambda x: sum(x) / len(x)  # noqa: E731
+    below = [outcomes, [outcomes[i] for i in (0, 2, 3)], [outcomes[i] for i in (0, 3)], outcomes[:1]]
+    locals_ = [c * math.sqrt(len(b)) - (mean(b) - mean(outcomes)) for c, b in zip(credit, below, strict=True)]
+    assert sum(locals_) == pytest.approx(outcomes[0] - mean(outcomes), abs=1e-9)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["paper", "released"]))
+def test_order_and_a_shift_of_the_outcome_do_not_matter(seed, form):
+    forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False)
+    order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
+    credit = NodeValue(form)(forest, {}, 0)
+    assert torch.allclose(NodeValue(form)(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9)
+    moved = NodeValue(form)(forest.replace(outcome=forest.outcome + 3.0), {}, 0)
+    assert torch.allclose(moved, credit, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_a_cut_that_no_branch_is_left_of_changes_nothing(form):
+    whole = tree(("a", 1.0, [2, 3, 4], None), ("c", 0.0, [6, 7], None))
+    cut = tree(("a", 1.0, [2, 3, 4], None), ("b", 0.3, [5], ("a", 1)), ("c", 0.0, [6, 7], None)).select([0, 2])
+    assert cut.n_nodes > whole.n_nodes
+    assert torch.equal(NodeValue(form)(cut, {}, 0), NodeValue(form)(whole, {}, 0))
+
+
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_nothing_to_compare_is_exactly_zero(form):
+    equal = tree(("a", 0.1, [2, 3, 4], None), ("b", 0.1, [5], ("a", 2)), ("c", 0.1, [6, 7], None))
+    alone = tree(("a", 1.0, [2, 3], None))
+    for forest in (equal, alone):
+        assert NodeValue(form)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
+
+
+def test_an_uncompared_leaf_is_measured_where_compared_ones_went_and_moves_nothing():
+    rows = [*CARD, ("d", 0.0, [8], ("a", 1))]
+    forest = tree(*rows)
+    forest = forest.replace(compared=torch.tensor([True, True, True, False]))
+    credit = NodeValue()(forest, {}, 0)
+    assert credit[:8].tolist() == pytest.approx(NodeValue()(tree(*CARD), {}, 0).tolist(), abs=1e-12)
+    assert credit[8:].tolist() == pytest.approx([0.471405, 0.0], abs=1e-6)
+
+
+def test_equal_prompts_of_two_groups_are_two_trees():
+    one = [("a", 1.0, [2, 3], None, "g"), ("b", 0.0, [4], ("a", 1), "g")]
+    other = [("c", 5.0, [2, 3], None, "h"), ("d", 1.0, [4], ("c", 1), "h")]
+    together = NodeValue()(tree(*one, *other), {}, 0)
+    assert torch.equal(together, torch.cat([NodeValue()(tree(*rows), {}, 0) for rows in (one, other)]))
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="is 'code'"):
+        NodeValue("code")  # type: ignore[arg-type]
+    assert NodeValue.requires == ("forks",)

@@ -1,0 +1,145 @@
+"""Programs against tests: what counts as wrong, what as unscored."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tests.rewards.scored_tasks import Source, forest_of
+
+from gxpo.errors import ConfigError
+from gxpo.protocols import Task
+from gxpo.rewards import RewardSet
+from gxpo.rewards.code import CodeReward, extract_program, passed
+from gxpo.rewards.sandbox import Limits, Local, Result
+
+SQUARE = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1", "assert f(0) == 0"]
+SHORT = Limits(wall=2.0)
+
+
+def score(texts, tests=SQUARE, reward=None, spec=None, **info):
+    tasks = [Task(f"t{i}", "?", None, {"tests": tests, **info}) for i in range(len(texts))]
+    with RewardSet.make(spec or reward or CodeReward(wall=2.0), source=Source(None, None)) as rewards:
+        forest = rewards.score(forest_of(texts), texts, tasks)
+    named = dict(zip(forest.component_names, forest.components.T.tolist(), strict=True))
+    return named, forest, rewards
+
+
+def test_the_share_of_tests_is_recorded_and_all_of_them_make_it_correct():
+    texts = ["def f(x): return x * x", "def f(x): return 2 * x", "def f(x):", "", "f = lambda x: 1 / 0"]
+    named, forest, rewards = score(texts)
+    # 2 x is right at 2 and at 0: 2 of 4
+    assert named == {"correct": [1, 0, 0, 0, 0], "tests": [1, 0.5, 0, 0, 0]}
+    assert forest.outcome.tolist() == [1, 0, 0, 0, 0] == forest.success.tolist()
+    assert sum(rewards.counts.values()) == 0
+    _, forest, _ = score(texts[:2], spec={CodeReward(wall=2.0): 1.0, "tests": 0.5})
+    assert forest.outcome.tolist() == [1.5, 0.25]
+
+
+def test_programs_are_taken_from_the_last_python_block():
+    wrapped = (
+        "First:\n```python\ndef f(x): return 0\n```\nBetter:\n```python\ndef f(x): return x*x\n```\n```text\n4\n```"
+    )
+    assert score([wrapped])[0]["correct"] == [1]
+    assert extract_program("```\na = 1\n```") == "a = 1"
+    assert extract_program("```py title=x\n  a = 1\n  ```") == "  a = 1"
+    assert extract_program("```js\nlet a\n```") == "let a"
+    assert extract_program("a = 1\n```python\nunfinished") == "a = 1\n```python\nunfinished"
+
+
+def test_what_runs_out_of_time_or_memory_or_prints_too_much_is_wrong_not_unscored():
+    texts = ["while True: pass", "x = bytearray(1 << 30)", "print('x' * 10**6)\ndef f(x): return x*x",
+             "def f(x):\n    while x == 3: pass\n    return x * x"]  # fmt: skip
+    named, _, rewards = score(texts, reward=CodeReward(wall=1.0))
+    assert named["correct"] == [0, 0, 0, 0] and sum(rewards.counts.values()) == 0
+    assert named["tests"][3] == 0.25  # the first was passed before the second hung
+
+
+def test_input_and_output_cases():
+    cases = [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1\n", "stdout": "2\n"}]
+    right = "a, b = map(int, input().split())\nprint(a + b, ' ')"
+    texts = [right, "print(5)", right + "\nraise SystemExit(1)", "print(5)\nprint()\nprint()"]
+    assert score(texts, cases)[0] == {"correct": [1, 0, 0, 0], "tests": [1, 0.5, 0, 0.5]}
+    mixed = ["assert add(1, 1) == 2", {"stdin": "", "stdout": "hi"}]
+    assert score(["def add(a, b): return a + b\nprint('hi')"], mixed)[0]["tests"] == [1]
+
+
+def test_a_template_makes_a_function_of_an_expression():
+    assert score(["x * x", "x", "x)("], template="f = lambda x: ({program})")[0]["correct"] == [1, 0, 0]
+
+
+def test_ending_early_printing_verdicts_and_swallowing_passes_no_test():
+    texts = [
+        "import os\nos._exit(0)",
+        "raise SystemExit(0)",
+        "for i in range(9): print('word', i, 1)",
+        "import sys\nsys.stdin.readline()\nf = None",
+    ]
+    assert score(texts)[0]["tests"] == [0, 0, 0, 0]
+
+
+def test_a_sandbox_that_does_not_work_leaves_unscored_and_is_counted():
+    class Flaky:
+        def check(self):
+            pass
+
+        def run(self, files, stdin="", limits=SHORT):
+            if "2 * x" in files["solution.py"]:
+                return Result("broken", stderr="no space left")
+            return Local().run(files, stdin, limits)
+
+    _, forest, rewards = score(["def f(x): return x * x", "def f(x): return 2 * x"], reward=CodeReward(Flaky()))
+    assert forest.outcome.isnan().tolist() == [False, True] and forest.success.isnan().tolist() == [False, True]
+    assert rewards.counts["died"] == 1 and "no space left" in rewards.messages["died"]
+
+
+def test_a_sandbox_that_can_not_start_at_all_ends_the_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no docker command"):
+        score(["1"], reward=CodeReward("docker"))
+    with pytest.raises(ConfigError, match="'local' or 'docker', not 'jail'"):
+        CodeReward("jail")
+
+
+@pytest.mark.parametrize("tests", [None, [], "assert f(1)", [3], [{"stdin": "1"}]])
+def test_tasks_without_tests_are_unscored_and_counted(tests):
+    _, forest, rewards = score(["def f(x): return x"], tests)
+    assert forest.outcome.isnan().all() and rewards.counts["nonsense"] == 1
+
+
+def test_equal_programs_for_equal_tests_are_run_once():
+    class Counting:
+        def __init__(self):
+            self.runs, self.lock = 0, threading.Lock()
+
+        def check(self):
+            pass
+
+        def run(self, files, stdin="", limits=SHORT):
+            with self.lock:
+                self.runs += 1
+            return Result("failed")
+
+    counting = Counting()
+    score(["a", "b", "a", "```python\na\n```"], reward=CodeReward(counting))
+    assert counting.runs == 2
+
+
+def test_the_named_reward_and_its_options():
+    source = Source(None, "code")
+    options = {"code": {"wall": 1.0, "memory_mb": 128, "processes": 4}}
+    task = Task("t", "?", None, {"tests": SQUARE})
+    text = "def f(x): return x * x"
+    for spec, outcome in ((None, 1.0), ("code", 1.0), ({"tests": 3.0}, 3.0), ({"correct": 2.0, "tests": 1.0}, 3.0)):
+        with RewardSet.make(spec, source=source, options=options) as rewards:
+            assert rewards.score(forest_of([text]), [text], [task]).outcome.tolist() == [outcome]
+    with pytest.raises(ConfigError, match="'test' has a weight"):
+        RewardSet.make({"test": 1.0}, source=source)
+    with pytest.raises(ConfigError, match="code has no 'memory'; did you mean 'memory_mb'"):
+        RewardSet.make("code", source=source, options={"code": {"memory": 3}})
+
+
+def test_order_of_verdicts():
+    program = "def f(x): return abs(x)"
+    tests = ["assert f(1) == 2", {"stdin": "", "stdout": ""}, "assert f(-1) == 1"]
+    assert passed(program, tests, Local(), SHORT) == [False, True, True]

@@ -1,0 +1,250 @@
+"""The probe: least squares against numpy, features against loops, cross-fitting, memory, runs that are resumed."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import forests
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.signals.value_probe import ValueProbe, cross_fitted, probe_features, ridge
+
+F64 = torch.float64
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+# ---------------------------------------------------------------- the regression
+def test_worked_line() -> None:
+    """x = [0, 2], y = [1, 3]: spread 1, (2 + 2 strength) w = 2. Strength 0: w 1, b 1; strength 1: w .5, b 1.5."""
+    for strength, slope, intercept in ((0.0, 1.0, 1.0), (1.0, 0.5, 1.5)):
+        w, b = ridge(column(0, 2)[:, None], column(1, 3), strength)
+        assert w.tolist() == pytest.approx([slope]) and float(b) == pytest.approx(intercept)
+
+
+@pytest.mark.parametrize(("n", "d"), [(40, 6), (5, 30)])  # both systems of equations
+def test_ridge_is_the_minimum_of_what_it_says(n: int, d: int) -> None:
+    """Augmented least squares in numpy: rows sqrt(strength) * spread_k under the centred data."""
+    x, y = noise(n, d) * torch.arange(1, d + 1), noise(n, seed=1)
+    w, b = ridge(x, y, 0.3)
+    a = np.asarray(x) - np.asarray(x).mean(0)
+    below = np.diag(np.sqrt(0.3 * n) * np.asarray(x).std(0))
+    wanted = np.linalg.lstsq(np.vstack([a, below]), np.concatenate([np.asarray(y) - float(y.mean()), np.zeros(d)]))[0]
+    assert w.tolist() == pytest.approx(wanted.tolist(), abs=1e-9)
+    assert float((x @ w + b - y).mean()) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_without_a_penalty_it_is_least_squares() -> None:
+    x, y = noise(30, 4), noise(30, seed=1)
+    w, b = ridge(x, y, 0.0)
+    ones = np.hstack([np.asarray(x), np.ones((30, 1))])
+    assert [*w.tolist(), float(b)] == pytest.approx(np.linalg.lstsq(ones, np.asarray(y))[0].tolist(), abs=1e-9)
+
+
+def test_units_do_not_matter_and_what_does_not_vary_has_no_weight() -> None:
+    x, y = noise(20, 3), noise(20, seed=1)
+    plain, b = ridge(x, y, 0.1)
+    scaled, c = ridge(torch.cat([x * column(1e4, 1, 1e-4) + 7, torch.full((20, 1), 0.3)], 1), y, 0.1)
+    assert (scaled[:3] * column(1e4, 1, 1e-4)).tolist() == pytest.approx(plain.tolist(), rel=1e-6)
+    assert float(scaled[3]) == 0.0 and math.isfinite(float(b) + float(c))
+
+
+# ---------------------------------------------------------------- features
+@settings(max_examples=25, deadline=None)
+@given(forest=forests(), tokens=st.integers(1, 4), seed=st.integers(0, 99))
+def test_features_equal_a_loop(forest: Forest, tokens: int, seed: int) -> None:
+    hidden, entropy = noise(forest.n_tokens, 3, seed=seed).float(), noise(forest.n_entries, seed=seed + 1)
+    found = probe_features(forest, hidden, entropy, tokens)
+    for r in range(forest.n_trajectories):
+        entries = forest.path_of(r).tolist()
+        if not entries:
+            assert found[r].tolist() == [0.0] * 9
+            continue
+        first = int(forest.path_token[entries[0]])
+        way = []
+        for node in forest.path(int(forest.token_node[first])).tolist():
+            way += range(int(forest.first_token[node]), int(forest.first_token[node + 1]))
+        before = way[: way.index(first)][-tokens:]
+        after = [int(forest.path_token[p]) for p in entries[-tokens:]]
+        rows = np.asarray(hidden, dtype=np.float64)
+        said = np.asarray(entropy)[entries]
+        wanted = [
+            *(rows[before].mean(0) if before else np.zeros(3)),
+            *rows[after].mean(0),
+            *(said.mean(), said.std(), said.max()),
+        ]
+        assert found[r].tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+# ---------------------------------------------------------------- cross-fitting
+def test_card_of_two_rollouts() -> None:
+    """g(phi1) = .7, g(phi2) = .3: b = [.3, .7]."""
+    found = cross_fitted(column(0.7, 0.3), column(1, 0), torch.tensor([0, 0]), torch.tensor([True, True]))
+    assert found.tolist() == pytest.approx([0.3, 0.7])
+
+
+def test_of_several_the_mean_of_the_others() -> None:
+    """Estimates [.1, .2, .6], the fourth not asked: its own is out, and it is measured against the three."""
+    asked = torch.tensor([True, True, True, False])
+    found = cross_fitted(column(0.1, 0.2, 0.6, 9.0), column(1, 1, 1, 1), torch.zeros(4).long(), asked)
+    assert found.tolist() == pytest.approx([0.4, 0.35, 0.15, 0.3])
+
+
+def test_alone_a_rollout_is_its_own_baseline() -> None:
+    found = cross_fitted(column(0.4, 0.5), column(0.75, math.nan), torch.tensor([0, 1]), torch.tensor([True, False]))
+    assert found.tolist() == [0.75, 0.0]
+
+
+# ---------------------------------------------------------------- the part
+class Hidden:
+    """A learner whose hidden state of a token is a row of a table, by its place in the forest."""
+
+    def __init__(self, width: int = 4, seed: int = 0) -> None:
+        self.width, self.seed, self.added = width, seed, {}
+
+    def hidden(self, forest: Forest, layer: int = -1) -> torch.Tensor:
+        table = noise(forest.n_tokens, self.width, seed=self.seed).float()
+        for token, by in self.added.items():
+            table[token] += by
+        return table
+
+
+def tools_of(learner: Any) -> Any:
+    return SimpleNamespace(learner=learner, decode=str, blank_id=0, step=1, seed=0)
+
+
+def groups(sizes: list[int], rewards: list[float | None]) -> Forest:
+    """Single turns of two tokens, each group with a prompt of its own."""
+    prompts = [[100 + g, 7] for g in range(len(sizes))]
+    taken = iter(rewards)
+    records = [
+        {
+            "schema": "gxpo.rollouts/1",
+            "group": f"g{g}",
+            "id": f"{g}.{i}",
+            "prompt": prompts[g],
+            "turns": [{"action": [3 + i, 4], "logprob": [-1.0, -1.0]}],
+            "reward": next(taken),
+        }
+        for g, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    return Forest.from_records(records)
+
+
+def stepped(part: ValueProbe, forest: Forest, learner: Any, entropy: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    signals = {"entropy": entropy}
+    baseline = part.compute(forest, signals, tools_of(learner))["baseline"]
+    return baseline, part.learn(forest, signals, tools_of(learner))
+
+
+def warm(part: ValueProbe, steps: int = 3) -> None:
+    for step in range(steps):
+        forest = groups([2] * 4, [random.Random(8 * step + i).choice((0.0, 1.0)) for i in range(8)])
+        stepped(part, forest, Hidden(seed=step), noise(forest.n_entries, seed=step).abs())
+
+
+def test_until_there_is_enough_the_others_mean_outcome_is_the_baseline() -> None:
+    part = ValueProbe(enough=6)
+    forest = groups([3, 2, 1], [1.0, 0.0, 0.5, 1.0, 0.0, 0.25])
+    baseline, figures = stepped(part, forest, Hidden(), noise(12).abs())
+    assert baseline.tolist() == pytest.approx([0.25, 0.75, 0.5, 0.0, 1.0, 0.25])
+    assert figures["probe_used"] == 0.0 and figures["probe_rows"] == 0.0
+    assert figures["baseline_error"] == figures["group_mean_error"] == pytest.approx((0.5625 * 2 + 0 + 1 + 1) / 5)
+    assert part.rows == 5  # a rollout alone teaches nothing about others
+    baseline, figures = stepped(part, forest, Hidden(), noise(12).abs())
+    assert figures["probe_used"] == 0.0 and figures["probe_rows"] == 5.0
+    _, figures = stepped(part, forest, Hidden(), noise(12).abs())
+    assert figures["probe_used"] == 1.0 and figures["probe_rows"] == 10.0
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_nothing_a_rollout_did_is_in_its_own_baseline(size: int) -> None:
+    """Change the hidden states and the entropies of rollout 0's actions, and its outcome: its baseline stays to the
+    last bit, its siblings' move with the states and not with the outcome."""
+    forest = groups([size, 2], [1.0] + [0.0] * (size - 1) + [1.0, 0.0])
+    entropy = noise(forest.n_entries, seed=9).abs()
+    part = ValueProbe(enough=8)
+    warm(part)
+    tools = tools_of(Hidden(seed=5))
+    before = part.compute(forest, {"entropy": entropy}, tools)["baseline"]
+    own = forest.path_of(0)
+    tools.learner.added = dict.fromkeys(forest.path_token[own].tolist(), 2.5)
+    moved = part.compute(forest, {"entropy": entropy.index_fill(0, own, 7.0)}, tools)["baseline"]
+    assert float(moved[0]) == float(before[0])
+    assert bool((moved[1:size] != before[1:size]).all()) and torch.equal(moved[size:], before[size:])
+    outcome = forest.outcome.index_fill(0, torch.tensor([0]), -3.0)
+    paid = part.compute(forest.with_rewards(outcome), {"entropy": entropy}, tools_of(Hidden(seed=5)))["baseline"]
+    assert torch.equal(paid, before)  # fitted on earlier steps, the outcomes of this one are nowhere
+
+
+def test_unscored_rollouts_are_not_asked_and_teach_nothing() -> None:
+    part = ValueProbe(enough=8)
+    warm(part)
+    rows = part.rows
+    forest = groups([3, 2], [1.0, None, 0.0, None, 1.0])
+    baseline, _ = stepped(part, forest, Hidden(seed=3), noise(10).abs())
+    features = probe_features(forest, Hidden(seed=3).hidden(forest), noise(10).abs(), part.tokens)
+    again = ValueProbe(enough=8)
+    warm(again)
+    w, b = ridge(again.memory["features"], again.memory["target"], again.ridge)
+    estimate = (features @ w + b).tolist()
+    assert baseline.tolist() == pytest.approx(
+        [estimate[2], (estimate[0] + estimate[2]) / 2, estimate[0], estimate[4], 1.0]
+    )
+    assert part.rows == rows + 2
+
+
+def test_the_buffer_slides_and_a_loaded_one_goes_on_alike() -> None:
+    part = ValueProbe(enough=4, buffer=10)
+    warm(part)
+    assert part.rows == 10
+    other = ValueProbe(enough=4, buffer=10)
+    other.load_tensors({k: v.clone() for k, v in part.tensors().items()})
+    other.load_state_dict(part.state_dict())
+    forest, entropy = groups([2, 2], [1.0, 0.0, 0.0, 0.0]), noise(8).abs()
+    one, two = stepped(part, forest, Hidden(seed=7), entropy), stepped(other, forest, Hidden(seed=7), entropy)
+    assert torch.equal(one[0], two[0]) and one[1] == two[1]
+    assert all(torch.equal(part.tensors()[k], other.tensors()[k]) for k in part.tensors())
+
+
+def test_a_probe_that_can_know_the_task_beats_the_other_rollout() -> None:
+    """Prompts whose hidden state tells the chance of success: the probe's baseline errs less than a sibling's luck."""
+
+    class Telling:
+        chance: list[float]
+
+        def hidden(self, forest: Forest, layer: int = -1) -> torch.Tensor:
+            row = torch.zeros(forest.n_tokens, 2)
+            for g, c in enumerate(self.chance):
+                row[(forest.token == 100 + g), 0] = c
+            return row
+
+    rng, part, figures, learner = random.Random(0), ValueProbe(enough=64), {}, Telling()
+    for _ in range(6):
+        learner.chance = [rng.random() for _ in range(40)]
+        rewards = [float(rng.random() < c) for c in learner.chance for _ in range(2)]
+        forest = groups([2] * 40, rewards)
+        _, figures = stepped(part, forest, learner, torch.zeros(forest.n_entries, dtype=F64))
+    assert figures["probe_used"] == 1.0
+    assert figures["baseline_error"] < 0.8 * figures["group_mean_error"]
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="enough"):
+        ValueProbe(enough=2000)

@@ -1,0 +1,132 @@
+"""Stages beside credit and clip: signals, another objective, outcomes shaped, targets that a credit hands over."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import gxpo
+from gxpo.credit import CreditPart, GroupRelative
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.objectives import TermPart
+from gxpo.rewards import RewardPart
+from gxpo.signals import SignalPart
+
+
+@dataclass(frozen=True)
+class Lengths(SignalPart):
+    """A number for each trajectory."""
+
+    scale: float = 1.0
+
+    provides = ("how_long",)
+    axes = {"how_long": "R"}  # noqa: RUF012
+
+    def compute(self, forest, signals, tools):
+        return {"how_long": self.scale * forest.lengths().double()}
+
+
+@dataclass(frozen=True)
+class Beyond(CreditPart):
+    """Outcome less the signal, and the signal as a target."""
+
+    needs = ("how_long",)
+    provides = ("goal",)
+
+    def __call__(self, forest, signals, step):
+        return forest.to_path(forest.outcome - signals["how_long"], "R")
+
+    def targets(self, forest, signals, step):
+        return {"goal": forest.to_path(forest.outcome + 100.0, "R")}
+
+
+@dataclass(frozen=True)
+class Regress(TermPart):
+    """(logprob - goal)^2 / 2, summed."""
+
+    factor: float = 1.0
+
+    needs = ("goal",)
+    reads_credit = False
+
+    def __call__(self, forest, policy, credit, weight, signals, step):
+        return self.factor * 0.5 * (policy.logprob - signals["goal"]).square().sum()
+
+    def active(self, forest, credit, weight):
+        return forest.path_trainable
+
+
+@dataclass(frozen=True)
+class Doubled(RewardPart):
+    def __call__(self, forest):
+        return 2.0 * forest.outcome
+
+
+FOREST = Forest.from_completions(
+    [[1]], [[[2, 3], [4], [5]]], [[1.0, 0.0, None]], logprobs=[[[-1.0, -1.0], [-1.0], [-1.0]]]
+)
+
+
+def test_a_signal_part_is_a_stage_with_parameters():
+    m = gxpo.method("grpo", {"signal.lengths": Lengths, "signal.lengths.scale": 0.5, "credit": Beyond})
+    assert m.needs == () and m.axes == {"how_long": "R"} and m.signals["lengths"].scale == 0.5
+    given = {"how_long": torch.tensor([2.0, 1.0, 1.0])}
+    # outcomes 1, 0 and unscored, less 2 and 1
+    assert m.advantages(FOREST, given).tolist() == [-1.0, -1.0, -1.0, 0.0]
+    with pytest.raises(ConfigError, match="'how_long', which no part provides"):
+        gxpo.method("grpo", {"credit": Beyond})
+    with pytest.raises(ConfigError, match="both provide 'how_long'"):
+        gxpo.method("grpo", {"signal.lengths": Lengths, "signal.other": Lengths, "credit": Beyond})
+
+
+def test_another_term_stands_in_the_policy_gradient_s_place():
+    keys = {"objective": Regress, "objective.factor": 2.0, "credit.add.beyond": Beyond, "signal.lengths": Lengths}
+    m = gxpo.method("grpo", keys | {"objective.add.policy_gradient": "policy_gradient"})
+    assert set(m.terms) == {"policy", "policy_gradient"} and m.terms["policy"].factor == 2.0
+    given = {"how_long": torch.zeros(3)}
+    # the unscored trajectory is in no statistic and in no term; goals are 101, 101, 100
+    assert m.targets(FOREST, given)["goal"].tolist() == [101.0, 101.0, 100.0, 0.0]
+    logprob = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    held = given | m.targets(FOREST, given)
+    m.terms["policy"](FOREST, gxpo.PolicyTokens(logprob, logprob.detach()), None, None, held, 0).backward()
+    assert logprob.grad.tolist() == [-202.0, -202.0, -200.0, -0.0]
+
+
+def test_m_loss_hands_targets_over_by_itself():
+    keys = {"objective": Regress, "objective.add.policy_gradient": "policy_gradient", "credit": Beyond}
+    m = gxpo.method("grpo", keys | {"signal.lengths": Lengths})
+    logprob = torch.zeros(4, dtype=torch.float64)
+    out = m.loss(FOREST, gxpo.PolicyTokens(logprob, logprob), signals={"how_long": torch.ones(3)})
+    # 0.5 (101^2 + 101^2 + 100^2) = 15201; credit is 0 for the first (1 - 1) and -1 for the second, whose one token has
+    # ratio 1: the mean over two trajectories of -A is 0.5
+    assert float(out.value) == pytest.approx(15201.5, abs=1e-9)
+
+
+def test_a_credit_that_no_term_reads_is_refused():
+    with pytest.raises(ConfigError, match="reads outcomes, not credit"):
+        gxpo.method("rloo", {"objective": Regress, "signal.lengths": Lengths, "credit.add.beyond": Beyond})
+
+
+def test_a_sum_of_credits_hands_over_the_targets_of_its_parts():
+    total = GroupRelative() + Beyond()
+    assert total.provides == ("goal",) and set(total.targets(FOREST, {}, 0)) == {"goal"}
+    with pytest.raises(ConfigError, match="both hand over goal"):
+        Beyond() + dataclasses.replace(Beyond())
+
+
+def test_outcomes_are_shaped_before_rewards_are_added(tmp_path):
+    keys = {"reward.shape.doubled": Doubled, "reward.add.overlong": "overlong"}
+    m = gxpo.method("grpo", keys)
+    run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
+                     set={"tasks.per_step": 2, "sampling.max_new_tokens": 5, "eval.tasks": 2})  # fmt: skip
+    row = run.metrics[-1]
+    assert row["reward_doubled"] == pytest.approx(2 * row["length_mean"])
+    assert row["reward_mean"] == pytest.approx(row["reward_doubled"] + row["reward_overlong"])
+
+
+def test_the_context_is_one_of_two():
+    assert gxpo.method("grpo", {"objective.context": "sampled"}).context == "sampled"
+    with pytest.raises(ConfigError, match=r"objective\.context"):
+        gxpo.method("grpo", {"objective.context": "hinted"})

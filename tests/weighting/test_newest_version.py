@@ -1,0 +1,30 @@
+"""Which tokens the newest version wrote, by a loop; with one version it changes nothing."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import forests
+
+from gxpo.forest import Forest
+from gxpo.weighting.newest_version import NewestVersion, newest_version
+
+
+def test_worked() -> None:
+    """Trajectory 0 over three steps, trajectory 1 from one, trajectory 2 begun later than it ends in the batch."""
+    version, trajectory = torch.tensor([1, 1, 2, 3, 3, 1, 1, 5]), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    assert newest_version(version, trajectory).tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(forest=forests(), same=st.booleans())
+def test_equals_a_loop(forest: Forest, same: bool) -> None:
+    if same:
+        forest = forest.replace(policy_version=torch.zeros_like(forest.policy_version))
+    found = NewestVersion()(forest, torch.zeros(forest.n_entries), {}, 0).tolist()
+    for r in range(forest.n_trajectories):
+        entries = forest.path_of(r).tolist()
+        wrote = [int(forest.policy_version[forest.token_node[forest.path_token[p]]]) for p in entries]
+        assert [found[p] for p in entries] == [float(v == max(wrote)) for v in wrote]
+    assert not same or found == [1.0] * forest.n_entries
