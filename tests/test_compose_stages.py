@@ -54,7 +54,7 @@ class Regress(TermPart):
     def __call__(self, forest, policy, credit, weight, signals, step):
         return self.factor * 0.5 * (policy.logprob - signals["goal"]).square().sum()
 
-    def active(self, forest, credit, weight):
+    def active(self, forest, credit, weight, signals=None):
         return forest.path_trainable
 
 

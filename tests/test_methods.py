@@ -179,8 +179,8 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "scaf_grpo": {"rollout.warmup_steps": 0},
     "t_ppo": {"rollout.windows": 1},
-    **dict.fromkeys(("himac", "luffy", "gcpo_gold"), {"sampling.max_new_tokens": 24}),
-    **dict.fromkeys(FLOWS, {"model": "flow", "task": "points", "sampling.max_new_tokens": 9}),
+    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "luffy", "gcpo_gold")},
+    **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }
 
 

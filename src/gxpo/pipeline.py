@@ -191,12 +191,15 @@ class Method:
         args = (sub, narrow, advantages[entries].to(dtype), weight[entries].to(dtype), held, step)
         return torch.stack([term(*args) for term in self.terms.values()]).sum()
 
-    def active(self, forest: Forest, advantages: Tensor, weight: Tensor) -> Tensor:
-        """[P] bool: entries whose coefficient may differ from zero in some term."""
+    def active(
+        self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """[P] bool: entries whose outputs some term reads; with the signals, terms may need fewer."""
         sub, entries = _scored(forest)
         out = torch.zeros(forest.n_entries, dtype=torch.bool)
+        held = None if signals is None else self._held(forest, signals)
         for term in self.terms.values() if sub.n_trajectories else ():
-            out[entries] |= term.active(sub, advantages[entries], weight[entries])
+            out[entries] |= term.active(sub, advantages[entries], weight[entries], held)
         return out
 
     def loss(

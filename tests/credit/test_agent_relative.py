@@ -119,3 +119,15 @@ def test_shift_and_scale_of_the_outcome_do_not_matter(values, shift, factor):
     other = agent_relative(factor * outcome + shift, agent, step_trajectory, eps=0.0)
     assert torch.allclose(one, other, atol=1e-6)
     assert abs(float(one[agent == 0].sum())) < 1e-9 and abs(float(one[agent == 1].sum())) < 1e-9
+
+
+def test_it_is_a_flag_on_other_methods():
+    forest = Forest.from_records(
+        [attempt("a", 1.0, "solver", "verifier"), attempt("b", 0.0, "solver", "solver", "verifier")]
+    )
+    # RLOO of the solver's calls 1, 0, 0: 1 - 0, 0 - 1/2, 0 - 1/2; of the verifier's 1, 0: 1 - 0, 0 - 1
+    found = gxpo.method("dr_mas+rloo").advantages(forest)[::2].tolist()
+    assert found == pytest.approx([1.0, 1.0, -0.5, -0.5, -1.0])
+    # Dr. GRPO: 1 - 1/3, 0 - 1/3, 0 - 1/3 and 1/2, -1/2
+    found = gxpo.method("dr_mas+dr_grpo").advantages(forest)[::2].tolist()
+    assert found == pytest.approx([2 / 3, 0.5, -1 / 3, -1 / 3, -0.5])

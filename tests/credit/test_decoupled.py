@@ -61,7 +61,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=ROWS, weight=st.sampled_from([0.5, 1.0, -2.0]))
 def test_it_equals_a_loop(grow, rows, weight):
     forest = grown(grow, rows)

@@ -134,14 +134,15 @@ def test_inactive_entries_are_not_run_and_change_nothing():
     assert torch.allclose(info.outputs["logprob"][active], expected, rtol=0, atol=1e-12)
 
 
-def test_the_whole_unit_of_an_active_entry_is_read():
-    # the mean log-ratio of a trajectory needs its inactive tokens too
+def test_only_what_the_loss_reads_is_run():
+    """A term names all that it reads as active: the mean log-ratio of a trajectory needs its other tokens too."""
     forest = Forest.from_completions([[2, 3]], [[[7, 8, 9], [10, 11]]], [1, 0])
-    active = torch.tensor([True, False, False, False, False])
+    active = torch.tensor([True, True, True, False, False])
     info = TorchLearner(MODEL, lr=0.0).step(
-        forest, lambda x: x["logprob"][0] * x["logprob"][:3].detach().mean(), couples="trajectory", active=active
+        forest, lambda x: x["logprob"][0] * x["logprob"][:3].detach().mean(), couples="group", active=active
     )
-    assert info.outputs["logprob"].isfinite().tolist() == [True, True, True, False, False]
+    assert info.outputs["logprob"].isfinite().tolist() == active.tolist()
+    assert info.tokens_forward == 4  # 2 3 7 8: the last token of the trajectory predicts nothing
 
 
 def test_loss_is_that_of_the_whole_step():

@@ -188,7 +188,9 @@ def sampled(learner: TorchLearner, policies: tuple[str, ...] = ("solver", "verif
     """Attempts in which the policies speak in turn: first under one shared prompt, then each goes on from its own."""
     engine = TorchEngine(learner.model, stop_ids=(1,), acting=learner.acting)
     sampling = Sampling(temperature=0.7, max_new_tokens=6)
-    context = {(g, i, p): (2 + g, 5, 7) for g in range(2) for i in range(3) for p in policies}
+    context: dict[tuple[int, int, str], tuple[int, ...]] = {
+        (g, i, p): (2 + g, 5, 7) for g in range(2) for i in range(3) for p in policies
+    }
     said: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for turn in range(turns):
         requests = [

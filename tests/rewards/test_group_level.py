@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gxpo.rewards import RewardSet
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.group_level import from_callable, from_file
 
+pytestmark = pytest.mark.filterwarnings("ignore:reward")  # lambdas run in process, on purpose
 TEXTS = ["4", "44", "444", "5"]
 
 
@@ -91,7 +93,6 @@ def test_two_rewards_of_one_component_are_refused():
         scored({Named(): 1.0, (lambda completion: {"rank": 1.0}): 1.0})
 
 
-@pytest.mark.filterwarnings("ignore:reward")
 @pytest.mark.parametrize(
     ("wrong", "kind", "said"),
     [
@@ -104,7 +105,7 @@ def test_a_failure_leaves_everything_unscored_and_is_counted(wrong, kind, said):
     forest, rewards = scored(wrong)
     assert forest.outcome.isnan().all() and forest.success.tolist() == [1, 0, 0, 0]
     assert rewards.counts[kind] == 4 == sum(rewards.counts.values())
-    assert __import__("re").search(said, rewards.messages[kind])
+    assert re.search(said, rewards.messages[kind])
 
 
 def test_a_number_that_is_missing_is_never_zero():

@@ -11,15 +11,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.learners.llamas import clean_llama
 from tests.rollouts.team_session import END, TeamSession, decoded, encoded
 
 import gxpo
+from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
-from gxpo.protocols import StreamKey, Task
+from gxpo.learners.lora import LoraSettings
+from gxpo.learners.torch import TorchLearner
+from gxpo.models import character_tokenizer
+from gxpo.protocols import Sampling, StreamKey, Task
+from gxpo.rewards import RewardSet
 from gxpo.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
 from gxpo.rollouts.team import Team
 from gxpo.rollouts.team_cells import TeamCells, first_best, mixed
+from gxpo.tasks.arithmetic import Arithmetic
+from gxpo.trainer.session import Session
 
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "5-1=", "4")
 PAIR = Graph(
@@ -258,6 +266,8 @@ def test_eight_candidates_two_agents_two_rounds() -> None:
     assert forest.n_entries == session.budget.generated_tokens == forest.path_token.unique().numel()
     assert forest.step_turn.max() == 0 and bool((forest.kind[forest.last_action] == ACTION).all())
     assert session.budget.rollouts == 2 * 8 and len(session.requests) == 4
+    part = TeamCells(8, dataclasses.replace(back, rounds=2))
+    assert part.calls == Team(8, part.graph).calls == 4 and (part.max_turns, Team(8, part.graph).max_turns) == (1, 4)
 
 
 def test_all_rewards_of_a_cell_are_there_before_one_candidate_is_taken() -> None:
@@ -334,6 +344,47 @@ def test_one_agent_and_one_turn_are_the_base() -> None:
     base, team = gxpo.method("grpo"), gxpo.method("at_grpo")
     assert torch.equal(team.advantages(cells), base.advantages(cells))
     assert torch.equal(base.advantages(cells), gxpo.method("dr_mas").advantages(attempts))
+
+
+# ---------------------------------------------------------------- with a model
+@pytest.mark.parametrize("part", [Team, TeamCells])
+def test_what_each_agent_was_sampled_under_is_what_the_learner_reads(part: type[Team] | type[TeamCells]) -> None:
+    """A role with a running context, kept in the engine between its turns, and one that reads it anew; two policies."""
+    team = Graph(
+        (
+            Role("a", again="|{b}|", running=True, answer="{a}"),
+            Role("b", "{prompt}{a}", back="a", accepts="never"),
+        ),
+        rounds=3,
+    )
+    tokenizer, tasks = character_tokenizer(), Arithmetic()
+    learner = TorchLearner(
+        clean_llama(vocab_size=len(tokenizer)),
+        lr=0.1,
+        lora=LoraSettings(rank=2, alpha=4.0),
+        policies={"a": "trained", "b": "trained"},
+    )
+    generator = torch.Generator().manual_seed(0)
+    start = learner.snapshot()
+    noise = {n: 0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype) for n, x in start.items()}
+    learner.restore({n: x + noise[n] for n, x in start.items()})
+    engine = TorchEngine(learner.model, tokenizer, acting=learner.acting)
+    session = Session(
+        source=tasks,
+        engine=engine,
+        rewards=RewardSet.make(None, source=tasks),
+        tokenizer=tokenizer,
+        sampling=Sampling(max_new_tokens=4, top_k=20),
+        seed=0,
+        step=1,
+    )
+    forest = part(3, team, "per_role").grow(session.draw(2), session)
+    assert bool(forest.scored.all()) and forest.policy_names == ("a", "b")
+    assert len({len(texts(forest, r)) for r in range(forest.n_trajectories)}) == 1
+    assert forest.n_steps == 2 * 3 * 6  # tasks, attempts or candidates, turns
+    assert part is TeamCells or engine.reused_tokens > 0
+    found = learner.outputs(forest)["logprob"]
+    assert torch.allclose(found, forest.path_behaviour_logprob, rtol=0, atol=1e-10)
 
 
 # ---------------------------------------------------------------- graphs

@@ -75,6 +75,12 @@ def test_in_words_a_function_is_asked_for_and_only_running_it_tells():
         assert rewards.score(forest_of(texts), texts, [task, task]).outcome.tolist() == [1, 0]
 
 
+def test_values_alone_do_not_tell_the_function():
+    for task in Code(style="values", slope=9).draw(10, 0):
+        assert "linear in x" in task.prompt and "times" not in task.prompt and "plus" not in task.prompt
+        assert task.id not in {t.id for t in Code(style="words", slope=9).draw(10, 0)}
+
+
 def test_an_author_may_err():
     source = Code(seed=2, slope=9)
     task = source.draw(1, 0)[0]

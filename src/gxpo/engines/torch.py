@@ -232,6 +232,10 @@ class TorchEngine:
         for request in requests:
             if not request.prompt:
                 raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
+            if request.extras or min(request.prompt) < 0:
+                raise ModelError(
+                    "a request has steps that are no vocabulary ids, which a language model can't go on from"
+                )
             self.network.check_length(len(request.prompt), sampling.max_new_tokens)
             if request.keep and len(request.keep) != len(request.streams):
                 raise ModelError(

@@ -13,14 +13,17 @@ from gxpo.settings import RunSettings
 def arithmetic(resolved: Resolved) -> dict[str, Any]:
     """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run.
 
-    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`).
+    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`),
+    rollouts where the rollout part does not say how many attempts it makes of a task. What it makes and does not train
+    (drafts, hints that do not work) is not in these figures.
     """
     s, method = resolved.settings, resolved.method
-    group = int(getattr(method.rollout, "group_size", 1))
+    group = getattr(method.rollout, "group_size", None)
     epochs = int(getattr(method.update, "epochs", 1))
-    prompts, rollouts = s.tasks.per_step, s.tasks.per_step * group
-    turns = turns_at_most(s)
-    tokens = None if turns is None else rollouts * turns * s.sampling.max_new_tokens
+    prompts = s.tasks.per_step
+    rollouts = None if group is None else prompts * int(group)
+    turns = turns_at_most(s, getattr(method.rollout, "calls", 1))
+    tokens = None if turns is None or rollouts is None else rollouts * turns * s.sampling.max_new_tokens
     updates = method.update.optimiser_steps(prompts)
     size = s.learner.tokens_per_microbatch
     return {
@@ -31,12 +34,12 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
         "generated_tokens_per_step_at_most": tokens,
         "microbatches_per_epoch_at_least": None if tokens is None or size == "auto" else -(-tokens // size),
         "optimiser_steps_per_step": updates,
-        "rollouts_per_optimiser_step": rollouts * epochs // updates,
+        "rollouts_per_optimiser_step": None if rollouts is None else rollouts * epochs // updates,
         "reuse_of_each_rollout": epochs,
         "on_policy": updates == 1,
         "policy_age_at_most": updates - 1,
         "steps": s.trainer.steps,
-        "rollouts": rollouts * s.trainer.steps,
+        "rollouts": None if rollouts is None else rollouts * s.trainer.steps,
         "optimiser_steps": updates * s.trainer.steps,
         "generated_tokens_at_most": None if tokens is None else tokens * s.trainer.steps,
         "needs": list(method.needs),
@@ -44,10 +47,10 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def turns_at_most(s: RunSettings) -> int | None:
-    """Actions of a rollout: 1 where tasks are prompts, `env.max_turns` in an environment."""
+def turns_at_most(s: RunSettings, calls: int = 1) -> int | None:
+    """Actions of a rollout: `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment."""
     options = {k: v for k, v in s.tasks.options.items() if k != "pool"}
-    return 1 if envs.source(s.task, options) is None else s.env.max_turns
+    return calls if envs.source(s.task, options) is None else s.env.max_turns
 
 
 def show_keys(resolved: Resolved) -> None:
@@ -69,11 +72,14 @@ def show_plan(figures: dict[str, Any]) -> None:
     f = figures
     tokens = f["generated_tokens_per_step_at_most"]
     shown = "tokens as the environment decides" if tokens is None else f"at most {tokens:,} tokens"
+    if f["group_size"] is None:
+        grown, part = f"{f['prompts_per_step']} prompts, rollouts as the rollout part grows them", "a part of them"
+    else:
+        grown = f"{f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts ({shown})"
+        part = f"{f['rollouts_per_optimiser_step']} rollouts"
     console.print(
-        f"\na step: {f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts "
-        f"({shown}) -> {f['optimiser_steps_per_step']} optimiser "
-        f"step(s) of {f['rollouts_per_optimiser_step']} rollouts, each used {f['reuse_of_each_rollout']}x, "
-        f"by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
+        f"\na step: {grown} -> {f['optimiser_steps_per_step']} optimiser step(s) of {part}, each used "
+        f"{f['reuse_of_each_rollout']}x, by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
     )
     for name, value in figures.items():
         console.print(f"  {name:<36} {value}")

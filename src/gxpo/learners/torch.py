@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,22 +12,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gxpo.errors import CheckpointError, ConfigError, ModelError
+from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import accumulate, parallel
 from gxpo.learners.architecture import additive, why_flat
+from gxpo.learners.base import InProcess
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, whole_units
+from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.schedule import Schedule
 from gxpo.memory import memory_is_short
-from gxpo.protocols import LossFunction, StepInfo
 
 VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
-class TorchLearner:
+class TorchLearner(InProcess):
     """Holds a transformers causal language model's parameters and moves them down L(x).
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
@@ -234,6 +233,9 @@ class TorchLearner:
         )
         return {name: x.to("cpu", torch.float64)[batch.reading] for name, x in found.items()}
 
+    def _live(self, batch: MicroBatch, names: Sequence[str]) -> dict[str, Tensor]:
+        return self._forward(batch, names, self._readout)
+
     def _states(self, sheet: Sheet, readout: Readout, layer: int = -1) -> Tensor:
         """[B, L, H]."""
         mask, dtype = sheet.mask.to(self.device), next(self.model.parameters()).dtype
@@ -259,121 +261,6 @@ class TorchLearner:
                 "shorten prompts or lower sampling.max_new_tokens"
             )
         return packing
-
-    # ------------------------------------------------------------ steps
-    def step(
-        self,
-        forest: Forest,
-        loss: LossFunction,
-        *,
-        names: Sequence[str] = ("logprob",),
-        couples: str = "token",
-        active: Tensor | None = None,
-        cuts: Sequence[Tensor] | None = None,
-    ) -> StepInfo:
-        """One optimiser step on L(x); nothing changes at all if no entry is active."""
-        try:
-            with self._short_memory("updating"):
-                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None)
-                norm = 0.0 if info.empty else self.optimiser.step()
-            return info if info.empty else replace(info, grad_norm=norm, moved=self.optimiser.moved)
-        finally:
-            self.optimiser.zero()
-
-    def gradient(
-        self,
-        forest: Forest,
-        loss: LossFunction,
-        *,
-        names: Sequence[str] = ("logprob",),
-        couples: str = "token",
-        active: Tensor | None = None,
-        cuts: Sequence[Tensor] | None = None,
-        two_pass: bool | None = None,
-    ) -> dict[str, Tensor]:
-        """The gradient of L by parameter name, without a step. `two_pass` True or False insists on that way."""
-        try:
-            with self._short_memory("updating"):
-                self._accumulate(forest, loss, names, couples, active, cuts, two_pass)
-            return {name: g.clone() for name, g in self.optimiser.gradients().items()}
-        finally:
-            self.optimiser.zero()
-
-    def _accumulate(
-        self,
-        forest: Forest,
-        loss: LossFunction,
-        names: Sequence[str],
-        couples: str,
-        active: Tensor | None,
-        cuts: Sequence[Tensor] | None,
-        two_pass: bool | None,
-    ) -> StepInfo:
-        """Leaves the summed gradient in the optimiser.
-
-        active [P] bool: entries whose outputs L reads (None: all). The others are not run; their outputs are nan.
-        cuts: micro-batches given as sets of entries.
-        """
-        if active is None:
-            active = torch.ones(forest.n_entries, dtype=torch.bool)
-        if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
-            raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
-        unit = accumulate.unit_of(forest, couples)
-        entries = active.nonzero().squeeze(1)
-        if not entries.numel():
-            return StepInfo(empty=True)
-        packing = self._packing(forest)
-        batches = self._microbatches(packing, entries, cuts)
-        start = accumulate.fill(forest, names)
-        whole = whole_units(unit, batches)
-        if two_pass is False and not whole:
-            raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
-        way = accumulate.one_pass if whole and not two_pass else accumulate.two_pass
-        x = way(lambda b: self._forward(b, names, self._readout), batches, loss, start, self.optimiser.collect)
-        self.optimiser.share()
-        computed = torch.zeros(forest.n_entries, dtype=torch.bool)
-        computed[entries] = True
-        with torch.no_grad():
-            value = float(loss(x))
-        return StepInfo(
-            empty=False,
-            loss=value,
-            tokens_forward=sum(batch.stored for batch in batches),
-            tokens_flat=packing.flat_tokens(entries),
-            microbatches=len(batches),
-            outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
-        )
-
-    # ------------------------------------------------------------ parameters
-    def snapshot(self) -> dict[str, Tensor]:
-        """Copies of the trainable parameters."""
-        return self.optimiser.parameters()
-
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Sets the trainable parameters to a snapshot; the optimiser's state stays."""
-        self.optimiser.set_parameters(snapshot)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint must hold as tensors, for safetensors."""
-        return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
-
-    def meta(self) -> dict[str, Any]:
-        """What goes beside `tensors` as JSON."""
-        return {"steps": self.optimiser.steps}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `tensors` and `meta`."""
-        steps = meta.get("steps")
-        if not isinstance(steps, int) or steps < 0:
-            raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
-        self.optimiser.load_tensors(tensors, steps)
-
-    def weights_crc(self) -> int:
-        """CRC-32 of the trainable parameters in order of their names."""
-        crc = 0
-        for _, p in sorted(self.optimiser.named.items()):
-            crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
-        return crc
 
 
 def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:

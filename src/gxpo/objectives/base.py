@@ -44,7 +44,7 @@ class TermPart:
     ) -> Tensor:
         raise NotImplementedError
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
         raise NotImplementedError
 
@@ -85,8 +85,8 @@ class TermSum(TermPart):
     ) -> Tensor:
         return torch.stack([t(forest, policy, credit, weight, signals, step) for t in self.terms]).sum()
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
-        return torch.stack([t.active(forest, credit, weight) for t in self.terms]).any(0)
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        return torch.stack([t.active(forest, credit, weight, signals) for t in self.terms]).any(0)
 
     def metrics(
         self,

@@ -81,7 +81,7 @@ class MaskedKl(TermPart):
             scale[entries].to(logprob) * masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max)
         ).sum()
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`."""
         if self.coef == 0 and self.entropy_coef == 0:
             return torch.zeros_like(forest.path_trainable)

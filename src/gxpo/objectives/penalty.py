@@ -46,7 +46,7 @@ class Penalty(TermPart):
         value = self.quantity(policy, entries) if entries.numel() else policy.logprob[entries]
         return (scale[entries].to(value) * value).sum()
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)

@@ -93,7 +93,7 @@ class PolicyGradient(TermPart):
             loss = torch.where(x.has_ratio, loss, shaped(x.logprob, x.credit, self.shaping_gamma))
         return (x.coefficient * loss).sum()
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of non-zero credit and weight; for a sequence ratio all of such a trajectory."""
         trainable = forest.path_trainable
         found = trainable & (credit != 0) & (weight != 0)

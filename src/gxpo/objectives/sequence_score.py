@@ -14,7 +14,7 @@ from gxpo.objectives.base import TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import PolicyTokens
+    from gxpo.protocols import PolicyTokens, Signals
 
 ScoreOver = Literal["proximal", "behaviour", "reference"]
 SCORE_OVER = ("proximal", "behaviour", "reference")
@@ -124,7 +124,7 @@ class SequenceTerm(TermPart):
         """[R] bool: counted trajectories whose score the loss reads."""
         raise NotImplementedError
 
-    def active(self, forest: Forest, credit: Tensor, weight: Tensor) -> Tensor:
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of the trajectories that are read, in groups where any of them has a weight."""
         read, trainable = self.reads(forest), forest.path_trainable
         moved = rows_of(forest, trainable & (weight != 0))

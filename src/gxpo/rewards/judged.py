@@ -215,9 +215,11 @@ class Pairwise(_Asking):
 class JudgeOptions:
     """`scoring.options.judge`: who judges (`ask` or `server`), and how.
 
-    ask     `my_judge.py:ask`, a function of messages that returns a text
+    ask     `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, no time limit
     server  address of an OpenAI-compatible server, and `model` as it calls it
     mode    "rubric" (`Rubric`) or "pairwise" (`Pairwise`)
+
+    The others are fields of those and of `Server`.
     """
 
     ask: str | None = None

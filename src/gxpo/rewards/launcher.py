@@ -156,8 +156,8 @@ def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> Non
         hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
         try:
             resource.setrlimit(kind, (min(soft, hard), hard))
-        except (OSError, ValueError):  # macOS knows limits that it does not hold
-            pass
+        except (OSError, ValueError):
+            return  # macOS knows limits that it does not hold
 
     limit(resource.RLIMIT_CPU, cpu, cpu + 1)
     limit(resource.RLIMIT_AS, memory)

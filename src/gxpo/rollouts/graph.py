@@ -108,13 +108,12 @@ class Graph:
         spans = [i - self.names.index(role.back) + 1 for i, role in enumerate(self.roles) if role.back is not None]
         return len(self.roles) + (self.rounds - 1) * max(spans, default=0)
 
-    def after(self, role: Role, said: Said, round: int) -> Role | None:
-        """Who speaks after `role` has spoken in this round, counted from 1; nobody: the team is done."""
-        if round < self.rounds and not role.satisfied(said):
-            assert role.back is not None
-            return self[role.back]
+    def after(self, role: Role, said: Said, round: int) -> tuple[Role | None, int]:
+        """Who speaks after `role` has spoken in this round, counted from 1, and in which; nobody: the team is done."""
+        if role.back is not None and round < self.rounds and not role.satisfied(said):
+            return self[role.back], round + 1
         place = self.names.index(role.name) + 1
-        return self.roles[place] if place < len(self.roles) else None
+        return self.roles[place] if place < len(self.roles) else None, round
 
 
 def filled(text: Text, said: Said) -> str:

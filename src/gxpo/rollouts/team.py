@@ -59,8 +59,11 @@ class Walk:
     """One way through the team's graph, as far as it has come.
 
     role     who speaks next; None: the team is done
-    opening  what stands before its action
+    read     what it is told, and `opening` the same as token ids
     said     the newest text of each role, and the task's
+    answer   the team's, as it stands
+    round    from 1; `calls` counts the actions so far
+    cut      a context or an action was too long
     """
 
     def __init__(self, cast: Cast, task: Task, session: Session) -> None:
@@ -75,15 +78,15 @@ class Walk:
             prompt = text_of(messages)
         self.said: dict[str, str] = {TASK: prompt, **dict.fromkeys(cast.graph.names, "")}
         self.answer, self.round, self.calls = "", 1, 0
-        self.cut = False  # a context or an action was too long
+        self.cut = False
         self.role: Role | None = cast.graph.roles[0]
         self._spoken: set[str] = set()
         self._running: dict[str, Context] = {}
         self.opening = self._open(self.role)
 
     def _open(self, role: Role) -> Opening:
-        again = role.name in self._spoken and role.again is not None
-        self.read = filled(role.again if again and role.again is not None else role.prompt, self.said)
+        again = role.again if role.name in self._spoken else None
+        self.read = filled(role.prompt if again is None else again, self.said)
         if not role.running:
             return Opening(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
         if role.name in self._running:
@@ -138,11 +141,9 @@ class Walk:
         self._spoken.add(role.name)
         if role.running:
             self._running[role.name].act(completion.tokens)
-        follows = self.cast.graph.after(role, said, self.round)
-        self.round += int(follows is not None and follows.name == role.back and not role.satisfied(said))
-        self.role = follows
-        if follows is not None:
-            self.opening = self._open(follows)
+        self.role, self.round = self.cast.graph.after(role, said, self.round)
+        if self.role is not None:
+            self.opening = self._open(self.role)
 
     def stops(self) -> bool:
         """Ends the walk where the context leaves no room for an action; says whether the team is done."""
@@ -192,6 +193,11 @@ class Team:
     def max_turns(self) -> int:
         """The most actions that a trajectory can have."""
         return self.cast.graph.longest
+
+    @property
+    def calls(self) -> int:
+        """The most actions that are sampled for each of `group_size`."""
+        return self.max_turns
 
     def evaluation(self, samples: int) -> Team:
         """Held-out tasks are attempted by the team, too."""

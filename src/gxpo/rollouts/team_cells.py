@@ -83,6 +83,11 @@ class TeamCells:
         """Policy name -> "trained" or "frozen"."""
         return self.cast.policies
 
+    @property
+    def calls(self) -> int:
+        """The most cells of a task: turns in which each of `group_size` candidates is sampled."""
+        return self.cast.graph.longest
+
     def evaluation(self, samples: int) -> Team:
         """Held-out tasks are attempted by the team, one sample a turn."""
         return Team(samples, self.graph, self.policy, self.frozen)

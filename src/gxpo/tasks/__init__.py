@@ -16,7 +16,7 @@ from gxpo.tasks.points import Points
 from gxpo.tasks.reasoning_gym import ReasoningGym
 from gxpo.tasks.source import GeneratedTasks, check_options
 
-OWN: dict[str, type[GeneratedTasks]] = {
+OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[Points]] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "points": Points,
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks

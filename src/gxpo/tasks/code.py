@@ -81,10 +81,11 @@ def expression(slope: int, offset: int) -> str:
 
 @dataclass
 class Code(GeneratedTasks):
-    """A function slope * x + offset, described by two of its values (`bare`) or in words; hidden values test it.
+    """A function slope * x + offset, described by two of its values or in words; hidden values test it.
 
-    style   "bare": `f(2)=7,f(4)=13:` wants an expression, `3*x+1`, for a policy of single characters; "words": an
-            instruction-tuned policy is asked for a function `f` in a code block
+    style   "bare": `f(2)=7,f(4)=13:` wants an expression, `3*x+1`, for a policy of single characters; an
+            instruction-tuned policy is asked for a function `f` in a code block, told what it returns ("words") or two
+            of its values alone ("values", which is much harder)
     slope, offset  the largest there are
 
     `info["tests"]` are asserts on values of x that are not shown; `info["template"]` makes a function of a bare
@@ -106,12 +107,12 @@ class Code(GeneratedTasks):
 
     def __post_init__(self) -> None:
         check_options(self.name, {name: getattr(self, name) for name in self.options}, self.options)
-        if self.style not in ("bare", "words"):
-            raise TaskError(f"task 'code': style is 'bare' or 'words', not {self.style!r}")
+        if self.style not in ("bare", "words", "values"):
+            raise TaskError(f"task 'code': style is 'bare', 'words' or 'values', not {self.style!r}")
         for name, most in (("slope", self.slope), ("offset", self.offset)):
             if not 0 <= most <= 99:
                 raise TaskError(f"task 'code': {name} must be from 0 to 99, not {most}")
-        if self.style == "words":
+        if self.style != "bare":
             self.scorer = None  # type: ignore[misc]  # nothing but running it tells whether a function is right
 
     def propose(self, random: np.random.Generator) -> Task:
@@ -128,9 +129,11 @@ class Code(GeneratedTasks):
         if self.style == "bare":
             info["template"] = "f = lambda x: ({program})"
         else:
+            told = f" that returns {_in_words(slope, offset)}" if self.style == "words" else " that is linear in x"
+            example = "For example" if self.style == "words" else "It has the values"
             prompt = (
-                f"Write a Python function f(x) that returns {_in_words(slope, offset)}. For example {shown[0]} and "
-                f"{shown[1]}. Answer with a Python code block and nothing else."
+                f"Write a Python function f(x){told}. {example} {shown[0]} and {shown[1]}. "
+                "Answer with a Python code block and nothing else."
             )
         return Task(f"code/{self.style}/{question}", prompt, expression(slope, offset), info)
 

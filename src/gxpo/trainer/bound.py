@@ -72,7 +72,7 @@ class BoundLearner:
             loss,
             names=self._forward_names,
             couples=self.method.couples,
-            active=self.method.active(sub, credit, weight),
+            active=self.method.active(sub, credit, weight, held),
         )
         self.infos.append(info)
         if not info.empty:

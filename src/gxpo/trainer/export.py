@@ -16,6 +16,7 @@ from gxpo.chat.render import source
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.learners.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
 from gxpo.learners.torch import VALUE_HEAD
+from gxpo.models import flow
 from gxpo.settings import RunSettings
 from gxpo.trainer.card import model_card
 from gxpo.trainer.start import checkpoint_of, parameters_of, run_of
@@ -56,6 +57,11 @@ def write(
 ) -> Path:
     """`export` of these parameters, as they were after `step` of `run`; a value head stays behind."""
     settings, target = resolved.settings, Path(directory)
+    if flow.is_flow(settings.model):
+        raise ConfigError(
+            f"{run} trained a flow, which transformers can't load: its parameters are in the run's checkpoints "
+            "(scripts/plot_flow.py draws them)"
+        )
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: one of {', '.join(DTYPES)}")
     if adapter and not settings.learner.lora_rank:

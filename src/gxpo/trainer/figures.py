@@ -22,9 +22,12 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
+BORROWED = ("replay", "demonstration")  # origins of rollouts that the policy did not make in this step
+
+
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
-    reads none: 1 at the entries that it reads)."""
+    reads none: 1 at the entries that it reads). Borrowed rollouts are counted, but earn nothing here."""
     group = forest.ids("group", axis="R")
     strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
     per_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
@@ -33,16 +36,17 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     strongest = torch.zeros(n_groups, dtype=torch.float64)
     strongest[group] = levels.max(per_trajectory, group)
     lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
+    own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
     return {
-        "reward_mean": _mean(forest.outcome),
-        "success_rate": _mean(forest.success),
+        "reward_mean": _mean(forest.outcome[own]),
+        "success_rate": _mean(forest.success[own]),
         "zero_signal_groups": _mean((strongest == 0).to(torch.float64)),
         "groups": n_groups,
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
-        "length_mean": _mean(lengths),
-        "truncated_rate": _mean(forest.truncated.to(torch.float64)),
-        **{f"reward_{name}": _mean(forest.components[:, i]) for i, name in enumerate(forest.component_names)},
+        "length_mean": _mean(lengths[own]),
+        "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
+        **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_episodes(forest),
     }
 

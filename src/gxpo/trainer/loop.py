@@ -246,7 +246,7 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
         e = self.settings.eval
-        temperature = e.temperature if e.samples == 1 else max(e.temperature, 0.0) or 1.0
+        temperature = e.temperature if e.samples == 1 else e.temperature or self.sampling.temperature
         sampling = replace(self.sampling, temperature=temperature, top_k=0, top_p=1.0)
 
         def attempt(tasks: Sequence[Task]) -> Evaluation:

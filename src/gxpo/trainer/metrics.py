@@ -89,6 +89,45 @@ NAMES: dict[str, Metric] = {
     "kl": Metric(
         "mean estimated KL divergence from the reference, before its coefficient", "nats", f"trained tokens {_UPDATES}"
     ),
+    "shaped_share": Metric(
+        "share of tokens whose loss is shaped because nobody knows who sampled them",
+        "share",
+        f"trained tokens {_UPDATES}",
+    ),
+    "value_loss": Metric("mean of (value - target)^2 / 2", "reward squared", f"tokens with a target {_UPDATES}"),
+    "value_explained": Metric(
+        "1 - mean (target - value)^2 / variance of the target", "share", f"tokens with a target {_UPDATES}"
+    ),
+    "implicit_reward_gap": Metric(
+        "root mean square of what the centred implicit rewards miss the centred rewards by",
+        "reward",
+        f"rollouts {_UPDATES}",
+    ),
+    "score_gap": Metric("mean score of right rollouts less that of wrong ones", "of the score", f"groups {_UPDATES}"),
+    "constraint_kl": Metric("KL divergence that the constraint bounds", "nats a token", f"rollouts {_UPDATES}"),
+    "pair_accuracy": Metric(
+        "share of pairs whose better member the policy, against the reference, prefers", "share", f"pairs {_UPDATES}"
+    ),
+    "pair_margin": Metric("mean difference of the two implicit rewards", "nats", f"pairs {_UPDATES}"),
+    "pairs": Metric("pairs of a better and a worse rollout", "pairs", f"groups {_UPDATES}"),
+    "masked_kl": Metric(
+        "mean k3 of the policy with hidden observations to the policy without", "nats", "trained tokens of the step"
+    ),
+    "probe_rows": Metric(
+        "rollouts of earlier steps that the value probe is fitted on", "rollouts", "the probe's buffer"
+    ),
+    "probe_used": Metric(
+        "1 where baselines are the probe's, 0 where they are the other rollouts' mean", "flag", "the step"
+    ),
+    "baseline_error": Metric("mean square of outcome less baseline", "reward squared", "groups of several"),
+    "group_mean_error": Metric(
+        "the same of the mean of the group's other rollouts", "reward squared", "groups of several"
+    ),
+    "prm_loss": Metric("loss of the implicit reward model on pairs of the step", "nats", "pairs of the step"),
+    "prm_accuracy": Metric(
+        "weight of the pairs that the implicit reward model orders rightly", "share", "pairs of the step"
+    ),
+    "prm_pairs": Metric("pairs that the implicit reward model was trained on", "pairs", "the step"),
     "entropy": Metric("mean entropy of the policy", "nats", f"trained tokens {_UPDATES}"),
     "sampler_gap": Metric(
         "largest difference between the learner's and the sampler's log-prob of a token",

@@ -42,7 +42,8 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
             update = second if second["optimiser_steps"] else forced_update(trainer)
             peak = memory.peak()
             size = checkpoint_bytes(trainer.learner)
-            longest = s.sampling.max_new_tokens * trainer.episode.max_turns
+            turns = max(trainer.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1))
+            longest = s.sampling.max_new_tokens * turns
         finally:
             trainer.close()
         speed = writing_speed(Path(folder), min(size, SAMPLE))
@@ -83,13 +84,20 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
     }
 
 
-def forced_update(trainer: Trainer) -> dict[str, Any]:
-    """One more step, with a credit of 1 for every token, so that there is something to update."""
+class Everywhere:
+    """A credit of 1 for every token, with the targets that `credit` hands over."""
 
-    def ones(forest: Forest, signals: Signals, step: int) -> torch.Tensor:
+    def __init__(self, credit: Any) -> None:
+        self.provides = getattr(credit, "provides", ())
+        self.targets = getattr(credit, "targets", None)
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> torch.Tensor:
         return torch.ones(forest.n_entries, dtype=torch.float64)
 
-    trainer.method = dataclasses.replace(trainer.method, credit=ones)
+
+def forced_update(trainer: Trainer) -> dict[str, Any]:
+    """One more step, with a credit of 1 for every token, so that there is something to update."""
+    trainer.method = dataclasses.replace(trainer.method, credit=Everywhere(trainer.method.credit))
     return trainer.step()
 
 

@@ -1,0 +1,94 @@
+"""What a session scores, and what it leaves as it is."""
+
+from types import SimpleNamespace
+
+import torch
+
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Sampling, Task
+from gxpo.trainer.session import Session, _pack, _unpack
+
+
+class Lengths:
+    """A reward: the length of the text; remembers what it was shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def score(self, forest, texts, tasks):
+        self.shown += list(texts)
+        length = torch.tensor([float(len(t)) for t in texts])
+        return forest.with_rewards(length, components={"length": length}, success=(length > 1).double())
+
+
+class Letters:
+    """A tokenizer whose ids are letters."""
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) for c in text]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(map(chr, ids))
+
+
+def session(**source):
+    rewards = Lengths()
+    made = Session(
+        source=SimpleNamespace(draw=lambda n, step: [], **source), engine=None, rewards=rewards, tokenizer=Letters(),
+        sampling=Sampling(), seed=0, step=1, chat=SimpleNamespace(stop_ids=()),
+    )  # fmt: skip
+    made.know([Task("q", "?", answer="1")])
+    return made, rewards
+
+
+def three(outcomes=(None, 0.5, None)):
+    forest = Forest.from_completions(
+        [[1]], [[[97], [98, 98], [99, 99, 99]]], list(outcomes), tasks=["q"], groups=["g"], ids=["x", "y", "z"]
+    )
+    known = torch.tensor([o is not None for o in outcomes])
+    return forest.with_rewards(
+        forest.outcome,
+        components={"old": torch.where(known, 7.0, torch.nan)},
+        success=torch.where(known, 1.0, torch.nan),
+    )
+
+
+def test_a_trajectory_that_brings_an_outcome_keeps_all_it_has():
+    s, rewards = session()
+    scored = s.score(three())
+    assert rewards.shown == ["a", "ccc"] and scored.outcome.tolist() == [1.0, 0.5, 3.0]
+    assert scored.success.tolist() == [0.0, 1.0, 1.0]
+    old, length = (scored.components[:, scored.component_names.index(n)] for n in ("old", "length"))
+    assert old[1] == 7 and bool(old[[0, 2]].isnan().all()) and length[1].isnan() and length[2] == 3
+
+
+def test_nothing_is_scored_twice_in_a_step_not_even_what_could_not_be_scored():
+    s, rewards = session()
+    first = s.score(three())
+    again = s.score(first.replace(outcome=torch.tensor([float("nan"), 0.5, 3.0], dtype=torch.float64)))
+    assert len(rewards.shown) == 2 and again.outcome[0].isnan()
+
+
+def test_what_is_judged_may_be_less_than_all_that_was_said():
+    s, rewards = session()
+    assert s.score(three((None, None, None)), texts=["", "four", "!"]).outcome.tolist() == [0.0, 4.0, 1.0]
+    assert rewards.shown == ["", "four", "!"]
+
+
+def test_a_solution_is_the_task_s_or_its_source_s():
+    plain, _ = session()
+    writing, _ = session(worked_example=lambda task: f"{task.id}: worked")
+    assert plain.solution(Task("q", "?")) is None and writing.solution(Task("q", "?")) == "q: worked"
+    assert writing.solution(Task("q", "?", info={"solution": "given"})) == "given"
+    assert plain.tokenize("ab") == (97, 98)
+
+
+def test_completions_go_between_processes_with_their_payload():
+    import numpy as np
+
+    latent = np.array([[0.1, -2.5], [3.0, 1e-300]])
+    sent = [[Completion([1, 2], [-0.1, -1 / 3], "stop", np.array([[1, -1], [2, 3]]), 4, extras={"latent": latent})]]
+    ((back,),) = _unpack(_pack(sent))
+    assert back.tokens == [1, 2] and back.logprobs == [-0.1, -1 / 3] and back.policy_version == 4
+    assert back.support.dtype == np.int64 and back.support.tolist() == [[1, -1], [2, 3]]
+    assert back.extras["latent"].dtype == np.float64 and (back.extras["latent"] == latent).all()
