@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +14,7 @@ from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unk
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS
 from gxpo.signals import BUILT_IN
+from gxpo.usercode import Unusable, object_at
 
 _SPEC = re.compile(r"^(?P<name>[a-z0-9_]+)(@(?P<system>[a-z0-9_-]+))?$")
 
@@ -126,24 +124,10 @@ def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> 
 
 def load_object(path: str, slot: str) -> Any:
     """The object that `file.py:name` or `package.module:name` names."""
-    where, _, name = path.rpartition(":")
     try:
-        if where.endswith(".py"):
-            if not Path(where).is_file():
-                raise ConfigError(f"{slot}={path}: no such file {where}")
-            found = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert found is not None and found.loader is not None
-            module = importlib.util.module_from_spec(found)
-            found.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{slot}={path}: can't import {where}: {type(error).__name__}: {error}") from None
-    if not hasattr(module, name):
-        raise ConfigError(f"{slot}={path}: {where} has no {name!r}{did_you_mean(name, vars(module))}")
-    return getattr(module, name)
+        return object_at(path)
+    except Unusable as error:
+        raise ConfigError(f"{slot}={path}: {error}") from None
 
 
 def _build(

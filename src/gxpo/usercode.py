@@ -6,6 +6,8 @@ On the standard library alone: worker processes import it.
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -65,6 +67,26 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     if not _is(found, kind):
         raise Unusable(f"{name!r} in {path} is a {type(found).__name__}, not a {word}")
     return found
+
+
+def object_at(path: str) -> Any:
+    """What `file.py:name` or `package.module:name` means, loaded in this process. Raises `Unusable`."""
+    where, _, name = path.rpartition(":")
+    if where.endswith(".py") and not os.path.isfile(where):
+        raise Unusable(f"no such file {where}")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(os.path.basename(where)[:-3], where)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except Exception as error:
+        raise Unusable(one_line(f"can't import {where}: {type(error).__name__}: {error}")) from error
+    if not hasattr(module, name):
+        raise Unusable(f"{where} has no {name!r}{hint(name, vars(module))}")
+    return getattr(module, name)
 
 
 def _is(value: Any, kind: type) -> bool:

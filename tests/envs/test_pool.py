@@ -166,6 +166,8 @@ def test_what_goes_wrong_in_reset(wild: EnvPool) -> None:
 
 
 def test_the_first_message_of_each_kind_is_kept(wild: EnvPool) -> None:
+    wild.reset({"bad": 5, "worse": 6})
+    wild.step(say({"bad": "raise", "worse": next(iter(ODD))}))
     assert set(wild.messages) == {"raised", "nonsense"}
     assert wild.messages["raised"] == (
         f"environment {HERE}:Wild: step: ValueError: no such action "

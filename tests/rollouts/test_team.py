@@ -419,7 +419,8 @@ def test_a_graph_of_ones_own(tmp_path: Path) -> None:
     m = gxpo.method("dr_mas", {"rollout.graph": f"{path}:pair", "rollout.frozen": ["b"]})
     assert m.rollout.policies == {"main": "trained", "b": "frozen"} and m.rollout.max_turns == 4
     for name, message in (
-        (f"{path}:pear", "has no Graph 'pear'; it has pair"),
+        (f"{path}:pear", "has no 'pear'; did you mean 'pair'?"),
+        (f"{path}:Role", "'Role' in"),
         (f"{tmp_path}/none.py:pair", "no such file"),
         ("solver_verifyer", "did you mean 'solver_verifier'"),
     ):

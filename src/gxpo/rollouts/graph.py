@@ -15,14 +15,13 @@ A team is declared in one place: below, or in a file of one's own, named by `rol
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gxpo.errors import ConfigError, did_you_mean
+from gxpo.usercode import Unusable, object_at
 
 Said = Mapping[str, str]  # "prompt": the task's; and by role the newest text of each, "" before it has spoken
 Text = str | Callable[[Said], str]  # a template with {prompt} and {ROLE} (braces of one's own doubled), or a function
@@ -133,21 +132,12 @@ def graph(name: str | Graph) -> Graph:
         raise ConfigError(
             f"rollout.graph: no team {name!r}{did_you_mean(name, GRAPHS)}; there is {known}, FILE.py:NAME"
         )
-    if not Path(file).is_file():
-        raise ConfigError(f"rollout.graph={name}: no such file {file}")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"rollout.graph={name}: can't load {file}: {type(error).__name__}: {error}") from None
-    made = getattr(module, found, None)
+        made = object_at(name)
+    except Unusable as error:
+        raise ConfigError(f"rollout.graph={name}: {error}") from None
     if not isinstance(made, Graph):
-        there = [k for k, v in vars(module).items() if isinstance(v, Graph)]
-        raise ConfigError(f"rollout.graph={name}: {file} has no Graph {found!r}; it has {', '.join(there) or 'none'}")
+        raise ConfigError(f"rollout.graph={name}: {found!r} in {file} is no Graph")
     return made
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
 from gxpo.tasks.source import GeneratedTasks, check_options
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gxpo.forest import Forest
 
 DIRECTIONS = 360  # conditions are whole degrees
@@ -24,9 +24,12 @@ DIRECTIONS = 360  # conditions are whole degrees
 def target(degrees: Tensor) -> Tensor:
     """[n, 2] float64: the points asked for.
 
+    >>> import torch
     >>> target(torch.tensor([0, 90])).round().abs().tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    import torch
+
     angle = degrees.to(torch.float64) * (math.pi / 180)
     return torch.stack([angle.cos(), angle.sin()], 1)
 
@@ -39,11 +42,13 @@ def mixture(degrees: Tensor, uniform: Tensor, normal: Tensor, heed: float = 0.35
     """
     anywhere = target(uniform[:, 1] * DIRECTIONS)
     heard = uniform[:, :1] < heed
-    return torch.where(heard, target(degrees), anywhere) + spread * normal
+    return target(degrees).where(heard, anywhere) + spread * normal
 
 
 def final_latents(forest: Forest) -> Tensor:
     """[R, D] float64: where each trajectory ends, its last action token's latent."""
+    import torch
+
     if "latent" not in forest.extras:
         raise TaskError(
             "task 'points' rates latents, and these rollouts have none: use model 'flow' and rollout denoise"
@@ -84,6 +89,8 @@ class Points(GeneratedTasks):
 
     def rate(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         """Components [R] float64 of finished samples, nan where one is unfinished; the texts are not read."""
+        import torch
+
         degrees = torch.tensor([task.info["degrees"] for task in tasks])
         distance = (final_latents(forest) - target(degrees)).norm(dim=1)
         found = {

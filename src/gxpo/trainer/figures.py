@@ -114,7 +114,7 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
     prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
     return forest.replace(
         prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
-        action_text=[decode(forest.action(s)) or forest.action_text[s] for s in range(forest.n_steps)],
+        action_text=[decode(forest.action(s)) or forest.action_text[s] or "" for s in range(forest.n_steps)],
     )
 
 
