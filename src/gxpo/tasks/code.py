@@ -139,7 +139,7 @@ class Code(GeneratedTasks):
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
         """The expression, its numbers as `author` puts them down; of a function in words, the code block."""
-        slope, offset = (author(f"{task.id} {name}", task.info[name]) for name in ("slope", "offset"))
+        slope, offset = (author(f"{name} {task.info[name]}", task.info[name]) for name in ("slope", "offset"))
         written = expression(slope, offset)
         return written if self.style == "bare" else f"```python\ndef f(x):\n    return {written}\n```"
 
