@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -51,6 +51,12 @@ def did_you_mean(word: str, known: Iterable[object]) -> str:
     found = process.extract(word, [str(k) for k in known], score_cutoff=60, limit=None)
     near = [name for name, score, _ in found if score >= found[0][1] - 15]  # of these the likest as a whole
     return f"; did you mean {max(near, key=lambda name: fuzz.ratio(word, name))!r}?" if near else ""
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a setting that is not one of `allowed`."""
+    if value not in allowed:
+        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")
 
 
 def need(module: str, extra: str) -> Any:

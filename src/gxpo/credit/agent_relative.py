@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart, one_of
-from gxpo.credit.group_relative import Center, Scale
+from gxpo.credit.group_relative import GroupRelative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -47,19 +46,8 @@ def agent_relative(
 
 
 @dataclass(frozen=True)
-class AgentRelative(CreditPart):
-    """`agent_relative` of the outcome, the same for every token of a call."""
-
-    center: Center = "mean"
-    scale: Scale = "std"
-    ddof: int = 1
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
-        one_of("credit.scale", self.scale, ("std", "none"))
-        if self.center == "none" and self.scale == "none":
-            object.__setattr__(self, "on_equal", "signal")
+class AgentRelative(GroupRelative):
+    """`agent_relative` of the outcome, the same for every token of a call; settings as of `GroupRelative`."""
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         advantage = agent_relative(

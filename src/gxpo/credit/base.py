@@ -95,9 +95,3 @@ def _added(left: Credit, right: Credit) -> CreditSum:
 
 def _union(parts: Sequence[Credit], name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(x for part in parts for x in getattr(part, name, ())))
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a setting that is not one of `allowed`."""
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
+from gxpo.errors import one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.errors import ConfigError, did_you_mean
+from gxpo.errors import ConfigError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

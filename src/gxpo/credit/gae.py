@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.errors import ConfigError, GxpoError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

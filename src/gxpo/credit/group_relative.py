@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
+from gxpo.errors import one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

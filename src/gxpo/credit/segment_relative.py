@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart, one_of
-from gxpo.errors import ConfigError
+from gxpo.credit.base import CreditPart
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Center, Scale, group_relative
+from gxpo.errors import one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart, one_of
+from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
-from gxpo.errors import GxpoError
+from gxpo.errors import GxpoError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
-from gxpo.objectives.base import one_of
+from gxpo.errors import GxpoError, one_of
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,9 +107,3 @@ class TermSum(TermPart):
 
 def _summands(term: Term) -> tuple[Term, ...]:
     return term.terms if isinstance(term, TermSum) else (term,)
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a setting that is not one of `allowed`."""
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gxpo import levels
-from gxpo.errors import ConfigError
-from gxpo.objectives.base import one_of
+from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.ratio import RATIO_OVER
 from gxpo.objectives.sequence_score import (
     SequenceTerm,

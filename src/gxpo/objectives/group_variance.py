@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError
-from gxpo.objectives.base import one_of
+from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.sequence_score import (
     SCORE_OVER,
     ScoreOver,

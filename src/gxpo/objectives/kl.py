@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.errors import MissingSignal
-from gxpo.objectives.base import one_of
+from gxpo.errors import MissingSignal, one_of
 from gxpo.objectives.penalty import Penalty
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gxpo.errors import MissingSignal
-from gxpo.objectives.base import one_of
+from gxpo.errors import MissingSignal, one_of
 from gxpo.objectives.kl import ESTIMATORS, kl_estimate, penalised_outcome
 
 if TYPE_CHECKING:

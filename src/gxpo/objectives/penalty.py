@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from gxpo.errors import one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart, one_of
+from gxpo.objectives.base import TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

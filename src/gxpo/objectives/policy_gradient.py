@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart, one_of
+from gxpo.objectives.base import TermPart
 from gxpo.objectives.gate import Clip, Gate, shaped
 
 if TYPE_CHECKING:

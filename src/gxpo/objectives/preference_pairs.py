@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gxpo import levels
-from gxpo.errors import ConfigError
-from gxpo.objectives.base import one_of
+from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.sequence_score import (
     SequenceTerm,
     contrasted,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.errors import ConfigError, GxpoError, MissingSignal, one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart, one_of
+from gxpo.objectives.base import TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

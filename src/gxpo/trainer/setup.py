@@ -90,7 +90,7 @@ def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
     if flow.is_flow(s.model) != samples_latents:
         rollout = show(method.rollout)
         raise ConfigError(
-            f"model {s.model} has no tokens, and rollout {rollout} samples them: choose a method whose rollout samples latents"
+            f"model {s.model} has no tokens, and rollout {rollout} samples them: use a method that samples latents"
             if flow.is_flow(s.model)
             else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
         )
