@@ -150,9 +150,7 @@ def evaluate(
     newest = checkpoint.latest(run)
     trainer = Trainer(config.resolve(given), out=run, resume=True)
     try:
-        tensors, state = checkpoint.load(newest)
-        trainer.learner.load_tensors(tensors, state["learner"])
-        figures = {"step": state["step"], **trainer.evaluate().figures}
+        figures = {"step": trainer.load(newest)["step"], **trainer.evaluate().figures}
     finally:
         trainer.close()
     if as_json:

@@ -71,6 +71,32 @@ def test_a_resumed_run_is_the_run_never_stopped(method: str, tmp_path: Path) -> 
     assert rollouts and all(p.read_text() == (tmp_path / "stopped" / "rollouts" / p.name).read_text() for p in rollouts)
 
 
+def test_a_run_with_more_than_a_policy_is_evaluated_and_started_from(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from gxpo.cli import app
+
+    run("poise", tmp_path / "poise", 1)
+    found = CliRunner().invoke(app, ["eval", str(tmp_path / "poise"), "--tasks", "3", "--json"])
+    assert found.exit_code == 0 and json.loads(found.stdout)["eval_tasks"] == 3
+    run("gae", tmp_path / "gae", 1, **{"learner.value_lr": 9.0})
+    first = gxpo.resume(tmp_path / "gae").trainer.learner.snapshot()
+    assert float(first["value_head.bias"]) != 0
+    for method, head in (("grpo", False), ("gae", True)):  # a head stays behind, or comes along
+        keys = {"init_from": str(tmp_path / "gae"), "update.lr": 1e-12}
+        rows = gxpo.train(
+            "tiny:cold", "arithmetic", method, 1, REWARD, out=tmp_path / f"from_gae_{method}", set=KEYS | keys
+        )
+        then = rows.trainer.learner.snapshot()
+        assert ("value_head.bias" in then) == head
+        assert all(torch.allclose(then[name], first[name], atol=1e-9) for name in then)
+    fresh = {"init_from": str(tmp_path / "from_gae_grpo"), "update.lr": 1e-12}  # no head there: it begins at 0
+    learner = gxpo.train(
+        "tiny:cold", "arithmetic", "gae", 1, REWARD, out=tmp_path / "g", set=KEYS | fresh
+    ).trainer.learner
+    assert abs(float(learner.snapshot()["value_head.bias"])) < 1e-9
+
+
 def run(method: str, out: Path, steps: int, reward: str = REWARD, **keys: Any) -> list[dict[str, Any]]:
     keys = KEYS | {"trainer.rollouts_every": 0, "trainer.checkpoint_every": 9} | keys
     return gxpo.train("tiny:cold", "arithmetic", method, steps, reward, out=out, set=keys).metrics

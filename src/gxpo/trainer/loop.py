@@ -335,22 +335,30 @@ class Trainer:
             self.settings.trainer.keep_checkpoints,
         )
 
-    def resume(self, *, changed: bool = False) -> None:
-        """Go back to the newest checkpoint: parameters, optimiser, sources, counters; later lines are cut off.
+    def load(self, path: Path, *, same: bool = False) -> dict[str, Any]:
+        """The parameters of a checkpoint, and what the method's parts remember; gives its state.
 
-        A configuration other than the checkpoint's is refused, unless the change is known to be allowed (`changed`).
+        same   refuse a checkpoint of another configuration
         """
-        tensors, state = checkpoint.load(checkpoint.latest(self.out))
-        if not changed and state["config"] != zlib.crc32(self.config_text.encode()):
+        tensors, state = checkpoint.load(path)
+        if same and state["config"] != zlib.crc32(self.config_text.encode()):
             raise CheckpointError(
                 f"{self.out}/config.yaml is not the configuration of its checkpoint: restore it, or "
                 "start another run with `gxpo train`"
             )
         own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
         self.learner.load_tensors(own, state["learner"])
-        self.source.load_state_dict(state["source"])
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
+        return state
+
+    def resume(self, *, changed: bool = False) -> None:
+        """Go back to the newest checkpoint: parameters, optimiser, sources, counters; later lines are cut off.
+
+        A configuration other than the checkpoint's is refused, unless the change is known to be allowed (`changed`).
+        """
+        state = self.load(checkpoint.latest(self.out), same=not changed)
+        self.source.load_state_dict(state["source"])
         self._begun, self.step_number, self.empty_steps = True, state["step"], state["empty_steps"]
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])

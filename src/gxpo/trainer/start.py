@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import config
 from gxpo.errors import CheckpointError
 from gxpo.keys import STAGES, Stated
+from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint
 
@@ -52,9 +53,15 @@ def parameters_of(path: Path, step: int | None = None) -> dict[str, Tensor]:
 
 
 def start_from(learner: Any, path: str | Path) -> None:
-    """Give a fresh learner the parameters of another run; its optimiser state and its reference policy stay."""
+    """Give a fresh learner the parameters of another run; its optimiser state and its reference policy stay.
+
+    A value head is taken over where both have one, and stays as it is or behind where one has none.
+    """
+    found = parameters_of(Path(path))
+    heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
+    found = {name: x for name, x in found.items() if name in heads or not name.startswith(VALUE_HEAD)}
     try:
-        learner.restore(parameters_of(Path(path)))
+        learner.restore(heads | found)
     except CheckpointError as error:
         raise CheckpointError(
             f"init_from {path} does not fit: {error}; start with its model and learner.lora_* settings, or export it "
