@@ -1,8 +1,11 @@
 """Credit, weights and losses need torch and little else; what is optional is imported where it is used."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
@@ -57,3 +60,21 @@ def test_help_loads_no_torch() -> None:
         LOADED,
     )
     assert "torch" not in json.loads(loaded)
+
+
+def test_no_code_of_the_trainer_names_a_method():
+    """Beside the default of a run: names of methods stand in docstrings alone."""
+    from gxpo.methods import METHODS
+
+    found = []
+    for path in sorted((Path(__file__).parents[1] / "src/gxpo/trainer").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                found += [(path.name, w) for w in re.findall(r"[a-z_0-9]+", node.value) if w in set(METHODS) - {"real"}]
+    assert set(found) <= {("run.py", "grpo")}
