@@ -165,15 +165,15 @@ def test_what_goes_wrong_in_reset(wild: EnvPool) -> None:
     wild.finish(["e"])
 
 
-def test_the_first_message_of_each_kind_is_kept(wild: EnvPool) -> None:
-    wild.reset({"bad": 5, "worse": 6})
-    wild.step(say({"bad": "raise", "worse": next(iter(ODD))}))
-    assert set(wild.messages) == {"raised", "nonsense"}
-    assert wild.messages["raised"] == (
-        f"environment {HERE}:Wild: step: ValueError: no such action "
-        f"{wild.messages['raised'].split('no such action ')[1]}"
-    )
-    assert wild.messages["raised"].endswith("(episode bad)")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_message_of_each_kind_is_kept(workers: int) -> None:
+    with pool("Wild", workers) as envs:
+        envs.reset({"bad": 5, "next": 6, "odd": 7})
+        envs.step(say({"bad": "raise"}))
+        envs.step(say({"next": "exit", "odd": next(iter(ODD))}))
+        assert set(envs.messages) == {"raised", "nonsense"}
+        assert envs.messages["raised"].startswith(f"environment {HERE}:Wild: {RAISED['raise']}")
+        assert envs.messages["raised"].endswith("(episode bad)")
 
 
 def test_what_is_printed_is_no_answer(wild: EnvPool) -> None:
