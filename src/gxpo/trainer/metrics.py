@@ -37,9 +37,11 @@ _UPDATES = "of an optimiser step, then the mean over the step's optimiser steps"
 # K and NAME stand for a number and a reward's name.
 NAMES: dict[str, Metric] = {
     "step": Metric("number of the step, from 1", "steps", "the run"),
-    "reward_mean": Metric("mean outcome, the method's own rewards included", "reward", "scored rollouts of the step"),
-    "reward_NAME": Metric("mean of the reward component NAME", "reward", "rollouts of the step that have it"),
-    "success_rate": Metric("share of successes", "share", "rollouts of the step with a verdict of the verifier"),
+    "reward_mean": Metric(
+        "mean outcome, the method's own rewards included", "reward", "scored rollouts made in the step"
+    ),
+    "reward_NAME": Metric("mean of the reward component NAME", "reward", "rollouts made in the step that have it"),
+    "success_rate": Metric("share of successes", "share", "rollouts made in the step, with a verdict"),
     "zero_signal_groups": Metric(
         "share of groups whose credit is 0 on every trained token: nothing is learned from them",
         "share",
@@ -50,8 +52,8 @@ NAMES: dict[str, Metric] = {
     "unscored": Metric("rollouts whose score is missing; they are in no statistic and no loss", "rollouts", "the step"),
     "discarded_rollouts": Metric("rollouts sampled and then filtered out", "rollouts", "the run so far"),
     "generated_tokens": Metric("tokens sampled for training, discarded rollouts included", "tokens", "the run so far"),
-    "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts of the step"),
-    "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts of the step"),
+    "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts made in the step"),
+    "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts made in the step"),
     "turns_mean": Metric("mean number of turns of an episode, summaries not counted", "turns", "episodes of the step"),
     "malformed_rate": Metric("share of turns in which no action could be read", "share", "turns of the step"),
     "illegal_rate": Metric("share of turns with an action that was not possible there", "share", "turns of the step"),
