@@ -12,7 +12,7 @@ from tests.naive import view
 from tests.strategies import RICH, forests, random_forest, random_records
 
 from gxpo.forest import ACTION, Forest
-from gxpo.trees import by_depth, hops
+from gxpo.trees import dense, distinct, place_in, sum_after, sum_before, with_ancestors
 
 few = settings(max_examples=25, deadline=None)
 fewer = settings(max_examples=10, deadline=None)
@@ -270,16 +270,50 @@ def test_a_fork_inside_an_action_makes_siblings_of_what_follows() -> None:
     assert f.context(other) == [7, 1, 4]
 
 
-@given(st.lists(st.integers(-1, 30), max_size=31))
-def test_hops_and_depth_order(raw: list[int]) -> None:
-    previous = torch.tensor([min(p, i - 1) for i, p in enumerate(raw)], dtype=torch.int64)
+def backwards(raw: list[int]) -> torch.Tensor:
+    """A column that leads to earlier rows, or to none."""
+    return torch.tensor([min(p, i - 1) for i, p in enumerate(raw)], dtype=torch.int64)
 
-    def count(i: int) -> int:
-        return 0 if previous[i] < 0 else 1 + count(int(previous[i]))
 
-    depth = [count(i) for i in range(len(raw))]
-    assert hops(previous).tolist() == depth
-    assert [i for level in by_depth(previous) for i in level.tolist()] == sorted(range(len(raw)), key=depth.__getitem__)
+@given(st.lists(st.integers(-1, 30), max_size=31), st.sampled_from([0.0, 0.5, 0.9, 1.0]), seeds)
+def test_sums_over_what_leads_to_a_row_and_what_it_leads_to(raw: list[int], discount: float, seed: int) -> None:
+    previous = backwards(raw)
+    x = torch.rand(len(raw), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    after, before = x.tolist(), [0.0] * len(raw)
+    for i in range(len(raw) - 1, -1, -1):
+        if previous[i] >= 0:
+            after[int(previous[i])] += discount * after[i]
+    for i, p in enumerate(previous.tolist()):
+        if p >= 0:
+            before[i] = float(x[p]) + before[p]
+    assert sum_after(previous, x, discount).tolist() == pytest.approx(after, rel=1e-12)
+    assert sum_before(previous, x).tolist() == pytest.approx(before, rel=1e-12)
+
+
+@given(st.lists(st.integers(-1, 30), max_size=31), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30))))
+def test_ancestors_are_found_whatever_lies_between(raw: list[int], asked: list[tuple[int, int]]) -> None:
+    parent, expected = backwards(raw), set()
+    asked = [(owner, node) for owner, node in asked if node < len(raw)]
+    for owner, node in asked:
+        while node >= 0:
+            expected.add((owner, node))
+            node = int(parent[node])
+    owners, nodes = (torch.tensor([pair[k] for pair in asked], dtype=torch.int64) for k in (0, 1))
+    found = with_ancestors(parent, owners, nodes)
+    assert list(zip(*(x.tolist() for x in found), strict=True)) == sorted(expected)
+
+
+KEYS = st.one_of(st.integers(-3, 20), st.integers(-3, 20).map(lambda k: k << 57), st.integers(0, 10**12))
+
+
+@given(st.lists(KEYS, max_size=30), st.lists(KEYS, max_size=30))
+def test_keys_near_and_far_apart_are_numbered_in_order(raw: list[int], others: list[int]) -> None:
+    keys, order = torch.tensor(raw, dtype=torch.int64), sorted(set(raw))
+    assert distinct(keys).tolist() == order
+    assert dense(keys).tolist() == [order.index(k) for k in raw]
+    asked = torch.tensor(raw + others, dtype=torch.int64)
+    expected = [order.index(k) if k in order else -1 for k in raw + others]
+    assert place_in(torch.tensor(order, dtype=torch.int64), asked).tolist() == expected
 
 
 # ---------------------------------------------------------------- choosing, joining, reordering

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gxpo.forest import ACTION, PROMPT, Forest
-from gxpo.schema import SCHEMA
 from gxpo.trees import NAN, scatter_blocks
 
 
@@ -28,6 +29,17 @@ def _flat(values: Any, counts: Sequence[int], name: str) -> list[Any]:
 def _column(values: Any, counts: Sequence[int], absent: Any, dtype: torch.dtype, name: str) -> Tensor:
     given = [None] * sum(counts) if values is None else _flat(values, counts, name)
     return torch.tensor([absent if v is None else v for v in given], dtype=dtype)
+
+
+def _sequences(nested: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """The sequences of all groups; arrays and tensors as lists."""
+    every = (c for group in nested for c in group)
+    return [c if isinstance(c, list | tuple) else c.tolist() if hasattr(c, "tolist") else list(c) for c in every]
+
+
+def _joined(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
+    """All their values, `n` in number, in one column."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(sequences), dtype, n))
 
 
 def from_completions(
@@ -63,30 +75,29 @@ def from_completions(
     for what, given in (("groups", names), ("tasks", task_names)):
         if len(given) != len(prompts):
             raise ValueError(f"{what} has {len(given)} names for {len(prompts)} prompts")
-    flat = [list(c) for group in completions for c in group]
+    flat = _sequences(completions)
     counts = [len(group) for group in completions]
     n = len(flat)
     if ids is not None and len(set(ids)) != n:
         raise ValueError(f"ids must be {n} distinct names, one per completion")
     prompt_nodes: dict[tuple[int, ...], int] = {}
-    parent, sizes, token, action_nodes, prompt_node = [], [], [], [], []
+    parent, action_nodes, prompt_node = [], [], []
+    runs: list[Sequence[int]] = []  # of each node
     row = 0
     for prompt, count in zip(prompts, counts, strict=True):
-        key = tuple(int(t) for t in prompt)
+        key = tuple(map(int, prompt))
         if key and key not in prompt_nodes:
             prompt_nodes[key] = len(parent)
             parent.append(-1)
-            sizes.append(len(key))
-            token.extend(key)
+            runs.append(key)
         for _ in range(count):
             prompt_node.append(prompt_nodes.get(key, -1))
             action_nodes.append(len(parent))
             parent.append(prompt_nodes.get(key, -1))
-            sizes.append(len(flat[row]))
-            token.extend(flat[row])
+            runs.append(flat[row])
             row += 1
-    n_nodes, n_tokens = len(parent), len(token)
-    first = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    first = torch.tensor([0, *map(len, runs)], dtype=torch.int64).cumsum(0)
+    n_nodes, n_tokens = len(parent), int(first[-1])
     actions = torch.tensor(action_nodes, dtype=torch.int64)
     is_action = torch.zeros(n_nodes, dtype=torch.bool)
     is_action[actions] = True
@@ -95,11 +106,10 @@ def from_completions(
     owner = torch.repeat_interleave(torch.arange(n), first.diff()[actions])
     behaviour = torch.full((n_tokens,), NAN, dtype=torch.float64)
     if logprobs is not None:
-        given = [list(c) for group in logprobs for c in group]
-        if [len(c) for c in given] != [len(c) for c in flat]:
+        given = _sequences(logprobs)
+        if list(map(len, given)) != list(map(len, flat)):
             raise ValueError("logprobs must have one value for each token of each completion")
-        values = [NAN if x is None else x for c in given for x in c]
-        behaviour[path_token] = torch.tensor(values, dtype=torch.float64)
+        behaviour[path_token] = _joined(given, np.float64, len(path_token))  # None becomes nan
     extras: dict[str, Tensor] = {}
     if support is not None:
         if [len(flat[i]) if s is None else len(s) for i, s in enumerate(support)] != [len(c) for c in flat]:
@@ -122,7 +132,7 @@ def from_completions(
         state=none,
         sampled_under=none,
         first_token=first,
-        token=torch.tensor(token, dtype=torch.int64),
+        token=_joined(runs, np.int64, n_tokens),
         behaviour_logprob=behaviour,
         trainable=on_action,
         segment=torch.full((n_tokens,), -1),
@@ -202,6 +212,8 @@ def from_padded(
         real = column[None, :] < end[:, None]
     else:
         real = attention_mask.bool() | own
+    from gxpo.schema import SCHEMA  # pydantic, which the forests of `from_completions` do without
+
     records = []
     for b in range(rows):
         kept = real[b]

@@ -328,6 +328,57 @@ def check_env(
         raise typer.Exit(1)
 
 
+@app.command()
+def bench(
+    suite: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SUITE", help="credit, sample, update, step, peer, agreement or all.", show_default=False
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Only rows that begin so.", show_default=False)
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each process; default: the cores.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each side; default: the row's own.", min=1)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, smaller and fewer rows.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Measure on a busy machine; its rows are marked.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Save each row as JSON; rows it has are not redone.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows: .svg, .png, .pdf.")
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Show what --out saved; measure nothing.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Interpreter with gxpo\\[trl], for peer and agreement.")
+    ] = None,
+    vllm: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Interpreter with vLLM: suite sample has rows of it then.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure two ways of doing the same work in turns (A B A B), and show how many times as fast gxpo is.
+
+    Every side runs in a process of its own, its threads pinned; the first round does not count. Nothing is reported
+    (exit code 1) when others are using the machine.
+
+    Example: gxpo bench sample --out sample.json --plot sample.svg
+
+    Example: gxpo bench peer tiny --python ../with-trl/bin/python
+
+    Example: gxpo bench --from sample.json --json
+    """
+    from gxpo.bench.command import Options
+    from gxpo.bench.command import bench as run_bench
+
+    options = Options(threads, rounds, quick, anyway, out, plot, saved, python, vllm, as_json)
+    if failure := run_bench(suite, names or [], options):
+        _fail(failure, 1)
+
+
 def _quiet() -> None:
     """No progress bars: transformers has no setting for them but this."""
     from gxpo.errors import need

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gxpo.errors import GxpoError
-from gxpo.trees import begins_of, by_depth, last_before, mean_at, runs_of, with_ancestors
+from gxpo.trees import begins_of, dense, last_before, mean_at, runs_of, sum_after, with_ancestors
 
 if TYPE_CHECKING:
     from gxpo.pack import Packed
@@ -61,6 +62,31 @@ _RIDING = {  # lists that may be left out, and what then stands in each row
     "observation_text": lambda: None,
     "action_text": lambda: None,
 }
+
+
+def _numbered(names: Sequence[Any]) -> Tensor:
+    """[n] int64: names by their first appearance, from 0; -1 for None."""
+    seen = dict.fromkeys(names)
+    seen.pop(None, None)
+    order: dict[Any, int] = {name: i for i, name in enumerate(seen)}
+    order[None] = -1
+    return torch.from_numpy(np.fromiter(map(order.__getitem__, names), np.int64, len(names)))
+
+
+def _without_gaps(ids: Tensor) -> Tensor:
+    """The ids that are there, numbered anew in their order; -1 stays."""
+    return dense(ids) - int(bool(len(ids)) and int(ids.min()) < 0)
+
+
+def _paired(first: Tensor, second: Tensor) -> Tensor:
+    """Dense ids of the pairs, in the order of first and second; -1 where either is."""
+    if not len(first):
+        return first
+    width = max(int(second.max()) + 1, 1)
+    pairs = first * width + second
+    if int(first.min()) < 0 or int(second.min()) < 0:
+        pairs = torch.where((first < 0) | (second < 0), -1, pairs)
+    return _without_gaps(pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +280,8 @@ class Forest:
     @cached_property
     def text_actions(self) -> Tensor:
         """[S] bool: the action is known only as text (one stored token, -1, stands for it)."""
+        if self.action_text.count(None) == self.n_steps:
+            return torch.zeros(self.n_steps, dtype=torch.bool)
         one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
         blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
         named = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
@@ -282,12 +310,12 @@ class Forest:
     @cached_property
     def path_trainable(self) -> Tensor:
         """[P] bool."""
-        return self.trainable[self.path_token]
+        return self.trainable.index_select(0, self.path_token)
 
     @cached_property
     def path_behaviour_logprob(self) -> Tensor:
         """[P] float64, nan unknown."""
-        return self.behaviour_logprob[self.path_token]
+        return self.behaviour_logprob.index_select(0, self.path_token)
 
     @cached_property
     def token_node(self) -> Tensor:
@@ -298,7 +326,8 @@ class Forest:
         """[R] int64: trainable action tokens of each trajectory. Refused where actions are text without ids."""
         if self.text_only:
             self.need_ids("lengths()")
-        return torch.bincount(self.path_trajectory[self.path_trainable], minlength=self.n_trajectories)
+        trained = self.path_trainable.to(torch.float64)
+        return torch.bincount(self.path_trajectory, trained, self.n_trajectories).to(torch.int64)
 
     @cached_property
     def _entry_begin(self) -> Tensor:
@@ -311,24 +340,30 @@ class Forest:
 
     # ------------------------------------------------------------ ids and broadcasting
     @cached_property
-    def _columns(self) -> dict[str, Tensor]:
-        def dense(names: Sequence[str]) -> Tensor:
-            order = {name: i for i, name in enumerate(dict.fromkeys(names))}
-            return torch.tensor([order[name] for name in names], dtype=torch.int64)
+    def _made(self) -> dict[str, Tensor]:
+        return {}
 
-        return {
-            "group": dense(self.group),
-            "task": dense(self.task),
-            "origin": dense(self.origin),
-            "trajectory": torch.arange(self.n_trajectories),
-            "step": torch.arange(self.n_steps),
-            "turn": self.step_turn,
-            "state": self.step_state,
-            "agent": self.step_agent,
-            "segment": self.segment,
-            "policy": self.policy[self.token_node],
-            "token": torch.arange(self.n_tokens),
-        }
+    def _column(self, level: str) -> Tensor:
+        """The values of a level on its own axis."""
+        if level not in self._made:
+            self._made[level] = self._level(level)
+        return self._made[level]
+
+    def _level(self, level: str) -> Tensor:
+        where, _, key = level.partition(".")
+        if key:
+            return _numbered([row.get(key) for row in (self.info if where == "info" else self.step_info)])
+        if level in ("group", "task", "origin"):
+            return _numbered(getattr(self, level))
+        if level in ("turn", "state", "agent"):
+            return getattr(self, f"step_{level}")
+        if level == "trajectory":
+            return torch.arange(self.n_trajectories)
+        if level == "step":
+            return torch.arange(self.n_steps)
+        if level == "policy":
+            return self.to_path(self.policy, "N")
+        return self.to_path(self.segment, "T") if level == "segment" else self.path_token
 
     def ids(self, *levels: str, axis: str | None = None) -> Tensor:
         """int64 ids of a combination of levels on an axis, always inside a group; -1 where any level is -1.
@@ -345,40 +380,37 @@ class Forest:
             axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
         if axis not in allowed:
             raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
-        combined: Tensor | None = None
-        for level in dict.fromkeys(("group", *levels)):
+        for level in levels:
             if level not in allowed[axis] and not self._is_noted(level, axis):
                 raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
-            column = self._on_axis(level, axis)
-            if combined is None:
-                combined = column
-                continue
-            width = int(column.max()) + 1 if column.numel() else 1
-            paired = torch.where((combined < 0) | (column < 0), -1, combined * max(width, 1) + column)
-            combined = torch.unique(paired, return_inverse=True)[1] - int(bool((paired < 0).any()))
-        assert combined is not None
-        return combined
+        combined, at = self._column("group"), "R"  # combined on the coarsest axis that has the levels so far
+        chosen = [level for level in dict.fromkeys(levels) if level != "group"]
+        for level in chosen:
+            home = self._home(level)
+            finer = max(at, home, key=list(_LEVELS).index)
+            combined = _paired(self._moved(combined, at, finer), self._moved(self._column(level), home, finer))
+            at = finer
+        if at == axis:
+            return combined
+        return _without_gaps(self._moved(combined, at, axis)) if chosen else self._moved(combined, at, axis)
 
     @staticmethod
     def _is_noted(level: str, axis: str) -> bool:
         """Whether the level is a key of `info` or `step_info` that this axis can have."""
         return level.startswith("info.") or (level.startswith("step_info.") and axis != "R")
 
-    def _on_axis(self, level: str, axis: str) -> Tensor:
-        if self._is_noted(level, axis):
-            where, _, key = level.partition(".")
-            home, rows = ("R", self.info) if where == "info" else ("S", self.step_info)
-            order: dict[Any, int] = {}
-            noted = [order.setdefault(row[key], len(order)) if row.get(key) is not None else -1 for row in rows]
-            column = torch.tensor(noted, dtype=torch.int64)
-        else:
-            home = next(a for a, names in _LEVELS.items() if level in names)
-            column = self._columns[level]
-        if home == axis:
-            return column[self.path_token] if axis == "P" else column
-        if axis == "S":
-            return column[self.step_trajectory]
-        return column[self.path_trajectory] if home == "R" else column[self.path_step]
+    @staticmethod
+    def _home(level: str) -> str:
+        """The axis that a level is given on."""
+        if "." in level:
+            return "R" if level.startswith("info.") else "S"
+        return next(axis for axis, names in _LEVELS.items() if level in names)
+
+    def _moved(self, column: Tensor, at: str, to: str) -> Tensor:
+        """A column of one axis on another, which is finer."""
+        if at == to:
+            return column
+        return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)
 
     def to_path(self, x: Tensor, axis: str) -> Tensor:
         """[P]: values of R, S, N or T given to every path token; the axis is named, never guessed from a length."""
@@ -386,8 +418,8 @@ class Forest:
             raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
         self._check("x", len(x), axis)
         if axis == "N":
-            return x[self.token_node[self.path_token]]
-        return x[{"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis]]
+            return x.index_select(0, self.token_node[self.path_token])
+        return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """[T]: the mean of each stored token's path values, nan where it has none. For display only."""
@@ -403,18 +435,13 @@ class Forest:
         have 0.
         """
         known = self.step_reward.isfinite()
-        paid = torch.zeros(self.n_trajectories, dtype=torch.bool)
-        paid[self.step_trajectory[known]] = True
-        last = torch.full((self.n_trajectories,), -1).scatter_reduce_(
-            0, self.step_trajectory, torch.arange(self.n_steps), "amax"
-        )
-        value = torch.where(known, self.step_reward, torch.zeros((), dtype=torch.float64))
-        unpaid = (~paid & (last >= 0) & self.scored).nonzero().squeeze(1)
-        value[last[unpaid]] = self.outcome[unpaid]
-        value[~self.scored[self.step_trajectory]] = 0.0
-        for steps in by_depth(self.step_previous)[:0:-1]:
-            value.index_add_(0, self.step_previous[steps], discount * value[steps])
-        return value
+        paid = torch.bincount(self.step_trajectory, known.to(torch.float64), self.n_trajectories) > 0
+        value = torch.where(known, self.step_reward, 0.0)
+        unpaid = (~paid & (self._step_begin.diff() > 0) & self.scored).nonzero().squeeze(1)
+        value[self._step_begin[unpaid + 1] - 1] = self.outcome[unpaid]
+        if not bool(self.scored.all()):
+            value[~self.scored[self.step_trajectory]] = 0.0
+        return sum_after(self.step_previous, value, discount)
 
     # ------------------------------------------------------------ trees
     @cached_property
@@ -426,7 +453,7 @@ class Forest:
     def _node_group(self) -> Tensor:
         """[N] the group that all trajectories through a node belong to; -1 several or none."""
         r, node = self.visits
-        group = self._columns["group"][r]
+        group = self._column("group")[r]
         low = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amin", include_self=False)
         high = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amax", include_self=False)
         return torch.where(low == high, low, -1)
@@ -439,7 +466,7 @@ class Forest:
         of the trajectory's own group.
         """
         self._check("x", len(x), "R")
-        group = self._columns["group"]
+        group = self._column("group")
         asked = {
             "N": lambda: (torch.arange(self.n_nodes), self._node_group),
             "S": lambda: (self.step_action, group[self.step_trajectory]),
@@ -459,7 +486,7 @@ class Forest:
         out = torch.full((self.n_nodes,), -1)
         branch = (self.kind == ACTION) & (self.parent >= 0) & (self._node_group >= 0)
         key = self.parent * (self.n_trajectories + 1) + self._node_group
-        out[branch] = torch.unique(key[branch], return_inverse=True)[1]
+        out[branch] = dense(key[branch])
         return out
 
     def path(self, node: int) -> Tensor:

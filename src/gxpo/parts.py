@@ -9,49 +9,62 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
-from gxpo import credit, learners, objectives, rewards, rollouts, signals, weighting
-from gxpo.credit.base import CreditPart, CreditSum
 from gxpo.keys import show
-from gxpo.objectives.base import TermPart, TermSum
-from gxpo.objectives.gate import Gate
-from gxpo.rewards.base import RewardPart
-from gxpo.signals.base import SignalPart
-from gxpo.weighting.base import WeightPart, WeightProduct
 
-_COMBINATIONS = (CreditSum, TermSum, WeightProduct)
+_COMBINATIONS = ("CreditSum", "TermSum", "WeightProduct")
 
 
-def _parts(folder: ModuleType, is_part: Callable[[type], bool]) -> dict[str, type]:
-    """Every part that a module of the folder defines."""
-    found: dict[str, type] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
-        loaded = importlib.import_module(f"{folder.__name__}.{module}")
-        for name, kind in inspect.getmembers(loaded, inspect.isclass):
-            own = kind.__module__ == loaded.__name__ and not name.startswith("_") and kind not in _COMBINATIONS
-            if not (own and is_part(kind) and dataclasses.is_dataclass(kind)):
-                continue
-            if show(kind) in found:
-                raise ValueError(f"{folder.__name__} has two parts named {show(kind)!r}")
-            found[show(kind)] = kind
-    return found
+class Table(Mapping[str, type]):
+    """Every part that a module of the folder `gxpo.FOLDER` defines, by name.
+
+    base     "module:class" that parts derive from, or "method()" that they have
+
+    The modules are imported when the table is first read: a method whose parts are given as classes reads few tables.
+    """
+
+    def __init__(self, folder: str, base: str) -> None:
+        self._folder, self._base = f"gxpo.{folder}", base
+
+    @cached_property
+    def _found(self) -> dict[str, type]:
+        folder, is_part = importlib.import_module(self._folder), self._is_part()
+        found: dict[str, type] = {}
+        for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
+            loaded = importlib.import_module(f"{folder.__name__}.{module}")
+            for name, kind in inspect.getmembers(loaded, inspect.isclass):
+                own = kind.__module__ == loaded.__name__ and not name.startswith("_") and name not in _COMBINATIONS
+                if not (own and is_part(kind) and dataclasses.is_dataclass(kind)):
+                    continue
+                if show(kind) in found:
+                    raise ValueError(f"{folder.__name__} has two parts named {show(kind)!r}")
+                found[show(kind)] = kind
+        return found
+
+    def _is_part(self) -> Callable[[type], bool]:
+        if self._base.endswith("()"):
+            return lambda kind: callable(getattr(kind, self._base[:-2], None))
+        module, _, name = self._base.partition(":")
+        base = getattr(importlib.import_module(f"{self._folder}.{module}"), name)
+        return lambda kind: issubclass(kind, base)
+
+    def __getitem__(self, name: str) -> type:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
-def _derives(base: type) -> Callable[[type], bool]:
-    return lambda kind: issubclass(kind, base)
-
-
-def _has(method: str) -> Callable[[type], bool]:
-    return lambda kind: callable(getattr(kind, method, None))
-
-
-CREDITS = _parts(credit, _derives(CreditPart))
-WEIGHTS = _parts(weighting, _derives(WeightPart))
-ROLLOUTS = _parts(rollouts, _has("grow"))
-REWARDS = _parts(rewards, _derives(RewardPart))
-SIGNALS = _parts(signals, _derives(SignalPart))
-GATES = _parts(objectives, _derives(Gate))
-TERMS = _parts(objectives, _derives(TermPart))
-UPDATES = _parts(learners, _has("run"))
+CREDITS = Table("credit", "base:CreditPart")
+WEIGHTS = Table("weighting", "base:WeightPart")
+ROLLOUTS = Table("rollouts", "grow()")
+REWARDS = Table("rewards", "base:RewardPart")
+SIGNALS = Table("signals", "base:SignalPart")
+GATES = Table("objectives", "gate:Gate")
+TERMS = Table("objectives", "base:TermPart")
+UPDATES = Table("learners", "run()")

@@ -25,6 +25,12 @@ class SamplingSettings(_Section):
     max_new_tokens: Positive = 64
     stop: list[str] = Field(default=[], description="an action ends with the token that completes one of these")
     batch_rows: Positive = Field(default=256, description="samples that are decoded together")
+    engine: Literal["auto", "torch", "vllm", "openai"] = Field(
+        default="auto", description="who samples; auto: the fastest that is installed and fits, see docs/engines.md"
+    )
+    engine_python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
+    engine_options: dict[str, Any] = Field(default={}, description="handed to the engine, e.g. {max_model_len: 4096}")
+    server: str | None = Field(default=None, description="openai: its address, as http://localhost:8000/v1")
 
 
 class ChatSettings(_Section):

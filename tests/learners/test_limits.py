@@ -35,7 +35,7 @@ def allocator_fails(*_):
 @pytest.mark.parametrize("act", ["step", "gradient", "outputs"])
 def test_running_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
     before = learner.weights_crc()
-    hook = learner.model.model.layers[0].register_forward_pre_hook(failure)
+    hook = learner.model.model.rotary_emb.register_forward_pre_hook(failure)
     with pytest.raises(ModelError, match=r"learner\.tokens_per_microbatch \(now 8192\)") as caught:
         getattr(learner, act)(FOREST, *([loss] if act != "outputs" else []))
     assert "\n" not in str(caught.value)
@@ -48,7 +48,7 @@ def test_other_errors_are_not_taken_for_it(learner):
     def broken(*_):
         raise RuntimeError("shapes do not match")
 
-    learner.model.model.layers[0].register_forward_pre_hook(broken)
+    learner.model.model.rotary_emb.register_forward_pre_hook(broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         learner.step(FOREST, loss)
 

@@ -30,9 +30,8 @@ def batch_whiten(value: Tensor, trainable: Tensor, where: Tensor | None = None, 
     everywhere where the batch is equal or fewer than two entries count.
     """
     batch = torch.where(trainable, 0, -1)
-    spread = levels.std(value, batch, where, ddof=1)
-    centred = value.to(torch.float64) - levels.mean(value, batch, where)
-    return torch.where(spread > 0, centred / (spread.square() + eps).sqrt(), torch.zeros_like(centred))
+    mean, spread = levels.mean_and_std(value, batch, where, ddof=1)
+    return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.errors import one_of
-from gxpo.trees import last_before
+from gxpo.trees import dense, last_before, place_in
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -91,19 +91,27 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     """after - before, exactly 0 where it is no more than rounding."""
     rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
     change = after - before
-    return torch.where(change.abs() <= rounding, torch.zeros_like(change), change)
+    return torch.where(change.abs() <= rounding, 0.0, change)
 
 
 def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
     """The forest's visits, and the row of each path token."""
     trajectory, node = forest.visits
-    key = trajectory * forest.n_nodes + node  # ascending
-    parent = forest.parent[node]
-    above = torch.searchsorted(key, trajectory * forest.n_nodes + parent)
-    group = forest.ids("group", axis="R")[trajectory]
-    place = torch.unique(node * forest.n_trajectories + group, return_inverse=True)[1]
-    own = forest.path_trajectory * forest.n_nodes + forest.token_node[forest.path_token]
-    return Visits(trajectory, place, torch.where(parent >= 0, above, -1)), torch.searchsorted(key, own)
+    begin = trajectory * forest.n_nodes
+    key = begin + node  # ascending
+    group = forest.ids("group", axis="R").index_select(0, trajectory)
+    place = dense(node * forest.n_trajectories + group)
+    own = forest.path_trajectory * forest.n_nodes + forest.to_path(torch.arange(forest.n_nodes), "N")
+    return Visits(trajectory, place, _rows_above(key, begin, forest.parent.index_select(0, node))), place_in(key, own)
+
+
+def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
+    """[V] the row of (trajectory, parent), -1 without a parent: mostly the row before, so that it is tried first."""
+    wanted, before = begin + parent, torch.arange(-1, len(key) - 1)
+    above = torch.where((parent >= 0) & (wanted == key[before]), before, -1)
+    missed = ((parent >= 0) & (above < 0)).nonzero().squeeze(1)
+    above[missed] = place_in(key, wanted[missed])
+    return above
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gxpo.trees import with_end
+
 
 def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
     """[n] int64: the row that follows each row in its chain, -1 for the last.
@@ -21,9 +23,11 @@ def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
     """
     following = torch.full(chain.shape, -1, dtype=torch.int64)
     rows = torch.arange(len(chain)) if counted is None else counted.nonzero().squeeze(1)
-    rows = rows[torch.argsort(chain[rows], stable=True)]
-    here, then = rows[:-1], rows[1:]
-    following[here] = torch.where(chain[here] == chain[then], then, -1)
+    owner = chain[rows]
+    if bool((owner[1:] < owner[:-1]).any()):
+        order = torch.argsort(owner, stable=True)
+        rows, owner = rows[order], owner[order]
+    following[rows[:-1]] = torch.where(owner[1:] == owner[:-1], rows[1:], -1)
     return following
 
 
@@ -36,8 +40,11 @@ def td_residual(
     at_end    [n] the value of what would follow the last row of each chain (default: 0, the chain is over)
     """
     reward, value = reward.to(torch.float64), value.to(torch.float64)
-    beyond = torch.zeros_like(value) if at_end is None else at_end.to(torch.float64)
-    return reward + discount * torch.where(following >= 0, value[following.clamp_min(0)], beyond) - value
+    if at_end is None:
+        then = torch.cat([value, value.new_zeros(1)]).index_select(0, with_end(following)[:-1])
+    else:
+        then = torch.where(following >= 0, value[following.clamp_min(0)], at_end.to(torch.float64))
+    return reward + discount * then - value
 
 
 @torch.no_grad()
@@ -58,12 +65,14 @@ def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tens
     >>> linear_recursion(d, 0.5, torch.tensor([1, 2, -1])).tolist()
     [2.75, 3.5, 3.0]
     """
-    total = delta.to(torch.float64).clone()
-    reach = torch.as_tensor(coefficient, dtype=torch.float64).expand(total.shape)
-    jump = following
-    while bool((jump >= 0).any()):
-        going, safe = jump >= 0, jump.clamp_min(0)
-        total = total + torch.where(going, reach * total[safe], 0.0)
-        reach = torch.where(going, reach * reach[safe], 0.0)
-        jump = torch.where(going, jump[safe], -1)
-    return total
+    jump, end = with_end(following), len(following)
+    total = torch.cat([delta.to(torch.float64), torch.zeros(1, dtype=torch.float64)])
+    reach = torch.zeros_like(total)  # 0 at the end, so that nothing goes on there
+    reach[:-1] = coefficient
+    part, further = torch.empty_like(total), torch.empty_like(jump)
+    while int(jump.min()) < end:
+        total.addcmul_(reach, torch.index_select(total, 0, jump, out=part))
+        reach.mul_(torch.index_select(reach, 0, jump, out=part))
+        torch.index_select(jump, 0, jump, out=further)
+        jump, further = further, jump
+    return total[:-1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError, one_of
+from gxpo.trees import dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -47,7 +48,7 @@ def segment_relative(
     With one segment this is `group_relative`, but for the bound. Source: Flow-GRPO, arXiv 2505.05470, and TempFlow-
     GRPO, arXiv 2508.04324, with their reference code (numpy std: ddof 0, eps 1e-4, bound 5).
     """
-    _, place = torch.unique(unit, return_inverse=True)
+    place = dense(unit)
     first = torch.full((int(place.max()) + 1 if len(place) else 0,), len(place))
     first = first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
     x, ids = outcome.to(torch.float64)[first], column[first]

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gxpo.engines.draw import draw
-from gxpo.engines.network import Network, State
 from gxpo.engines.stopping import Stopping
 from gxpo.protocols import Completion, Sampling
 
 KEEP_UNTIL = 7 / 8  # rows still running, of those in the batch, below which the finished ones are taken out
 
-Leave = Callable[[int, int, State, "list[int]"], None]  # sample, its row of the batch, the batch, the action's tokens
+class Batch(Protocol):
+    """Samples between two tokens."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    def advance(self, token: Tensor) -> Batch: ...
+    def select(self, rows: Tensor) -> Batch: ...
+    def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]: ...
+
+
+Leave = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row of the batch, the batch, the action's tokens
 
 
 @dataclass
@@ -72,7 +82,7 @@ class Drawn:
 
 
 def decode(
-    network: Network, state: State, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave
+    state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave
 ) -> Drawn:
     """Draws until every row is done or out of uniforms; streams [n, longest] float64.
 
@@ -80,7 +90,7 @@ def decode(
     then holds at least all but the last token of its action.
     """
     n, longest = streams.shape
-    uniform = torch.from_numpy(streams).to(network.device)
+    uniform = torch.from_numpy(streams).to(state.logits.device)
     out = Drawn.empty(n, longest)
     samples = torch.arange(n)  # which sample each row of the batch is
     for step in range(longest):
@@ -97,13 +107,13 @@ def decode(
         if int(running.sum()) <= KEEP_UNTIL * samples.numel():
             _leave(out, samples, ~running, state, leave)
             kept = running.nonzero().squeeze(1)
-            samples, token, state = samples[kept], token[kept], state.select(kept.to(network.device))
-        state = network.advance(state, token.to(network.device))
+            samples, token, state = samples[kept], token[kept], state.select(kept.to(uniform.device))
+        state = state.advance(token.to(uniform.device))
     _leave(out, samples, torch.ones_like(samples, dtype=torch.bool), state, leave)
     return out
 
 
-def _leave(out: Drawn, samples: Tensor, going: Tensor, state: State, leave: Leave) -> None:
+def _leave(out: Drawn, samples: Tensor, going: Tensor, state: Batch, leave: Leave) -> None:
     for row in going.nonzero().squeeze(1).tolist():
         sample = int(samples[row])
         leave(sample, row, state, out.action(sample))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.engines.cache import Layout, check_rows, rows_of, spread
+from gxpo.decoder.forward import Decoder, Kernels, Products
+from gxpo.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
 from gxpo.errors import ModelError
 
 GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a context outgrows a length
@@ -18,27 +19,46 @@ GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a contex
 
 @dataclass(frozen=True)
 class State:
-    """A batch between two tokens: next-token logits [n, V], cache, and mask [n, columns so far] of what counts.
+    """A batch between two tokens: next-token logits [n, V], cache, mask [n, columns so far] of what counts, and how many
+    columns hold the prompts.
 
     What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
     """
 
+    network: Network
     logits: Tensor
     cache: Any
     mask: Tensor
+    prompts: int
+
+    def advance(self, token: Tensor) -> State:
+        """The batch after one more token [n] of each row."""
+        mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
+        logits, cache = self.network(token[:, None], mask, mask.sum(1, keepdim=True) - 1, self.cache)
+        return State(self.network, logits, cache, mask, self.prompts)
 
     def select(self, rows: Tensor) -> State:
-        return State(self.logits[rows], rows_of(self.cache, rows), self.mask[rows])
+        return State(self.network, self.logits[rows], rows_of(self.cache, rows), self.mask[rows], self.prompts)
+
+    def columns(self, row: int, prompt: int, tokens: int) -> Layers:
+        """Copies of keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
+        start = self.prompts - prompt
+        return columns_of(self.cache, row, start, start + tokens)
 
     def spread(self, rows: Tensor, room: int) -> State:
         """These rows (repeats allowed) with room for further tokens."""
-        return State(self.logits[rows], spread(self.cache, rows, room), self.mask[rows])
+        return State(self.network, self.logits[rows], spread(self.cache, rows, room), self.mask[rows], self.prompts)
 
 
 class Network:
-    """A causal language model of transformers, or one wrapped by peft."""
+    """A causal language model of transformers, or one wrapped by peft.
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    decoder  our own forward pass for the models that it knows; None: transformers' is used
+    """
+
+    def __init__(
+        self, model: Any, device: torch.device, *, kernels: Kernels = "auto", products: Products = "auto"
+    ) -> None:
         self.model, self.device = model.to(device), device
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name = type(self.causal).__name__
@@ -46,6 +66,7 @@ class Network:
             check_rows(None, self.name)
         accepted = inspect.signature(self.causal.forward).parameters
         self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
+        self.decoder = Decoder.of(self.causal, products=products) if kernels == "auto" else None
 
     def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Logits after the last of `tokens` [n, new] and the cache that includes them.
@@ -62,11 +83,9 @@ class Network:
         )
         return out.logits[:, -1], getattr(out, "past_key_values", None)
 
-    def advance(self, state: State, token: Tensor) -> State:
-        """The batch after one more token [n] of each row."""
-        mask = torch.cat([state.mask, torch.ones_like(state.mask[:, :1])], 1)
-        logits, cache = self(token[:, None], mask, mask.sum(1, keepdim=True) - 1, state.cache)
-        return State(logits, cache, mask)
+    def head(self, states: Tensor) -> Tensor:
+        """[n, V] of the last hidden states [n, H] of our decoder."""
+        return self.causal.get_output_embeddings()(states)
 
     @cached_property
     def layout(self) -> Layout | None:

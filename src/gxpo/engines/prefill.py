@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gxpo.decoder.attention import Chain
+from gxpo.decoder.step import Prompts
 from gxpo.engines.cache import Layers, Layout
 from gxpo.engines.kept import Kept
 from gxpo.engines.network import Network, State
@@ -43,7 +45,7 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
     mask = _right_aligned([len(c.prompt) for c in contexts], columns, network.device)
     if layout is None:
         logits, cache = network(_padded(contexts, columns, network.device), mask, _positions(mask), None)
-        return State(logits, cache, mask)
+        return State(network, logits, cache, mask, columns)
     buffers = layout.buffers(len(contexts), columns + room)
     for row, context in enumerate(contexts):
         _lay(context, buffers, row, columns - len(context.prompt))
@@ -51,7 +53,53 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
         _through(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
         for a, b in _chunks([len(c.new) for c in contexts], tokens)
     ]
-    return State(torch.cat(logits), layout.cache(buffers, columns), mask)
+    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns)
+
+
+def shared(network: Network, contexts: Sequence[Context], tokens: int) -> tuple[Tensor, Prompts]:
+    """Logits [C, V] after each context and their keys and values, for samples that share them.
+
+    Where nothing is known of any, our decoder takes them without padding, at most `tokens` (or one) at a time.
+    """
+    decoder = network.decoder
+    if decoder is None or any(c.known for c in contexts):
+        state = prefill(network, contexts, 0, tokens)
+        return state.logits, Prompts([(x.keys, x.values) for x in state.cache.layers], state.mask)
+    lengths = [len(c.prompt) for c in contexts]
+    columns = max(lengths)
+    mask = _right_aligned(lengths, columns, network.device)
+    place = mask.bool().flatten().nonzero().squeeze(1)  # of the flat list of tokens in the padded columns
+    logits: list[Tensor] = []
+    buffers: list[Tensor] = []
+    start = 0
+    for a, b in _pieces(lengths, tokens):
+        ends = torch.tensor(lengths[a:b]).cumsum(0)
+        chains = [Chain(e - n, e, e) for e, n in zip(ends.tolist(), lengths[a:b], strict=True)]
+        states, layers = decoder.prefill(
+            torch.tensor([token for c in contexts[a:b] for token in c.prompt]),
+            torch.cat([torch.arange(n) for n in lengths[a:b]]),
+            chains,
+        )
+        if not buffers:
+            buffers = [x.new_zeros(len(contexts) * columns, *x.shape[1:]) for x in layers]
+        at = place[start : start + int(ends[-1])]
+        for buffer, x in zip(buffers, layers, strict=True):
+            buffer[at] = x
+        start += int(ends[-1])
+        logits.append(network.head(states[ends - 1]))
+    wide = [x.view(len(contexts), columns, *x.shape[1:]).transpose(1, 2).chunk(2, 1) for x in buffers]
+    return torch.cat(logits), Prompts([(keys, values) for keys, values in wide], mask)
+
+
+def _pieces(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Ranges of contexts of at most `tokens` together, or of one."""
+    start = held = 0
+    for i, length in enumerate(lengths):
+        if i > start and held + length > tokens:
+            yield start, i
+            start, held = i, 0
+        held += length
+    yield start, len(lengths)
 
 
 def _through(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from gxpo.engines.cache import columns_of
-from gxpo.engines.decode import decode
+from gxpo.decoder.forward import Kernels, Products
+from gxpo.decoder.step import Branches, Stepper
+from gxpo.engines.decode import Batch, decode
 from gxpo.engines.kept import Kept, KeptCaches
-from gxpo.engines.network import Network, State
-from gxpo.engines.prefill import Context, prefill
+from gxpo.engines.network import Network
+from gxpo.engines.prefill import Context, prefill, shared
 from gxpo.engines.stopping import Stopping
 from gxpo.engines.streams import uniforms
 from gxpo.errors import ModelError
@@ -33,6 +34,7 @@ class TorchEngine:
     prefill_tokens  prompt tokens, padding included, that go through the model in one forward pass
     acting          makes the model the policy that a request names, as long as the context lasts; None: there is one
                     policy, "main"
+    kernels, products  as of the learner (`gxpo.learners.torch.TorchLearner`)
     policy_version  stamped on every completion; the trainer counts it up
 
     Every distinct prompt is run through the model once per call and its cache is given to all its samples. A sample
@@ -64,6 +66,8 @@ class TorchEngine:
         keep_tokens: int = 1 << 17,
         prefill_tokens: int = 1 << 14,
         acting: Callable[[str], AbstractContextManager[None]] | None = None,
+        kernels: Kernels = "auto",
+        products: Products = "auto",
     ) -> None:
         self._acting = acting or _alone
         for name, value, least in (
@@ -73,14 +77,15 @@ class TorchEngine:
         ):
             if value < least:
                 raise ModelError(f"{name} is {value}; it must be at least {least}")
-        self.network = Network(model, torch.device(device))
+        self.network = Network(model, torch.device(device), kernels=kernels, products=products)
         self.model, self.tokenizer, self.device = self.network.model, tokenizer, self.network.device
         self.batch_rows, self.prefill_tokens = batch_rows, prefill_tokens
         self.prefilled_tokens = self.reused_tokens = self.unkept = 0
         self._kept = KeptCaches(keep_tokens)
+        self._stepper: Stepper | None = None
         self._parameters = self.network.writes()  # with which the kept caches were computed
         self._policy_version = 0
-        self._stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
+        self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
 
     # ------------------------------------------------------------ what is kept
@@ -110,6 +115,7 @@ class TorchEngine:
     def release(self, names: Sequence[str] | None = None) -> None:
         """Forgets what was kept under these names (None: everything); unknown names are passed over."""
         self._kept.release(names)
+        self._tidy()
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -142,7 +148,13 @@ class TorchEngine:
                             done.update(self._block(block, sampling))
         finally:
             self.model.train(was_training)
+            self._tidy()
         return [[done[i, j] for j in range(len(request.streams))] for i, request in enumerate(requests)]
+
+    def _tidy(self) -> None:
+        """Weights laid out for sampling are held as long as somebody is in the middle of an episode."""
+        if not self._kept.tokens:
+            self._stepper = None
 
     def _prepare(self, rows: Sequence[_Row]) -> None:
         """Drops what other parameters computed; of the rest, what this call can use is what should go last."""
@@ -157,17 +169,30 @@ class TorchEngine:
         contexts = self._contexts(rows)
         number = {context.prompt: i for i, context in enumerate(contexts)}
         rows = sorted(rows, key=lambda row: number[row.prompt])
-        single = len(rows) == len(contexts) <= self.batch_rows and self.network.layout is not None
-        longest = sampling.max_new_tokens
-        state = prefill(self.network, contexts, longest if single else 0, self.prefill_tokens)
+        batches = [rows[start : start + self.batch_rows] for start in range(0, len(rows), self.batch_rows)]
+        owners = [torch.tensor([number[row.prompt] for row in batch], device=self.device) for batch in batches]
         self.prefilled_tokens += sum(len(c.new) for c in contexts)
         self.reused_tokens += sum(c.known for c in contexts)
+        states = self._states(contexts, owners, sampling.max_new_tokens)
         del contexts  # what was kept lies in the new cache now
-        for start in range(0, len(rows), self.batch_rows):
-            batch = rows[start : start + self.batch_rows]
-            index = torch.tensor([number[row.prompt] for row in batch], device=self.device)
-            own = state if single else state.spread(index, longest)
-            yield from zip((row.place for row in batch), self._decode(batch, own, sampling), strict=True)
+        for batch, state in zip(batches, states, strict=True):
+            yield from zip((row.place for row in batch), self._decode(batch, state, sampling), strict=True)
+
+    def _states(self, contexts: list[Context], owners: Sequence[torch.Tensor], room: int) -> Iterator[Batch]:
+        """The batches after their prompts, `owners` saying whose prompt each of their samples goes on from."""
+        network = self.network
+        if network.decoder is not None:
+            logits, prompts = shared(network, contexts, self.prefill_tokens)
+            contexts.clear()
+            stepper = self._stepper = self._stepper or Stepper(network.decoder, network.causal.get_output_embeddings())
+            for owner in owners:
+                yield Branches.of(stepper, prompts, owner, logits, room)
+            return
+        single = len(owners) == 1 and owners[0].numel() == len(contexts) and network.layout is not None
+        state = prefill(network, contexts, room if single else 0, self.prefill_tokens)
+        contexts.clear()
+        for owner in owners:
+            yield state if single else state.spread(owner, room)
 
     def _contexts(self, rows: Sequence[_Row]) -> list[Context]:
         """The distinct prompts by number of new tokens, each with the longest cache kept for one of its rows."""
@@ -178,22 +203,21 @@ class TorchEngine:
                 found[row.prompt] = Context(row.prompt, kept)
         return sorted(found.values(), key=lambda context: (len(context.new), len(context.prompt)))
 
-    def _decode(self, rows: Sequence[_Row], state: State, sampling: Sampling) -> list[Completion]:
-        columns = state.mask.shape[1]
+    def _decode(self, rows: Sequence[_Row], state: Batch, sampling: Sampling) -> list[Completion]:
         keepable = self.network.layout is not None
         self.unkept += 0 if keepable else sum(row.name is not None for row in rows)
 
-        def leave(sample: int, row: int, state: State, action: list[int]) -> None:
+        def leave(sample: int, row: int, state: Batch, action: list[int]) -> None:
             """The last token of an action never went through the model: what is kept ends before it."""
             name, prompt, policy = rows[sample].name, rows[sample].prompt, rows[sample].policy
             if name is None or not keepable:
                 return
-            tokens, start = (*prompt, *action[:-1]), columns - len(prompt)
-            self._kept.put(name, Kept(tokens, columns_of(state.cache, row, start, start + len(tokens)), policy))
+            tokens = (*prompt, *action[:-1])
+            self._kept.put(name, Kept(tokens, state.columns(row, len(prompt), len(tokens)), policy))
 
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
         stopping = self._stopping_for(sampling, state.logits.shape[1])
-        return decode(self.network, state, streams, sampling, stopping, leave).completions(self.policy_version)
+        return decode(state, streams, sampling, stopping, leave).completions(self.policy_version)
 
     def _blocks(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """Rows in blocks of whole prompts of similar length: at most `batch_rows`, unless one prompt alone has more.
@@ -217,9 +241,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------ settings
     def _stopping_for(self, sampling: Sampling, vocabulary: int) -> Stopping:
-        key = (sampling.stop, sampling.stop_ids, vocabulary)
+        ids = (*self.stop_ids, *sampling.stop_ids)
+        key = (sampling.stop, ids, vocabulary)
         if key not in self._stopping:
-            ids = (*self._stop_ids, *sampling.stop_ids)
             self._stopping[key] = Stopping(ids, sampling.stop, self.tokenizer, vocabulary)
         return self._stopping[key]
 

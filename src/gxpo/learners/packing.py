@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gxpo.decoder.attention import Chain
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 
@@ -25,22 +26,64 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
-    """Rows that go through the model together, padded on the right.
+class Padded:
+    """Rows of a sheet side by side, padded on the right: tokens, position [B, L]; held [B, L] bool, False on padding.
 
-    tokens, position [B, L]; index [B, L]: the stored token at each place, -1 on padding
     mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
     """
 
     tokens: Tensor
     position: Tensor
     mask: Tensor
+    held: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Rows that go through the model together, one after the other in a flat list of n tokens.
+
+    index [n]  the stored token at each place; tokens, position [n]; lengths: of the rows
+    packing    whose rows these are
+    """
+
     index: Tensor
+    lengths: tuple[int, ...]
+    packing: Packing
 
     @property
     def stored(self) -> int:
         """How many stored tokens the rows hold."""
-        return int((self.index >= 0).sum())
+        return self.index.numel()
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[n] vocabulary ids."""
+        return self.packing.packed.token[self.index]
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[n] depths."""
+        return self.packing.packed.position[self.index]
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        """The stretches of which attention over these rows is made."""
+        return self.packing.chains(self.index, self.lengths)
+
+    @cached_property
+    def padded(self) -> Padded:
+        """The rows for models that take a mask."""
+        lengths = torch.tensor(self.lengths)
+        held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        index = torch.zeros(held.shape, dtype=torch.int64)
+        index[held] = self.index
+        flat = self.packing.layout == "flat"
+        return Padded(
+            tokens=torch.where(held, self.packing.packed.token[index], 0),
+            position=torch.where(held, self.packing.packed.position[index], 0),
+            mask=held.to(torch.int64) if flat else self.packing.may_attend(index, held),
+            held=held,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +92,7 @@ class MicroBatch(Sheet):
 
     entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
                  that share a stored token and a temperature share a reading
-    place [Q]    where: row * L + column of the token's predecessor
+    place [Q]    where: the token's predecessor in the flat list
     target, temperature [Q], support [Q, K] (None: whole vocabulary)
     policy       who reads it, where there are several
     """
@@ -67,12 +110,13 @@ class Packing:
     """Rows and micro-batches of one forest.
 
     layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
-    ancestors), every token once; "flat": a row holds the path to one leaf, for models whose layers don't take an
-    ancestor mask. Tokens after the last one that something is read from are left out.
+    ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
+    take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
+    rows are padded to the longest that goes with them, which then counts against `limit`.
     """
 
-    def __init__(self, forest: Forest, *, layout: Layout = "packed", limit: int = 8192) -> None:
-        self.forest, self.layout, self.limit = forest, layout, limit
+    def __init__(self, forest: Forest, *, layout: Layout = "packed", limit: int = 8192, padded: bool = True) -> None:
+        self.forest, self.layout, self.limit, self.padded = forest, layout, limit, padded
         self.packed = forest.pack()
         if forest.media:
             raise ModelError("the forest refers to images, which the torch learner can't read: leave `media` out")
@@ -129,12 +173,12 @@ class Packing:
         read_at = self._read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
         wanted = self._wanted(read_at)
-        owner = torch.full((self.forest.n_nodes,), -1)
+        owner, enter = torch.full((self.forest.n_nodes,), -1), self._spans[0].tolist()
         held: list[list[int]] = []
         for nodes in self._cut(wanted):
             new = torch.tensor(nodes, dtype=torch.int64)
             owner[new[owner[new] < 0]] = len(held)
-            held.append(sorted(nodes))
+            held.append(sorted(nodes, key=enter.__getitem__))
         row_of_entry = owner[node_of_entry]
         first = self.forest.first_token.tolist()
         out = []
@@ -193,7 +237,7 @@ class Packing:
     def microbatches(
         self, entries: Tensor, *, cuts: Sequence[Tensor] | None = None, at_least: int = 1
     ) -> list[MicroBatch]:
-        """All these path tokens in micro-batches of at most `limit` padded tokens (a longer row is alone).
+        """All these path tokens in micro-batches of at most `limit` tokens (a longer row is alone).
 
         at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
         micro-batch for each of these sets of path tokens, whatever their size.
@@ -206,16 +250,20 @@ class Packing:
         return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
-        """Rows of similar length, padded to at most `limit` tokens."""
+        """Rows of similar length, of at most `limit` tokens together, padding included where there is any."""
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
         if at_least > 1:
             limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
         batches: list[list[Row]] = []
+        held = 0
         for row in rows:
-            if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens.numel() > limit:
+            size = row.tokens.numel()
+            if not batches or held + (batches[-1][0].tokens.numel() if self.padded else size) > limit:
                 batches.append([])
+                held = 0
             batches[-1].append(row)
+            held += batches[-1][0].tokens.numel() if self.padded else size
         return batches
 
     def everything(self) -> Iterator[Sheet]:
@@ -223,30 +271,20 @@ class Packing:
         sizes = self.forest.first_token.diff().tolist()
         whole = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
         first = self.forest.first_token.tolist()
-        none = torch.zeros(0, dtype=torch.int64)
+        none, enter = torch.zeros(0, dtype=torch.int64), self._spans[0].tolist().__getitem__
         rows = [
-            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes)]), none)
+            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), none)
             for nodes in self._cut(whole)
         ]
         yield from (self._sheet(rows) for rows in self._together([row for row in rows if row.tokens.numel()]))
 
     def _sheet(self, rows: list[Row]) -> Sheet:
-        width = max(row.tokens.numel() for row in rows)
-        index = torch.full((len(rows), width), -1)
-        for i, row in enumerate(rows):
-            index[i, : row.tokens.numel()] = row.tokens
-        held, safe = index >= 0, index.clamp_min(0)
-        tokens = torch.where(held, self.packed.token[safe], 0)
-        if bool((tokens < 0).any()):
+        index = torch.cat([row.tokens for row in rows])
+        if bool((self.packed.token[index] < 0).any()):
             raise ModelError(
                 "the forest holds steps that are not vocabulary ids (token -1), which this learner can't read"
             )
-        return Sheet(
-            tokens=tokens,
-            position=torch.where(held, self.packed.position[safe], 0),
-            mask=held.to(torch.int64) if self.layout == "flat" else self._may_attend(safe, held),
-            index=index,
-        )
+        return Sheet(index, tuple(row.tokens.numel() for row in rows), self)
 
     def _batch(self, rows: list[Row]) -> MicroBatch:
         sheet = self._sheet(rows)
@@ -254,16 +292,37 @@ class Packing:
         reading, first = self._readings(entries)
         read = entries[first]
         return MicroBatch(
-            tokens=sheet.tokens,
-            position=sheet.position,
-            mask=sheet.mask,
             index=sheet.index,
+            lengths=sheet.lengths,
+            packing=self,
             entries=entries,
             reading=reading,
-            place=self._places(rows, sheet.index.shape[1])[first],
+            place=self._places(rows)[first],
             target=self.forest.token[self.forest.path_token[read]],
             temperature=self.settings[0][self.forest.path_trajectory[read]],
             support=self._support(entries, first),
+        )
+
+    def chains(self, index: Tensor, lengths: Sequence[int]) -> list[Chain]:
+        """Stretches of the rows of stored tokens `index`: begun by a row, a node with siblings, or one apart.
+
+        A node goes on with its parent's stretch if it is the only one below it in the row.
+        """
+        node = self.packed.node_of_token[index]
+        row_start = torch.tensor([0, *lengths]).cumsum(0)
+        new = torch.ones(node.shape, dtype=torch.bool)
+        new[1:] = node[1:] != node[:-1]
+        new[row_start[:-1]] = True
+        begin = new.nonzero().squeeze(1)
+        end = torch.cat([begin[1:], row_start[-1:]])
+        if self.layout == "flat":
+            return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
+        row = torch.searchsorted(row_start[1:], begin, right=True)
+        return _chains(
+            begin.tolist(),
+            end.tolist(),
+            *(x[node[begin]].tolist() for x in self._spans),
+            row_start[1:][row].tolist(),
         )
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,16 +335,17 @@ class Packing:
         )
         return reading, first
 
-    def _places(self, rows: list[Row], width: int) -> Tensor:
-        """[E] row * width + column at which each entry is read."""
+    def _places(self, rows: list[Row]) -> Tensor:
+        """[E] place in the flat list at which each entry is read."""
         column = torch.empty(self.forest.n_tokens, dtype=torch.int64)
-        out = []
-        for i, row in enumerate(rows):
-            column[row.tokens] = torch.arange(row.tokens.numel())
-            out.append(i * width + column[self._read_at(row.entries)])
+        out, start = [], 0
+        for row in rows:
+            column[row.tokens] = torch.arange(start, start + row.tokens.numel())
+            out.append(column[self._read_at(row.entries)])
+            start += row.tokens.numel()
         return torch.cat(out)
 
-    def _may_attend(self, index: Tensor, held: Tensor) -> Tensor:
+    def may_attend(self, index: Tensor, held: Tensor) -> Tensor:
         """[B, L, L] bool: the column's token is the row's or stands above it; padding attends to itself."""
         enter, leave = self._spans
         node = self.packed.node_of_token[index]
@@ -339,6 +399,23 @@ class Packing:
             owner, node = owner[up >= 0], up[up >= 0]
             last &= ~torch.isin(pairs, owner * n + node)
         return int(longest[last].sum())
+
+
+def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int], row_end: list[int]) -> list[Chain]:
+    """Chains from pieces in depth-first order: flat ranges [begin, end) and intervals [enter, leave) of their nodes."""
+    below = list(row_end)  # where what is below each piece ends
+    open_pieces: list[int] = []
+    for i, place in enumerate(begin):
+        while open_pieces and (row_end[open_pieces[-1]] <= place or leave[open_pieces[-1]] <= enter[i]):
+            below[open_pieces.pop()] = place
+        open_pieces.append(i)
+    out: list[Chain] = []
+    for i, under in enumerate(below):
+        if out and out[-1].below == under:  # all that is below the last one is this piece and what is below it
+            out[-1] = Chain(out[-1].start, end[i], under)
+        else:
+            out.append(Chain(begin[i], end[i], under))
+    return out
 
 
 def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:

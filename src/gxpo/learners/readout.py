@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gxpo.decoder.forward import Decoder, Kernels, Products, close, plain
 from gxpo.errors import ModelError
 
 OUTPUTS = ("logprob", "entropy", "value")
@@ -20,9 +21,14 @@ class Readout:
 
     `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
     reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
+
+    decoder  computes the states of the models that it knows on flat lists of tokens; None: there is none, and `states`
+             runs the model of transformers on padded rows
     """
 
-    def __init__(self, causal: Any, *, split: bool | None = None) -> None:
+    def __init__(
+        self, causal: Any, *, split: bool | None = None, kernels: Kernels = "auto", products: Products = "auto"
+    ) -> None:
         self.causal = causal
         self.name = type(causal).__name__
         config = causal.config.get_text_config()
@@ -39,6 +45,7 @@ class Readout:
                 "lower learner.tokens_per_microbatch if memory runs out",
                 stacklevel=2,
             )
+        self.decoder = Decoder.of(causal, products=products) if kernels == "auto" and self.split else None
 
     @property
     def width(self) -> int:
@@ -56,12 +63,20 @@ class Readout:
             return self._backbone(**inputs).last_hidden_state
         return self.causal(**inputs).logits
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[n, V] of rows of states [n, H]."""
+    def head_weight(self) -> Tensor | None:
+        """[V, H] in the dtype of products, where that is not the parameters' own; None: the head is run as it is."""
+        if self.decoder is None or self._head is None or not plain(self._head):
+            return None
+        weight, product = self._head.weight, self.decoder.product
+        return None if weight.dtype == product else weight.to(product)
+
+    def logits(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
+        """[n, V] of rows of states [n, H]; `weight` from `head_weight`."""
         if not self.split:
             return states
         assert self._head is not None
-        logits = self._head(states) * self._scale
+        logits = self._head(states) if weight is None else states.to(weight.dtype) @ weight.t()
+        logits = logits * self._scale if self._scale != 1.0 else logits
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     @torch.no_grad()
@@ -77,9 +92,7 @@ class Readout:
             split = self.logits(self.states(tokens, None, position))
         except (AttributeError, TypeError, RuntimeError):
             return False
-        return split.shape == own.shape and bool(
-            (split - own).abs().max() <= 32 * torch.finfo(own.dtype).eps * own.abs().max()
-        )
+        return close(split, own)
 
 
 def read(
@@ -122,9 +135,10 @@ def read(
     if not parts:
         return values | {name: states.new_zeros(0) for name in names}
     recompute = len(parts) > 1 and torch.is_grad_enabled()
+    weight = readout.head_weight()
     pieces = []
     for rows, allowed in parts:
-        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names))
+        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight)
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -140,8 +154,9 @@ def _read_chunk(
     temperature: Tensor,
     support: Tensor | None,
     names: tuple[str, ...],
+    weight: Tensor | None,
 ) -> list[Tensor]:
-    logits = readout.logits(states)
+    logits = readout.logits(states, weight)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     z = z / temperature[:, None].to(z)
     own = z.gather(1, target[:, None]).squeeze(1)

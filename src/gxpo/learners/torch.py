@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gxpo.decoder.forward import Kernels, Products
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import accumulate, parallel
@@ -43,6 +44,8 @@ class TorchLearner(InProcess):
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
     layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
     logits_at_once  how many logits are held at a time
+    kernels   "auto": the forward pass of `gxpo.decoder` for the models that it knows; "transformers": theirs for all
+    products  dtype in which that multiplies matrices (see `gxpo.decoder.forward.Decoder`)
 
     With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
     share the micro-batches, and every process takes the same step.
@@ -70,6 +73,8 @@ class TorchLearner(InProcess):
         value_lr: float = 1.0,
         layout: Layout = "packed",
         logits_at_once: int = 2**24,
+        kernels: Kernels = "auto",
+        products: Products = "auto",
     ) -> None:
         self._moves = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         if tokens_per_microbatch < 1:
@@ -77,7 +82,8 @@ class TorchLearner(InProcess):
         self.device, self.lora = torch.device(device), lora
         self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
         self.model = _prepared(model, self.device, dtype)
-        self._readout = Readout(self.model)
+        self._kernels: dict[str, Any] = {"kernels": kernels, "products": products}
+        self._readout = Readout(self.model, **self._kernels)
         self.layout: Layout = _layout_for(self._readout, layout)
         self._reference: Readout | None = None
         self.policies = dict(policies or {ALONE: "trained"})
@@ -96,7 +102,7 @@ class TorchLearner(InProcess):
             self._reference = self._readout if reference else None
         elif reference:
             frozen = copy.deepcopy(self.model).requires_grad_(False)
-            self._reference = Readout(frozen, split=self._readout.split)
+            self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
         self.value_head: nn.Linear | None = None
         if value_head:
             self.value_head = _value_head(self._readout, next(self.model.parameters()))
@@ -128,6 +134,7 @@ class TorchLearner(InProcess):
             device=self.device,
             layout=self.layout,
             logits_at_once=self.logits_at_once,
+            **self._kernels,
             **self._moves,
         )
 
@@ -191,9 +198,7 @@ class TorchLearner(InProcess):
         out = torch.zeros(forest.n_tokens, self._readout.width)
         with self._short_memory("computing hidden states"):
             for sheet in self._packing(forest).everything():
-                held = sheet.index >= 0
-                states = self._states(sheet, self._readout, layer).to("cpu", torch.float32)
-                out[sheet.index[held]] = states[held]
+                out[sheet.index] = self._states(sheet, self._readout, layer).to("cpu", torch.float32)
         return out
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
@@ -223,7 +228,7 @@ class TorchLearner(InProcess):
             states = self._states(batch, readout)
         found = read(
             readout,
-            states.flatten(0, 1).index_select(0, here(batch.place)),
+            states.index_select(0, here(batch.place)),
             here(batch.target),
             here(batch.temperature),
             None if batch.support is None else here(batch.support),
@@ -237,17 +242,22 @@ class TorchLearner(InProcess):
         return self._forward(batch, names, self._readout)
 
     def _states(self, sheet: Sheet, readout: Readout, layer: int = -1) -> Tensor:
-        """[B, L, H]."""
-        mask, dtype = sheet.mask.to(self.device), next(self.model.parameters()).dtype
-        return readout.states(
-            sheet.tokens.to(self.device),
+        """[n, H] of a sheet's tokens."""
+        if readout.decoder is not None:
+            return readout.decoder.states(sheet.tokens, sheet.position, sheet.chains, layer)
+        rows = sheet.padded
+        mask, dtype = rows.mask.to(self.device), next(self.model.parameters()).dtype
+        states = readout.states(
+            rows.tokens.to(self.device),
             mask if mask.dim() == 2 else additive(mask, dtype),
-            sheet.position.to(self.device),
+            rows.position.to(self.device),
             layer,
         )
+        return states[rows.held.to(self.device)]
 
     def _packing(self, forest: Forest) -> Packing:
-        packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch)
+        padded = self._readout.decoder is None
+        packing = Packing(forest, layout=self.layout, limit=self.tokens_per_microbatch, padded=padded)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
         if highest >= self._readout.vocabulary:
             raise ModelError(

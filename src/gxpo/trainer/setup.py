@@ -11,7 +11,6 @@ import torch
 from gxpo import chat, models, worlds
 from gxpo.config import Resolved
 from gxpo.engines.flow import FlowEngine
-from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
 from gxpo.keys import Stated, show
 from gxpo.learners import parallel
@@ -22,6 +21,7 @@ from gxpo.models import flow
 from gxpo.pipeline import Method
 from gxpo.protocols import Chat, EpisodeRules, Message, Sampling, TaskSource
 from gxpo.settings import RunSettings
+from gxpo.trainer.engine import LanguageEngine, engine_of
 from gxpo.trainer.export import lora_settings
 from gxpo.worlds import World
 
@@ -51,7 +51,8 @@ def world_of(s: RunSettings) -> World:
 
 def sampling_of(s: RunSettings) -> Sampling:
     """How actions are drawn in training."""
-    return Sampling(**{**s.sampling.model_dump(exclude={"batch_rows"}), "stop": tuple(s.sampling.stop)})
+    names = {"temperature", "top_k", "top_p", "max_new_tokens"}
+    return Sampling(**s.sampling.model_dump(include=names), stop=tuple(s.sampling.stop))
 
 
 def check_requirements(method: Method, world: World, task: str) -> None:
@@ -72,7 +73,7 @@ class Policy:
 
     tokenizer: Any
     learner: TorchLearner | FlowLearner
-    engine: TorchEngine | FlowEngine
+    engine: LanguageEngine | FlowEngine
     chat: Chat
     device: str
 
@@ -122,9 +123,7 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         value_lr=s.learner.value_lr,
         policies=getattr(method.rollout, "policies", None),
     )
-    engine = TorchEngine(
-        learner.model, loaded.tokenizer, device=device, batch_rows=s.sampling.batch_rows, acting=learner.acting
-    )
+    engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)
     return Policy(loaded.tokenizer, learner, engine, talk, device)
 
 
@@ -136,6 +135,7 @@ def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         "learner.lora_rank": s.learner.lora_rank > 0,
         "a value head": method.has_value_head,
         "chat.system": s.chat.system is not None,
+        f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }
     for what in (name for name, asked in unfit.items() if asked):
         raise ConfigError(f"model {s.model} can't have {what}: leave it out")

@@ -1,0 +1,229 @@
+"""The same rollouts in TRL's GRPOTrainer and under `grpo@trl`: losses, gradients and parameters, step by step.
+
+TRL samples, computes its loss and gradient and takes its optimiser step. gxpo is given the rollouts and rewards alone,
+starts from the same parameters, and takes steps of its own: what differs at one step is still there at the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gxpo.bench.peer import GROUP, NEW, PROMPTS, questions, value
+from gxpo.bench.runner import Side, Worker
+from gxpo.errors import need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLERANCE = 1e-4  # of the loss, absolute; of the gradient, relative
+STEPS, LENGTH = 5, 16
+MAX_GRAD_NORM = 0.5  # low enough to clip every step
+
+
+@dataclass(frozen=True)
+class Settings:
+    """ragged: completions may end early; micro_batch: TRL's; epochs: optimiser steps on the same rollouts."""
+
+    ragged: bool
+    micro_batch: int
+    epochs: int = 1
+    lr: float = 1e-4
+
+
+CASES: Mapping[str, Settings] = {
+    **{f"{kind}/{size}": Settings(kind == "ragged", size) for kind in ("full", "ragged") for size in (4, 8)},
+    "reused/8": Settings(True, 8, epochs=2, lr=1e-3),  # ratios leave 1, and some are clipped
+}
+
+
+def rows(
+    case: str, folder: str, *, threads: int, python: str | None, notify: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """A row for every step and one for the parameters after the last; each says whether it `agrees`.
+
+    case    one of `CASES`
+    folder  holds the model "tiny" (`peer.save_models`)
+    python  interpreter of an environment that has TRL
+    """
+    notify(f"{case}: {STEPS} steps of TRL, and the same under grpo@trl")
+    arguments = {"folder": folder, **vars(CASES[case])}
+    worker = Worker(Side("agreement", "gxpo.bench.agreement:both", arguments, python), threads)
+    try:
+        found = worker.round()["rows"]
+    finally:
+        worker.close()
+    return [{**row, "name": f"{case}/{row['name']}"} for row in found]
+
+
+def both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:
+    """The work of one case."""
+    chosen, path = Settings(**settings), f"{folder}/tiny"
+    return lambda: {"rows": _compared(path, chosen, *_of_trl(path, f"{folder}/trl", chosen))}
+
+
+@dataclass
+class Step:
+    """What TRL did with one batch of rollouts.
+
+    rewards   [B]; group [B]: which prompt a row is of
+    batch     its tensors: prompt_ids, prompt_mask [B, prompt], completion_ids, completion_mask [B, completion]
+    losses, gradients  of every optimiser step, summed over its micro-batches; gradients by parameter, before clipping
+    """
+
+    rewards: Tensor
+    group: list[str]
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+
+
+def _of_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[str, Tensor]]:
+    """TRL's steps, and its parameters after them."""
+    import torch
+    import transformers
+
+    trl: Any = need("trl", "trl")
+    datasets: Any = need("datasets", "trl")
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    steps: list[Step] = []
+    losses: list[float] = []  # of the micro-batches so far
+    accumulated = PROMPTS * GROUP // settings.micro_batch  # micro-batches of an optimiser step
+
+    class Recorded(trl.GRPOTrainer):
+        def _calculate_rewards(self, inputs: Any, *rest: Any) -> Any:
+            found = super()._calculate_rewards(inputs, *rest)
+            steps.append(Step(found.sum(1).double(), [x["prompt"] for x in inputs]))
+            return found
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            found = super()._generate_and_score_completions(inputs)
+            names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+            steps[-1].batch = {name: found[name].clone() for name in names}
+            return found
+
+        def training_step(self, *args: Any) -> Any:
+            loss = super().training_step(*args)
+            losses.append(float(loss))
+            if len(losses) == accumulated:
+                steps[-1].losses.append(sum(losses))
+                steps[-1].gradients.append(
+                    {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
+                )
+                losses.clear()
+            return loss
+
+    arguments = trl.GRPOConfig(
+        output_dir=out,
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=accumulated,
+        num_iterations=settings.epochs,
+        num_generations=GROUP,
+        max_completion_length=NEW,
+        max_steps=STEPS * settings.epochs,
+        learning_rate=settings.lr,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=MAX_GRAD_NORM,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        beta=0.0,
+        temperature=1.0,
+        gradient_checkpointing=False,
+        generation_kwargs=None if settings.ragged else {"min_new_tokens": NEW},
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    Recorded(
+        model=policy,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"prompt": q} for q in questions(STEPS * PROMPTS, LENGTH)]),
+        reward_funcs=lambda completion_ids, **columns: [value(ids) for ids in completion_ids],
+        processing_class=tokenizer,
+    ).train()
+    return steps, {name: p.detach().clone() for name, p in policy.named_parameters()}
+
+
+def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """The rows: gxpo's own steps on TRL's rollouts."""
+    import torch
+    import transformers
+
+    from gxpo.compose import method
+    from gxpo.learners.torch import TorchLearner
+    from gxpo.signals import Signals
+    from gxpo.trainer.bound import BoundLearner
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    own = TorchLearner(model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM)
+    learner, grpo = _Watched(own), method("grpo@trl")
+    before, out = own.snapshot(), []
+    for number, step in enumerate(steps, 1):
+        forest = _forest(step)
+        signals = Signals.of(forest, {}, grpo.axes)
+        credit = grpo.advantages(forest, signals, number)
+        weight = grpo.token_weights(forest, credit, signals, number)
+        bound = BoundLearner(learner, grpo, forest, signals, number)
+        for loss, gradient in zip(step.losses, step.gradients, strict=True):
+            info = bound.step(forest, credit, weight)
+            row = _difference(f"step{len(out) + 1}", learner.gradient, gradient)
+            row |= {"loss_difference": abs(info.loss - loss), "loss": info.loss, "loss_trl": loss}
+            row["agrees"] = max(row["difference"], row["loss_difference"]) < TOLERANCE
+            out.append(row | {"tokens": int(step.batch["completion_mask"].sum())} | _clipped(bound.metrics[-1]))
+    moved = _difference("parameters", _minus(own.snapshot(), before), _minus(after, before))
+    return [*out, moved | {"agrees": moved["difference"] < TOLERANCE}]
+
+
+def _clipped(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: x for name, x in metrics.items() if "clip" in name}
+
+
+def _forest(step: Step) -> Any:
+    import torch
+
+    from gxpo.forest import Forest
+
+    b = step.batch
+    return Forest.from_padded(
+        torch.cat([b["prompt_ids"], b["completion_ids"]], 1),
+        b["completion_mask"],
+        step.rewards,
+        step.group,
+        attention_mask=torch.cat([b["prompt_mask"], b["completion_mask"]], 1),
+    )
+
+
+class _Watched:
+    """A learner that also shows the gradient, before clipping, of the steps that it takes."""
+
+    def __init__(self, learner: Any) -> None:
+        self.learner, self.gradient = learner, {}
+
+    def step(self, forest: Any, loss: Any, **how: Any) -> Any:
+        self.gradient = self.learner.gradient(forest, loss, **how)
+        return self.learner.step(forest, loss, **how)
+
+    def outputs(self, *args: Any, **how: Any) -> Any:
+        return self.learner.outputs(*args, **how)
+
+
+def _minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x - b[name] for name, x in a.items()}
+
+
+def _difference(name: str, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Any]:
+    """ratio: norm of `own` / norm of `other`; difference: norm of what differs / norm of `other`."""
+    if own.keys() != other.keys():
+        raise ValueError(f"other parameters than TRL's: {sorted(own.keys() ^ other.keys())[:3]}")
+    size, difference = _norm(other), _norm(_minus(own, other))
+    ratio = _norm(own) / size
+    return {"name": name, "ratio": ratio, "spread": [ratio, ratio], "difference": difference / size, "norm_trl": size}
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    return sum(float(x.double().square().sum()) for x in tensors.values()) ** 0.5

@@ -1,0 +1,96 @@
+"""`gxpo bench`, behind its options."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gxpo.bench import report, suites
+from gxpo.bench.machine import cores
+from gxpo.bench.plan import Plan
+from gxpo.bench.results import Results
+from gxpo.bench.runner import BenchError
+from gxpo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """As `gxpo bench --help` says; `saved` is --from."""
+
+    threads: int | None = None
+    rounds: int | None = None
+    quick: bool = False
+    anyway: bool = False
+    out: Path | None = None
+    plot: Path | None = None
+    saved: Path | None = None
+    python: str | None = None
+    vllm: str | None = None
+    as_json: bool = False
+
+
+def bench(suite: str | None, names: Sequence[str], options: Options) -> str | None:
+    """Measures (or reads) and shows; gives what went wrong with the measuring, in a line.
+
+    Rows that were finished before something went wrong are shown, but as JSON nothing is.
+    """
+    if options.plot is not None:
+        report.check_picture(options.plot)
+    if options.saved is not None:
+        if suite is not None or names or options.out is not None:
+            raise ConfigError("--from shows what a file holds: it goes with --json and --plot alone")
+        results = Results.load(options.saved)
+        _show(results, options)
+        return _verdict(results)
+    suites.check_suite(suite)
+    assert suite is not None
+    held: list[Results] = []
+    try:
+        results = _measured(suite, names, options, held)
+    except BenchError as error:
+        finished = held[0].only(names) if held else None
+        if finished and finished.rows and not options.as_json:
+            report.table(finished, _reads(suite))
+        return str(error)
+    _show(results, options)
+    return _verdict(results)
+
+
+def _measured(suite: str, names: Sequence[str], options: Options, held: list[Results]) -> Results:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as folder:
+        plan = Plan(
+            Path(folder),
+            options.threads or cores(),
+            options.rounds,
+            options.quick,
+            options.anyway,
+            options.python,
+            options.vllm,
+            lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        return suites.run(suite, names, plan, options.out, held.append)
+
+
+def _show(results: Results, options: Options) -> None:
+    reads = _reads(results.suite)
+    if options.plot is not None:
+        report.plot(results, options.plot, reads)
+    if options.as_json:
+        print(results.to_json())
+    else:
+        report.table(results, reads)
+
+
+def _reads(suite: str) -> str:
+    return suites.SUITES[suite].reads if suite in suites.SUITES else suites.FASTER
+
+
+def _verdict(results: Results) -> str | None:
+    """What the rows say that must not be."""
+    wrong = [row["name"] for row in results.rows if row.get("agrees") is False]
+    return f"gxpo and TRL do not agree: {', '.join(wrong)}" if wrong else None

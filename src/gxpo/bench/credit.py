@@ -1,0 +1,155 @@
+"""What every credit part costs by the number of turns: each against itself at the next smaller size.
+
+A part is asked for its advantages as the trainer asks, on a forest that has worked nothing out yet; what it reads of
+the rollouts and of signals is made up. One thread; seconds are of the processor, so that others cost little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo import parts
+from gxpo.bench.forests import made_up
+from gxpo.bench.machine import forget_peak, resident
+from gxpo.compose import method
+from gxpo.forest import Forest
+from gxpo.pipeline import Method
+from gxpo.signals import Signals
+
+SIZES, QUICK = (10**3, 10**4, 10**5, 10**6), (10**3, 10**4, 10**5)  # turns
+ROUNDS, QUICK_ROUNDS = 5, 3
+PER_ROUND = 30_000  # turns that a round has at least: small forests are gone through several times
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One part on one forest."""
+
+    method: Method
+    forest: Forest
+    signals: Signals
+
+    @classmethod
+    def of(cls, part: Any, forest: Forest) -> Work:
+        return cls(dataclasses.replace(method("grpo"), credit=part), forest, signals_for(part, forest))
+
+    def seconds(self) -> float:
+        """Of one call, on a forest without anything kept from an earlier one."""
+        fresh = self.forest.replace()
+        began = time.process_time()
+        self.method.advantages(fresh, self.signals)
+        return time.process_time() - began
+
+    def round(self) -> float:
+        """Seconds of a call, the mean over a round."""
+        calls = max(1, PER_ROUND // self.forest.n_steps)
+        return sum(self.seconds() for _ in range(calls)) / calls
+
+    def memory(self) -> float:
+        """MiB that a call takes at most, beside what was held before it."""
+        _give_back()
+        forget_peak()
+        before = resident("VmRSS")
+        self.seconds()
+        return max(0.0, resident("VmHWM") - before)
+
+
+def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
+    """A random column for every signal that the part reads."""
+    axes = {name: axis for provider in parts.SIGNALS.values() for name, axis in provider.axes.items()}
+    draw = torch.Generator().manual_seed(seed)
+
+    def column(name: str) -> Tensor:
+        rows = forest._size(Signals({}, axes).axis(name))
+        return torch.rand(rows, generator=draw, dtype=torch.float64)
+
+    return Signals({name: column(name) for name in part.needs}, axes)
+
+
+def yardstick(work: Work) -> float:
+    """Seconds in which as many float64 as the forest has path tokens are added up by trajectory."""
+    forest = work.forest
+    x = torch.ones(forest.n_entries, dtype=torch.float64)
+    calls = max(1, PER_ROUND // forest.n_steps)
+    began = time.process_time()
+    for _ in range(calls):
+        torch.zeros(forest.n_trajectories, dtype=torch.float64).scatter_add_(0, forest.path_trajectory, x)
+    return (time.process_time() - began) / calls
+
+
+def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for every credit part and size, on one thread whatever `threads` is.
+
+    ratio   of the time per turn at the next smaller size to the time per turn at this one: 1 is linear, below 1 grows
+            faster than the turns do. At the smallest size: seconds of `yardstick` / seconds of the part
+    ms, ns_per_turn   medians over the rounds, in which the sizes take turns;   memory_mb   see `Work.memory`
+    """
+    sizes, rounds = (QUICK, QUICK_ROUNDS) if quick else (SIZES, ROUNDS)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with _one_thread():
+        for forks in (False, True):
+            chosen = {name: kind for name, kind in parts.CREDITS.items() if ("forks" in kind.requires) == forks}
+            forests = [made_up(n, forks=forks) for n in sizes] if chosen else []
+            for name, kind in chosen.items():
+                notify(f"credit {name}: {', '.join(map(_short, sizes))} turns")
+                found[name] = _part_rows(name, [Work.of(kind(), forest) for forest in forests], rounds)
+    return [row for name in parts.CREDITS for row in found[name]]
+
+
+def _part_rows(name: str, works: list[Work], rounds: int) -> list[dict[str, Any]]:
+    for work in works:
+        work.round()
+    memory = [work.memory() for work in works]
+    smallest, times = [], []
+    for _ in range(rounds):
+        smallest.append(yardstick(works[0]))
+        times.append([work.round() for work in works])
+    out = []
+    for place, work in enumerate(works):
+        turns = work.forest.n_steps
+        seconds = median(round[place] for round in times)
+        ratios = [_ratio(works, round, base, place) for round, base in zip(times, smallest, strict=True)]
+        against = f"{name}/{_short(works[place - 1].forest.n_steps)}, per turn" if place else "sums by trajectory"
+        figures: Mapping[str, Any] = {"ratio": median(ratios), "spread": [min(ratios), max(ratios)], "against": against}
+        per_turn = {"turns": turns, "seconds": seconds, "ms": 1e3 * seconds, "ns_per_turn": 1e9 * seconds / turns}
+        out.append({"name": f"{name}/{_short(turns)}", **figures, **per_turn, "memory_mb": memory[place]})
+    return out
+
+
+def _ratio(works: list[Work], seconds: list[float], base: float, place: int) -> float:
+    if not place:
+        return base / seconds[0]
+    before, here = (seconds[i] / works[i].forest.n_steps for i in (place - 1, place))
+    return before / here
+
+
+def _give_back() -> None:
+    """Has the C library hand freed memory back to the system (glibc): it would be used again unseen."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _short(turns: int) -> str:
+    """1e5 for 100000."""
+    return f"{turns:.0e}".replace("e+0", "e")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,84 @@
+"""What else the machine is doing while something is measured, and what a process holds of its memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+STAT = Path("/proc/stat")
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pin(threads: int) -> None:
+    """Keeps this process, and what it starts, on as many cores as it has threads."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+def busy_seconds() -> float | None:
+    """Core seconds that the whole machine has worked (or been kept from working by its host); None where unknown."""
+    if not STAT.exists():
+        return None
+    user, nice, system, _, _, irq, softirq, steal = (int(x) for x in STAT.read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICKS
+
+
+class Others:
+    """Cores that other processes used on average since this was made, `own` being the seconds that ours used.
+
+    Where the machine does not say, 0 is taken: nothing can be noticed there.
+    """
+
+    def __init__(self) -> None:
+        self.began, self.before = time.perf_counter(), busy_seconds()
+
+    def cores(self, own: float) -> float:
+        now = busy_seconds()
+        if now is None or self.before is None:
+            return 0.0
+        return max(0.0, now - self.before - own) / max(1e-9, time.perf_counter() - self.began)
+
+
+def resident(field: str) -> float:
+    """A field of /proc/self/status (VmRSS, VmHWM), MiB; nan where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def forget_peak() -> None:
+    """Lets the high-water mark VmHWM fall to what is resident now (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def describe(threads: int) -> dict[str, object]:
+    """What figures depend on."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": model,
+        "cores": cores(),
+        "threads": threads,
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }

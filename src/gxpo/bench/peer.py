@@ -1,0 +1,159 @@
+"""The same training step in gxpo and in TRL's GRPOTrainer: model, prompts, rewards, group size, lengths, dtype, threads.
+
+8 prompts x 8 samples x 32 tokens of full length, AdamW on every parameter, one optimiser step on the batch. TRL runs at
+its fastest micro-batch of {4, 8, 16}, with its fused optimiser and without activation checkpointing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROMPTS, GROUP, NEW = 8, 8, 32
+LR = {"tiny": 1e-4, "smollm2": 1e-5}
+DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
+
+
+def value(ids: Sequence[int]) -> float:
+    """The reward of a completion: says nothing about it, but differs within groups."""
+    return sum(ids) % 7 / 6
+
+
+def questions(n: int, length: int, seed: int = 0) -> list[str]:
+    """Prompts of digits: both tokenizers give each digit a token of its own."""
+    draw = random.Random(seed)
+    return ["".join(draw.choice("0123456789") for _ in range(length)) for _ in range(n)]
+
+
+# ---------------------------------------------------------------- gxpo
+def reward(forest: Any, texts: Sequence[str], tasks: Sequence[Any]) -> list[float]:
+    """`value` of every trajectory."""
+    actions: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
+    for r, token in zip(forest.path_trajectory.tolist(), forest.token[forest.path_token].tolist(), strict=True):
+        actions[r].append(token)
+    return [value(ids) for ids in actions]
+
+
+def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """Steps of gxpo's trainer, metrics included, without evaluations, checkpoints and files."""
+    from gxpo import config
+    from gxpo.keys import Stated
+    from gxpo.trainer.loop import Trainer
+
+    prompts = PROMPTS * GROUP // group
+    path = Path(folder) / f"prompts-{length}.jsonl"
+    lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(8 * prompts, length)]
+    path.write_text("\n".join(lines))
+    given = {
+        "model": f"{folder}/{model}",
+        "task": str(path),
+        "method": "grpo@trl",
+        "rollout.group_size": group,
+        "tasks.per_step": prompts,
+        "chat.template": "none",
+        "sampling.max_new_tokens": NEW,
+        "update.lr": LR[model],
+        "learner.dtype": DTYPE[model],
+        **(settings or {}),
+    }
+    resolved = config.resolve({k: Stated(v, "bench") for k, v in given.items()})
+    trainer = Trainer(resolved, out=Path(folder) / "run", reward=reward)
+    trainer.engine.stop_ids = trainer.chat.stop_ids = ()
+
+    def step() -> dict[str, Any]:
+        row = trainer.step()
+        tokens = trainer.last[0].n_tokens if trainer.last else 0
+        keys = ("time_sample_s", "time_update_s", "generated_tokens", "unique_token_ratio", "loss", "grad_norm")
+        return {k: row[k] for k in keys if k in row} | {"tokens": tokens}
+
+    return step
+
+
+# ---------------------------------------------------------------- TRL
+def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int) -> Any:
+    """Steps of TRL's GRPOTrainer, driven from its callbacks."""
+
+    def train(gate: Any) -> None:
+        import torch
+        import transformers
+        import trl
+        from datasets import Dataset
+
+        transformers.logging.set_verbosity_error()
+        path = f"{folder}/{model}"
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, DTYPE[model]))
+        prompts = PROMPTS * GROUP // group
+        data = Dataset.from_list([{"prompt": q} for q in questions(8 * prompts, length)])
+        batch = prompts * group
+        arguments = trl.GRPOConfig(
+            output_dir=f"{folder}/trl",
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=batch // micro_batch,
+            num_generations=max(2, group),  # TRL has no groups of one
+            max_completion_length=NEW,
+            max_steps=10**6,
+            learning_rate=LR[model],
+            lr_scheduler_type="constant",
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            beta=0.0,
+            temperature=1.0,
+            gradient_checkpointing=False,
+            generation_kwargs={"min_new_tokens": NEW},
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        times = {"time_sample_s": 0.0, "tokens": 0}
+
+        class Timed(trl.GRPOTrainer):
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                import time
+
+                began = time.perf_counter()
+                found = super()._generate_and_score_completions(inputs)
+                times["time_sample_s"] = time.perf_counter() - began
+                times["tokens"] = int(found["prompt_mask"].sum() + found["completion_mask"].sum())
+                return found
+
+        class Gated(transformers.TrainerCallback):
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                control.should_training_stop = not gate.wait()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                logs = state.log_history[-1] if state.log_history else {}
+                gate.done({**times, "grad_norm": float(logs.get("grad_norm", 0.0))})
+
+        def rewards(completion_ids: Any, **columns: Any) -> list[float]:
+            return [value(ids) for ids in completion_ids]
+
+        Timed(
+            model=policy,
+            args=arguments,
+            train_dataset=data,
+            reward_funcs=rewards,
+            processing_class=tokenizer,
+            callbacks=[Gated()],
+        ).train()
+
+    train.holds_gate = True  # type: ignore[attr-defined]  # how a function says so to the worker
+    return train
+
+
+def save_models(folder: str, names: Sequence[str]) -> None:
+    """The models as directories that both sides load."""
+    from gxpo import models
+
+    for name in names:
+        source = {"tiny": "tiny:cold", "smollm2": "smollm2-135m"}[name]
+        loaded = models.load(source, task="arithmetic", dtype=DTYPE[name])
+        loaded.model.save_pretrained(f"{folder}/{name}")
+        loaded.tokenizer.save_pretrained(f"{folder}/{name}")

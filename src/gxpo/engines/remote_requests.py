@@ -1,0 +1,53 @@
+"""Requests as engines in other processes take them: checked, with a seed for every stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from gxpo.errors import ModelError
+from gxpo.protocols import Request, Sampling, StreamKey
+
+LEAST_TEMPERATURE = 0.01  # what vLLM raises lower ones to without being asked
+
+
+def seed_of(key: StreamKey) -> int:
+    """63 bits of the blake2b hash of a stream's name: equal keys give equal seeds, different ones different seeds.
+
+    >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 1))
+    True
+    >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 2))
+    False
+    """
+    name = json.dumps([key.seed, key.step, key.task, key.attempt, list(key.path), key.turn])
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, positions: int | None, limit: str) -> None:
+    """Refuse what such an engine can't do.
+
+    positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
+    """
+    s = sampling
+    if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0 or s.max_new_tokens < 1:
+        raise ModelError(f"{s} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1")
+    if 0 < s.temperature < LEAST_TEMPERATURE:
+        raise ModelError(
+            f"sampling.temperature={s.temperature:g}: vLLM samples at {LEAST_TEMPERATURE:g} or more; set 0 (greedy), "
+            "or sampling.engine=torch"
+        )
+    if "" in s.stop:
+        raise ModelError("sampling.stop has an empty string, which would end every action: remove it")
+    for request in requests:
+        if not request.prompt:
+            raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
+        if request.extras or min(request.prompt) < 0:
+            raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
+        if request.policy != policy:
+            raise ModelError(f"a request is for policy {request.policy!r}, and the engine knows one policy, {policy!r}")
+        if positions is not None and len(request.prompt) + s.max_new_tokens > positions:
+            raise ModelError(
+                f"a prompt of {len(request.prompt)} tokens and max_new_tokens {s.max_new_tokens} exceed {positions} "
+                f"({limit}): shorten the prompt, or lower max_new_tokens"
+            )

@@ -1,0 +1,265 @@
+"""Sampling with vLLM in a process of its own, which is given the learner's weights after every step."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gxpo.engines.network import Network
+from gxpo.engines.remote_requests import check, seed_of
+from gxpo.engines.vllm_process import PROGRAM, VllmProcess, interpreter
+from gxpo.engines.vllm_weights import SharedWeights
+from gxpo.engines.vllm_worker import SLACK
+from gxpo.errors import ModelError
+from gxpo.protocols import Completion, Request, Sampling
+
+STARTING = 900.0  # seconds that vLLM may take to start
+MOST_TOP_K = 256
+MOST_LOGPROBS = MOST_TOP_K + SLACK  # at one position
+LONGEST = 32768  # tokens of a context, where the model has more positions and nobody asked for them
+PROBE = 24  # tokens that both sides read once, to see that they compute the same
+DISAGREE = {torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}  # relative to the log-probs themselves
+
+
+class VllmEngine:
+    """vLLM behind the protocol of engines: exact log-probs, stored support, a version that is checked on every sample.
+
+    model       the learner's causal language model (adapters of one policy are added to the weights that are sent)
+    tokenizer   needed for stop strings and for the end-of-sequence id; None: stop ids only
+    python      interpreter that has vLLM; None: this one
+    batch_rows  samples that are decoded together
+    stop_ids    end-of-sequence ids; default: those of the tokenizer and of the model's generation settings
+    policy      the name of the one policy that samples
+    arguments   handed to vllm.LLM over gxpo's own, e.g. {"max_model_len": 4096, "gpu_memory_utilization": 0.4}
+    starting    seconds that vLLM may take to start
+
+    Before a sample, the weights are sent if `policy_version` changed or torch counted a write to them since they were
+    last sent. Each sending has a number, its stamp; the process has none from the first byte that it loads until it has
+    loaded all and dropped its prefix cache, and answers no other stamp than its own. Checksums of what it read, and of
+    the parameters that it holds under the same name and shape afterwards, are compared with the learner's. vLLM starts
+    with random weights: when it was given the learner's, both read the same tokens and have to agree, so a part of the
+    network that an update does not reach is found before the first sample. Cached prefixes are salted with the stamp.
+
+    A stream's key gives vLLM's seed (`seed_of`), so a sample depends on prompt, key and weights; but the tokens are not
+    those of the torch engine, and rounding that depends on what else is in vLLM's batch or cache can change them. Runs
+    with this engine are not reproducible bit for bit.
+
+    `Request.keep` is not needed: vLLM finds cached prefixes by their tokens, in blocks. Counted since the engine was
+    made: prefilled_tokens and reused_tokens, of the prompt of every sample (not of every distinct prompt).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        python: str | None = None,
+        batch_rows: int = 256,
+        stop_ids: Sequence[int] | None = None,
+        policy: str = "main",
+        arguments: Mapping[str, Any] | None = None,
+        starting: float = STARTING,
+        program: Sequence[str] = (PROGRAM,),
+        notify: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.model, self.tokenizer, self.policy = model, tokenizer, policy
+        self._network = Network(model, next(model.parameters()).device)
+        self.stop_ids = tuple(stop_ids) if stop_ids is not None else self._network.end_ids(tokenizer)
+        self.policy_version = 0
+        self.prefilled_tokens = self.reused_tokens = 0
+        self._shared, self._stamp = SharedWeights(), 0
+        self._sent: tuple[int, int] | None = None  # version and count of writes of what the process holds
+        python = interpreter(python)
+        notify(f"starting vLLM in {python}")
+        with tempfile.TemporaryDirectory(prefix="gxpo-vllm-") as folder:
+            self._describe(Path(folder))
+            given = self._arguments(folder, batch_rows, dict(arguments or {}))
+            self.positions: int = given["max_model_len"]
+            self._process = VllmProcess(python, program=program)
+            try:
+                start = {"do": "start", "arguments": given, "max_logprobs": MOST_LOGPROBS}
+                found, _ = self._process.ask(start, timeout=starting)
+                self.vllm_version: str = found["vllm"]
+                self._send()
+                self._probe()
+            except BaseException:
+                self.close()
+                raise
+        notify(f"vLLM {self.vllm_version} samples on {found['device']}; runs with it are not reproducible bit for bit")
+
+    # ------------------------------------------------------------ starting
+    def _describe(self, folder: Path) -> None:
+        """The model's configuration and tokenizer, as a directory; no weights."""
+        config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
+        config["dtype"] = str(self._dtype).removeprefix("torch.")
+        (folder / "config.json").write_text(json.dumps(config, default=str))
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        found = next(self._network.causal.parameters()).dtype
+        if found not in DISAGREE:
+            raise ModelError(
+                f"vLLM does not run {str(found).removeprefix('torch.')}: set learner.dtype=float32 or bfloat16, "
+                "or sampling.engine=torch"
+            )
+        return found
+
+    def _arguments(self, folder: str, rows: int, given: dict[str, Any]) -> dict[str, Any]:
+        for name in ("model", "tensor_parallel_size", "pipeline_parallel_size", "logprobs_mode", "load_format"):
+            if name in given:
+                raise ModelError(f"sampling.engine_options: {name} is not yours to set; leave it out")
+        config = self._network.causal.config.get_text_config()
+        longest = getattr(config, "max_position_embeddings", None) or LONGEST
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        return {
+            "model": folder,
+            "skip_tokenizer_init": self.tokenizer is None,
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "load_format": "dummy",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "generation_config": "vllm",
+            "max_model_len": min(longest, LONGEST),
+            "max_num_seqs": rows,
+            **({"enforce_eager": True, "block_size": 32} if on_cpu else {}),
+            **given,
+        }
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Both sides read the same tokens: `ModelError` unless they agree."""
+        vocabulary = self._network.causal.get_input_embeddings().weight.shape[0]
+        ids = [(i * 7919 + 13) % vocabulary for i in range(PROBE)]
+        tokens = torch.tensor([ids], device=self._network.device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+        own = logits.log_softmax(-1).gather(1, tokens[0, 1:, None]).squeeze(1).cpu()
+        said, _ = self._process.ask({"do": "score"}, {"tokens": np.asarray(ids, dtype=np.int32)})
+        gap = float((own - torch.tensor(said["logprobs"])).abs().sum() / own.abs().sum())
+        if not gap <= DISAGREE[self._dtype]:
+            raise ModelError(
+                f"vLLM {self.vllm_version} computes something else from the learner's weights: log-probs of the same "
+                f"tokens differ by {gap:.1%}. It does not load all of {self._network.name}: set sampling.engine=torch"
+            )
+
+    # ------------------------------------------------------------ weights
+    def _send(self) -> None:
+        """Gives the process the weights as they are now."""
+        state = (self.policy_version, self._network.writes())
+        if state == self._sent:
+            return
+        self._sent, self._stamp = None, self._stamp + 1
+        header, sums = self._shared.write(self.model)
+        try:
+            said, _ = self._process.ask({"do": "load", "stamp": self._stamp, **header})
+        finally:
+            self._shared.unlink()
+        self._check_stamp(said)
+        held = said["held"]
+        wrong = [name for name, x in zip(sums, said["read"], strict=True) if x != sums[name]]
+        wrong += [name for name, x in held.items() if x != sums.get(name)]
+        if wrong:
+            raise ModelError(
+                f"vLLM holds other weights than the learner after an update: the checksum of {wrong[0]} differs"
+            )
+        self._sent = state
+
+    def _check_stamp(self, said: Mapping[str, Any]) -> None:
+        if said.get("stamp") != self._stamp:
+            raise ModelError(
+                f"vLLM answered with weights of stamp {said.get('stamp')}, the policy's are of stamp {self._stamp}: "
+                "the answer is another policy's"
+            )
+
+    # ------------------------------------------------------------ sampling
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """One completion for every stream of every request, in their order."""
+        check(requests, sampling, policy=self.policy, positions=self.positions, limit="max_model_len of vLLM")
+        if not any(request.streams for request in requests):
+            return [[] for _ in requests]
+        if sampling.stop and self.tokenizer is None:
+            raise ModelError("stop strings need a tokenizer: give the engine one, or use sampling.stop_ids")
+        if sampling.truncated_support and sampling.top_k > MOST_TOP_K:
+            raise ModelError(
+                f"sampling.top_k={sampling.top_k}: vLLM is asked for at most {MOST_TOP_K} possible tokens at a "
+                "position; lower it, or set sampling.engine=torch"
+            )
+        self._send()
+        header = {
+            "do": "sample",
+            "stamp": self._stamp,
+            "support": sampling.truncated_support,
+            "sampling": {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "max_tokens": sampling.max_new_tokens,
+                "ignore_eos": True,  # the ids below end an action, and nothing else
+                "stop_token_ids": [*self.stop_ids, *sampling.stop_ids],
+                "stop": list(sampling.stop),
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+                "detokenize": bool(sampling.stop),
+            },
+        }
+        said, found = self._process.ask(header, _arrays(requests))
+        self._check_stamp(said)
+        self.prefilled_tokens += said["read"]
+        self.reused_tokens += said["reused"]
+        rows = iter(self._completions(said, found, sampling))
+        return [[next(rows) for _ in request.streams] for request in requests]
+
+    def _completions(self, said: Mapping[str, Any], found: Mapping[str, Any], s: Sampling) -> list[Completion]:
+        tokens, logprobs = found["tokens"].tolist(), found["logprobs"].tolist()
+        if s.temperature == 0:  # the most likely token is taken for sure
+            logprobs = [0.0] * len(logprobs)
+        supports = _supports(found) if s.truncated_support else None
+        return [
+            Completion(
+                tokens=tokens[a:b],
+                logprobs=logprobs[a:b],
+                finish="stop" if finish == "stop" else "length",
+                support=None if supports is None else _narrow(supports[a:b]),
+                policy_version=self.policy_version,
+            )
+            for (a, b), finish in zip(pairwise(accumulate(found["lengths"], initial=0)), said["finish"], strict=True)
+        ]
+
+    def release(self, names: Sequence[str] | None = None) -> None:
+        """Nothing is kept by name; vLLM gives up the cached prefixes that were not used for the longest time."""
+
+    def close(self) -> None:
+        """Ends vLLM's process."""
+        if hasattr(self, "_process"):
+            self._process.close()
+        self._shared.unlink()
+
+
+def _arrays(requests: Sequence[Request]) -> dict[str, np.ndarray]:
+    """Prompts one after the other, and for every stream its prompt and its seed."""
+    return {
+        "tokens": np.concatenate([np.asarray(r.prompt, dtype=np.int32) for r in requests]),
+        "lengths": np.asarray([len(r.prompt) for r in requests], dtype=np.int32),
+        "prompt": np.asarray([i for i, r in enumerate(requests) for _ in r.streams], dtype=np.int32),
+        "seeds": np.asarray([seed_of(key) for r in requests for key in r.streams], dtype=np.int64),
+    }
+
+
+def _supports(found: Mapping[str, Any]) -> np.ndarray:
+    """[all tokens, widest] int64, padded with -1."""
+    widths = np.asarray(found["widths"], dtype=np.int64)
+    out = np.full((len(widths), int(widths.max(initial=0))), -1, dtype=np.int64)
+    out[np.arange(out.shape[1]) < widths[:, None]] = np.asarray(found["support"], dtype=np.int64)
+    return out
+
+
+def _narrow(support: np.ndarray) -> np.ndarray:
+    return support[:, : int((support >= 0).sum(1).max(initial=0))].copy()

@@ -1,0 +1,130 @@
+"""The parent's side of the process that holds vLLM: how it is started, asked and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from gxpo.engines import vllm_worker
+from gxpo.errors import ModelError
+
+PROGRAM = str(Path(vllm_worker.__file__))
+ENDING = 1.0  # seconds that a process whose line is closed may take to leave
+OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+GIVEN = {  # what the environment may say otherwise
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # learner and sampler take turns: each may have all cores
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmProcess:
+    """One process, talked to in turns: a message, an answer.
+
+    python    its interpreter, which can import vllm
+    program   what it runs, which `vllm_worker` is
+    """
+
+    def __init__(self, python: str, *, program: Sequence[str] = (PROGRAM,)) -> None:
+        self.python = python
+        self._line, theirs = Pipe()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [python, "-I", *program, str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    start_new_session=True,  # Ctrl-C is the trainer's to handle; what vLLM starts is ended with it
+                    env=_environment(),
+                )
+            except OSError as error:
+                self._line.close()
+                self._log.close()
+                raise ModelError(f"vLLM's interpreter {python} can't be run: {error.strerror}") from error
+        self.close = weakref.finalize(self, _end, self._line, self._process, self._log)
+
+    def ask(
+        self,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The answer to a message. `ModelError` where it is an error, or none comes (within `timeout` seconds)."""
+        if not self.close.alive:
+            raise ModelError("the vLLM process was closed")
+        raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
+        try:
+            self._line.send_bytes(vllm_worker.encode(dict(header), raw))
+            if not self._line.poll(timeout):
+                self.close()
+                raise ModelError(f"vLLM did not answer '{header['do']}' within {timeout:g} s; its process was ended")
+            said, found = vllm_worker.decode(self._line.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ModelError(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise ModelError(f"the vLLM process wrote something that is no answer ({error})") from error
+        if "error" in said:
+            raise ModelError(f"vLLM ({self.python}) failed to {header['do']}: {said['error']}")
+        return said, found
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        self.close()
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"{how}; {lines[-1][:300]}" if lines else how
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what a launcher of several processes put there."""
+    own = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return {**GIVEN, **threads, **own, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def _end(line: Connection, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    line.close()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    log.close()
+
+
+def interpreter(given: str | None) -> str:
+    """The interpreter to use: the one that was named, or this one."""
+    return sys.executable if given is None else os.path.expanduser(given)
+
+
+def can_import(python: str, module: str = "vllm", seconds: float = 60.0) -> bool:
+    """Whether an interpreter finds a package; nothing of it is imported."""
+    if python == sys.executable:
+        return importlib.util.find_spec(module) is not None
+    program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        found = subprocess.run([python, "-I", "-c", program], capture_output=True, timeout=seconds, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0

@@ -1,0 +1,243 @@
+"""The program that holds vLLM: it takes weights and requests over a line, and answers with tokens and log-probs.
+
+It runs in the interpreter that has vLLM, where gxpo may be missing, so it needs the standard library, torch and vllm
+alone, and is started by path: `python -I vllm_worker.py LINE PARENT`. The other side is `gxpo.engines.vllm_process`.
+
+A message is bytes: the length of its header (4 bytes, little endian), the header (JSON), then the raw arrays that
+`header["arrays"]` names as [name, dtype, items]. Every message is answered by one, `{"error": text}` where it failed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from array import array
+from multiprocessing.connection import Connection
+from typing import Any
+
+CODES = {"int32": "i", "int64": "q", "float32": "f"}
+SLACK = 64  # ids asked for beyond top_k: equal logits at its edge are all kept
+WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
+
+
+# ---------------------------------------------------------------- messages
+def encode(header: dict[str, Any], arrays: dict[str, tuple[str, bytes]] | None = None) -> bytes:
+    """A message; arrays: name -> (dtype, bytes)."""
+    found = arrays or {}
+    sizes = {name: array(CODES[kind]).itemsize for name, (kind, _) in found.items()}
+    said = {**header, "arrays": [[n, kind, len(raw) // sizes[n]] for n, (kind, raw) in found.items()]}
+    text = json.dumps(said).encode()
+    return b"".join([struct.pack("<I", len(text)), text, *(raw for _, raw in found.values())])
+
+
+def decode(message: bytes) -> tuple[dict[str, Any], dict[str, array[Any]]]:
+    """Header and arrays of a message."""
+    (size,) = struct.unpack_from("<I", message)
+    header = json.loads(message[4 : 4 + size])
+    place, found = 4 + size, {}
+    for name, kind, items in header["arrays"]:
+        values: array[Any] = array(CODES[kind])
+        values.frombytes(message[place : place + items * values.itemsize])
+        found[name] = values
+        place += items * values.itemsize
+    return header, found
+
+
+def checksum(tensor: Any) -> int:
+    """The sum of a tensor's bytes as 64-bit words, modulo 2^64: the same for the same bits, on any device."""
+    import torch
+
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = raw.numel() // 8 * 8
+    words = raw[:whole].view(torch.int64).sum() if whole else raw[:0].sum()
+    return (int(words) + int(raw[whole:].sum(dtype=torch.int64))) % (1 << 64)
+
+
+# ---------------------------------------------------------------- the engine
+class Server:
+    """vLLM, and which weights it holds: `stamp` is None from the beginning of an update until all of it succeeded."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # it may be installed elsewhere only
+
+        self._params = SamplingParams
+        self._fields = set(inspect.signature(SamplingParams).parameters)
+        self.max_logprobs: int = header["max_logprobs"]
+        self.llm: Any = LLM(**header["arguments"], max_logprobs=self.max_logprobs)
+        self.stamp: int | None = None
+        self._bytes: Any = None
+
+    # ------------------------------------------------------------ weights
+    @property
+    def _runner(self) -> Any:
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        return getattr(worker, "worker", worker).model_runner
+
+    def load(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Weights from a shared file; gives checksums of what was read and of what the model holds afterwards."""
+        import torch
+
+        self.stamp = None
+        if header["path"] is not None:
+            self._bytes = torch.from_file(header["path"], shared=True, size=header["bytes"], dtype=torch.uint8)
+        tensors = {}
+        for name, dtype, shape, start, size in header["tensors"]:
+            tensors[name] = self._bytes[start : start + size].view(getattr(torch, dtype)).view(shape)
+        runner = self._runner
+        with torch.no_grad():
+            self._reload(runner, tensors)
+        if self.llm.reset_prefix_cache() is False:
+            raise RuntimeError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
+        held = {
+            name: checksum(p)
+            for name, p in runner.model.named_parameters()
+            if name in tensors and p.dim() == 1 and p.shape == tensors[name].shape and p.dtype == tensors[name].dtype
+        }
+        self.stamp = header["stamp"]
+        return {"stamp": self.stamp, "read": [checksum(x) for x in tensors.values()], "held": held}
+
+    def _reload(self, runner: Any, tensors: dict[str, Any]) -> None:
+        reload = getattr(runner, "reload_weights", None)
+        if reload is not None and "weights_iterator" in inspect.signature(reload).parameters:
+            reload(weights_iterator=iter(tensors.items()), is_checkpoint_format=True)
+        else:
+            runner.model.load_weights(iter(tensors.items()))
+        for module in runner.model.modules():
+            # On CPU a linear layer multiplies with a packed copy. The reload packs anew what it loads, but not a head
+            # that is tied to the embedding: nothing is loaded into it, and it would go on with the old weights.
+            if hasattr(module, "cpu_linear") and getattr(module, "weight", None) is not None and module.weight.numel():
+                module.quant_method.process_weights_after_loading(module)
+
+    # ------------------------------------------------------------ reading and writing
+    def score(self, tokens: list[int]) -> list[float]:
+        """Log-probs of each token but the first, at temperature 1."""
+        params = self._params(max_tokens=1, prompt_logprobs=0, detokenize=False, temperature=1.0, ignore_eos=True)
+        (out,) = self.llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+        return [found[token].logprob for token, found in zip(tokens[1:], out.prompt_logprobs[1:], strict=True)]
+
+    def sample(self, header: dict[str, Any], given: dict[str, array[Any]]) -> bytes:
+        """Samples of many prompts: `prompt` of each stream says which of the prompts it goes on from."""
+        if self.stamp != header["stamp"]:
+            raise RuntimeError(WEIGHTS_ARE_OLD.format(have=self.stamp, want=header["stamp"]))
+        settings, cut = dict(header["sampling"]), bool(header["support"])
+        wanted = self._wanted(settings) if cut else 0
+        salt, prompts, place = f"gxpo-{self.stamp}", [], 0
+        tokens = given["tokens"].tolist()
+        for length in given["lengths"]:
+            prompts.append({"prompt_token_ids": tokens[place : place + length], "cache_salt": salt})
+            place += length
+        if "flat_logprobs" in self._fields:
+            settings["flat_logprobs"] = True
+        params = [self._params(**settings, logprobs=wanted, seed=seed) for seed in given["seeds"]]
+        done = self.llm.generate([prompts[i] for i in given["prompt"]], params, use_tqdm=False)
+        stamp = self.stamp
+        outputs = [out.outputs[0] for out in done]
+        drawn, logprobs, lengths = array("i"), array("f"), array("i")
+        allowed, widths = array("i"), array("i")
+        for out in outputs:
+            ids = list(out.token_ids)
+            drawn.extend(ids)
+            lengths.append(len(ids))
+            own, support = _read(out.logprobs, ids, cut)
+            logprobs.extend(own)
+            for row in support:
+                if len(row) >= wanted:
+                    raise RuntimeError(
+                        f"top_k and top_p left {wanted} tokens or more at one position, and vLLM gives no more of "
+                        "them: set sampling.top_k lower, or sampling.engine=torch"
+                    )
+                allowed.extend(row)
+                widths.append(len(row))
+        cached = [getattr(out, "num_cached_tokens", 0) or 0 for out in done]
+        return encode(
+            {
+                "stamp": stamp,
+                "finish": [str(out.finish_reason) for out in outputs],
+                "reused": sum(cached),
+                "read": sum(len(out.prompt_token_ids) for out in done) - sum(cached),
+            },
+            {
+                "tokens": ("int32", drawn.tobytes()),
+                "logprobs": ("float32", logprobs.tobytes()),
+                "lengths": ("int32", lengths.tobytes()),
+                "support": ("int32", allowed.tobytes()),
+                "widths": ("int32", widths.tobytes()),
+            },
+        )
+
+    def _wanted(self, settings: dict[str, Any]) -> int:
+        """How many ids are asked for at each position, so that the support is among them."""
+        return min(self.max_logprobs, settings["top_k"] + SLACK) if settings["top_k"] > 0 else self.max_logprobs
+
+
+def _read(logprobs: Any, ids: list[int], cut: bool) -> tuple[list[float], list[list[int]]]:
+    """Log-probs of the drawn tokens and, where the distribution was cut, the ids that were possible at each place."""
+    least = float("-inf")
+    if hasattr(logprobs, "start_indices"):
+        starts, ends = logprobs.start_indices, logprobs.end_indices
+        own = [logprobs.logprobs[i] for i in starts]
+        if not cut:
+            return own, []
+        spans = [range(a, b) for a, b in zip(starts, ends, strict=True)]
+        return own, [sorted({logprobs.token_ids[i] for i in s if logprobs.logprobs[i] > least}) for s in spans]
+    own = [found[token].logprob for token, found in zip(ids, logprobs, strict=True)]
+    return own, [sorted(t for t, x in found.items() if x.logprob > least) for found in logprobs] if cut else []
+
+
+# ---------------------------------------------------------------- the line
+def answer(server: Server | None, message: bytes) -> tuple[Server | None, bytes]:
+    """What one message asks for."""
+    header, arrays = decode(message)
+    if header["do"] == "start":
+        import vllm  # type: ignore[import-not-found]  # as above
+
+        server = Server(header)
+        device = str(next(server._runner.model.parameters()).device)
+        return server, encode({"vllm": getattr(vllm, "__version__", "unknown"), "device": device})
+    assert server is not None, "the first message is 'start'"
+    if header["do"] == "load":
+        return server, encode(server.load(header))
+    if header["do"] == "score":
+        return server, encode({"stamp": server.stamp, "logprobs": server.score(arrays["tokens"].tolist())})
+    return server, server.sample(header, arrays)
+
+
+def end_with(parent: int) -> None:
+    """Leave when the parent is gone, even while vLLM is at work."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    line, parent = int(sys.argv[-2]), int(sys.argv[-1])
+    end_with(parent)
+    os.set_inheritable(line, False)  # what vLLM starts does not hold the line open
+    connection, server = Connection(line), None
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)  # the parent hung up: nothing here is worth an orderly end
+        try:
+            server, said = answer(server, message)
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            text = " ".join(str(error).split())
+            said = encode({"error": f"{type(error).__name__}: {text}"[:600]})
+        connection.send_bytes(said)
+
+
+if __name__ == "__main__":
+    main()

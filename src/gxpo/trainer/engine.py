@@ -1,0 +1,77 @@
+"""Who samples a run's language model: the engine that was chosen, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gxpo.engines.choose import Run, choose, of_the_house
+from gxpo.engines.openai import OpenAIEngine
+from gxpo.engines.torch import TorchEngine
+from gxpo.engines.vllm import VllmEngine
+from gxpo.errors import ConfigError, ModelError
+from gxpo.learners import parallel
+from gxpo.learners.torch import TorchLearner
+from gxpo.protocols import Sampling
+from gxpo.settings import RunSettings
+
+LanguageEngine = TorchEngine | VllmEngine | OpenAIEngine
+
+
+def engine_of(
+    s: RunSettings,
+    learner: TorchLearner,
+    tokenizer: Any,
+    device: str,
+    sampling: Sampling,
+    notify: Callable[[str], None],
+) -> LanguageEngine:
+    """Who samples the learner's policy, drawing as `sampling` says; `notify` is told who was taken, and why."""
+    asked, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
+    causal = learner.model.get_base_model() if hasattr(learner.model, "get_base_model") else learner.model
+    run = Run(
+        model=s.model,
+        architecture=type(causal).__name__,
+        dtype=s.learner.dtype,
+        device=device,
+        policies=len(learner.policies),
+        processes=parallel.world(),
+        sampling=sampling,
+    )
+    choice = choose(asked, run, python=s.sampling.engine_python, server=s.sampling.server)
+    if asked == "auto" and not of_the_house(s.model):
+        notify(f"sampling with {choice.engine}: {choice.why}")
+    (policy, *_) = learner.policies
+    if choice.engine == "openai":
+        return _server(s, tokenizer, policy)
+    if choice.engine == "torch":
+        if options and asked == "torch":
+            raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
+        return TorchEngine(learner.model, tokenizer, device=device, batch_rows=rows, acting=learner.acting)
+    try:
+        return VllmEngine(
+            learner.model,
+            tokenizer,
+            python=s.sampling.engine_python,
+            batch_rows=rows,
+            policy=policy,
+            arguments=options,
+            notify=notify,
+        )
+    except ModelError as error:
+        raise ModelError(f"{error} (sampling.engine=torch does without vLLM)") from error
+
+
+def _server(s: RunSettings, tokenizer: Any, policy: str) -> OpenAIEngine:
+    """An OpenAI-compatible server, whose weights nobody updates."""
+    options = dict(s.sampling.engine_options)
+    known = {name: options.pop(name) for name in ("model", "stale", "timeout") if name in options}
+    if options or s.sampling.server is None:
+        raise ConfigError(
+            f"sampling.engine_options of openai are model, stale and timeout, not {', '.join(options)}"
+            if options
+            else "sampling.engine=openai needs sampling.server"
+        )
+    return OpenAIEngine(
+        s.sampling.server, tokenizer=tokenizer, batch_rows=s.sampling.batch_rows, policy=policy, **known
+    )

@@ -1,0 +1,12 @@
+"""The tiny model in a directory, as the sides of a measurement load it."""
+
+import pytest
+
+from gxpo.bench import peer
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench")
+    peer.save_models(str(path), ["tiny"])
+    return path

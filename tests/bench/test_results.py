@@ -1,0 +1,57 @@
+"""Files of results: whole, gone on with, and refused where they are of other work."""
+
+import json
+
+import pytest
+
+from gxpo.bench.results import Results
+from gxpo.errors import ConfigError
+
+MACHINE = {"threads": 2, "torch": "2"}
+
+
+def test_every_row_is_saved_and_gone_on_with(tmp_path):
+    path = tmp_path / "deep" / "rows.json"
+    first = Results.at(path, "peer", MACHINE)
+    first.add([{"name": "tiny/16", "ratio": 2.0, "memory": float("nan"), "spread": (1.0, float("inf"))}])
+    assert json.loads(path.read_text()) == {
+        "suite": "peer",
+        "machine": MACHINE,
+        "rows": [{"name": "tiny/16", "ratio": 2.0, "memory": None, "spread": [1.0, None]}],
+    }
+    again = Results.at(path, "peer", MACHINE)
+    again.add([{"name": "tiny/256", "ratio": 4.0}])
+    assert [row["name"] for row in Results.load(path).rows] == ["tiny/16", "tiny/256"]
+    assert [p.name for p in path.parent.iterdir()] == ["rows.json"]
+
+
+def test_rows_are_known_by_name_or_by_what_stands_above_them():
+    held = Results("agreement", {}, [{"name": "full/8/step1"}, {"name": "one"}])
+    assert held.has("full/8") and held.has("full") and held.has("one") and held.has("")
+    assert not held.has("full/8/step") and not held.has("on") and not held.has("two")
+    assert not Results("credit", {}).has("")
+
+
+@pytest.mark.parametrize(
+    ("suite", "machine", "message"),
+    [
+        ("step", MACHINE, "rows of suite peer, not step"),
+        ("peer", MACHINE | {"threads": 1}, "threads 2, which is 1 now"),
+        ("peer", MACHINE | {"peer": {"trl": "1"}}, "peer None"),
+    ],
+)
+def test_rows_of_other_work_are_not_mixed_in(tmp_path, suite, machine, message):
+    path = tmp_path / "rows.json"
+    Results.at(path, "peer", MACHINE).add([{"name": "a", "ratio": 1.0}])
+    before = path.read_text()
+    with pytest.raises(ConfigError, match=message):
+        Results.at(path, suite, machine)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"suite": "peer"}', '{"suite": "p", "machine": {}, "rows": 3}', "\xff"])
+def test_a_file_of_something_else(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match="no results of gxpo bench"):
+        Results.load(path)

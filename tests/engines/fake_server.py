@@ -1,0 +1,101 @@
+"""An OpenAI-compatible server on loopback that samples from the engines' small Llama; settings say what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tests.engines.fake_vllm import LLM, SamplingParams
+from tests.engines.letters import letters, llama
+
+
+def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
+    """What /v1/completions says to a request."""
+    params = SamplingParams(
+        temperature=body["temperature"], top_k=body.get("top_k", 0), top_p=body["top_p"], max_tokens=body["max_tokens"],
+        seed=body["seed"], stop_token_ids=body["stop_token_ids"], stop=body.get("stop", ()), logprobs=body["logprobs"],
+        ignore_eos=body["ignore_eos"], include_stop_str_in_output=body["include_stop_str_in_output"],
+        detokenize=bool(body.get("stop")),
+    )  # fmt: skip
+    fake = LLM.__new__(LLM)
+    fake.model, fake.tokenizer, fake.seen = how.model, how.tokenizer, set()
+    with torch.no_grad():
+        out = fake._one({"prompt_token_ids": body["prompt"]}, params).outputs[0]
+        logits = how.model(input_ids=torch.tensor([body["prompt"] + out.token_ids])).logits[0].float()
+    own = [found[t].logprob for t, found in zip(out.token_ids, out.logprobs, strict=True)]
+    if how.raw:
+        raw = logits[len(body["prompt"]) - 1 : -1].log_softmax(-1)
+        own = [float(raw[i, t]) for i, t in enumerate(out.token_ids)]
+    name = (lambda t: f"token_id:{t}") if how.ids == "written" or how.ids == "both" else (lambda t: f"<{t}>")
+    choice = {
+        "index": 0,
+        "text": how.tokenizer.decode(out.token_ids),
+        "finish_reason": out.finish_reason,
+        "logprobs": {
+            "tokens": [name(t) for t in out.token_ids],
+            "token_logprobs": own if how.logprobs else [None] * len(own),
+            "top_logprobs": [{name(t): max(x.logprob, -9999.0) for t, x in row.items()} for row in out.logprobs],
+        },
+    }
+    if how.ids == "both":
+        choice |= {"token_ids": out.token_ids, "prompt_token_ids": [*how.before, *body["prompt"]]}
+    return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}}
+
+
+@contextmanager
+def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
+    """The server's address and its settings, which may be changed while it runs.
+
+    ids       "both" | "written" (as token_id:N only) | "none"
+    logprobs  whether it gives any;   raw  from before temperature and top-k;   before  ids that it puts first
+    failing   status of every answer;   drops  connections to close without an answer
+    """
+    how = SimpleNamespace(
+        model=llama(), tokenizer=letters(), ids="both", logprobs=True, raw=False, before=[], failing=None, drops=0,
+        models=["letters"], asked=[],
+    )  # fmt: skip
+    how.__dict__.update(settings)
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _say(self, said: Any, status: int = 200) -> None:
+            raw = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def do_GET(self) -> None:
+            self._say({"data": [{"id": m, "max_model_len": 128} for m in how.models]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                how.asked.append((body, self.headers.get("Authorization")))
+                if how.drops:
+                    how.drops -= 1
+                    self.close_connection = True
+                    return
+                said = completion(body, how) if how.failing is None else {"error": {"message": "no\nroom"}}
+            self._say(said, how.failing or 200)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", how
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,75 @@
+"""A worker that does one thing wrong: `fake_vllm_worker.py WORKER FAULT SCORES LINE PARENT`.
+
+It needs the standard library alone. WORKER is the real program, whose messages it speaks; SCORES (JSON) is what it answers to `score`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+from multiprocessing.connection import Connection
+
+worker, fault, scores = sys.argv[1:4]
+codes = runpy.run_path(worker, run_name="worker")
+line, samples, loads = Connection(int(sys.argv[-2])), 0, 0
+
+
+def words(raw: bytes) -> int:
+    """A tensor's checksum, computed in another way."""
+    whole = len(raw) // 8 * 8
+    found = sum(int.from_bytes(raw[i : i + 8], "little") for i in range(0, whole, 8)) + sum(raw[whole:])
+    return found % (1 << 64)
+
+
+while True:
+    try:
+        header, arrays = codes["decode"](line.recv_bytes())
+    except EOFError:
+        break
+    said, values = {}, {}
+    if header["do"] == "start":
+        if fault == "slow":
+            time.sleep(60)
+        if fault == "dies":
+            print("a library is missing", file=sys.stderr, flush=True)
+            sys.exit(3)
+        said = {"vllm": "fake", "device": "cpu"}
+    elif header["do"] == "load":
+        loads += 1
+        if header["path"] is not None:
+            memory = open(header["path"], "rb")  # noqa: SIM115  held open as its name goes
+        sums = []
+        for _, _, _, start, size in header["tensors"]:
+            memory.seek(start)
+            sums.append(words(memory.read(size)))
+        held = {header["tensors"][0][0]: sums[0]}
+        if fault == "misread" and loads == 2:
+            sums[1] += 1
+        if fault == "unloaded" and loads == 2:
+            held[header["tensors"][0][0]] += 1
+        said = {"stamp": header["stamp"], "read": sums, "held": held}
+    elif header["do"] == "score":
+        said = {"stamp": 1, "logprobs": json.loads(scores)}
+    elif fault == "error":
+        said = {"error": "ValueError: no room for so many tokens"}
+    elif fault == "killed":
+        os.kill(os.getpid(), 9)
+    elif fault == "nonsense":
+        line.send_bytes(b"\xff\xff\xff\xff what?")
+        continue
+    else:
+        samples += 1
+        stamp = header["stamp"] - (fault == "stale" and samples == 2)
+        n = len(arrays["seeds"])
+        said = {"stamp": stamp, "finish": ["length"] * n, "reused": 0, "read": n}
+        import array
+
+        ones, zeros = array.array("i", [1] * n), array.array("f", [0.0] * n)
+        values = {
+            "tokens": ("int32", ones.tobytes()), "logprobs": ("float32", zeros.tobytes()),
+            "lengths": ("int32", ones.tobytes()), "support": ("int32", b""), "widths": ("int32", b""),
+        }  # fmt: skip
+    line.send_bytes(codes["encode"](said, values))

@@ -1,0 +1,77 @@
+"""Who samples: what was asked for, or the fastest that is installed and fits."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from gxpo.engines.choose import Run, choose
+from gxpo.engines.vllm_process import can_import
+from gxpo.errors import ConfigError
+from gxpo.protocols import Sampling
+
+RUN = Run("smollm2-135m", "LlamaForCausalLM", "bfloat16", "cpu", 1, 1, Sampling())
+
+
+def yes(python):
+    return True
+
+
+def no(python):
+    return False
+
+
+def test_auto_takes_vllm_where_it_is():
+    assert choose("auto", RUN, installed=yes).engine == "vllm"
+    here = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
+    assert (here.engine, here.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
+    away = choose("auto", RUN, installed=no)
+    assert (away.engine, away.why) == ("torch", "vllm is not installed")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"model": "tiny"}, "in process"),
+        ({"model": "tiny:cold"}, "in process"),
+        ({"architecture": "MambaForCausalLM"}, "MambaForCausalLM has not been tried"),
+        ({"dtype": "float64"}, "float64"),
+        ({"device": "cuda:0"}, "has not been measured"),
+        ({"policies": 2}, "2 policies"),
+        ({"processes": 4}, "of its own"),
+        ({"sampling": Sampling(top_p=0.9)}, "top_p without top_k"),
+        ({"sampling": Sampling(top_k=1000)}, "top_k=1000"),
+        ({"sampling": Sampling(temperature=0.001)}, "0.001"),
+    ],
+)
+def test_auto_takes_torch_where_vllm_does_not_fit_and_says_why(change, words):
+    choice = choose("auto", replace(RUN, **change), installed=yes)
+    assert choice.engine == "torch" and words in choice.why
+
+
+def test_what_is_asked_for_is_taken_or_refused():
+    assert choose("torch", RUN, installed=yes).engine == "torch"
+    assert choose("vllm", replace(RUN, model="tiny", device="cuda"), installed=yes).engine == "vllm"
+    assert choose("openai", RUN, server="http://localhost:8000/v1").engine == "openai"
+
+
+@pytest.mark.parametrize(
+    "asked, change, given, words",
+    [
+        ("vllm", {}, {"installed": no}, "has no vllm; name an interpreter that has in sampling.engine_python"),
+        ("vllm", {"policies": 2}, {"installed": yes}, "2 policies, adapters of one model; set sampling.engine=torch"),
+        ("vllm", {"dtype": "float64"}, {"installed": yes}, "does not run float64"),
+        ("openai", {}, {}, "needs sampling.server"),
+        ("openai", {"policies": 3}, {"server": "http://x/v1"}, "3 policies"),
+        ("auto", {}, {"server": "http://x/v1"}, "is used with sampling.engine=openai"),
+        ("torch", {}, {"python": "/opt/vllm/bin/python"}, "is the interpreter of vLLM"),
+    ],
+)
+def test_refusals_name_the_setting(asked, change, given, words):
+    with pytest.raises(ConfigError, match=words):
+        choose(asked, replace(RUN, **change), **given)
+
+
+def test_an_interpreter_is_asked_what_it_has():
+    assert can_import(sys.executable, "json") and not can_import(sys.executable, "no_such_package")
+    assert not can_import("/no/such/python", "json")
