@@ -7,13 +7,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
             "pettingzoo", "gguf")  # fmt: skip
 CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
         "gxpo.methods", "gxpo.compose", "gxpo.config")  # fmt: skip
 
+# Heavier than what they are for, and in nobody's way who composes a method, weighs tokens or reads --help: torch itself
+# may bring some of them, so what is asked is what gxpo brings beside.
+HEAVY = (*OPTIONAL, "pandas", "sympy", "networkx", "PIL", "torchvision", "torchaudio", "IPython", "sklearn",
+         "accelerate", "trl", "vllm", "verl", "ray", "statsmodels", "requests", "httpx", "aiohttp",
+         "openai", "minigrid", "textarena",
+         "verifiers", "textworld_express", "websockets", "torch._dynamo", "torch._inductor", "torch._export",
+         "torch.onnx", "torch.distributed.fsdp", "torch.utils.tensorboard", "torch.utils.cpp_extension",
+         "torch.testing")  # fmt: skip
+# Only the command line and configuration files need these.
+COMMAND_LINE = ("typer", "click", "rich", "pygments", "ruamel", "rapidfuzz")
+
+USES = {  # one after the other in one process, after torch
+    "a forest": "forest = gxpo.Forest.from_completions([[1, 2]], [[[3], [4]]], [1.0, 0.0])",
+    "a method": "m = gxpo.method('gigpo+gspo')",
+    "advantages": "advantages = m.advantages(forest)",
+    "a loss": "x = torch.zeros(2, requires_grad=True); "
+    "m.loss(forest, gxpo.PolicyTokens(x, x.detach()), advantages=advantages).value.backward()",
+}
+
 LOADED = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+
+EVERY = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 # A module that is None in sys.modules can't be imported: as if it were not installed.
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))"
@@ -44,8 +67,32 @@ def test_methods_compute_without_the_extras() -> None:
     assert json.loads(printed) == [0.5, -0.5]
 
 
-def test_importing_gxpo_loads_no_torch() -> None:
-    assert "torch" not in json.loads(run("import gxpo", LOADED))
+def test_importing_gxpo_loads_nothing_but_gxpo_and_the_standard_library() -> None:
+    found = set(json.loads(run("import gxpo", EVERY))) - set(json.loads(run(EVERY)))
+    assert {name.partition(".")[0] for name in found} - set(sys.stdlib_module_names) == {"gxpo"}
+    assert [name for name in found if name.startswith("gxpo.")] == []
+
+
+@pytest.fixture(scope="module")
+def brought() -> dict[str, set[str]]:
+    """What each of `USES` has loaded when it is done that `import torch` did not."""
+    lines = ["import json, sys, torch", "before, found = set(sys.modules), {}", "import gxpo"]
+    for use, code in USES.items():
+        lines += [code, f"found[{use!r}] = sorted(set(sys.modules) - before)"]
+    return {use: set(names) for use, names in json.loads(run(*lines, "print(json.dumps(found))")).items()}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]], use: str) -> None:
+    forbidden = {*HEAVY, *COMMAND_LINE} | ({"pydantic"} if use == "a forest" else set())
+    assert "gxpo.forest" in brought[use] and brought[use] & forbidden == set()
+    own = ("gxpo.engines.", "gxpo.trainer.", "gxpo.envs.", "gxpo.bench", "gxpo.models", "gxpo.tasks")
+    assert [name for name in brought[use] if name.startswith(own)] == []
+
+
+def test_a_table_of_parts_is_empty_handed_until_it_is_read() -> None:
+    loaded = json.loads(run("import gxpo.parts", "from gxpo.parts import CREDITS, REWARDS", EVERY))
+    assert "gxpo.parts" in loaded and not {"torch", "gxpo.credit", "gxpo.rewards"} & set(loaded)
 
 
 def test_help_loads_no_torch() -> None:
@@ -57,9 +104,10 @@ def test_help_loads_no_torch() -> None:
         "    main()",
         "except SystemExit as stop:",
         "    assert stop.code in (0, None), stop.code",
-        LOADED,
+        EVERY,
     )
-    assert "torch" not in json.loads(loaded)
+    forbidden = {"torch", "numpy", "pydantic", "ruamel", "rapidfuzz", "multiprocessing", "asyncio", *HEAVY}
+    assert set(json.loads(loaded)) & forbidden == set()
 
 
 def test_no_code_of_the_trainer_names_a_method():

@@ -230,3 +230,47 @@ def test_shapes_and_words_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match="is"):
             call()
+
+
+@settings(max_examples=60, deadline=None)
+@given(COLUMNS, st.sampled_from([0, 1]))
+def test_mean_and_std_are_the_mean_and_the_std(rows: list[tuple[float, int, bool]], ddof: int) -> None:
+    x, ids, where = columns(rows)
+    middle, spread_of = levels.mean_and_std(x, ids, where, ddof)
+    assert middle.tolist() == pytest.approx(by_group(rows, statistics.fmean), abs=1e-9)
+    assert spread_of.tolist() == pytest.approx(by_group(rows, lambda v: spread(v, ddof)), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COLUMNS)
+def test_members_of_no_group_and_groups_that_are_not_there_change_no_bit(rows: list[tuple[float, int, bool]]) -> None:
+    """Left out of the columns, or in them without a group, and with gaps in the ids: the same bits."""
+    x, ids, where = columns(rows)
+    inside = ids >= 0
+    reductions: list[Callable[..., Tensor]] = [levels.sum, levels.mean, levels.std, levels.min, levels.max,
+                                               levels.median, levels.rank, levels.softmax, levels.leave_one_out,
+                                               levels.normalize]  # fmt: skip
+    for reduce in reductions:
+        found = reduce(x, ids, where)
+        assert torch.equal(found[inside], reduce(x[inside], ids[inside], where[inside]))
+        assert torch.equal(found, reduce(x, torch.where(inside, 3 * ids + 7, -1), where))
+        assert torch.equal(found, reduce(x, ids, where)) and (found[~inside] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "reduce", [levels.sum, levels.mean, levels.std, levels.softmax, levels.leave_one_out, levels.normalize]
+)
+def test_gradients_reach_the_members_that_enter_and_no_others(reduce: Callable[..., Tensor]) -> None:
+    ids = torch.tensor([0, 1, 0, -1, 0, 1, 0, 1])
+    where = torch.tensor([True, True, True, True, False, True, True, True])
+    x = torch.tensor([1.0, 2.0, 4.0, 9.0, -3.0, 5.0, 6.5, 3.5], dtype=torch.float64, requires_grad=True)
+    entered = [i for i in range(8) if where[i] and ids[i] >= 0]
+
+    def of_entered(values: Tensor) -> Tensor:
+        return reduce(torch.zeros(8, dtype=torch.float64).index_put((torch.tensor(entered),), values), ids, where)[
+            entered
+        ]
+
+    assert torch.autograd.gradcheck(of_entered, x.detach()[entered].requires_grad_())
+    grad = torch.autograd.grad(reduce(x, ids, where)[entered].square().sum(), x)[0]
+    assert grad[[3, 4]].tolist() == [0.0, 0.0] and grad[entered].abs().max() > 0

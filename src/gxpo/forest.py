@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import GxpoError
-from gxpo.trees import begins_of, dense, last_before, mean_at, runs_of, sum_after, with_ancestors
+from gxpo.trees import begins_of, dense, last_before, mean_at, repeated, runs_of, sum_after, with_ancestors
 
 if TYPE_CHECKING:
     from gxpo.pack import Packed
@@ -320,7 +320,7 @@ class Forest:
     @cached_property
     def token_node(self) -> Tensor:
         """[T] the node that holds each stored token."""
-        return torch.repeat_interleave(torch.arange(self.n_nodes), self.first_token.diff())
+        return repeated(torch.arange(self.n_nodes), self.first_token.diff())
 
     def lengths(self) -> Tensor:
         """[R] int64: trainable action tokens of each trajectory. Refused where actions are text without ids."""

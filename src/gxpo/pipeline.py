@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,10 +148,12 @@ class Method:
                     f"{what} gave shape {tuple(x.shape)}; a forest of {sub.n_entries} "
                     "path tokens needs one value for each (use forest.to_path)"
                 )
-            bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: there is none at that token
-            if bool(bad.any()):
-                raise GxpoError(f"{what} gave {int(bad.sum())} values that are not finite")
-            out[name] = empty.index_copy(0, entries, x.detach().to(torch.float64))
+            if not (x.numel() and all(math.isfinite(float(end)) for end in x.aminmax())):  # nan comes through
+                bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token
+                if bool(bad.any()):
+                    raise GxpoError(f"{what} gave {int(bad.sum())} values that are not finite")
+            x = x.detach().to(torch.float64)
+            out[name] = x if sub is forest else empty.index_copy(0, entries, x)
         return out
 
     def token_weights(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import ACTION, COLUMNS, Forest
-from gxpo.trees import runs_of, scatter_blocks, with_ancestors
+from gxpo.trees import distinct, runs_of, scatter_blocks, with_ancestors
 
 
 def select(forest: Forest, rows: Tensor) -> Forest:
@@ -84,12 +84,13 @@ def flatten(forest: Forest) -> Forest:
 def _reached(forest: Forest, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """(owner, node) pairs that these need: their root paths, and the other contexts that those were sampled under."""
     owner, node = owner[node >= 0], node[node >= 0]
+    n = max(forest.n_nodes, 1)
     while True:
         owner, node = with_ancestors(forest.parent, owner, node)
         under = forest.sampled_under[node]
         more = torch.cat([node, under[under >= 0]])
         whose = torch.cat([owner, owner[under >= 0]])
-        if len(torch.unique(torch.stack([whose, more]), dim=1)[0]) == len(node):
+        if len(more) == len(node) or len(distinct(whose * n + more)) == len(node):
             return owner, node
         owner, node = whose, more
 

@@ -80,6 +80,16 @@ class LearnerSettings(_Section):
     value_lr: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="the value head's learning rate, as a multiple of update.lr"
     )
+    kernels: Literal["auto", "transformers"] = Field(
+        default="auto", description="auto: gxpo's own forward pass for the models that it knows"
+    )
+    products: Literal["auto", "native", "float32"] = Field(
+        default="auto", description="dtype of matrix products on CPUs; auto: float32 where bfloat16 is the slower one"
+    )
+    recompute: bool = Field(default=False, description="activation checkpointing: less memory, a third more time")
+    states: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the optimiser; bfloat16: no float32 copies, rounded at random"
+    )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0

@@ -23,10 +23,10 @@ def dense(keys: Tensor) -> Tensor:
     if high - low < 4 * len(column):
         seen = np.zeros(high - low + 1, dtype=bool)
         seen[column - low] = True
-        return torch.from_numpy((seen.cumsum() - 1)[column - low])
+        return torch.from_numpy((seen.cumsum(dtype=np.int64) - 1)[column - low])
     ordered, rows = _in_order(column, low, high)
     place = np.empty(len(column), dtype=np.int64)
-    place[rows] = _first_of_run(ordered).cumsum() - 1
+    place[rows] = _first_of_run(ordered).cumsum(dtype=np.int64) - 1
     return torch.from_numpy(place)
 
 
@@ -48,7 +48,7 @@ def place_in(ordered: Tensor, keys: Tensor) -> Tensor:
     asked = column[first]
     place = np.searchsorted(ordered.numpy(), asked).clip(max=len(ordered) - 1)
     place = np.where(ordered.numpy()[place] == asked, place, -1)
-    return torch.from_numpy(place[first.cumsum() - 1] if len(asked) < len(column) else place)
+    return torch.from_numpy(place[first.cumsum(dtype=np.int64) - 1] if len(asked) < len(column) else place)
 
 
 def _first_of_run(ordered: np.ndarray) -> np.ndarray:
@@ -145,8 +145,13 @@ def begins_of(owner: Tensor, n: int) -> Tensor:
 def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
     """Indices of the elements of each of `rows`, row after row, from where each row's elements begin."""
     sizes = begins.diff()[rows]
-    within = torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return torch.repeat_interleave(begins[rows], sizes) + within
+    shift = repeated(begins[rows] - (sizes.cumsum(0) - sizes), sizes)
+    return shift.add_(torch.arange(len(shift)))
+
+
+def repeated(x: Tensor, times: Tensor) -> Tensor:
+    """Each value (int64) as often as `times` says: `torch.repeat_interleave`, which takes several times as long."""
+    return torch.from_numpy(np.repeat(x.numpy(), times.numpy()))
 
 
 def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, wanted: tuple[Tensor, Tensor]) -> Tensor:

@@ -37,7 +37,6 @@ def test_rows_are_known_by_name_or_by_what_stands_above_them():
     [
         ("step", MACHINE, "rows of suite peer, not step"),
         ("peer", MACHINE | {"threads": 1}, "threads 2, which is 1 now"),
-        ("peer", MACHINE | {"peer": {"trl": "1"}}, "peer None"),
     ],
 )
 def test_rows_of_other_work_are_not_mixed_in(tmp_path, suite, machine, message):
@@ -47,6 +46,17 @@ def test_rows_of_other_work_are_not_mixed_in(tmp_path, suite, machine, message):
     with pytest.raises(ConfigError, match=message):
         Results.at(path, suite, machine)
     assert path.read_text() == before
+
+
+def test_what_only_the_rows_to_come_depend_on_is_noted(tmp_path):
+    path = tmp_path / "rows.json"
+    Results.at(path, "sample", MACHINE).add([{"name": "a", "ratio": 1.0}])
+    again = Results.at(path, "sample", MACHINE | {"vllm": "0.32"})
+    again.add([{"name": "vllm/a", "ratio": 1.0}])
+    assert Results.load(path).machine == MACHINE | {"vllm": "0.32"}
+    with pytest.raises(ConfigError, match=r"vllm 0\.32, which is 0\.33 now"):
+        Results.at(path, "sample", MACHINE | {"vllm": "0.33"})
+    assert Results.at(path, "sample", MACHINE).machine["vllm"] == "0.32"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"suite": "peer"}', '{"suite": "p", "machine": {}, "rows": 3}', "\xff"])

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback that samples from the engines' small Llama; settings say what it leaves out."""
+"""An OpenAI-compatible server on loopback that samples from a small Llama; settings say what it leaves out."""
 
 from __future__ import annotations
 

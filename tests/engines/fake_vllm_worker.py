@@ -1,6 +1,7 @@
 """A worker that does one thing wrong: `fake_vllm_worker.py WORKER FAULT SCORES LINE PARENT`.
 
-It needs the standard library alone. WORKER is the real program, whose messages it speaks; SCORES (JSON) is what it answers to `score`.
+It needs the standard library alone. WORKER is the real program, whose messages it speaks; SCORES (JSON) is what it
+answers to `score`.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def forwards(model, prompts, prefill_tokens):
         seen.append(tuple(kwargs["input_ids"].shape))
 
     hook = model.register_forward_hook(see, with_kwargs=True)
-    engine = TorchEngine(model, prefill_tokens=prefill_tokens)
+    engine = TorchEngine(model, prefill_tokens=prefill_tokens, kernels="transformers")
     engine.sample([ask(p, str(i)) for i, p in enumerate(prompts)], Sampling(max_new_tokens=1))
     hook.remove()
     return seen[1:]

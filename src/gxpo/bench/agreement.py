@@ -54,7 +54,7 @@ def rows(
         found = worker.round()["rows"]
     finally:
         worker.close()
-    return [{**row, "name": f"{case}/{row['name']}"} for row in found]
+    return [{**row, "name": f"{case}/{row['name']}", "tolerance": TOLERANCE} for row in found]
 
 
 def both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gxpo.bench import report, suites
+from gxpo.bench import pictures, report, suites
 from gxpo.bench.machine import cores
 from gxpo.bench.plan import Plan
 from gxpo.bench.results import Results
@@ -39,7 +39,7 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     Rows that were finished before something went wrong are shown, but as JSON nothing is.
     """
     if options.plot is not None:
-        report.check_picture(options.plot)
+        pictures.check(options.plot)
     if options.saved is not None:
         if suite is not None or names or options.out is not None:
             raise ConfigError("--from shows what a file holds: it goes with --json and --plot alone")
@@ -79,7 +79,7 @@ def _measured(suite: str, names: Sequence[str], options: Options, held: list[Res
 def _show(results: Results, options: Options) -> None:
     reads = _reads(results.suite)
     if options.plot is not None:
-        report.plot(results, options.plot, reads)
+        pictures.plot(results, options.plot, reads)
     if options.as_json:
         print(results.to_json())
     else:

@@ -1,4 +1,4 @@
-"""The same training step in gxpo and in TRL's GRPOTrainer: model, prompts, rewards, group size, lengths, dtype, threads.
+"""The same training step in gxpo and in TRL's GRPOTrainer: model, prompts, rewards, group size, lengths, dtype.
 
 8 prompts x 8 samples x 32 tokens of full length, AdamW on every parameter, one optimiser step on the batch. TRL runs at
 its fastest micro-batch of {4, 8, 16}, with its fused optimiser and without activation checkpointing.
@@ -14,6 +14,8 @@ from typing import Any
 
 PROMPTS, GROUP, NEW = 8, 8, 32
 LR = {"tiny": 1e-4, "smollm2": 1e-5}
+STATES = {"tiny": "float32", "smollm2": "bfloat16"}  # of the optimiser: TRL's are of the parameters' dtype
+MICROBATCH = 1024  # tokens; fewer cost speed, more cost memory
 DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
 
 
@@ -57,11 +59,14 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         "sampling.max_new_tokens": NEW,
         "update.lr": LR[model],
         "learner.dtype": DTYPE[model],
+        "learner.states": STATES[model],
+        "learner.tokens_per_microbatch": MICROBATCH,
         **(settings or {}),
     }
     resolved = config.resolve({k: Stated(v, "bench") for k, v in given.items()})
     trainer = Trainer(resolved, out=Path(folder) / "run", reward=reward)
-    trainer.engine.stop_ids = trainer.chat.stop_ids = ()
+    setattr(trainer.engine, "stop_ids", ())  # noqa: B010  # every sample has its full length, as TRL's min_new_tokens
+    trainer.chat.stop_ids = ()
 
     def step() -> dict[str, Any]:
         row = trainer.step()
@@ -79,9 +84,11 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
     def train(gate: Any) -> None:
         import torch
         import transformers
-        import trl
-        from datasets import Dataset
 
+        from gxpo.errors import need
+
+        trl: Any = need("trl", "trl")
+        datasets: Any = need("datasets", "trl")
         transformers.logging.set_verbosity_error()
         path = f"{folder}/{model}"
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -90,7 +97,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
             tokenizer.pad_token = tokenizer.eos_token
         policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, DTYPE[model]))
         prompts = PROMPTS * GROUP // group
-        data = Dataset.from_list([{"prompt": q} for q in questions(8 * prompts, length)])
+        data = datasets.Dataset.from_list([{"prompt": q} for q in questions(8 * prompts, length)])
         batch = prompts * group
         arguments = trl.GRPOConfig(
             output_dir=f"{folder}/trl",

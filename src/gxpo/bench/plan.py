@@ -66,7 +66,7 @@ class Plan:
         finally:
             worker.close()
         if used > runner.QUIET and not self.anyway:
-            raise runner.BenchError(runner._busy(f"while {name} was measured", used))
+            raise runner.BenchError(runner.busy(f"while {name} was measured", used))
         return found | {"others_cores": round(used, 3)}
 
 

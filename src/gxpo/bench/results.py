@@ -34,12 +34,14 @@ class Results:
         found = cls.load(path)
         if found.suite != suite:
             raise ConfigError(f"{path} holds rows of suite {found.suite}, not {suite}: give another --out")
-        for name, value in _plain(machine).items():
-            if found.machine.get(name) != value:
+        now = _plain(machine)
+        for name in sorted(now.keys() & found.machine.keys()):
+            if found.machine[name] != now[name]:
                 raise ConfigError(
-                    f"{path} was measured with {name} {found.machine.get(name)}, which is {value} now: give another "
+                    f"{path} was measured with {name} {found.machine[name]}, which is {now[name]} now: give another "
                     "--out"
                 )
+        found.machine = {**found.machine, **now}  # what only the rows to come depend on
         return found
 
     @classmethod

@@ -62,7 +62,7 @@ class Worker:
     def __init__(self, side: Side, threads: int) -> None:
         self.side = side
         environment = {**os.environ, **{name: str(threads) for name in THREADS}, "HF_HUB_OFFLINE": "1", **side.env}
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
         self.process = subprocess.Popen(
             [side.python or sys.executable, "-m", "gxpo.bench.worker"],
             stdin=subprocess.PIPE,
@@ -98,9 +98,13 @@ class Worker:
         return found
 
     def _last_words(self) -> str:
+        try:
+            status = self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            status = None
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
-        return lines[-1] if lines else f"exit status {self.process.poll()}"
+        return lines[-1] if lines else f"exit status {status}"
 
     def close(self) -> None:
         """Ends the process; one that does not end by itself is killed."""
@@ -123,7 +127,7 @@ def check_quiet(seconds: float = 1.0) -> None:
     time.sleep(seconds)
     used = others.cores(time.process_time() - own)
     if used > QUIET:
-        raise BenchError(_busy("now", used))
+        raise BenchError(busy("now", used))
 
 
 def measure(
@@ -147,7 +151,7 @@ def measure(
         used = others.cores(own)
         memory_floors = [worker.floor for worker in sides]
     if used > QUIET and not anyway:
-        raise BenchError(_busy(f"while {case.name} was measured", used))
+        raise BenchError(busy(f"while {case.name} was measured", used))
     return row_of(case, rounds, memory_floors, others=used)
 
 
@@ -174,7 +178,7 @@ def row_of(
     return row
 
 
-def _busy(when: str, used: float) -> str:
+def busy(when: str, used: float) -> str:
     return (
         f"the machine is not idle: other processes used {used:.2f} cores {when} (at most {QUIET} may). "
         "Nothing is reported; try again later, or --anyway to have it marked"

@@ -50,13 +50,13 @@ def _sample(plan: Plan) -> list[Entry]:
 def _update(plan: Plan) -> list[Entry]:
     from gxpo.bench.update import cases
 
-    return [of_case(case) for case in cases(plan.quick)]
+    return [of_case(case, case.own.arguments["model"]) for case in cases(str(plan.folder), plan.quick)]
 
 
 def _step(plan: Plan) -> list[Entry]:
     from gxpo.bench.update import step_cases
 
-    return [of_case(case) for case in step_cases(plan.quick)]
+    return [of_case(case, case.own.arguments["model"]) for case in step_cases(str(plan.folder), plan.quick)]
 
 
 def _peer(plan: Plan) -> list[Entry]:

@@ -99,9 +99,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Results [B, heads, Q, D] and logarithms of sums [B, heads, Q] (float32 at least) of q [B, heads, Q, D] on
     k, v [B, kv, K, D]; mask [B, 1, Q, K] is added to the scores."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
-    )
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
 
 
 def _backward(

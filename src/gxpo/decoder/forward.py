@@ -174,4 +174,3 @@ def mlp(module: Any, x: Tensor, product: torch.dtype) -> Tensor:
         weights = (own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight)
         return GatedMLP.apply(x, norm.weight, norm.variance_epsilon, product, *weights)
     return x + own(norm(x))
-

@@ -44,13 +44,13 @@ class Stepper:
         kind = {"dtype": self.product}
 
         def side_by_side(norm: Any, *maps: Any) -> Tensor | None:
-            if not (small and plain(*maps) and stock(norm, x)):
+            if not (small and plain(*maps) and (norm is None or stock(norm, x))):
                 return None
-            return torch.cat([each.weight.detach().to(**kind) for each in maps]).t()
+            return torch.cat([each.weight.detach().to(**kind) for each in maps]).t().contiguous()
 
         qkv = None if hasattr(a, "q_norm") else side_by_side(module.input_layernorm, a.q_proj, a.k_proj, a.v_proj)
         inner = side_by_side(module.post_attention_layernorm, m.gate_proj, m.up_proj)
-        out, down = (each.weight.detach().to(**kind).t() if plain(each) else None for each in (a.o_proj, m.down_proj))
+        out, down = (side_by_side(None, each) for each in (a.o_proj, m.down_proj))
         return Weights(qkv, out, inner, down)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Stepper:
     def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
         """[n, H] after layer i, from its input and what it attended to [n, heads * D]."""
         module, w = self.decoder.layers[i], self.layers[i]
-        if w.out is None:
+        if w.out is None:  # no copies, or adapters
             x = add_linear(module.self_attn.o_proj, x, attended, self.product)
         else:
             x = torch.addmm(x.to(self.product), attended.to(self.product), w.out).to(x.dtype)
@@ -83,7 +83,7 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Prompts:
-    """C prompts, right-aligned: keys and values of each layer [C, kv, columns, D] and which columns count [C, columns]."""
+    """C prompts, right-aligned: of each layer keys and values [C, kv, columns, D]; mask [C, columns]: which count."""
 
     layers: list[tuple[Tensor, Tensor]]
     mask: Tensor
@@ -119,16 +119,14 @@ class Branches:
         left, renamed = torch.unique(owner, return_inverse=True)
         if left.numel() < prompts.mask.shape[0]:
             prompts, owner = prompts.select(left), renamed
-        return replace(
-            self, prompts=prompts, owner=owner, logits=self.logits[rows], own=[x[rows] for x in self.own]
-        )
+        return replace(self, prompts=prompts, owner=owner, logits=self.logits[rows], own=[x[rows] for x in self.own])
 
-    def columns(self, row: int, length: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
-        """Copies of keys and values [kv, tokens, D] of a sample: of the last `length` columns of its prompt, and on."""
-        prompt, drawn, out = int(self.owner[row]), tokens - length, []
+    def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
+        whose, drawn, out = int(self.owner[row]), tokens - prompt, []
         for (keys, values), own in zip(self.prompts.layers, self.own, strict=True):
             both = own[row, :drawn].transpose(0, 1).chunk(2, 0)
-            parts = [x[prompt, :, x.shape[2] - length :] for x in (keys, values)]
+            parts = [x[whose, :, x.shape[2] - prompt :] for x in (keys, values)]
             out.append(tuple(torch.cat(pair, 1) for pair in zip(parts, both, strict=True)))
         return out
 

@@ -16,6 +16,7 @@ from gxpo.protocols import Completion, Sampling
 
 KEEP_UNTIL = 7 / 8  # rows still running, of those in the batch, below which the finished ones are taken out
 
+
 class Batch(Protocol):
     """Samples between two tokens."""
 
@@ -81,9 +82,7 @@ class Drawn:
         return support
 
 
-def decode(
-    state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave
-) -> Drawn:
+def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave) -> Drawn:
     """Draws until every row is done or out of uniforms; streams [n, longest] float64.
 
     `leave` is called once for every sample, when it is done and before its row is taken out of the batch. The cache

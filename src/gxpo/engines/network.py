@@ -19,8 +19,8 @@ GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a contex
 
 @dataclass(frozen=True)
 class State:
-    """A batch between two tokens: next-token logits [n, V], cache, mask [n, columns so far] of what counts, and how many
-    columns hold the prompts.
+    """A batch between two tokens: next-token logits [n, V], cache, mask [n, columns so far] of what counts, and how
+    many columns hold the prompts.
 
     What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
     """

@@ -70,7 +70,7 @@ class VllmEngine:
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.model, self.tokenizer, self.policy = model, tokenizer, policy
-        self._network = Network(model, next(model.parameters()).device)
+        self._network = Network(model, next(model.parameters()).device, kernels="transformers")
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self._network.end_ids(tokenizer)
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = 0
@@ -99,6 +99,9 @@ class VllmEngine:
         """The model's configuration and tokenizer, as a directory; no weights."""
         config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
         config["dtype"] = str(self._dtype).removeprefix("torch.")
+        rotary = config.get("rope_parameters") or {}
+        if "rope_theta" in rotary:  # where transformers before 5 looks for it
+            config["rope_theta"] = rotary["rope_theta"]
         (folder / "config.json").write_text(json.dumps(config, default=str))
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)

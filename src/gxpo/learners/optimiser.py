@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.learners import parallel
+from gxpo.learners.rounded import RoundedAdamW
 from gxpo.learners.schedule import Schedule
 
+States = Literal["float32", "bfloat16"]
 STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -19,8 +22,8 @@ class Optimiser:
     """AdamW (Loshchilov & Hutter, 2019) on matrices with decay, on vectors (norms, biases) without.
 
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
-    micro-batches. `max_grad_norm` of None or <= 0 leaves gradients as they are. `multiples`: prefix of names -> the
-    multiple of the learning rate at which these parameters move.
+    micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
+    gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Optimiser:
         max_grad_norm: float | None = 1.0,
         schedule: Schedule | None = None,
         multiples: Mapping[str, float] | None = None,
+        states: States = "float32",
     ) -> None:
         if not named:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
@@ -41,14 +45,22 @@ class Optimiser:
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
         self.moved: float | None = None  # share of low-precision parameters that the last step changed; None: has none
-        self._full = {name: self._full_precision(p) for name, p in self.named.items()}
+        rounds = states == "bfloat16"
+        if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
+            raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
+        self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
         groups: dict[tuple[float, float], list[Tensor]] = {}
         for name, p in self._full.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
             groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple), []).append(p)
         self._multiples = [multiple for _, multiple in groups]
         by_group = [{"params": params, "weight_decay": decay} for (decay, _), params in groups.items()]
-        self._adamw = torch.optim.AdamW(by_group, lr=lr, betas=betas, eps=eps)
+        device = next(iter(self._full.values())).device.type
+        self._adamw: Any = (
+            RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
+            if rounds
+            else torch.optim.AdamW(by_group, lr=lr, betas=betas, eps=eps, fused=device in ("cpu", "cuda"))
+        )
 
     @staticmethod
     def _full_precision(p: nn.Parameter) -> nn.Parameter:
@@ -98,12 +110,13 @@ class Optimiser:
                 f"the gradient is not finite (first in {worst}), no step was taken: "
                 "look for infinite log-ratios or advantages, or lower update.lr"
             )
-        if self.max_grad_norm is not None and self.max_grad_norm > 0:
-            total = torch.tensor(norm)
-            torch.nn.utils.clip_grads_with_norm_(list(self._full.values()), self.max_grad_norm, total)
+        if self.max_grad_norm is not None and 0 < self.max_grad_norm < norm:
+            for g in gradients.values():
+                g.mul_(self.max_grad_norm / (norm + 1e-6))
         for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
             group["lr"] = multiple * self.current_lr
         self._adamw.step()
+        torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
         self.steps += 1
         self._write_back()
         return norm
@@ -116,7 +129,7 @@ class Optimiser:
                 full = self._full[name]
                 if full is not p:
                     rounded = full.to(p.dtype)
-                    changed += int((rounded != p).sum())
+                    changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
                     total += p.numel()
                     p.copy_(rounded)
         self.moved = changed / total if total else None

@@ -27,9 +27,15 @@ class Readout:
     """
 
     def __init__(
-        self, causal: Any, *, split: bool | None = None, kernels: Kernels = "auto", products: Products = "auto"
+        self,
+        causal: Any,
+        *,
+        split: bool | None = None,
+        kernels: Kernels = "auto",
+        products: Products = "auto",
+        recompute: bool = False,
     ) -> None:
-        self.causal = causal
+        self.causal, self._trains_layers = causal, False
         self.name = type(causal).__name__
         config = causal.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
@@ -45,7 +51,19 @@ class Readout:
                 "lower learner.tokens_per_microbatch if memory runs out",
                 stacklevel=2,
             )
-        self.decoder = Decoder.of(causal, products=products) if kernels == "auto" and self.split else None
+        self.decoder = (
+            Decoder.of(causal, products=products, recompute=recompute) if kernels == "auto" and self.split else None
+        )
+        if recompute and self.decoder is None:
+            self._checkpoint_layers()
+
+    def _checkpoint_layers(self) -> None:
+        """Makes the model of transformers compute its layers again in the backward pass; it does so in training mode
+        alone, in which it differs by nothing else: there is no dropout."""
+        if not getattr(self.causal, "supports_gradient_checkpointing", False):
+            raise ModelError(f"{self.name} can't recompute its layers: leave learner.recompute out")
+        self.causal.gradient_checkpointing_enable({"use_reentrant": False})
+        self._trains_layers = True
 
     @property
     def width(self) -> int:
@@ -55,6 +73,8 @@ class Readout:
     def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
         """[B, L, H] hidden states after a layer (-1: the last; without a split: [B, L, V] logits) of tokens [B, L] at
         positions [B, L]."""
+        if self._trains_layers:
+            self.causal.train(torch.is_grad_enabled())
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
         if self.split:
             assert self._backbone is not None

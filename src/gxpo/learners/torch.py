@@ -19,7 +19,7 @@ from gxpo.learners import accumulate, parallel
 from gxpo.learners.architecture import additive, why_flat
 from gxpo.learners.base import InProcess
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.optimiser import Optimiser
+from gxpo.learners.optimiser import Optimiser, States
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.schedule import Schedule
@@ -46,6 +46,8 @@ class TorchLearner(InProcess):
     logits_at_once  how many logits are held at a time
     kernels   "auto": the forward pass of `gxpo.decoder` for the models that it knows; "transformers": theirs for all
     products  dtype in which that multiplies matrices (see `gxpo.decoder.forward.Decoder`)
+    recompute hold one hidden state a token and layer in an update, and compute what lies between them again
+    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `gxpo.learners.rounded`)
 
     With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
     share the micro-batches, and every process takes the same step.
@@ -75,14 +77,22 @@ class TorchLearner(InProcess):
         logits_at_once: int = 2**24,
         kernels: Kernels = "auto",
         products: Products = "auto",
+        recompute: bool = False,
+        states: States = "float32",
     ) -> None:
-        self._moves = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        self._moves: dict[str, Any] = {
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm,
+            "states": states,
+        }
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
         self.device, self.lora = torch.device(device), lora
         self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
         self.model = _prepared(model, self.device, dtype)
-        self._kernels: dict[str, Any] = {"kernels": kernels, "products": products}
+        self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
         self._readout = Readout(self.model, **self._kernels)
         self.layout: Layout = _layout_for(self._readout, layout)
         self._reference: Readout | None = None
@@ -114,6 +124,7 @@ class TorchLearner(InProcess):
             eps=eps,
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
+            states=states,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 

@@ -47,7 +47,15 @@ def engine_of(
     if choice.engine == "torch":
         if options and asked == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
-        return TorchEngine(learner.model, tokenizer, device=device, batch_rows=rows, acting=learner.acting)
+        return TorchEngine(
+            learner.model,
+            tokenizer,
+            device=device,
+            batch_rows=rows,
+            acting=learner.acting,
+            kernels=s.learner.kernels,
+            products=s.learner.products,
+        )
     try:
         return VllmEngine(
             learner.model,

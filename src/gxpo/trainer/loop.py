@@ -181,7 +181,7 @@ class Trainer:
     def _alarms(self, bound: BoundLearner, lr: float) -> None:
         """Warnings about sampler and learner disagreeing, and about steps too small for the precision."""
         moved = [i.moved for i in bound.infos if i.moved is not None]
-        if bound.sampler_gap > GAP_ALARM[not moved]:
+        if bound.sampler_gap > GAP_ALARM[self.settings.learner.dtype != "bfloat16"]:
             warnings.warn(
                 f"step {self.step_number}: the sampler's and the learner's log-probs of a token differ by "
                 f"{bound.sampler_gap:.2g} nats",

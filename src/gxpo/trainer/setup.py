@@ -121,6 +121,10 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         lora=lora_settings(s),
         value_head=method.has_value_head,
         value_lr=s.learner.value_lr,
+        kernels=s.learner.kernels,
+        products=s.learner.products,
+        recompute=s.learner.recompute,
+        states=s.learner.states,
         policies=getattr(method.rollout, "policies", None),
     )
     engine = engine_of(s, learner, loaded.tokenizer, device, sampling_of(s), notify)

@@ -1,0 +1,231 @@
+"""What the vLLM engine does, measured: `python scripts/check_vllm.py --python VLLM_PYTHON [--dtype bfloat16]`.
+
+Prints, for SmolLM2-135M: how far vLLM's log-probs are from the learner's; that an update reaches what is sampled, with
+a prompt that vLLM had in its prefix cache; that an answer of old weights is refused; whether the same call gives the
+same tokens; and tokens a second, the engine and vLLM alone taking turns. Exit status 1 where a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+from gxpo import models
+from gxpo.engines.remote_requests import seed_of
+from gxpo.engines.vllm import VllmEngine
+from gxpo.engines.vllm_process import GIVEN
+from gxpo.errors import ModelError
+from gxpo.protocols import Completion, Request, Sampling, StreamKey
+
+CLOSE = {"float32": 1e-3, "bfloat16": 1.0}  # nats at one token; in bfloat16 logits are steps of an eighth
+SETTINGS = (
+    Sampling(max_new_tokens=32),
+    Sampling(temperature=0.7, max_new_tokens=32),
+    Sampling(top_k=20, max_new_tokens=32),
+    Sampling(top_k=50, top_p=0.9, max_new_tokens=32),
+)
+ALONE = """
+import json, sys, time
+from vllm import LLM, SamplingParams
+given = json.loads(sys.stdin.readline())
+llm = LLM(**given["arguments"])
+print("ready", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    llm.reset_prefix_cache()
+    began = time.perf_counter()
+    if asked["plain"]:  # as fast as it goes: several samples of a prompt, no seeds, no log-probs
+        params = SamplingParams(n=asked["group"], max_tokens=asked["new"], ignore_eos=True, detokenize=False)
+        out = llm.generate([{"prompt_token_ids": p} for p in asked["prompts"]], params, use_tqdm=False)
+    else:  # what the engine asks for
+        params = [SamplingParams(seed=s, max_tokens=asked["new"], ignore_eos=True, detokenize=False, logprobs=0)
+                  for s in asked["seeds"]]
+        prompts = [{"prompt_token_ids": p} for p in asked["prompts"] for _ in range(asked["group"])]
+        out = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    print(json.dumps([seconds, sum(len(c.token_ids) for o in out for c in o.outputs)]), flush=True)
+"""
+
+
+class Alone:
+    """vLLM by itself, in a process."""
+
+    def __init__(self, python: str, folder: str, dtype: str) -> None:
+        environment = {**GIVEN, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+        self.process = subprocess.Popen(
+            [python, "-I", "-c", ALONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        arguments = {
+            "model": folder, "dtype": dtype, "max_model_len": 2048, "enforce_eager": True, "max_num_seqs": 256,
+            "skip_tokenizer_init": True, "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs",
+        }  # fmt: skip
+        self._say({"arguments": arguments})
+        while self._line() != "ready":
+            pass
+
+    def _say(self, line: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("vLLM alone ended")
+        return line.strip()
+
+    def rate(self, asked: dict[str, Any]) -> float:
+        """Tokens a second."""
+        self._say(asked)
+        line = self._line()
+        while not line.startswith("["):
+            line = self._line()
+        seconds, tokens = json.loads(line)
+        return tokens / seconds
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@torch.no_grad()
+def gaps(model: Any, prompt: tuple[int, ...], c: Completion, temperature: float) -> torch.Tensor:
+    """How far the log-probs of a completion are from the learner's, in nats."""
+    tokens = torch.tensor([[*prompt, *c.tokens]])
+    logits = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].float() / temperature
+    if c.support is not None:
+        support = torch.from_numpy(c.support)
+        allowed = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool)
+        allowed.scatter_(1, support.masked_fill(support < 0, logits.shape[1]), True)
+        logits = logits.masked_fill(~allowed[:, :-1], -torch.inf)
+    own = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None]).squeeze(1)
+    return (own - torch.tensor(c.logprobs)).abs()
+
+
+def compared(engine: VllmEngine, requests: list[Request], sampling: Sampling) -> torch.Tensor:
+    answered = engine.sample(requests, sampling)
+    pairs = [(r.prompt, c) for r, group in zip(requests, answered, strict=True) for c in group]
+    return torch.cat([gaps(engine.model, prompt, c, sampling.temperature or 1.0) for prompt, c in pairs])
+
+
+def check(name: str, good: bool, said: str) -> bool:
+    print(f"{'ok  ' if good else 'FAIL'} {name}: {said}", flush=True)
+    return good
+
+
+def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bool:
+    """What must hold; said line by line."""
+    good = True
+
+    def asked(step: int, samples: int = 4) -> list[Request]:
+        return [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(samples))) for i, p in enumerate(prompts)]
+
+    for s in SETTINGS:
+        found = compared(engine, asked(1), s)
+        words = f"T={s.temperature:g} top_k={s.top_k} top_p={s.top_p:g}"
+        good &= check(
+            f"log-probs, {words}",
+            float(found.max()) < CLOSE[dtype],
+            f"max {float(found.max()):.2e}, mean {float(found.mean()):.2e} nats over {found.numel()} tokens",
+        )
+    once, again = engine.sample(asked(1), SETTINGS[0]), engine.sample(asked(1), SETTINGS[0])
+    same = sum(a.tokens == b.tokens for x, y in zip(once, again, strict=True) for a, b in zip(x, y, strict=True))
+    print(f"     the same call again gives the same tokens in {same} of {4 * len(prompts)} samples")
+    reused = engine.reused_tokens
+    before = engine.sample(asked(1), SETTINGS[0])
+    cached = engine.reused_tokens - reused
+    kept = [p.detach().clone() for p in engine.model.parameters()]
+    with torch.no_grad():
+        for p in engine.model.parameters():
+            p.add_(torch.randn_like(p) * p.float().std() * 0.05)
+    found = compared(engine, asked(1), SETTINGS[0])
+    old = torch.cat([gaps(engine.model, p, c, 1.0) for p, group in zip(prompts, before, strict=True) for c in group])
+    good &= check(
+        "prefix cache after an update",
+        float(found.max()) < CLOSE[dtype] < float(old.max()),
+        f"{cached} prompt tokens were cached; after the update max {float(found.max()):.2e} nats from the new weights' "
+        f"log-probs (samples from before: {float(old.max()):.2e})",
+    )
+    with torch.no_grad():
+        for p, x in zip(engine.model.parameters(), kept, strict=True):
+            p.copy_(x)
+    began = time.perf_counter()
+    engine._send()
+    print(f"     an update takes {time.perf_counter() - began:.2f} s")
+    engine._stamp += 1
+    try:
+        engine._process.ask({"do": "sample", "stamp": engine._stamp})
+        said = "was answered"
+    except ModelError as error:
+        said = str(error)
+    engine._stamp -= 1
+    return check("an answer of other weights is refused", "weights are of stamp" in said, said) and good
+
+
+def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int, length: int) -> None:
+    """The engine and vLLM alone, taking turns."""
+    group, new, count = 8, 32, 8
+    prompts = [tuple((i * 7919 + j * 104729 + 11) % 40000 + 3 for j in range(length)) for i in range(count)]
+    alone = Alone(python, folder, dtype)
+    held, engine.stop_ids = engine.stop_ids, ()
+    rates: dict[str, list[float]] = {"engine": [], "vllm, same samples": [], "vllm, plain": []}
+    for turn in range(rounds + 1):
+        keys = [[StreamKey(0, turn, str(i), a) for a in range(group)] for i in range(count)]
+        requests = [Request(p, tuple(k)) for p, k in zip(prompts, keys, strict=True)]
+        asked = {"prompts": prompts, "group": group, "new": new, "seeds": [seed_of(k) for row in keys for k in row]}
+        engine._sent = None  # an update outside the clock empties the cache, as `alone` empties its own
+        engine._send()
+        began = time.perf_counter()
+        answered = engine.sample(requests, Sampling(max_new_tokens=new))
+        own = sum(len(c.tokens) for g in answered for c in g) / (time.perf_counter() - began)
+        others = [alone.rate({**asked, "plain": plain}) for plain in (False, True)]
+        if turn:  # the first is warm-up
+            for name, rate in zip(rates, (own, *others), strict=True):
+                rates[name].append(rate)
+    engine.stop_ids = held
+    alone.close()
+    print(f"     tokens/s, {count} prompts of {length} x {group} samples x {new}, {rounds} rounds, "
+          f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    for name, found in rates.items():
+        ratios = [a / b for a, b in zip(rates["engine"], found, strict=True)]
+        print(f"     {name:20s} {median(found):7.1f}   engine / this: median {median(ratios):.3f}, "
+              f"{min(ratios):.3f} to {max(ratios):.3f}", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # it has one
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has vLLM")
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(CLOSE))
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison of speed; 0 leaves it out")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a prompt")
+    given = parser.parse_args()
+    loaded = models.load("smollm2-135m", task="arithmetic", dtype=given.dtype)
+    texts = ("The capital of France is the city of", "Once upon a time there was a small dragon that " * 5)
+    prompts = [tuple(loaded.tokenizer.encode(text)) for text in texts]
+    engine = VllmEngine(
+        loaded.model, loaded.tokenizer, python=given.python, arguments={"max_model_len": 2048}, notify=print
+    )
+    try:
+        good = checks(engine, prompts, given.dtype)
+        if given.rounds:
+            with tempfile.TemporaryDirectory() as folder:
+                loaded.model.save_pretrained(folder)
+                speed(engine, given.python, folder, given.dtype, given.rounds, given.length)
+    finally:
+        engine.close()
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

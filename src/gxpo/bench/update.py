@@ -1,0 +1,189 @@
+"""Updates and whole steps: against a bare forward and backward pass, and what each optimisation buys alone.
+
+Rows `bare/...` and `two_pass/...`: the same unique tokens in rows of the same length through transformers, with the
+log-probabilities of as many tokens. Every other row switches one thing off on the other side.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gxpo.bench.peer import DTYPE, GROUP, LR, MICROBATCH, NEW, PROMPTS, STATES
+from gxpo.bench.runner import Case, Side
+
+Round = Callable[[], dict[str, Any]]
+HERE = "gxpo.bench.update:"
+SIZES = {"tiny": (16, 256), "smollm2": (16, 256)}
+UNIQUE = (1, 2, 4, 8, 16, 32)  # groups of 544 stored tokens: 544 to 17,408 of them
+
+
+# ---------------------------------------------------------------- the two sides
+def forest_of(vocabulary: int, length: int, prompts: int = PROMPTS, group: int = GROUP, new: int = NEW) -> Any:
+    """Groups of random tokens whose rewards differ."""
+    import torch
+
+    from gxpo import Forest
+
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, vocabulary, (n,), generator=draw).tolist()
+
+    return Forest.from_completions(
+        [ids(length) for _ in range(prompts)],
+        [[ids(new) for _ in range(group)] for _ in range(prompts)],
+        [[float(i % 3) for i in range(group)] for _ in range(prompts)],
+    )
+
+
+def learner_update(
+    model: str,
+    length: int,
+    folder: str,
+    prompts: int = PROMPTS,
+    group: int = GROUP,
+    new: int = NEW,
+    settings: Mapping[str, Any] | None = None,
+    two_pass: bool = False,
+    silent: int = 0,
+    skip: bool = True,
+    optimise: bool = False,
+) -> Round:
+    """GRPO's gradient (and, with `optimise`, the step) by the learner; `settings` are arguments of `TorchLearner`.
+
+    silent  groups without a signal, which `skip` leaves out
+    """
+    import torch
+
+    from gxpo import models
+    from gxpo.learners.torch import TorchLearner
+
+    loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
+    given = {"tokens_per_microbatch": MICROBATCH, "states": STATES[model], **(settings or {})}
+    learner = TorchLearner(loaded, lr=LR[model], **given)
+    forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
+    heard = (forest.group >= silent)[forest.path_trajectory]
+    credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64) * heard
+
+    def loss(x: Mapping[str, Any]) -> Any:
+        ratio = (x["logprob"] - x["logprob"].detach()).exp()
+        return -(ratio * credit).sum() / forest.n_entries
+
+    def run() -> dict[str, Any]:
+        arguments: dict[str, Any] = {"active": heard if skip else None}
+        if optimise:
+            info = learner.step(forest, loss, **arguments)
+            return {"tokens": info.tokens_forward, "microbatches": info.microbatches}
+        learner._accumulate(forest, loss, ("logprob",), "token", arguments["active"], None, two_pass or None)
+        learner.optimiser.zero()
+        return {"tokens": forest.n_tokens}
+
+    return run
+
+
+def bare_update(
+    model: str, length: int, folder: str, prompts: int = PROMPTS, group: int = GROUP, new: int = NEW
+) -> Round:
+    """Forward and backward of transformers on rows as long as a tree, log-probabilities of as many tokens read."""
+    import torch
+
+    from gxpo import models
+
+    policy = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
+    width = length + group * new
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, policy.config.vocab_size, (prompts, width), generator=draw)
+    rows_at_once = max(1, MICROBATCH // width)
+
+    def run() -> dict[str, Any]:
+        for rows in tokens.split(rows_at_once):
+            states = policy.model(input_ids=rows, use_cache=False).last_hidden_state[:, length - 1 : -1]
+            logits = policy.lm_head(states).flatten(0, 1).float()
+            torch.nn.functional.cross_entropy(logits, rows[:, length:].flatten(), reduction="sum").backward()
+        policy.zero_grad()
+        return {"tokens": tokens.numel()}
+
+    return run
+
+
+# ---------------------------------------------------------------- cases
+def cases(folder: str, quick: bool = False) -> list[Case]:
+    """The rows of suite `update`; `folder` holds the models."""
+    found: list[Case] = []
+    for model, lengths in (("tiny", (16,)),) if quick else SIZES.items():
+        rounds = 9 if model == "tiny" else 3
+        for length in lengths:
+            place = f"{model}/{length}"
+            work = {"model": model, "length": length, "folder": folder}
+            bare = Side("bare", HERE + "bare_update", work)
+
+            def ours(name: str, target: str = HERE + "learner_update", work: Any = work, **more: Any) -> Side:
+                return Side(name, target, {**work, **more})
+
+            found.append(Case(f"bare/{place}", ours("learner"), bare, rounds))
+            found.append(Case(f"two_pass/{place}", ours("learner", two_pass=True), bare, rounds))
+            switches: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+                "packed": ({}, {"settings": {"layout": "flat"}}),
+                "kernels": ({}, {"settings": {"kernels": "transformers"}}),
+                "recompute": ({"settings": {"recompute": True}}, {}),
+                "skip": ({"silent": PROMPTS // 2}, {"silent": PROMPTS // 2, "skip": False}),
+                "one_pass": ({}, {"two_pass": True}),
+                "chunks": ({}, {"settings": {"logits_at_once": 1 << 62}}),
+                "microbatch": ({}, {"settings": {"tokens_per_microbatch": 1 << 20}}),
+            }
+            if model == "smollm2":
+                switches["products"] = ({}, {"settings": {"products": "native"}})
+                switches["states"] = ({"optimise": True}, {"optimise": True, "settings": {"states": "float32"}})
+            for name, (on, off) in switches.items():
+                found.append(Case(f"{name}/{place}", ours("on", **on), ours("off", **off), rounds))
+    for groups in UNIQUE[:2] if quick else UNIQUE:
+        work = {"model": "tiny", "length": 32, "folder": folder, "prompts": groups, "group": 16}
+        own = Side("learner", HERE + "learner_update", work | {"settings": {"tokens_per_microbatch": 4096}})
+        name = f"unique/{groups * 544}"
+        bare = Side("bare", HERE + "bare_update", work)
+        found.append(Case(name, own, bare, 5, figures={"unique_tokens": groups * 544}))
+    work = {"model": "tiny", "length": 64, "folder": folder, "prompts": 1, "group": 8 if quick else 64, "new": 250}
+    found.append(
+        Case(
+            "long_tree/tiny/16064" if not quick else "long_tree/tiny/2064",
+            Side("on", HERE + "learner_update", work | {"settings": {"tokens_per_microbatch": 1 << 17}}),
+            Side("off", HERE + "learner_update", work | {"settings": {"kernels": "transformers"}}),
+            2,
+            figures={"note": "one tree in one row without a mask, against rows of at most 8,192 tokens with one"},
+        )
+    )
+    return found
+
+
+def trainer_step(model: str, length: int, folder: str, settings: Mapping[str, Any] | None = None) -> Round:
+    """A whole step of the trainer, as in suite `peer`."""
+    from gxpo.bench.peer import gxpo_step
+
+    step = gxpo_step(model, length, GROUP, folder, settings)
+
+    def run() -> dict[str, Any]:
+        gc.collect()
+        return step()
+
+    return run
+
+
+def step_cases(folder: str, quick: bool = False) -> list[Case]:
+    """The rows of suite `step`."""
+    switches: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "kernels": ({}, {"learner.kernels": "transformers"}),
+        "packed": ({}, {"learner.layout": "flat"}),
+        "no_reference": ({}, {"objective.kl.coef": 1e-3}),
+    }
+    found = []
+    for model, lengths in (("tiny", (16,)),) if quick else SIZES.items():
+        for length in lengths:
+            work = {"model": model, "length": length, "folder": folder}
+            rounds = 9 if model == "tiny" else 3
+            for name, (on, off) in switches.items():
+                own = Side("on", HERE + "trainer_step", work | {"settings": on})
+                other = Side("off", HERE + "trainer_step", work | {"settings": off})
+                found.append(Case(f"{name}/{model}/{length}", own, other, rounds))
+    return found
