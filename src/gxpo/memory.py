@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -24,3 +27,55 @@ def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
         ):
             raise
         raise ModelError(f"out of memory while {doing}: lower {remedy} ({said})") from error
+
+
+# ---------------------------------------------------------------- the heap of glibc
+KEEP = 64 << 20  # bytes of a block up to which a freed one stays with the process, to be used again without page faults
+IDLE = 256 << 20  # bytes of freed blocks above which they are given back between the phases of a step
+
+
+@cache
+def _glibc() -> Any:
+    """The C library, where it is glibc; None elsewhere."""
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        library.mallinfo2.restype = _Heap
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+class _Heap(ctypes.Structure):
+    """What glibc says of its heap (mallinfo2)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def reuse_freed() -> None:
+    """Lets freed blocks of up to `KEEP` bytes stay with this process: a step asks for the same ones again.
+
+    Without it the kernel hands out, and zeroes, the pages of every larger tensor anew. Does nothing without glibc.
+    """
+    if (library := _glibc()) is not None:
+        library.mallopt(-3, KEEP)  # M_MMAP_THRESHOLD
+        library.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+def give_back() -> None:
+    """Returns freed blocks to the system if they are more than `IDLE` bytes; does nothing without glibc."""
+    if (library := _glibc()) is not None and library.mallinfo2().fordblks > IDLE:
+        library.malloc_trim(0)

@@ -32,11 +32,13 @@ def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
     if how.raw:
         raw = logits[len(body["prompt"]) - 1 : -1].log_softmax(-1)
         own = [float(raw[i, t]) for i, t in enumerate(out.token_ids)]
+        top = [row.topk(body["logprobs"]).indices.tolist() for row in raw]
+        out.logprobs = [{t: SimpleNamespace(logprob=float(raw[i, t])) for t in ids} for i, ids in enumerate(top)]
     name = (lambda t: f"token_id:{t}") if how.ids == "written" or how.ids == "both" else (lambda t: f"<{t}>")
     choice = {
         "index": 0,
         "text": how.tokenizer.decode(out.token_ids),
-        "finish_reason": out.finish_reason,
+        "finish_reason": how.finish or out.finish_reason,
         "logprobs": {
             "tokens": [name(t) for t in out.token_ids],
             "token_logprobs": own if how.logprobs else [None] * len(own),
@@ -54,11 +56,12 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
 
     ids       "both" | "written" (as token_id:N only) | "none"
     logprobs  whether it gives any;   raw  from before temperature and top-k;   before  ids that it puts first
+    finish    reason that every sample is said to have ended for
     failing   status of every answer;   drops  connections to close without an answer
     """
     how = SimpleNamespace(
         model=llama(), tokenizer=letters(), ids="both", logprobs=True, raw=False, before=[], failing=None, drops=0,
-        models=["letters"], asked=[],
+        finish=None, models=["letters"], asked=[],
     )  # fmt: skip
     how.__dict__.update(settings)
     lock = threading.Lock()

@@ -65,7 +65,7 @@ while True:
         samples += 1
         stamp = header["stamp"] - (fault == "stale" and samples == 2)
         n = len(arrays["seeds"])
-        said = {"stamp": stamp, "finish": ["length"] * n, "reused": 0, "read": n}
+        said = {"stamp": stamp, "finish": ["abort" if fault == "aborts" else "length"] * n, "reused": 0, "read": n}
         import array
 
         ones, zeros = array.array("i", [1] * n), array.array("f", [0.0] * n)

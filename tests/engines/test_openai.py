@@ -69,6 +69,7 @@ def test_stop_strings_and_greedy(server):
         ({"ids": "none"}, "answers in text without token ids"),
         ({"logprobs": False}, "no log-prob for every token"),
         ({"before": [3]}, "other tokens than the prompt"),
+        ({"finish": "abort"}, "gave up a sample .finish_reason 'abort'."),
         ({"failing": 500}, "answers 500: .*no.*room"),
     ],
 )

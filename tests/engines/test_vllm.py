@@ -179,6 +179,7 @@ def test_an_update_that_did_not_arrive_is_an_error(fault, words):
         ("error", "failed to sample: ValueError: no room for so many tokens"),
         ("killed", "ended while asked to sample: signal SIGKILL"),
         ("nonsense", "no answer"),
+        ("aborts", "gave up a sample .abort."),
     ],
 )
 def test_failures_are_told_in_a_line(fault, words):

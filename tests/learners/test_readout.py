@@ -89,7 +89,7 @@ def test_what_the_engine_sampled_has_the_same_logprobs_here(sampling, layout):
     )
     learner = TorchLearner(model, lr=0.0, layout=layout, tokens_per_microbatch=40)
     difference = learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob
-    assert float(difference.abs().max()) < 1e-6 * 4
+    assert float(difference.abs().max()) < 1e-5  # float32 sums of token by token and of all at once, logits up to 10
     if sampling.truncated_support:
         with pytest.raises(ModelError, match="allowed ids are not stored"):
             learner.outputs(forest.replace(extras={}))

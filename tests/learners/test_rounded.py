@@ -76,5 +76,5 @@ def test_the_same_steps_are_the_same_to_the_bit_and_go_on_from_a_checkpoint():
 
 
 def test_float32_parameters_have_nothing_to_save():
-    with pytest.raises(ModelError, match="needs learner.dtype=bfloat16"):
+    with pytest.raises(ModelError, match=r"needs learner\.dtype=bfloat16"):
         TorchLearner(small_llama(), lr=1e-2, states="bfloat16")

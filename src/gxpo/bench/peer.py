@@ -56,6 +56,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         "rollout.group_size": group,
         "tasks.per_step": prompts,
         "chat.template": "none",
+        "sampling.engine": "torch",
         "sampling.max_new_tokens": NEW,
         "update.lr": LR[model],
         "learner.dtype": DTYPE[model],

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 
-from gxpo.decoder.attention import forward, join, turned
+from gxpo.decoder.attention import forward
 from gxpo.decoder.forward import Decoder, add_linear, mlp, plain, queries_keys_values, stock
-from gxpo.decoder.functions import inverse_rms, normed
 
+SHORT = 64  # columns of prompts up to which every sample has a copy of its own: one attention is quicker than two
 COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
 
 
@@ -64,8 +64,12 @@ class Stepper:
         module, weight = self.decoder.layers[i], self.layers[i].qkv
         if weight is None:
             return queries_keys_values(module, x, self.product)
-        norm = module.input_layernorm
-        return (normed(x, inverse_rms(x, norm.variance_epsilon), norm.weight, self.product) @ weight).to(x.dtype)
+        return (self._normed(module.input_layernorm, x) @ weight).to(x.dtype)
+
+    def _normed(self, norm: Any, x: Tensor) -> Tensor:
+        """[n, H] in the dtype of products."""
+        full = rms_norm(x.to(torch.float32), x.shape[1:], norm.weight.to(torch.float32), norm.variance_epsilon)
+        return full.to(self.product)
 
     def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
         """[n, H] after layer i, from its input and what it attended to [n, heads * D]."""
@@ -76,8 +80,7 @@ class Stepper:
             x = torch.addmm(x.to(self.product), attended.to(self.product), w.out).to(x.dtype)
         if w.inner is None or w.down is None:
             return mlp(module, x, self.product)
-        norm = module.post_attention_layernorm
-        gate, up = (normed(x, inverse_rms(x, norm.variance_epsilon), norm.weight, self.product) @ w.inner).chunk(2, 1)
+        gate, up = (self._normed(module.post_attention_layernorm, x) @ w.inner).chunk(2, 1)
         return torch.addmm(x.to(self.product), silu(gate).mul_(up), w.down).to(x.dtype)
 
 
@@ -96,62 +99,118 @@ class Prompts:
 class Branches:
     """Samples between two tokens: next-token logits [n, V], whose prompt each goes on from, and its own tokens.
 
-    owner  [n] ascending: the prompt of each sample
-    own    per layer [n, room, 2 kv, D] keys and values of the `filled` tokens drawn so far
+    owner   [n] ascending: the prompt of each sample; length [n]: tokens of its prompt
+    own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
+            behind `begun` of them those of the prompt where prompts are short
+    mask    [n, room] of what of them counts; None: everything
     """
 
     stepper: Stepper
-    prompts: Prompts
+    prompts: Prompts | None
     owner: Tensor
+    length: Tensor
     logits: Tensor
     own: list[Tensor]
     filled: int
+    begun: int
+    mask: Tensor | None
 
     @staticmethod
-    def of(stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int) -> Branches:
+    def of(
+        stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
+    ) -> Branches:
         """Samples that have drawn nothing yet; logits [C, V] after the prompts."""
-        own = [keys.new_empty(owner.numel(), room, 2 * keys.shape[1], keys.shape[3]) for keys, _ in prompts.layers]
-        return Branches(stepper, prompts, owner, logits[owner], own, 0)
+        n, columns = owner.numel(), prompts.mask.shape[1]
+        copied = columns if columns <= short else 0
+        own = []
+        for keys, values in prompts.layers:
+            both = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
+            if copied:
+                both[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
+            own.append(both)
+        mask = None
+        if copied and not bool(prompts.mask.all()):
+            low = torch.finfo(own[0].dtype).min
+            mask = own[0].new_zeros(n, 1, 1, copied + room)
+            mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
+        length = prompts.mask.sum(1)[owner]
+        return Branches(stepper, None if copied else prompts, owner, length, logits[owner], own, copied, copied, mask)
 
     def select(self, rows: Tensor) -> Branches:
         """These samples alone; prompts of which none is left are dropped."""
         owner, prompts = self.owner[rows], self.prompts
-        left, renamed = torch.unique(owner, return_inverse=True)
-        if left.numel() < prompts.mask.shape[0]:
-            prompts, owner = prompts.select(left), renamed
-        return replace(self, prompts=prompts, owner=owner, logits=self.logits[rows], own=[x[rows] for x in self.own])
+        if prompts is not None:
+            left, renamed = torch.unique(owner, return_inverse=True)
+            if left.numel() < prompts.mask.shape[0]:
+                prompts, owner = prompts.select(left), renamed
+        return replace(
+            self,
+            prompts=prompts,
+            owner=owner,
+            length=self.length[rows],
+            logits=self.logits[rows],
+            own=[x[rows] for x in self.own],
+            mask=None if self.mask is None else self.mask[rows],
+        )
 
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
-        whose, drawn, out = int(self.owner[row]), tokens - prompt, []
-        for (keys, values), own in zip(self.prompts.layers, self.own, strict=True):
-            both = own[row, :drawn].transpose(0, 1).chunk(2, 0)
-            parts = [x[whose, :, x.shape[2] - prompt :] for x in (keys, values)]
-            out.append(tuple(torch.cat(pair, 1) for pair in zip(parts, both, strict=True)))
+        out = []
+        for i, own in enumerate(self.own):
+            if self.prompts is None:
+                both = own[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
+            else:
+                shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
+                both = torch.cat([shared, own[row, : tokens - prompt].transpose(0, 1)], 1)
+            keys, values = both.chunk(2, 0)
+            out.append((keys.clone(), values.clone()))
         return out
 
     def advance(self, token: Tensor) -> Branches:
         """The samples after one more token [n] of each."""
         stepper, decoder, n = self.stepper, self.stepper.decoder, token.numel()
         x = decoder.model.embed_tokens(token)
-        position = self.prompts.mask.sum(1)[self.owner] + self.filled
-        cos, sin = (t[:, None].to(x.dtype) for t in decoder.tables(x, position))
-        place = Placement.of(self.owner, self.prompts.mask, x.dtype)
-        for i, ((keys, values), own) in enumerate(zip(self.prompts.layers, self.own, strict=True)):
-            kv, size = keys.shape[1], keys.shape[3]
+        cos, sin = decoder.tables(x, self.length + self.filled - self.begun)
+        turn = Turn.of(cos.to(x.dtype), sin.to(x.dtype))
+        place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
+        mask = None if self.mask is None else self.mask[..., : self.filled + 1]
+        for i, own in enumerate(self.own):
+            kv, size = own.shape[2] // 2, own.shape[3]
             qkv = stepper.qkv(i, x).view(n, -1, size)
-            turn = torch.empty_like(qkv[:, : decoder.heads + kv])
-            turned(qkv[:, : decoder.heads + kv], cos, sin, turn)
-            q = turn[:, : decoder.heads]
-            own[:, self.filled, :kv] = turn[:, decoder.heads :]
-            own[:, self.filled, kv:] = qkv[:, decoder.heads + kv :]
+            turned, values = turn(qkv[:, :-kv]), qkv[:, -kv:]
+            q, keys = turned.split([decoder.heads, kv], 1)
+            own[:, self.filled, :kv] = keys
+            own[:, self.filled, kv:] = values
             seen = own[:, : self.filled + 1].transpose(1, 2)
-            found, total = forward(q[:, :, None], seen[:, :kv], seen[:, kv:], decoder.scale)
-            out, total = found[:, :, 0], total[:, :, 0]
-            more, sums = forward(place.spread(q), keys, values, decoder.scale, mask=place.mask)
-            join(out, total, place.back(more), place.back(sums))
+            out, total = forward(q[:, :, None], seen[:, :kv], seen[:, kv:], decoder.scale, mask=mask)
+            out = out[:, :, 0]
+            if place is not None and self.prompts is not None:
+                keys, values = self.prompts.layers[i]
+                more, sums = forward(place.spread(q), keys, values, decoder.scale, mask=place.mask)
+                # the softmax over both, whose parts weigh as their sums: sigmoid of the difference of logarithms
+                weight = (total[:, :, 0] - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
+                out = torch.lerp(place.back(more), out, weight)
             x = stepper.finish(i, x, out.flatten(1))
         return replace(self, logits=stepper.logits(decoder.model.norm(x)), filled=self.filled + 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotary positions of single tokens: cos, and sin with the sign of its half, [n, 1, D]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @staticmethod
+    def of(cos: Tensor, sin: Tensor) -> Turn:
+        """From tables [n, D]."""
+        sin = sin.clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return Turn(cos[:, None], sin[:, None])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, heads, D] with positions."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[2] // 2, 2), self.sin)
 
 
 @dataclass(frozen=True)

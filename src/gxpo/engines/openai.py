@@ -83,7 +83,7 @@ class OpenAIEngine:
     def _probe(self, prompt: Sequence[int]) -> None:
         """Ask for tokens that are certain: what comes back shows how the server answers."""
         said = self._line.post("/completions", self._body(prompt, 0, PROBE))
-        completion = self._completion(said, prompt, PROBE, 0)
+        completion = self._completion(said, prompt, Sampling(), 0)  # what was possible is known
         self._processed = all(x > -SURE for x in completion.logprobs)
 
     def _check_logprobs(self, s: Sampling) -> None:
@@ -168,13 +168,16 @@ class OpenAIEngine:
         own = logprobs.get("token_logprobs")
         if own is None or len(own) != len(ids) or None in own:
             raise ModelError(f"{self._line.url} gives no log-prob for every token that it sampled")
+        finish = choice.get("finish_reason")
+        if finish not in ("stop", "length"):
+            raise ModelError(f"{self._line.url} gave up a sample (finish_reason {finish!r})")
         read = choice.get("prompt_token_ids")
         if read is not None and list(read) != list(prompt):
             raise ModelError(f"{self._line.url} read other tokens than the prompt that it was sent")
         return Completion(
             tokens=[int(t) for t in ids],
             logprobs=[0.0] * len(ids) if s.temperature == 0 else [float(x) for x in own],
-            finish="stop" if choice.get("finish_reason") == "stop" else "length",
+            finish=finish,
             support=self._support(logprobs, s) if s.truncated_support else None,
             policy_version=version,
         )

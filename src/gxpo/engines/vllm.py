@@ -215,6 +215,8 @@ class VllmEngine:
         }
         said, found = self._process.ask(header, _arrays(requests))
         self._check_stamp(said)
+        if unknown := set(said["finish"]) - {"stop", "length"}:
+            raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
         self.prefilled_tokens += said["read"]
         self.reused_tokens += said["reused"]
         rows = iter(self._completions(said, found, sampling))
@@ -229,7 +231,7 @@ class VllmEngine:
             Completion(
                 tokens=tokens[a:b],
                 logprobs=logprobs[a:b],
-                finish="stop" if finish == "stop" else "length",
+                finish=finish,
                 support=None if supports is None else _narrow(supports[a:b]),
                 policy_version=self.policy_version,
             )

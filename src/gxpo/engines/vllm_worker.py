@@ -91,7 +91,7 @@ class Server:
         runner = self._runner
         with torch.no_grad():
             self._reload(runner, tensors)
-        if self.llm.reset_prefix_cache() is False:
+        if self.llm.reset_prefix_cache() is False:  # None: a version that does not say; the salt of the stamp holds
             raise RuntimeError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
         held = {
             name: checksum(p)

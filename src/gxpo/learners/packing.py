@@ -318,12 +318,8 @@ class Packing:
         if self.layout == "flat":
             return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
         row = torch.searchsorted(row_start[1:], begin, right=True)
-        return _chains(
-            begin.tolist(),
-            end.tolist(),
-            *(x[node[begin]].tolist() for x in self._spans),
-            row_start[1:][row].tolist(),
-        )
+        enter, leave = (x[node[begin]].tolist() for x in self._spans)
+        return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         """[E] which distinct (stored token, temperature) each entry is, and [Q] an entry of each."""

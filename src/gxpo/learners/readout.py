@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.decoder.forward import Decoder, Kernels, Products, close, plain
+from gxpo.decoder.forward import Decoder, Kernels, Products, plain
 from gxpo.errors import ModelError
 
 OUTPUTS = ("logprob", "entropy", "value")
@@ -112,7 +112,9 @@ class Readout:
             split = self.logits(self.states(tokens, None, position))
         except (AttributeError, TypeError, RuntimeError):
             return False
-        return close(split, own)
+        return split.shape == own.shape and bool(
+            (split - own).abs().max() <= 32 * torch.finfo(own.dtype).eps * own.abs().max()
+        )
 
 
 def read(
@@ -124,7 +126,7 @@ def read(
     names: Sequence[str],
     *,
     head: nn.Linear | None = None,
-    logits_at_once: int = 2**24,
+    logits_at_once: int = 2**23,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
 

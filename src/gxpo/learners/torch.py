@@ -74,7 +74,7 @@ class TorchLearner(InProcess):
         value_head: bool = False,
         value_lr: float = 1.0,
         layout: Layout = "packed",
-        logits_at_once: int = 2**24,
+        logits_at_once: int = 2**23,
         kernels: Kernels = "auto",
         products: Products = "auto",
         recompute: bool = False,

@@ -18,6 +18,7 @@ from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
+from gxpo.memory import give_back, reuse_freed
 from gxpo.protocols import Budget, Sampling, Task
 from gxpo.records import dump
 from gxpo.rewards import RewardSet
@@ -58,6 +59,7 @@ class Trainer:
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         parallel.start()
+        reuse_freed()
         s = resolved.settings
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
         self.out = Path(out or s.out or default)
@@ -81,6 +83,7 @@ class Trainer:
             )
             opened.callback(self.rewards.close)
             policy = setup.policy_of(s, resolved.method, notify)
+            opened.callback(getattr(policy.engine, "close", lambda: None))
             if s.init_from is not None and not resume:
                 start_from(policy.learner, s.init_from)
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
@@ -133,6 +136,7 @@ class Trainer:
         prefilled, reused = self.engine.prefilled_tokens, self.engine.reused_tokens
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
         forest = method.rollout.grow(session.draw(self.settings.tasks.per_step), session)
+        give_back()
         sampled = time.perf_counter()
         forest = self.shape(session.score(forest))
         scored = time.perf_counter()
@@ -148,6 +152,7 @@ class Trainer:
         method.update.run(read, credit, weight, bound)
         self.engine.policy_version = number  # an evaluation comes before the next step
         learnt = {k: v for part in method.signals.values() for k, v in part.learn(read, signals, tools).items()}
+        give_back()
         updated = time.perf_counter()
         self.source.observe(forest)
         method.observe(forest)
@@ -375,7 +380,7 @@ class Trainer:
                 path.unlink()
 
     def close(self) -> None:
-        """End the processes of rewards and environments."""
+        """End the processes of rewards, environments and sampling."""
         self._open.close()
 
 
