@@ -62,7 +62,8 @@ class Readout:
         alone, in which it differs by nothing else: there is no dropout."""
         if not getattr(self.causal, "supports_gradient_checkpointing", False):
             raise ModelError(f"{self.name} can't recompute its layers: leave learner.recompute out")
-        self.causal.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = getattr(self.causal, "activation_checkpointing_enable", self.causal.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
         self._trains_layers = True
 
     @property

@@ -1,0 +1,83 @@
+"""Attention over chains against softmax over an explicit mask, values and gradients."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gxpo.decoder.attention import Chain, Plan, TreeAttention, kernel_works
+
+HEADS, KV, SIZE = 4, 2, 6
+
+
+def test_this_build_has_the_kernel():
+    assert kernel_works()
+
+
+@st.composite
+def trees(draw):
+    """Chains in depth-first order, and for every token the tokens that it may see."""
+    chains, seen = [], []
+
+    def grow(above, depth):
+        start = len(seen)
+        for _ in range(draw(st.integers(1, 5))):
+            seen.append([*above, *range(start, len(seen) + 1)])
+        end, place = len(seen), len(chains)
+        chains.append(None)
+        below = list(range(start, end))
+        for _ in range(draw(st.integers(0, 3)) if depth < 3 else 0):
+            grow([*above, *below], depth + 1)
+        chains[place] = Chain(start, end, len(seen))
+
+    for _ in range(draw(st.integers(1, 2))):
+        grow([], 0)
+    return chains, seen
+
+
+def by_mask(qkv, cos, sin, seen, scale):
+    """The same by one softmax a token, in loops over heads."""
+    n = qkv.shape[0]
+    x = qkv.view(n, HEADS + 2 * KV, SIZE)
+
+    def turn(v):
+        half = SIZE // 2
+        return v * cos[:, None] + torch.cat([-v[..., half:], v[..., :half]], -1) * sin[:, None]
+
+    q, k, v = turn(x[:, :HEADS]), turn(x[:, HEADS : HEADS + KV]), x[:, HEADS + KV :]
+    rows = []
+    for i in range(n):
+        heads = []
+        for h in range(HEADS):
+            own = h // (HEADS // KV)
+            scores = torch.stack([q[i, h] @ k[j, own] for j in seen[i]]) * scale
+            heads.append(scores.softmax(0) @ torch.stack([v[j, own] for j in seen[i]]))
+        rows.append(torch.cat(heads))
+    return torch.stack(rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(trees(), st.integers(0, 1000))
+def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
+    chains, seen = tree
+    generator = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(len(seen), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
+    angle = torch.randn(len(seen), SIZE // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
+    slope = torch.randn(len(seen), HEADS * SIZE, generator=generator, dtype=torch.float64)
+    a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
+    found = TreeAttention.apply(a, angle.cos(), angle.sin(), Plan.of(chains), HEADS, 0.7)
+    expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    (found * slope).sum().backward()
+    (expected * slope).sum().backward()
+    assert torch.allclose(a.grad, b.grad, rtol=0, atol=1e-11)
+
+
+def test_blocks_of_a_prompt_with_two_answers():
+    # prompt 0 1 2, answers 3 4 and 5 6 7: squares of 3, 3 and 2 go together (2 is padded), one rectangle 3..7 x 0..2
+    plan = Plan.of([Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)])
+    (wide, narrow) = plan.squares
+    assert (wide.index.tolist(), wide.held) == ([[0, 1, 2], [5, 6, 7]], None)
+    assert narrow.index.tolist() == [[3, 4]]  # a third of padding would be too much
+    assert plan.rectangles == ((slice(3, 8), slice(0, 3)),)
+    padded = Plan.of([Chain(0, 9, 9), Chain(9, 17, 17)]).squares[0]  # 9 and 8: one in nine is padding
+    assert padded.held is not None and padded.held.sum(1).tolist() == [9, 8]
