@@ -30,7 +30,7 @@ def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- the heap of glibc
-KEEP = 64 << 20  # bytes of a block up to which a freed one stays with the process, to be used again without page faults
+KEEP = 32 << 20  # bytes of a block up to which a freed one stays with the process, to be used again without page faults
 IDLE = 256 << 20  # bytes of freed blocks above which they are given back between the phases of a step
 
 
@@ -61,7 +61,7 @@ def reuse_freed() -> None:
     """
     if (library := _glibc()) is not None:
         library.mallopt(-3, KEEP)  # M_MMAP_THRESHOLD
-        library.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+        library.mallopt(-1, IDLE)  # M_TRIM_THRESHOLD
 
 
 def give_back() -> None:

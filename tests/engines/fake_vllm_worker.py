@@ -13,10 +13,6 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-worker, fault, scores = sys.argv[1:4]
-codes = runpy.run_path(worker, run_name="worker")
-line, samples, loads = Connection(int(sys.argv[-2])), 0, 0
-
 
 def words(raw: bytes) -> int:
     """A tensor's checksum, computed in another way."""
@@ -25,52 +21,60 @@ def words(raw: bytes) -> int:
     return found % (1 << 64)
 
 
-while True:
-    try:
-        header, arrays = codes["decode"](line.recv_bytes())
-    except EOFError:
-        break
-    said, values = {}, {}
-    if header["do"] == "start":
-        if fault == "slow":
-            time.sleep(60)
-        if fault == "dies":
-            print("a library is missing", file=sys.stderr, flush=True)
-            sys.exit(3)
-        said = {"vllm": "fake", "device": "cpu"}
-    elif header["do"] == "load":
-        loads += 1
-        if header["path"] is not None:
-            memory = open(header["path"], "rb")  # noqa: SIM115  held open as its name goes
-        sums = []
-        for _, _, _, start, size in header["tensors"]:
-            memory.seek(start)
-            sums.append(words(memory.read(size)))
-        held = {header["tensors"][0][0]: sums[0]}
-        if fault == "misread" and loads == 2:
-            sums[1] += 1
-        if fault == "unloaded" and loads == 2:
-            held[header["tensors"][0][0]] += 1
-        said = {"stamp": header["stamp"], "read": sums, "held": held}
-    elif header["do"] == "score":
-        said = {"stamp": 1, "logprobs": json.loads(scores)}
-    elif fault == "error":
-        said = {"error": "ValueError: no room for so many tokens"}
-    elif fault == "killed":
-        os.kill(os.getpid(), 9)
-    elif fault == "nonsense":
-        line.send_bytes(b"\xff\xff\xff\xff what?")
-        continue
-    else:
-        samples += 1
-        stamp = header["stamp"] - (fault == "stale" and samples == 2)
-        n = len(arrays["seeds"])
-        said = {"stamp": stamp, "finish": ["abort" if fault == "aborts" else "length"] * n, "reused": 0, "read": n}
-        import array
+def main() -> None:
+    worker, fault, scores = sys.argv[1:4]
+    codes = runpy.run_path(worker, run_name="worker")
+    line, samples, loads = Connection(int(sys.argv[-2])), 0, 0
+    while True:
+        try:
+            header, arrays = codes["decode"](line.recv_bytes())
+        except EOFError:
+            break
+        said, values = {}, {}
+        if header["do"] == "start":
+            if fault == "slow":
+                time.sleep(60)
+            if fault == "dies":
+                print("a library is missing", file=sys.stderr, flush=True)
+                sys.exit(3)
+            said = {"vllm": "fake", "device": "cpu"}
+        elif header["do"] == "load":
+            loads += 1
+            if header["path"] is not None:
+                memory = open(header["path"], "rb")  # noqa: SIM115  held open as its name goes
+            sums = []
+            for _, _, _, start, size in header["tensors"]:
+                memory.seek(start)
+                sums.append(words(memory.read(size)))
+            held = {header["tensors"][0][0]: sums[0]}
+            if fault == "misread" and loads == 2:
+                sums[1] += 1
+            if fault == "unloaded" and loads == 2:
+                held[header["tensors"][0][0]] += 1
+            said = {"stamp": header["stamp"], "read": sums, "held": held}
+        elif header["do"] == "score":
+            said = {"stamp": 1, "logprobs": json.loads(scores)}
+        elif fault == "error":
+            said = {"error": "ValueError: no room for so many tokens"}
+        elif fault == "killed":
+            os.kill(os.getpid(), 9)
+        elif fault == "nonsense":
+            line.send_bytes(b"\xff\xff\xff\xff what?")
+            continue
+        else:
+            samples += 1
+            stamp = header["stamp"] - (fault == "stale" and samples == 2)
+            n = len(arrays["seeds"])
+            said = {"stamp": stamp, "finish": ["abort" if fault == "aborts" else "length"] * n, "reused": 0, "read": n}
+            import array
 
-        ones, zeros = array.array("i", [1] * n), array.array("f", [0.0] * n)
-        values = {
-            "tokens": ("int32", ones.tobytes()), "logprobs": ("float32", zeros.tobytes()),
-            "lengths": ("int32", ones.tobytes()), "support": ("int32", b""), "widths": ("int32", b""),
-        }  # fmt: skip
-    line.send_bytes(codes["encode"](said, values))
+            ones, zeros = array.array("i", [1] * n), array.array("f", [0.0] * n)
+            values = {
+                "tokens": ("int32", ones.tobytes()), "logprobs": ("float32", zeros.tobytes()),
+                "lengths": ("int32", ones.tobytes()), "support": ("int32", b""), "widths": ("int32", b""),
+            }  # fmt: skip
+        line.send_bytes(codes["encode"](said, values))
+
+
+if __name__ == "__main__":
+    main()

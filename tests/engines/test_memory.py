@@ -19,7 +19,9 @@ def failing(failure):
         if kwargs["input_ids"].numel() > 1:
             failure()
 
-    return TorchEngine(model, batch_rows=17), model.register_forward_pre_hook(fail, with_kwargs=True)
+    return TorchEngine(model, batch_rows=17, kernels="transformers"), model.register_forward_pre_hook(
+        fail, with_kwargs=True
+    )
 
 
 def device_is_full():

@@ -15,7 +15,7 @@ from typing import Any
 PROMPTS, GROUP, NEW = 8, 8, 32
 LR = {"tiny": 1e-4, "smollm2": 1e-5}
 STATES = {"tiny": "float32", "smollm2": "bfloat16"}  # of the optimiser: TRL's are of the parameters' dtype
-MICROBATCH = 1024  # tokens; fewer cost speed, more cost memory
+MICROBATCH = {"tiny": 2048, "smollm2": 512}  # tokens; fewer cost speed, more cost memory
 DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
 
 
@@ -61,7 +61,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         "update.lr": LR[model],
         "learner.dtype": DTYPE[model],
         "learner.states": STATES[model],
-        "learner.tokens_per_microbatch": MICROBATCH,
+        "learner.tokens_per_microbatch": MICROBATCH[model],
         **(settings or {}),
     }
     resolved = config.resolve({k: Stated(v, "bench") for k, v in given.items()})

@@ -17,7 +17,7 @@ from typing import Any
 from gxpo.bench.machine import Others, cores
 from gxpo.errors import GxpoError
 
-QUIET = 0.15  # cores that others may use on average while something is measured
+QUIET = 0.25  # cores that others may use on average while something is measured
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

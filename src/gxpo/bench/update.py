@@ -61,7 +61,7 @@ def learner_update(
     from gxpo.learners.torch import TorchLearner
 
     loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
-    given = {"tokens_per_microbatch": MICROBATCH, "states": STATES[model], **(settings or {})}
+    given = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
     learner = TorchLearner(loaded, lr=LR[model], **given)
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
     heard = (forest.group >= silent)[forest.path_trajectory]
@@ -95,7 +95,7 @@ def bare_update(
     width = length + group * new
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, policy.config.vocab_size, (prompts, width), generator=draw)
-    rows_at_once = max(1, MICROBATCH // width)
+    rows_at_once = max(1, MICROBATCH[model] // width)
 
     def run() -> dict[str, Any]:
         for rows in tokens.split(rows_at_once):
