@@ -64,7 +64,7 @@ def learner_update(
     given = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
     learner = TorchLearner(loaded, lr=LR[model], **given)
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
-    heard = (forest.group >= silent)[forest.path_trajectory]
+    heard = forest.ids("group", axis="P") >= silent
     credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64) * heard
 
     def loss(x: Mapping[str, Any]) -> Any:
