@@ -173,22 +173,24 @@ class Branches:
         cos, sin = decoder.tables(x, self.length + self.filled - self.begun)
         turn = Turn.of(cos.to(x.dtype), sin.to(x.dtype))
         place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
-        mask = None if self.mask is None else self.mask[..., : self.filled + 1]
+        kv, size, mask = self.own[0].shape[2] // 2, self.own[0].shape[3], None
+        if self.mask is not None:
+            mask = self.mask[..., : self.filled + 1].expand(-1, -1, decoder.heads // kv, -1)
         for i, own in enumerate(self.own):
-            kv, size = own.shape[2] // 2, own.shape[3]
             qkv = stepper.qkv(i, x).view(n, -1, size)
             turned, values = turn(qkv[:, :-kv]), qkv[:, -kv:]
             q, keys = turned.split([decoder.heads, kv], 1)
             own[:, self.filled, :kv] = keys
             own[:, self.filled, kv:] = values
             seen = own[:, : self.filled + 1].transpose(1, 2)
-            out, total = forward(q[:, :, None], seen[:, :kv], seen[:, kv:], decoder.scale, mask=mask)
-            out = out[:, :, 0]
+            # the heads that share keys are queries of one block
+            out, total = forward(q.reshape(n, kv, -1, size), seen[:, :kv], seen[:, kv:], decoder.scale, mask=mask)
+            out, total = out.reshape(n, -1, size), total.reshape(n, -1)
             if place is not None and self.prompts is not None:
                 keys, values = self.prompts.layers[i]
                 more, sums = forward(place.spread(q), keys, values, decoder.scale, mask=place.mask)
                 # the softmax over both, whose parts weigh as their sums: sigmoid of the difference of logarithms
-                weight = (total[:, :, 0] - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
+                weight = (total - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
                 out = torch.lerp(place.back(more), out, weight)
             x = stepper.finish(i, x, out.flatten(1))
         return replace(self, logits=stepper.logits(decoder.model.norm(x)), filled=self.filled + 1)
