@@ -165,7 +165,7 @@ def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bo
     print(f"     an update takes {time.perf_counter() - began:.2f} s")
     engine._stamp += 1
     try:
-        engine._process.ask({"do": "sample", "stamp": engine._stamp})
+        engine.process.ask({"do": "sample", "stamp": engine._stamp})
         said = "was answered"
     except ModelError as error:
         said = str(error)

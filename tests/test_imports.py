@@ -84,10 +84,15 @@ def brought() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("use", USES)
 def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]], use: str) -> None:
-    forbidden = {*HEAVY, *COMMAND_LINE} | ({"pydantic"} if use == "a forest" else set())
+    forbidden = {*HEAVY, *COMMAND_LINE, "pydantic"}
     assert "gxpo.forest" in brought[use] and brought[use] & forbidden == set()
     own = ("gxpo.engines.", "gxpo.trainer.", "gxpo.envs.", "gxpo.bench", "gxpo.models", "gxpo.tasks")
     assert [name for name in brought[use] if name.startswith(own)] == []
+
+
+def test_a_composition_imports_the_methods_it_names_alone(brought: dict[str, set[str]]) -> None:
+    files = {name.split(".")[2] for name in brought["a method"] if name.startswith("gxpo.methods.")}
+    assert files == {"gigpo", "gspo"}
 
 
 def test_a_table_of_parts_is_empty_handed_until_it_is_read() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unknown_key
 from gxpo.pipeline import Method
-from gxpo.settings import RUN_KEYS
 from gxpo.signals import BUILT_IN
 from gxpo.usercode import Unusable, object_at
 
@@ -93,20 +90,32 @@ class _Keys:
                 continue
             default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
             key = f"{prefix}.{entry.name}"
-            fields[entry.name] = typed(key, self.take(key, default), hints[entry.name], self.stated.get(key))
+            fields[entry.name] = self.field(key, default, hints[entry.name])
         return kind(**fields)
+
+    def field(self, key: str, default: Any, hint: Any) -> Any:
+        """What is stated, of the field's type, or the default as it is."""
+        value = self.take(key, default)
+        return typed(key, value, hint, self.stated[key]) if key in self.stated else value
 
     def leftover(self) -> list[str]:
         return [k for k in self.stated if k not in self.used]
 
 
-def typed(key: str, value: Any, hint: Any, stated: Stated | None) -> Any:
+def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
     """`value` checked against the field's type; an int is taken for a float."""
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if (hint in (int, bool, str) and type(value) is hint) or (
+        get_origin(hint) is Literal and type(value) is str and value in get_args(hint)
+    ):
+        return value
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, for what plain comparisons don't decide
+
     try:
         return TypeAdapter(hint, config={"arbitrary_types_allowed": True, "strict": True}).validate_python(value)
     except ValidationError as error:
-        place = f" ({stated.origin})" if stated else ""
-        raise ConfigError(f"{key}={show(value)}{place}: {error.errors()[0]['msg'].lower()}") from None
+        raise ConfigError(f"{key}={show(value)} ({stated.origin}): {error.errors()[0]['msg'].lower()}") from None
 
 
 def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> Any:
@@ -134,24 +143,27 @@ def _build(
     name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]
 ) -> Method:
     from gxpo import parts
+    from gxpo.credit.group_relative import GroupRelative
+    from gxpo.learners.epochs import Epochs
+    from gxpo.rollouts.independent import Independent
 
     keys = _Keys(stated)
-    total = keys.part("credit", keys.take("credit", parts.CREDITS["group_relative"]), parts.CREDITS, what="credit")
+    total = keys.part("credit", keys.take("credit", GroupRelative), parts.CREDITS, what="credit")
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
         total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit")
     weights = _named(keys, "weight", parts.WEIGHTS, "weight")
-    rollout = keys.part("rollout", keys.take("rollout", parts.ROLLOUTS["independent"]), parts.ROLLOUTS, what="rollout")
+    rollout = keys.part("rollout", keys.take("rollout", Independent), parts.ROLLOUTS, what="rollout")
     shapes = _named(keys, "reward.shape", parts.REWARDS, "reward")
     rewards = _named(keys, "reward.add", parts.REWARDS, "reward")
     signals = _named(keys, "signal", parts.SIGNALS, "signal")
-    update = keys.part("update", keys.take("update", parts.UPDATES["epochs"]), parts.UPDATES, what="update")
+    update = keys.part("update", keys.take("update", Epochs), parts.UPDATES, what="update")
     terms, kl_reward = _objective(keys)
     context = keys.take("objective.context", "trained")
     if context not in ("trained", "sampled"):
         raise ConfigError(f"objective.context is 'trained' or 'sampled', not {context!r}")
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
-    run_keys = {k: stated[k] for k in keys.leftover() if k in RUN_KEYS}
+    run_keys = _run_keys(keys)
     labels = [label for label, _, _ in definitions]
     for key in keys.leftover():
         if key not in run_keys and not _replaced(key, keys, stated, labels):
@@ -180,6 +192,16 @@ def _build(
             f"{show(rollout)} drops: set rollout=independent"
         )
     return made
+
+
+def _run_keys(keys: _Keys) -> dict[str, Stated]:
+    """What is left and belongs to the run, not to the method."""
+    left = keys.leftover()
+    if not left:
+        return {}
+    from gxpo.settings import RUN_KEYS  # pydantic's models take a while
+
+    return {k: keys.stated[k] for k in left if k in RUN_KEYS}
 
 
 def _named(keys: _Keys, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -229,15 +251,14 @@ def _policy_term(keys: _Keys) -> Any:
     if kind is not objectives.PolicyGradient:
         return keys.part("objective", kind, parts.TERMS, what="term of the objective")
     gate = keys.part(
-        "objective.gate", keys.take("objective.gate", parts.GATES["clip"]), parts.GATES, "objective", "gate"
+        "objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate"
     )
     fields: dict[str, Any] = {"gate": gate}
     hints = get_type_hints(objectives.PolicyGradient)
     for entry in dataclasses.fields(objectives.PolicyGradient):
         if entry.name != "gate":
             key = f"objective.{entry.name}"
-            value = keys.take(key, entry.default)
-            fields[entry.name] = typed(key, value, hints[entry.name], keys.stated.get(key))
+            fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
     return objectives.PolicyGradient(**fields)
 
 
@@ -252,7 +273,7 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     shared: dict[str, Any] = {
         name: getattr(policy, name, default) for name, default in (("aggregate", "token_mean"), ("horizon", None))
     }
-    coef = typed("objective.kl.coef", keys.take("objective.kl.coef", 0.0), float, keys.stated.get("objective.kl.coef"))
+    coef = keys.field("objective.kl.coef", 0.0, float)
     estimator = keys.take("objective.kl.estimator", "k3")
     place = keys.take("objective.kl.place", "loss")
     aggregate = keys.take("objective.kl.aggregate", None) or shared["aggregate"]
@@ -267,12 +288,7 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
         terms["kl"] = objectives.KL(coef=coef, estimator=estimator, aggregate=aggregate, horizon=shared["horizon"])
     elif coef:
         kl_reward = KLReward(coef=coef, estimator=estimator)
-    bonus = typed(
-        "objective.entropy.coef",
-        keys.take("objective.entropy.coef", 0.0),
-        float,
-        keys.stated.get("objective.entropy.coef"),
-    )
+    bonus = keys.field("objective.entropy.coef", 0.0, float)
     spread = keys.take("objective.entropy.aggregate", "token_mean")
     if bonus:
         terms["entropy"] = objectives.Entropy(coef=bonus, aggregate=spread, horizon=shared["horizon"])
@@ -301,5 +317,7 @@ def _refuse_key(key: str, keys: _Keys, stated: Mapping[str, Stated], names: list
             f"{origin} sets {key}, which {stage} {show(owner.value)} (from {owner.origin}) does not have: "
             f"compose it with another {stage}, or --set {stage}={origin}"
         )
+    from gxpo.settings import RUN_KEYS
+
     error = unknown_key(key, [*keys.valid, *RUN_KEYS])
     raise ConfigError(f"{error} ({origin})" if origin != "override" else str(error))

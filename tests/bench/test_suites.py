@@ -123,7 +123,7 @@ def test_the_suites_have_what_they_promise(tmp_path):
         "tiny/16", "tiny/256", "smollm2/16", "smollm2/64", "smollm2/256", "smollm2/g1",
     ]  # fmt: skip
     kinds = {e.name.split("/")[0] for e in suites.SUITES["sample"].entries(plan)}
-    assert {"engine", "generate", "prefix_sharing", "compaction", "kept_cache", "batch_rows"} <= kinds
+    assert {"engine", "generate", "prefix_sharing", "compaction", "kept_cache", "batch_rows", "compile"} <= kinds
     assert "vllm" not in kinds, "it takes an interpreter"
     plan.vllm = "python"
     assert "vllm" in {e.name.split("/")[0] for e in suites.SUITES["sample"].entries(plan)}

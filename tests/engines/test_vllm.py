@@ -204,7 +204,7 @@ def test_a_start_that_fails_or_takes_too_long_leaves_nothing_running():
 def test_closing_ends_the_process_and_leaves_no_file():
     before = set(Path("/dev/shm").glob("gxpo-weights-*")) if Path("/dev/shm").exists() else set()
     made = wrong("none")
-    process = made._process._process.pid
+    process = made.process.pid
     made.close()
     for _ in range(100):
         if not Path(f"/proc/{process}").exists():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gxpo.bench.peer import GROUP, NEW, PROMPTS, questions, value
+from gxpo.bench.peer import GROUP, PROMPTS, loaded, questions, trl_arguments, value
 from gxpo.bench.runner import Side, Worker
 from gxpo.errors import need
 
@@ -81,14 +81,9 @@ class Step:
 
 def _of_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[str, Tensor]]:
     """TRL's steps, and its parameters after them."""
-    import torch
-    import transformers
-
     trl: Any = need("trl", "trl")
     datasets: Any = need("datasets", "trl")
-    transformers.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
-    policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer, policy = loaded(path, "float32")
     steps: list[Step] = []
     losses: list[float] = []  # of the micro-batches so far
     accumulated = PROMPTS * GROUP // settings.micro_batch  # micro-batches of an optimiser step
@@ -116,32 +111,21 @@ def _of_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[s
                 losses.clear()
             return loss
 
-    arguments = trl.GRPOConfig(
-        output_dir=out,
-        per_device_train_batch_size=settings.micro_batch,
-        gradient_accumulation_steps=accumulated,
+    arguments = trl_arguments(
+        out,
+        settings.micro_batch,
+        PROMPTS * GROUP,
+        GROUP,
+        full=not settings.ragged,
         num_iterations=settings.epochs,
-        num_generations=GROUP,
-        max_completion_length=NEW,
         max_steps=STEPS * settings.epochs,
         learning_rate=settings.lr,
-        lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=MAX_GRAD_NORM,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        beta=0.0,
-        temperature=1.0,
-        gradient_checkpointing=False,
-        generation_kwargs=None if settings.ragged else {"min_new_tokens": NEW},
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
     Recorded(
         model=policy,
-        args=arguments,
+        args=trl.GRPOConfig(**arguments),
         train_dataset=datasets.Dataset.from_list([{"prompt": q} for q in questions(STEPS * PROMPTS, LENGTH)]),
         reward_funcs=lambda completion_ids, **columns: [value(ids) for ids in completion_ids],
         processing_class=tokenizer,

@@ -79,47 +79,56 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
 
 
 # ---------------------------------------------------------------- TRL
+def trl_arguments(out: str, micro_batch: int, batch: int, group: int, full: bool = True, **more: Any) -> dict[str, Any]:
+    """GRPOConfig's arguments on this machine: fused optimiser, no checkpointing; `full`: every sample is `NEW` long."""
+    return {
+        "output_dir": out,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": batch // micro_batch,
+        "num_generations": group,
+        "max_completion_length": NEW,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "beta": 0.0,
+        "temperature": 1.0,
+        "gradient_checkpointing": False,
+        "generation_kwargs": {"min_new_tokens": NEW} if full else None,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        **more,
+    }
+
+
+def loaded(path: str, dtype: str) -> tuple[Any, Any]:
+    """Tokenizer and policy, as TRL wants them."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+
+
 def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int) -> Any:
     """Steps of TRL's GRPOTrainer, driven from its callbacks."""
 
     def train(gate: Any) -> None:
-        import torch
         import transformers
 
         from gxpo.errors import need
 
         trl: Any = need("trl", "trl")
         datasets: Any = need("datasets", "trl")
-        transformers.logging.set_verbosity_error()
-        path = f"{folder}/{model}"
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        tokenizer.padding_side = "left"
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, DTYPE[model]))
+        tokenizer, policy = loaded(f"{folder}/{model}", DTYPE[model])
         prompts = PROMPTS * GROUP // group
         data = datasets.Dataset.from_list([{"prompt": q} for q in questions(8 * prompts, length)])
-        batch = prompts * group
-        arguments = trl.GRPOConfig(
-            output_dir=f"{folder}/trl",
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=batch // micro_batch,
-            num_generations=max(2, group),  # TRL has no groups of one
-            max_completion_length=NEW,
-            max_steps=10**6,
-            learning_rate=LR[model],
-            lr_scheduler_type="constant",
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            beta=0.0,
-            temperature=1.0,
-            gradient_checkpointing=False,
-            generation_kwargs={"min_new_tokens": NEW},
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
+        compared = max(2, group)  # TRL has no groups of one
+        given = trl_arguments(f"{folder}/trl", micro_batch, prompts * group, compared, learning_rate=LR[model])
         times = {"time_sample_s": 0.0, "tokens": 0}
 
         class Timed(trl.GRPOTrainer):
@@ -145,7 +154,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
 
         Timed(
             model=policy,
-            args=arguments,
+            args=trl.GRPOConfig(**given, max_steps=10**6),
             train_dataset=data,
             reward_funcs=rewards,
             processing_class=tokenizer,

@@ -16,6 +16,7 @@ from gxpo.bench.runner import Case, Side
 
 Round = Callable[[], dict[str, Any]]
 HERE = "gxpo.bench.sample:"
+LOOPS = "gxpo.bench.sample_loops:"
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,22 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
     ]
     for model in ("tiny",) if quick else ("tiny", "smollm2"):
         found += switches(model, folder, quick)
+    if not quick:
+        found.append(compiled(Work("tiny", 64, 32), folder))
     return found
 
 
 def against(name: str, work: Work, folder: str, other: str, target: str) -> Case:
     """gxpo's engine against another way of doing the work."""
     arguments = work.arguments(folder)
-    return Case(name, Side("gxpo", HERE + "engine", arguments), Side(other, HERE + target, arguments))
+    return Case(name, Side("gxpo", HERE + "engine", arguments), Side(other, LOOPS + target, arguments))
+
+
+def compiled(work: Work, folder: str) -> Case:
+    """What torch.compile would buy a bare loop over a cache of fixed size; `compile_s` is what it costs first."""
+    arguments = work.arguments(folder)
+    sides = [Side(n, LOOPS + "static_loop", arguments | {"compiled": n == "compiled"}) for n in ("compiled", "eager")]
+    return Case(f"compile/{work.name}", *sides)
 
 
 def switches(model: str, folder: str, quick: bool = False) -> list[Case]:
@@ -177,53 +187,6 @@ def _stop_ids(made: Any) -> tuple[int, ...]:
     from transformers import AutoTokenizer
 
     return tuple(AutoTokenizer.from_pretrained(made.model.config._name_or_path).encode("0"))
-
-
-# ---------------------------------------------------------------- others
-def bare_loop(path: str, dtype: str, work: dict[str, Any]) -> Round:
-    """The loop that one would write: each distinct prompt read once, then a token of every row at a time."""
-    import torch
-
-    model, group, new = _model(path, dtype), work["group"], work["new"]
-    prompts = torch.tensor(_prompts(path, work["rows"] // group, work["length"]))
-
-    @torch.inference_mode()
-    def once() -> dict[str, Any]:
-        began = time.perf_counter()
-        out = model(prompts, use_cache=True, logits_to_keep=1)
-        cache, logits = out.past_key_values, out.logits[:, -1]
-        if group > 1:
-            cache.batch_repeat_interleave(group)
-            logits = logits.repeat_interleave(group, 0)
-        tokens = []
-        while True:
-            cumulative = logits.float().softmax(-1).cumsum(-1)
-            drawn = torch.rand(len(logits), 1) * cumulative[:, -1:]
-            tokens.append(torch.searchsorted(cumulative, drawn, right=True).clamp_max(logits.shape[1] - 1))
-            if len(tokens) == new:
-                break
-            logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
-        return _speed(torch.cat(tokens, 1).numel(), time.perf_counter() - began)
-
-    return once
-
-
-def generate(path: str, dtype: str, work: dict[str, Any]) -> Round:
-    """transformers' own `generate` on all rows."""
-    import torch
-
-    model, new = _model(path, dtype), work["new"]
-    prompts = torch.tensor(_prompts(path, work["rows"] // work["group"], work["length"]))
-    rows = prompts.repeat_interleave(work["group"], 0)
-    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
-
-    @torch.inference_mode()
-    def once() -> dict[str, Any]:
-        began = time.perf_counter()
-        out = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=new, min_new_tokens=new, **how)
-        return _speed(out[:, rows.shape[1] :].numel(), time.perf_counter() - began)
-
-    return once
 
 
 # ---------------------------------------------------------------- both

@@ -45,7 +45,7 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     made = VllmEngine(
         _model(path, dtype), None, python=python, batch_rows=work["rows"], stop_ids=(), arguments=arguments
     )
-    sampling, step, pid = Sampling(max_new_tokens=work["new"]), _counter(), made._process._process.pid
+    sampling, step, pid = Sampling(max_new_tokens=work["new"]), _counter(), made.process.pid
 
     def once() -> dict[str, Any]:
         number = step()
@@ -60,14 +60,14 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
 
 def alone(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
     """Samples with `vllm.LLM`."""
-    from gxpo.engines.vllm_process import _environment
+    from gxpo.engines.vllm_process import environment
 
     process = subprocess.Popen(
         [python, "-I", vllm_alone.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=_environment(),
+        env=environment(),
     )
     arguments = {
         "model": path,

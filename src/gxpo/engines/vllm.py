@@ -82,10 +82,10 @@ class VllmEngine:
             self._describe(Path(folder))
             given = self._arguments(folder, batch_rows, dict(arguments or {}))
             self.positions: int = given["max_model_len"]
-            self._process = VllmProcess(python, program=program)
+            self.process = VllmProcess(python, program=program)
             try:
                 start = {"do": "start", "arguments": given, "max_logprobs": MOST_LOGPROBS}
-                found, _ = self._process.ask(start, timeout=starting)
+                found, _ = self.process.ask(start, timeout=starting)
                 self.vllm_version: str = found["vllm"]
                 self._send()
                 self._probe()
@@ -145,7 +145,7 @@ class VllmEngine:
         tokens = torch.tensor([ids], device=self._network.device)
         logits = self.model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
         own = logits.log_softmax(-1).gather(1, tokens[0, 1:, None]).squeeze(1).cpu()
-        said, _ = self._process.ask({"do": "score"}, {"tokens": np.asarray(ids, dtype=np.int32)})
+        said, _ = self.process.ask({"do": "score"}, {"tokens": np.asarray(ids, dtype=np.int32)})
         gap = float((own - torch.tensor(said["logprobs"])).abs().sum() / own.abs().sum())
         if not gap <= DISAGREE[self._dtype]:
             raise ModelError(
@@ -162,7 +162,7 @@ class VllmEngine:
         self._sent, self._stamp = None, self._stamp + 1
         header, sums = self._shared.write(self.model)
         try:
-            said, _ = self._process.ask({"do": "load", "stamp": self._stamp, **header})
+            said, _ = self.process.ask({"do": "load", "stamp": self._stamp, **header})
         finally:
             self._shared.unlink()
         self._check_stamp(said)
@@ -213,7 +213,7 @@ class VllmEngine:
                 "detokenize": bool(sampling.stop),
             },
         }
-        said, found = self._process.ask(header, _arrays(requests))
+        said, found = self.process.ask(header, _arrays(requests))
         self._check_stamp(said)
         if unknown := set(said["finish"]) - {"stop", "length"}:
             raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
@@ -243,8 +243,8 @@ class VllmEngine:
 
     def close(self) -> None:
         """Ends vLLM's process."""
-        if hasattr(self, "_process"):
-            self._process.close()
+        if hasattr(self, "process"):
+            self.process.close()
         self._shared.unlink()
 
 

@@ -53,13 +53,18 @@ class VllmProcess:
                     stdout=self._log,
                     stderr=self._log,
                     start_new_session=True,  # Ctrl-C is the trainer's to handle; what vLLM starts is ended with it
-                    env=_environment(),
+                    env=environment(),
                 )
             except OSError as error:
                 self._line.close()
                 self._log.close()
                 raise ModelError(f"vLLM's interpreter {python} can't be run: {error.strerror}") from error
         self.close = weakref.finalize(self, _end, self._line, self._process, self._log)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
 
     def ask(
         self,
@@ -98,7 +103,7 @@ class VllmProcess:
         return f"{how}; {lines[-1][:300]}" if lines else how
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's environment, without what a launcher of several processes put there."""
     own = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gxpo.keys import Definition
 
 
-def _discover() -> dict[str, Definition]:
-    """Every `methods/NAME.py` holds a Definition called NAME."""
-    found: dict[str, Definition] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
-        definition = getattr(importlib.import_module(f"{__name__}.{module}"), module)
-        if definition.name != module or definition.name in found:
-            raise ValueError(f"methods/{module}.py defines {definition.name!r}: the file and the method share one name")
-        found[module] = definition
-    return found
+class Catalogue(Mapping[str, Definition]):
+    """The methods by name: `methods/NAME.py` holds a Definition called NAME, and is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._names = sorted(m.name for m in pkgutil.iter_modules(__path__))
+        self._found: dict[str, Definition] = {}
+
+    def __getitem__(self, name: str) -> Definition:
+        if name not in self._found:
+            if name not in self._names:
+                raise KeyError(name)
+            definition = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+            if definition.name != name:
+                raise ValueError(f"methods/{name}.py defines {definition.name!r}: file and method share one name")
+            self._found[name] = definition
+        return self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-METHODS: dict[str, Definition] = _discover()
+METHODS = Catalogue()
 
 # system -> method -> the keys in which that system's default differs from ours
 COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
