@@ -64,8 +64,11 @@ def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:
     out: dict[str, Any] = {}
     for name in sorted(names | {"proximal_logprob", "reference_logprob"}):
         axis = Signals({}, m.axes).axis(name)
-        shape = (sizes[axis], 3) if name == "hidden" else (sizes[axis],)
+        shape = (sizes[axis], 3) if name in ("hidden", "embedding") else (sizes[axis],)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if name == "answer_cluster":  # three answers a group
+            out[name] = 3 * forest.ids("group", axis="R") + (3 * noise).long() % 3
+            continue
         out[name] = forest.path_behaviour_logprob + 0.4 * noise if name.endswith("logprob") else noise
     return Signals.of(forest, out, m.axes)
 

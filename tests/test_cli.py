@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -235,6 +236,58 @@ def test_methods_and_schema(capsys):
     code, text, _ = run(capsys, "schema")
     schema = json.loads(text)
     assert code == 0 and {"schema", "group", "id", "turns"} <= set(schema["required"])
+
+
+def test_methods_are_listed_by_stage_and_counted(capsys):
+    code, text, _ = run(capsys, "methods")
+    lines = text.splitlines()
+    assert code == 0 and f"{len(METHODS)} methods: " in text
+    order = ["base", "rollout", "credit", "objective", "reconstruction"]
+    headings = {line.split()[0]: i for i, line in enumerate(lines) if line[:2].strip()}  # rows are indented, and wrap
+    found = [headings[name] for name in order]
+    assert found == sorted(found)
+    below = {line.split()[0] for line in lines[found[-1] + 1 :] if re.match(r" {3}\w", line)}
+    made_up = {name for name, d in METHODS.items() if d.evidence == "reconstruction"}
+    assert made_up <= below and not (set(METHODS) - made_up) & below
+
+
+def test_methods_can_be_filtered(capsys):
+    def names(*conditions):
+        code, text, _ = run(capsys, "methods", "--json", *conditions)
+        assert code == 0
+        return {row["name"] for row in json.loads(text)}
+
+    assert {"gspo", "gmpo"} <= names("--stage", "objective", "--needs", "none", "--cheap")
+    assert {"gae", "poise"} & names("--needs", "none") == set()
+    assert {"edge_grpo", "poise"} <= names("--needs", "entropy") and "grpo" not in names("--needs", "entropy")
+    assert {"poise", "remax"} <= names("--needs", "baseline")  # which they compute themselves
+    assert names("--evidence", "paper", "--evidence", "reconstruction") == {
+        name for name, d in METHODS.items() if d.evidence in ("paper", "reconstruction")
+    }
+    assert "gvpo" in names("--zero-variance", "signal") and "grpo" in names("--zero-variance", "zero")
+    assert run(capsys, "methods", "--stage", "update", "--bibtex")[1].startswith("@misc{")
+    for wrong, said in (
+        (("--stage", "advantage"), "credit"),
+        (("--needs", "entropie"), "did you mean 'entropy'"),
+        (("--evidence", "rumour"), "secondary"),
+        (("--zero-variance", "maybe"), "zero, signal"),
+        (("gspo", "--cheap"), "not both"),
+    ):
+        code, out, err = run(capsys, "methods", *wrong)
+        assert code == 2 and said in err and err.count("\n") == 1 and not out
+
+
+def test_methods_for_a_symptom(capsys):
+    code, text, _ = run(capsys, "methods", "--for", "all-wrong")
+    assert code == 0 and text.startswith("all-wrong groups: ")
+    assert "gxpo train CONFIG --set method=scaf_grpo" in text and "evidence: reference-code" in text
+    told = json.loads(run(capsys, "methods", "--for", "lenght growth", "--json")[1])
+    assert told["symptom"] == "length growth" and len(told["recommendations"]) <= 8
+    assert {"method", "evidence", "cost", "why", "line"} <= set(told["recommendations"][0])
+    cheap = json.loads(run(capsys, "methods", "--for", "length growth", "--cheap", "--json")[1])["recommendations"]
+    assert {r["method"] for r in cheap} < {r["method"] for r in told["recommendations"]}
+    code, _, err = run(capsys, "methods", "--for", "hair loss")
+    assert code == 2 and "'stale data'" in err and err.count("\n") == 1
 
 
 def test_help_has_an_example_for_every_command(capsys):

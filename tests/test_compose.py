@@ -116,7 +116,7 @@ def test_refused_values_are_checked_after_the_merge():
     [
         ("grop", {}, "unknown method 'grop'; did you mean 'grpo'"),
         ("grpo@tlr", {}, "grpo@tlr is not known; there is paper, trl"),
-        ("dr_grpo@trl", {}, "not known"),
+        ("gigpo@trl", {}, "not known"),
         ("grpo", {"credit.centre": "mean"}, "unknown key 'credit.centre'; did you mean 'credit.center'"),
         ("grpo", {"credit": "anchor_stat"}, "did you mean 'anchor_state'"),
         ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
@@ -281,7 +281,7 @@ def test_a_missing_signal_says_what_it_is():
 
 def test_no_reference_is_asked_for_at_coefficient_zero():
     asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
-    assert asking == {"dpo"}  # whose loss is against the reference itself
+    assert asking == {"dpo", "capo_calibration"}  # a loss against the reference itself; a weight by its perplexity
 
 
 def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():

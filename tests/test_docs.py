@@ -13,7 +13,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from gxpo import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
 OF_THE_READER = ("resume", "demo", "bench", "eval", "export", "check-reward", "check-template", "check-env")
 COMMANDS = sorted(
     {

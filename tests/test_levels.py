@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -88,40 +89,110 @@ def test_rank_softmax_and_leave_one_out_equal_loops(rows: list[tuple[float, int,
     assert levels.degenerate(x, ids, where).tolist() == equal
 
 
-def normalized(rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float) -> list[float]:
+def inverted_cdf(values: list[float], q: float) -> float:
+    """The smallest value that at least a share q does not exceed."""
+    return min(v for v in values if Fraction(sum(w <= v for w in values), len(values)) >= Fraction(str(q)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(COLUMNS, st.sampled_from([0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 1.0]))
+def test_the_inverted_distribution_function(rows: list[tuple[float, int, bool]], q: float) -> None:
+    found = levels.quantile(*columns(rows)[:2], q, columns(rows)[2], "inverted_cdf")
+    assert found.tolist() == pytest.approx(by_group(rows, lambda v: inverted_cdf(v, q)))
+
+
+def test_a_share_that_comes_out_whole_takes_no_member_more() -> None:
+    # 0.1 * 30 and 0.7 * 10 are above 3 and 7 or just at them, by rounding
+    for q, n, place in ((0.1, 30, 2), (0.7, 10, 6), (0.4, 5, 1), (0.6, 5, 2), (1.0, 7, 6), (0.01, 4, 0)):
+        x = torch.arange(n, dtype=torch.float64)
+        assert levels.quantile(x, torch.zeros(n).long(), q, interpolation="inverted_cdf")[0] == place
+
+
+def normalized(
+    rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float, q: float, shift: float
+) -> list[float]:
     """`levels.normalize`, a member at a time, with the rules of its docstring in words."""
+
+    def middle(i: int) -> float:
+        _, group, enters = rows[i]
+        peers = [v for v, g, e in rows if g == group and e]
+        if center == "leave_one_out" and enters:
+            peers = [v for j, (v, g, e) in enumerate(rows) if g == group and e and j != i]
+        if center == "none" or not peers:
+            return 0.0
+        low, mean = statistics.median_low, statistics.fmean
+        named = {"mean": mean, "leave_one_out": mean, "median": statistics.median, "lower_median": low}
+        return named[center](peers) if center in named else inverted_cdf(peers, q)
+
     out = []
     for i, (value, group, enters) in enumerate(rows):
-        peers = [v for v, g, e in rows if g == group and e]
-        others = [v for j, (v, g, e) in enumerate(rows) if g == group and e and j != i]
-        own = enters and group >= 0
-        alone = own and center != "none" and not others
-        equal = len(set(peers)) <= 1
-        too_few = len(peers) < (ddof + 1 if scale == "std" else 1)
-        if group < 0 or alone or too_few or (equal and (scale == "std" or (own and center != "none"))):
+        members = [j for j, (_, g, e) in enumerate(rows) if g == group and e]
+        peers, others = [rows[j][0] for j in members], [rows[j][0] for j in members if j != i]
+        own, equal = enters and group >= 0, len(set(peers)) <= 1
+        by_spread = scale not in ("mean", "none")
+        too_few = len(peers) < (ddof + 1 if scale.endswith("std") else 1)
+        if group < 0 or too_few or (equal and by_spread) or (own and center != "none" and not others):
             out.append(0.0)
             continue
-        middle = {"mean": statistics.fmean, "leave_one_out": statistics.fmean, "median": statistics.median}
-        against = others if own and center == "leave_one_out" else peers
-        value -= middle[center](against) if center != "none" else 0.0
-        out.append(value / (spread(peers, ddof) + eps if scale == "std" else 1.0))
+        value = -shift if equal and own and center != "none" else value - middle(i) - shift
+        off = [abs(rows[j][0] - middle(j)) for j in members]
+        median = statistics.median_low if center == "lower_median" else statistics.median
+        if scale == "std":
+            value /= spread(peers, ddof) + eps
+        elif scale == "leave_one_out_std":
+            by = spread(others if own else peers, ddof)
+            value /= by + eps if by > 0 else 1.0
+        elif scale == "mean_absolute":
+            value *= len(off) / (sum(off) + eps)
+        elif scale == "median_absolute":
+            value /= median(off) + eps
+        elif scale == "mean":
+            value = value / (statistics.fmean(peers) + eps) if sum(peers) > 0 else 0.0
+        out.append(value)
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     COLUMNS,
-    st.sampled_from(["mean", "leave_one_out", "median", "none"]),
-    st.sampled_from(["std", "none"]),
+    st.sampled_from(levels.CENTERS),
+    st.sampled_from(levels.SCALES),
     st.sampled_from([0, 1]),
     st.sampled_from([1e-6, 1e-4]),
+    st.sampled_from([0.25, 0.4, 0.5, 0.75]),
+    st.sampled_from([0.0, 0.0, -0.1, 2.0]),
 )
 def test_normalize_equals_a_member_at_a_time(
-    rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float
+    rows: list[tuple[float, int, bool]], center: str, scale: str, ddof: int, eps: float, q: float, shift: float
 ) -> None:
+    if scale == "mean":
+        rows = [(abs(v), g, e) for v, g, e in rows]
     x, ids, where = columns(rows)
-    found = levels.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps).tolist()
-    assert found == pytest.approx(normalized(rows, center, scale, ddof, eps), rel=1e-9, abs=1e-9)
+    found = levels.normalize(x, ids, where, center=center, scale=scale, ddof=ddof, eps=eps, q=q, shift=shift).tolist()
+    # a median of 0 leaves eps to divide by, and rounding of the mean with it
+    close = 1e-6 if scale == "median_absolute" else 1e-9
+    assert found == pytest.approx(normalized(rows, center, scale, ddof, eps, q, shift), rel=close, abs=close)
+
+
+def test_the_spread_of_the_others_is_exact_without_the_one_that_lies_far_out() -> None:
+    # T8: of seven 0.35 and a 0 the others of the 0 are equal; one-pass squares leave 1e-9, and -0.35 over that is -2154
+    x, one = torch.tensor([0.35] * 7 + [0.0]), torch.zeros(8, dtype=torch.int64)
+    found = levels.normalize(x, one, center="leave_one_out", scale="leave_one_out_std")
+    assert float(found[7]) == pytest.approx(-0.35, abs=1e-7)
+    # and where the others differ by 1e-6 that is their spread, beside a member at 1e3
+    far = torch.tensor([1e3, 0.0, 1e-6, 2e-6], dtype=torch.float64)
+    found = levels.normalize(far, one[:4], center="none", scale="leave_one_out_std", eps=0.0)
+    assert float(found[0]) == pytest.approx(1e9, rel=1e-9)  # std of 0, 1e-6, 2e-6 is 1e-6
+
+
+def test_no_scale_by_a_mean_that_is_not_above_zero() -> None:
+    x, one = torch.tensor([-1.0, -1.0, 1.0]), torch.zeros(3, dtype=torch.int64)
+    assert levels.normalize(x, one, scale="mean").tolist() == [0.0, 0.0, 0.0]
+    assert levels.normalize(x[1:], one[1:], scale="mean").tolist() == [0.0, 0.0]
+    # one that is not compared is still measured by a group of equals
+    where = torch.tensor([True, True, False])
+    found = levels.normalize(torch.tensor([1.0, 1.0, 0.0]), one, where, scale="mean", eps=0.0)
+    assert found.tolist() == [0.0, 0.0, -1.0]
 
 
 @settings(max_examples=60, deadline=None)

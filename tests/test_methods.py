@@ -23,8 +23,12 @@ NAMES = sorted(METHODS)
 FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them
 EQUAL_GROUPS_LEARN = {
     "reinforce_pp",  # groups equal within but not between
-    "gae", "t_ppo", "poise",  # against a baseline that is not the group's
+    "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
+    "ngrpo", "psr_nsr", "asymre",  # built to push: a virtual member, no baseline, a shifted one
+    "ospo",  # steps of one turn: some attempts end there and are paid
+    "progrpo",  # groups in which all are right, by how sure the policy was
     "oprl",  # steps that its own reward model tells apart
+    "copo", "dra_grpo",  # groups of the step against each other; shares of a reward
     "gvpo", "papo",  # regression towards no change at all; a term on every token, whatever it earned
 }  # fmt: skip
 
@@ -179,7 +183,11 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "scaf_grpo": {"rollout.warmup_steps": 0},
     "t_ppo": {"rollout.windows": 1},
-    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "luffy", "gcpo_gold")},
+    "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
+    "spectral_po": {"reward.shape.correct_prefix.component": "format"},
+    "seed_grpo": {"weight.answer_entropy.alpha": 0.5},  # a cold model never says the same twice
+    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "luffy", "gcpo_gold", "tempsamp_r1")},
+    **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},  # the reference is the model without adapters
     **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }
 

@@ -162,22 +162,45 @@ def evaluate(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method whole.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one method or composition whole.")] = None,
+    symptom: Annotated[
+        str | None, typer.Option("--for", metavar="SYMPTOM", help="What to try: 'all-wrong groups', 'length growth'...")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Only those that change credit, objective, rollout...")] = None,
+    needs: Annotated[str | None, typer.Option(metavar="SIGNAL", help="Only those that read it, or none.")] = None,
+    evidence: Annotated[list[str] | None, typer.Option(help="Only of this tier; may be given again.")] = None,
+    cheap: Annotated[bool, typer.Option("--cheap", help="Only those that cost nothing beyond GRPO.")] = False,
+    zero_variance: Annotated[
+        str | None, typer.Option(metavar="zero|signal", help="Only those for which groups of equal rewards are so.")
+    ] = None,
     as_json: Json = False,
-    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the citation.")] = False,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
 ) -> None:
-    """List the published methods, or show one.
+    """List the published methods, show one, or say which were made for what goes wrong.
 
     Example: gxpo methods gspo
-    """
-    from gxpo.explain.catalogue import entries, one, table
 
-    if name is not None:
-        _say(one(name, bibtex=bibtex, as_json=as_json))
-    elif as_json:
-        _say(json.dumps(entries(), indent=1))
-    else:
-        table()
+    Example: gxpo methods --for "all-wrong groups" --cheap
+
+    Example: gxpo methods --stage credit --needs none --zero-variance signal
+    """
+    from gxpo.explain.methods import show
+
+    _say(
+        show(
+            name,
+            symptom,
+            as_json=as_json,
+            bibtex=bibtex,
+            conditions={
+                "stage": stage,
+                "needs": needs,
+                "evidence": evidence or [],
+                "cheap": cheap,
+                "zero_variance": zero_variance,
+            },
+        )
+    )
 
 
 @app.command()

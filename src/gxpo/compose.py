@@ -29,7 +29,8 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
             return spec
         raise ConfigError("give the overrides when the method is composed: gxpo.method('name', {...})")
     stated = {k: v if isinstance(v, Stated) else Stated(v, "override") for k, v in (overrides or {}).items()}
-    from gxpo.methods import COMPAT, METHODS
+    from gxpo.compat import COMPAT
+    from gxpo.methods import METHODS
 
     definitions: list[tuple[str, Definition, Mapping[str, Any]]] = []
     for word in spec.split("+"):
@@ -250,9 +251,7 @@ def _policy_term(keys: _Keys) -> Any:
     )
     if kind is not objectives.PolicyGradient:
         return keys.part("objective", kind, parts.TERMS, what="term of the objective")
-    gate = keys.part(
-        "objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate"
-    )
+    gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
     fields: dict[str, Any] = {"gate": gate}
     hints = get_type_hints(objectives.PolicyGradient)
     for entry in dataclasses.fields(objectives.PolicyGradient):

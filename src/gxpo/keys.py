@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,18 +137,26 @@ def check_refusals(
 
 
 def show(value: Any) -> str:
-    """A value as it is typed: a part by its name, which is its class's in lower case with underscores."""
+    """A value as it is typed: a part by its name, which is its class's in lower case with underscores, or, where it is
+    none of gxpo's own, by its file and class."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, type):
-        return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", value.__name__).lower()
+        return _shown(value)
     if dataclasses.is_dataclass(value):
         return show(type(value))
     if inspect.isfunction(value):
         return f"{inspect.getsourcefile(value)}:{value.__name__}"
     return str(value)
+
+
+def _shown(kind: type) -> str:
+    if not kind.__module__.startswith("gxpo."):
+        with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
+            return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:

@@ -17,6 +17,9 @@ from torch import Tensor
 
 DEGENERATE = 1e-12  # max - min, relative to the largest magnitude, at or below which members are equal
 
+CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")  # of `normalize`
+SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
+
 
 class _Groups:
     """What every statistic of one pair of columns needs, worked out once.
@@ -99,12 +102,15 @@ class _Groups:
         if not values.numel():
             return torch.zeros(self.n + 1, dtype=torch.float64)
         position = q * (sizes - 1).clamp_min(0).to(torch.float64)
+        if interpolation == "inverted_cdf":  # the margin: 0.1 * 30 is above 3
+            position = ((q * sizes - 1e-9).ceil() - 1).clamp_min(0).to(torch.float64)
         low, high = position.floor().long(), position.ceil().long()
         last = values.numel() - 1
         below, above = values[(begins + low).clamp_max(last)], values[(begins + high).clamp_max(last)]
-        part = {"linear": position - low, "lower": torch.zeros_like(position), "higher": torch.ones_like(position)}
+        zero = torch.zeros_like(position)
+        part = {"linear": position - low, "lower": zero, "higher": zero + 1, "inverted_cdf": zero}
         if interpolation not in part:
-            raise ValueError(f"interpolation is 'linear', 'lower' or 'higher', not {interpolation!r}")
+            raise ValueError(f"interpolation is one of {list(part)}, not {interpolation!r}")
         return torch.where(sizes > 0, below + part[interpolation] * (above - below), 0.0)
 
 
@@ -163,7 +169,10 @@ def degenerate(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
 
 
 def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, interpolation: str = "linear") -> Tensor:
-    """The `q`-quantile of the group; `interpolation` is "linear", "lower" or "higher" (as in numpy)."""
+    """The `q`-quantile of the group; `interpolation` is "linear", "lower", "higher" or "inverted_cdf" (as in numpy).
+
+    "inverted_cdf" is the smallest value that at least a share `q` of the members do not exceed.
+    """
     groups = _Groups(ids, where)
     return groups.give(groups.quantile(groups.column(x), q, interpolation))
 
@@ -221,33 +230,86 @@ def normalize(
     scale: str = "std",
     ddof: int = 1,
     eps: float = 1e-6,
+    q: float = 0.5,
+    shift: float = 0.0,
 ) -> Tensor:
-    """(x - center) / (scale + eps) within each group, exactly 0 where there is nothing to compare.
+    """(x - center - shift) / (scale + eps) within each group, exactly 0 where there is nothing to compare.
 
-    center  "mean" | "leave_one_out" | "median" | "none"
-    scale   "std" (`ddof`; eps is added to the std) | "none" (eps unused)
+    center  "mean" | "leave_one_out" | "median" | "lower_median" (of an even number the lower of the middle two)
+            | "quantile" (the `q`-quantile, "inverted_cdf") | "none"
+    scale   "std"                `ddof`; eps is added to the std
+            "leave_one_out_std"  the std of the others; a member whose others are equal, or too few, is not scaled
+            "mean_absolute"      mean of |x - center|; eps is added to the sum that it is a mean of
+            "median_absolute"    median of |x - center| (the lower one with "lower_median"); eps > 0 is what divides
+                                 where it is 0 and members differ
+            "mean"               the group's mean, of values >= 0; 0 for all where it is not above 0
+            "none"               eps unused
     Exactly 0 for: members of no group; a single counting member measured against itself; a member that is not
-    compared and finds fewer counting members than the statistic needs (1, or ddof + 1 with a std); with a std,
-    every member of a group whose compared members are equal, whatever the center (there is no spread to measure
-    by, and eps is no substitute for one); and, centred without a std, the compared members of such a group.
+    compared and finds fewer counting members than the statistic needs (1, or ddof + 1 with a std); with a spread
+    (the first four scales), every member of a group whose compared members are equal, whatever the center (there is no
+    spread to measure by, and eps is no substitute for one); and, centred without one, the compared members of such a
+    group, unless there is a shift, which they are given then.
     """
-    if center not in ("mean", "leave_one_out", "median", "none"):
-        raise ValueError(f"center is one of ['mean', 'leave_one_out', 'median', 'none'], not {center!r}")
-    if scale not in ("std", "none"):
-        raise ValueError(f"scale is 'std' or 'none', not {scale!r}")
+    if center not in CENTERS:
+        raise ValueError(f"center is one of {list(CENTERS)}, not {center!r}")
+    if scale not in SCALES:
+        raise ValueError(f"scale is one of {list(SCALES)}, not {scale!r}")
     groups = _Groups(ids, where)
     x = groups.column(x)
-    from_mean = x - groups.give(groups.mean(x)) if center == "mean" or scale == "std" else x
+    by_std = scale in ("std", "leave_one_out_std")
+    from_mean = x - groups.give(groups.mean(x)) if center == "mean" or by_std else x
     centred = {
         "mean": lambda: from_mean,
         "leave_one_out": lambda: x - groups.leave_one_out(x),
         "median": lambda: x - groups.give(groups.quantile(x, 0.5, "linear")),
+        "lower_median": lambda: x - groups.give(groups.quantile(x, 0.5, "lower")),
+        "quantile": lambda: x - groups.give(groups.quantile(x, q, "inverted_cdf")),
         "none": lambda: x,
     }[center]()
+    moved = centred - shift if shift else centred
     if scale == "std":
         spread = groups.std(x, from_mean, ddof)  # 0 where too few count or they are equal
-        return torch.where(groups.give(spread > 0), centred / groups.give(spread + eps), 0.0)
+        return torch.where(groups.give(spread > 0), moved / groups.give(spread + eps), 0.0)
+    if scale == "leave_one_out_std":
+        others = _std_of_others(groups, ids, x, from_mean, ddof)
+        scaled = torch.where(others > 0, moved / (others + eps), moved)
+        return torch.where(groups.give(groups.std(x, from_mean, ddof) > 0), scaled, 0.0)
+    if scale in ("mean_absolute", "median_absolute"):
+        size = centred.abs()
+        if scale == "mean_absolute":
+            divisor = (groups.total(size) + eps) / groups.count.clamp_min(1)
+        else:
+            divisor = groups.quantile(size, 0.5, "lower" if center == "lower_median" else "linear") + eps
+        return torch.where(groups.give(groups.degenerate(x)), 0.0, moved / groups.give(divisor))
     counts = groups.give(groups.count > 0)
     if center != "none":
-        counts &= ~(groups.enters & groups.give(groups.degenerate(x)))
-    return torch.where(counts, centred, 0.0)
+        equal = groups.enters & groups.give(groups.degenerate(x))
+        counts &= ~(equal & groups.give(groups.count == 1)) if shift else ~equal
+        moved = torch.where(equal, -shift, moved) if shift else moved
+    if scale == "mean":
+        mean = groups.mean(x)
+        counts &= groups.give(mean > 0)
+        moved = moved / groups.give(torch.where(mean > 0, mean + eps, 1.0))
+    return torch.where(counts, moved, 0.0)
+
+
+def _std_of_others(groups: _Groups, ids: Tensor, x: Tensor, from_mean: Tensor, ddof: int) -> Tensor:
+    """[n] std of the group's other counting members (of all of them, for one that does not count); 0 where they are
+    equal or too few.
+
+    What is left of the group's squares without a member's own is exact enough as long as others lie as far out as it
+    does. Of the lowest and the highest member that isn't known, and theirs are taken over the others anew.
+    """
+    enters, n = groups.enters, groups.give(groups.count)
+    own = torch.where(enters, from_mean.square() * n / (n - 1).clamp_min(1), 0.0)
+    left = (groups.give(groups.total(from_mean.square())) - own).clamp_min(0)
+    freedom = n - enters.to(torch.float64) - ddof
+    out = torch.where(freedom > 0, (left / freedom.clamp_min(1)).sqrt(), 0.0)
+    _, begins, sizes, kept = groups.ordered(x)
+    some = sizes > 0
+    for extreme in (begins[some], (begins + sizes - 1)[some]):
+        rows = kept[extreme]
+        others = _Groups(ids, enters.index_fill(0, rows, False))
+        spread = others.std(x, x - others.give(others.mean(x)), ddof)
+        out[rows] = others.give(spread)[rows]
+    return out

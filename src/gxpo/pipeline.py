@@ -298,9 +298,11 @@ class Method:
         def filled(part: Any) -> Any:
             if not dataclasses.is_dataclass(part) or isinstance(part, type):
                 return part
-            empty = {k: v for k, v in values.items() if getattr(part, k, part) is None}
+            changes = {k: v for k, v in values.items() if getattr(part, k, part) is None}
+            if isinstance(summands := getattr(part, "parts", None), tuple):
+                changes["parts"] = tuple(filled(p) for p in summands)
             remembers = hasattr(part, "state_dict")
-            return dataclasses.replace(part, **empty) if empty or remembers else part
+            return dataclasses.replace(part, **changes) if changes or remembers else part
 
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}

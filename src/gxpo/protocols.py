@@ -404,6 +404,10 @@ class Learner(Protocol):
         """[T, H] float32: the current policy's hidden state at every stored token, after that layer."""
         ...
 
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] float32 at least: the current policy's logits of rows [n, H] of its last hidden states."""
+        ...
+
     def beside(self, *, lr: float) -> Learner:
         """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own."""
         ...

@@ -96,7 +96,7 @@ class Record(_Strict):
     success: bool | None = Field(None, description="the verifier's verdict; null unknown")
     compared: bool = Field(True, description="takes part in its group's statistics")
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(1.0, description="multiplies its loss")
-    origin: str = Field("policy", description="policy, replay, demonstration, hint, correction...")
+    origin: str = Field("policy", description="policy, replay, demonstration, baseline, hint, correction...")
     truncated: bool = Field(False, description="cut off before it ended by itself")
     sampling: dict[str, Any] = Field({}, description="temperature, top_k, top_p...")
     final_state: str | None = Field(None, description="environment state after the last turn")

@@ -76,9 +76,9 @@ def object_at(path: str) -> Any:
         raise Unusable(f"no such file {where}")
     try:
         if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(os.path.basename(where)[:-3], where)
+            spec = importlib.util.spec_from_file_location(f"gxpo_user_{os.path.basename(where)[:-3]}", where)
             assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
+            module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)

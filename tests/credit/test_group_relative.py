@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO and RLOO: worked numbers, and the traps that other trainers fell into."""
+"""GRPO, Dr. GRPO, RLOO and their kin: worked numbers, and the traps that other trainers fell into."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ WINNER = torch.tensor([1.0] + [0.0] * 7)
         ({"ddof": 0}, 2.645743, -0.377963),  # rLLM, ART
         ({"scale": "none"}, 0.875, -0.125),  # Dr. GRPO, tinker, prime-rl
         ({"scale": "none", "center": "leave_one_out"}, 1.0, -0.142857),  # RLOO
+        ({"scale": "leave_one_out_std", "center": "leave_one_out"}, 1.0, -0.377963),  # NeMo-RL
+        ({"scale": "mean"}, 7.0, -1.0),  # MaxRL, up to eps
     ],
 )
 def test_one_winner_of_eight_in_each_convention(settings_: dict, winner: float, loser: float) -> None:
     found = group_relative(WINNER, ONE, **settings_).tolist()
-    assert found == pytest.approx([winner] + [loser] * 7, abs=6e-7)
+    close = 6e-5 if settings_.get("scale") == "mean" else 6e-7
+    assert found == pytest.approx([winner] + [loser] * 7, abs=close)
 
 
 def test_the_cards_numbers() -> None:
@@ -47,6 +50,103 @@ def test_the_cards_numbers() -> None:
     assert found == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
     pair = group_relative(r[:2], one[:2], ddof=0, eps=0.0).tolist()
     assert pair == pytest.approx([1.0, -1.0])  # 2-GRPO
+    pair = group_relative(r[:2], one[:2]).tolist()
+    assert pair == pytest.approx([0.707107, -0.707107], abs=2e-6)  # what it is not
+
+
+def of(rewards: list[float], *settings_: object, **more: object) -> list[float]:
+    return group_relative(torch.tensor(rewards), torch.zeros(len(rewards)).long(), *settings_, **more).tolist()  # type: ignore[arg-type]  # settings of many types
+
+
+def test_cards_of_other_scales_and_baselines() -> None:
+    # MC-GRPO: median .5, deviations .5 0 .5 .3 .4, median .4; .5 / .401 = 1.246883
+    median = ("lower_median", "median_absolute", 1, 1e-3)
+    found = of([1, 0.5, 0, 0.2, 0.9], *median)
+    assert found == pytest.approx([1.246883, 0, -1.246883, -0.748130, 0.997506], abs=1e-6)
+    assert of([1, 1, 1, 0, 0], *median) == pytest.approx([0, 0, 0, -1000, -1000])
+    assert of([1, 0, 0, 0, 0], *median) == pytest.approx([1000, 0, 0, 0, 0])
+    assert of([1, 0.5, 0.25, 0], *median)[2] == 0  # of an even number the lower
+    # MaxRL
+    assert of([1, 0, 0, 0], "mean", "mean") == pytest.approx([2.999988] + [-0.999996] * 3, abs=1e-6)
+    # DGPO: 4 * .75 / (1.5 + 1e-4)
+    balanced = ("mean", "mean_absolute", 1, 1e-4)
+    assert of([1, 0, 0, 0], *balanced) == pytest.approx([1.999867] + [-0.666622] * 3, abs=1e-6)
+    assert of([1, 1, 0, 0], *balanced) == pytest.approx([0.999950] * 2 + [-0.999950] * 2, abs=1e-6)
+    # AsymRE and the quantile baseline
+    assert of([1, 0, 0, 0], "mean", "none", shift=-0.1) == pytest.approx([0.85] + [-0.15] * 3)
+    assert of([1, 0, 0, 0], "quantile", "none") == [1, 0, 0, 0]
+    assert of([1, 1, 1, 0], "quantile", "none") == [0, 0, 0, -1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 0.3, 2.5]), min_size=2, max_size=12))
+def test_what_other_scales_and_baselines_promise(rewards: list[float]) -> None:
+    size, mixed = len(rewards), len(set(rewards)) > 1
+    balanced = of(rewards, "mean", "mean_absolute", 1, 0.0)
+    assert sum(map(abs, balanced)) == pytest.approx(size if mixed else 0)  # the same for every task
+    assert sum(balanced) == pytest.approx(0, abs=1e-9)
+    by_mean = of(rewards, "mean", "mean", 1, 0.0)
+    assert sum(by_mean) == pytest.approx(0, abs=1e-6)
+    assert not mixed or min(by_mean) >= -1 - 1e-6
+    shifted, plain = of(rewards, "mean", "none", shift=-0.1), of(rewards, "mean", "none")
+    assert shifted == pytest.approx([a + 0.1 for a in plain])
+    median = of(rewards, "lower_median", "median_absolute", 1, 1e-3)
+    assert 0.0 in median and [a > 0 for a in median] == [r > sorted(rewards)[(size - 1) // 2] for r in rewards]
+    for settings_ in (balanced, by_mean, shifted, median):
+        order = sorted(range(size), key=lambda i: (rewards[i], settings_[i]))
+        assert [settings_[i] for i in order] == sorted(settings_)  # more reward, more credit
+
+
+@pytest.mark.parametrize("wins", range(9))
+def test_the_quantile_baseline_of_successes_and_failures(wins: int) -> None:
+    # 0 up to a rate of 1 - K, 1 above it
+    rewards = [1.0] * wins + [0.0] * (8 - wins)
+    baseline = 0.0 if wins / 8 <= 1 - 0.4 else 1.0
+    expected = [r - baseline if 0 < wins < 8 else 0.0 for r in rewards]
+    assert of(rewards, "quantile", "none") == pytest.approx(expected)
+
+
+def test_a_group_of_one_may_keep_its_raw_reward() -> None:
+    # T2: as where its mean is taken to be 0 and its std 1
+    r, group = torch.tensor([3.0, 1.0, 0.0, 5.0]), torch.tensor([0, 1, 1, -1])
+    found = group_relative(r, group, single="raw").tolist()
+    assert found[0] == pytest.approx(3 / (1 + 1e-6)) and found[1:] == group_relative(r, group)[1:].tolist()
+    assert group_relative(r, group, "leave_one_out", "none", single="raw").tolist() == [3.0, 1.0, -1.0, 0.0]
+    assert group_relative(r, group, scale="none", shift=-0.1, single="raw").tolist()[0] == 3.0
+    compared = torch.tensor([False, True, False, True])  # alone among those compared; the others are measured by it
+    assert group_relative(r, group, "mean", "none", where=compared, single="raw").tolist() == [0.0, 1.0, -1.0, 0.0]
+
+
+def test_equal_outcomes_are_given_the_shift_and_nothing_else() -> None:
+    for value in (0.1, 0.7, 1 / 3):
+        assert of([value] * 7, "mean", "none", shift=-0.1) == [0.1] * 7
+        assert of([value] * 7, "mean", "std", shift=-0.1) == [0.0] * 7
+        for scale in ("mean", "mean_absolute", "median_absolute", "leave_one_out_std"):
+            for center in ("mean", "leave_one_out", "lower_median", "quantile"):
+                assert of([value] * 7, center, scale) == [0.0] * 7
+    assert of([0.7], "mean", "none", shift=-0.1) == [0.0]
+    assert GroupRelative(scale="none", shift=-0.1).on_equal == "signal" and GroupRelative(shift=-0.1).on_equal == "zero"
+    assert GroupRelative(center="none", scale="none").on_equal == "signal"
+    assert GroupRelative(center="none", scale="mean").on_equal == "signal"
+
+
+def test_turns_as_rows_weigh_long_trajectories_more(grow: Callable[..., Forest]) -> None:
+    # T12: a winner of 2 turns among losers of 10: mean 2/72, sample std of 72 rows .165490; .972222 / .165491
+    rows = [("a", 1.0, [1, 2]), *[("a", 0.0, [1] * 10)] * 7]
+    found = GroupRelative(unit="step")(grow(rows), {}, 0)
+    assert found.unique().tolist() == pytest.approx([-0.167852, 5.874817], abs=1e-6)
+    assert GroupRelative()(grow(rows), {}, 0).unique().tolist() == pytest.approx([-0.353552, 2.474867], abs=1e-6)
+    alone = grow([("a", 1.0, [1]), ("b", 1.0, [1, 1])])  # one row, and two that are equal
+    assert GroupRelative(unit="step", single="raw", scale="none")(alone, {}, 0).tolist() == [1.0, 0.0, 0.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 0.3]), st.integers(1, 3), st.booleans()), min_size=1, max_size=6))
+def test_a_turn_counts_as_a_row_in_a_loop_too(grow: Callable[..., Forest], rows: list) -> None:
+    forest = grow([("a", r, [2] * n, {"compared": c}) for r, n, c in rows])
+    wide = [(r, "a", c) for r, n, c in rows for _ in range(n)]
+    found = GroupRelative(unit="step")(forest, {}, 0).tolist()
+    assert found == pytest.approx([a for a in by_hand(wide, "std") for _ in range(2)], abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -185,5 +285,13 @@ def test_credit_is_detached_float64() -> None:
 
 
 def test_a_word_that_does_not_exist_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"credit\.scale is 'sdt'; it is one of std, none"):
+    with pytest.raises(ConfigError, match=r"credit\.scale is 'sdt'; it is one of std, leave_one_out_std, .* none"):
         GroupRelative(scale="sdt")  # type: ignore[arg-type]  # the point of the test
+    for wrong in ({"center": "mode"}, {"single": "one"}, {"unit": "row"}):
+        with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
+            GroupRelative(**wrong)
+    for share in (0.0, 1.5, -0.1):
+        with pytest.raises(ConfigError, match="above 0, up to 1"):
+            GroupRelative(quantile=share)
+    with pytest.raises(ConfigError, match="median_absolute divides by"):
+        GroupRelative(scale="median_absolute", eps=0.0)

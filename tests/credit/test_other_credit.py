@@ -131,6 +131,42 @@ def test_a_batch_of_equal_rewards_gives_exactly_zero_but_differing_groups_move(g
     assert BatchWhiten().on_equal == "signal" and BatchWhiten(center="mean").on_equal == "zero"
 
 
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, center=st.sampled_from(["none", "mean", "leave_one_out"]), ddof=st.sampled_from([0, 1]),
+       single=st.sampled_from(["zero", "raw"]))  # fmt: skip
+def test_whitening_over_trajectories_equals_a_loop(grow: Grow, rows: list, center: str, ddof: int, single: str) -> None:
+    forest, value = grown(grow, rows), []
+    for i, (g, r, _, c) in enumerate(rows):
+        peers = [q for h, q, _, d in rows if h == g and d]
+        others = [q for j, (h, q, _, d) in enumerate(rows) if h == g and d and j != i]
+        if center == "none" or (c and not others and single == "raw"):
+            value.append(r)
+        elif not peers or (c and len(set(peers)) == 1):
+            value.append(0.0)
+        else:
+            against = others if c and center == "leave_one_out" else peers
+            value.append(r - math.fsum(against) / len(against))
+    batch = [v for v, (_, _, _, c) in zip(value, rows, strict=True) if c]
+    if len(batch) <= ddof or max(batch) - min(batch) <= 1e-12:
+        expected = [0.0] * len(rows)
+    else:
+        mean = math.fsum(batch) / len(batch)
+        std = math.sqrt(math.fsum((v - mean) ** 2 for v in batch) / (len(batch) - ddof))
+        expected = [(v - mean) / (std + 1e-4) for v in value]
+    part = BatchWhiten(center=center, over="trajectories", ddof=ddof, single=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
+    found = part(forest, {}, 0)
+    assert found.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
+
+
+def test_the_population_variance_over_tokens(grow: Grow) -> None:
+    # mean .375, variance .234375: .625 / .484123
+    forest = grow([(g, r, [n]) for g, r, n in zip("abcd", [1.0, 0, 0, 1], [1, 3, 2, 2], strict=True)])
+    assert BatchWhiten(ddof=0)(forest, {}, 0)[0] == pytest.approx(1.290994, abs=1e-6)
+    for wrong in ({"over": "rows"}, {"center": "median"}, {"single": "one"}):
+        with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
+            BatchWhiten(**wrong)
+
+
 def test_untrainable_tokens_enter_no_statistic(grow: Grow) -> None:
     # T11: tool tokens in the middle change no action token's credit
     rows = [("a", 1.0, [2]), ("a", 0.0, [3]), ("b", 1.0, [4]), ("b", 0.5, [1])]

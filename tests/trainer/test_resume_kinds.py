@@ -29,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
     "poise": {"signal.value_probe.enough": 12, "signal.value_probe.buffer": 20},
     "oprl": {"signal.implicit_reward.lr": 1e-3},
     "sfpo": {"update.window": 2, "update.threshold": -9.0},  # plain steps from the third on
+    "riskpo": {"credit.size": 2, "credit.add.length_weighted": "length_weighted"},  # a summand that remembers
     "himac": {"rollout.blueprints": 3, "rollout.plan_tokens": 3},
 }
 # what a checkpoint must hold beside the policy

@@ -71,7 +71,10 @@ def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
 
     def column(name: str) -> Tensor:
         rows = forest._size(Signals({}, axes).axis(name))
-        return torch.rand(rows, generator=draw, dtype=torch.float64)
+        if name == "answer_cluster":  # four answers a group
+            return forest.ids("group", axis="R") * 4 + torch.randint(4, (rows,), generator=draw)
+        shape = (rows, 8) if name == "embedding" else (rows,)
+        return torch.rand(shape, generator=draw, dtype=torch.float64)
 
     return Signals({name: column(name) for name in part.needs}, axes)
 

@@ -78,8 +78,10 @@ def against(name: str, work: Work, folder: str, other: str, target: str) -> Case
 def compiled(work: Work, folder: str) -> Case:
     """What torch.compile would buy a bare loop over a cache of fixed size; `compile_s` is what it costs first."""
     arguments = work.arguments(folder)
-    sides = [Side(n, LOOPS + "static_loop", arguments | {"compiled": n == "compiled"}) for n in ("compiled", "eager")]
-    return Case(f"compile/{work.name}", *sides)
+    own, other = (
+        Side(n, LOOPS + "static_loop", arguments | {"compiled": n == "compiled"}) for n in ("compiled", "eager")
+    )
+    return Case(f"compile/{work.name}", own, other)
 
 
 def switches(model: str, folder: str, quick: bool = False) -> list[Case]:

@@ -5,6 +5,8 @@ from gxpo.credit.base import CreditPart, CreditSum
 from gxpo.credit.batch_whiten import BatchWhiten, batch_whiten
 from gxpo.credit.group_relative import GroupRelative, group_relative
 from gxpo.credit.length_weighted import LengthWeighted, length_weighted
+from gxpo.credit.mixed_scale import MixedScale, mixed_scale
+from gxpo.credit.virtual_members import VirtualMembers, virtual_members
 
 __all__ = [
     "AnchorState",
@@ -13,8 +15,12 @@ __all__ = [
     "CreditSum",
     "GroupRelative",
     "LengthWeighted",
+    "MixedScale",
+    "VirtualMembers",
     "anchor_state",
     "batch_whiten",
     "group_relative",
     "length_weighted",
+    "mixed_scale",
+    "virtual_members",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -86,6 +86,19 @@ class CreditSum(CreditPart):
             if isinstance(part, CreditPart):
                 found |= part.targets(forest, signals, step)
         return found
+
+    def observe(self, forest: Forest) -> None:
+        for part in self.parts:
+            if hasattr(part, "observe"):
+                part.observe(forest)  # type: ignore[attr-defined]  # not every credit remembers
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each summand that remembers has to say, by its place."""
+        return {str(i): p.state_dict() for i, p in enumerate(self.parts) if hasattr(p, "state_dict")}  # type: ignore[attr-defined]  # as above
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for place, own in state.items():
+            self.parts[int(place)].load_state_dict(own)  # type: ignore[attr-defined]  # it gave one
 
 
 def _added(left: Credit, right: Credit) -> CreditSum:

@@ -1,4 +1,4 @@
-"""Credit whitened over the trainable tokens of the whole batch."""
+"""Credit whitened over the whole batch: over its trainable tokens, or over its trajectories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import group_relative
+from gxpo.credit.group_relative import Single, group_relative
 from gxpo.errors import one_of
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def batch_whiten(value: Tensor, trainable: Tensor, where: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """A = (value - mean) / sqrt(var + eps), mean and unbiased variance over the batch's trainable entries.
+def batch_whiten(
+    value: Tensor, trainable: Tensor, where: Tensor | None = None, eps: float = 1e-8, ddof: int = 1
+) -> Tensor:
+    """A = (value - mean) / sqrt(var + eps), mean and variance (`ddof` taken off) over the batch's trainable entries.
 
     value      [P] any float dtype; the arithmetic is in float64
     trainable  [P] bool; other entries enter no statistic and are given 0
@@ -30,17 +32,21 @@ def batch_whiten(value: Tensor, trainable: Tensor, where: Tensor | None = None, 
     everywhere where the batch is equal or fewer than two entries count.
     """
     batch = torch.where(trainable, 0, -1)
-    mean, spread = levels.mean_and_std(value, batch, where, ddof=1)
+    mean, spread = levels.mean_and_std(value, batch, where, ddof=ddof)
     return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
 
 
 @dataclass(frozen=True)
 class BatchWhiten(CreditPart):
-    """`batch_whiten` of the outcome, or of what is left of it after the group's mean.
+    """`batch_whiten` of the outcome, or of what is left of it after the group's baseline.
 
-    center "none"  REINFORCE++: no group is needed; groups equal within but not between are given credit
-    center "mean"  REINFORCE++-baseline: the group's mean is taken off first (0 for a group of one, where verl keeps
-                   the raw reward), then the batch is whitened
+    center  "none"  REINFORCE++: no group is needed; groups equal within but not between are given credit
+            "mean"  REINFORCE++-baseline: the group's mean is taken off first, then the batch is whitened
+            "leave_one_out"  the mean of the group's others is
+    over    "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
+            counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
+    ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF and NeMo-RL
+    single  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
 
     The paper's return from token t subtracts the KL of tokens t and after; here a KL in the reward is taken off the
     outcome, once for the trajectory: the same expected gradient, since the KL of earlier tokens is only a baseline.
@@ -48,16 +54,25 @@ class BatchWhiten(CreditPart):
     Source: REINFORCE++, arXiv 2501.03262; as in verl (masked whitening, eps 1e-8 inside the root).
     """
 
-    center: Literal["none", "mean"] = "none"
+    center: Literal["none", "mean", "leave_one_out"] = "none"
     eps: float = 1e-8
+    over: Literal["tokens", "trajectories"] = "tokens"
+    ddof: int = 1
+    single: Single = "zero"
 
     def __post_init__(self) -> None:
-        one_of("credit.center", self.center, ("none", "mean"))
+        one_of("credit.center", self.center, ("none", "mean", "leave_one_out"))
+        one_of("credit.over", self.over, ("tokens", "trajectories"))
+        one_of("credit.single", self.single, ("zero", "raw"))
         object.__setattr__(self, "on_equal", "signal" if self.center == "none" else "zero")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        value = forest.outcome
-        if self.center == "mean":
-            value = group_relative(value, forest.ids("group", axis="R"), scale="none", where=forest.compared)
-        compared = forest.to_path(forest.compared, "R")
-        return batch_whiten(forest.to_path(value, "R"), forest.path_trainable, compared, self.eps)
+        value, compared = forest.outcome, forest.compared
+        if self.center != "none":
+            group = forest.ids("group", axis="R")
+            value = group_relative(value, group, self.center, "none", where=compared, single=self.single)
+        if self.over == "trajectories":
+            batch = torch.zeros(value.shape, dtype=torch.int64)
+            return forest.to_path(levels.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps), "R")
+        entries = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(compared, "R")
+        return batch_whiten(*entries, self.eps, self.ddof)

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.credit.group_relative import Single, alone, group_relative
 from gxpo.errors import ConfigError, did_you_mean, one_of
 
 if TYPE_CHECKING:
@@ -22,16 +23,23 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def decoupled_sum(
-    rewards: Tensor, weights: Tensor, group: Tensor, where: Tensor | None = None, ddof: int = 1, eps: float = 1e-4
+    rewards: Tensor,
+    weights: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    ddof: int = 1,
+    eps: float = 1e-4,
+    single: str = "zero",
 ) -> Tensor:
     """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), over the group, each reward k by itself.
 
     rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
     where    [R] bool (default: all): who enters the statistics; the others are measured by them
+    single   what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
 
     Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
     """
-    columns = [levels.normalize(r, group, where, ddof=ddof, eps=eps) for r in rewards.unbind(1)]
+    columns = [group_relative(r, group, ddof=ddof, eps=eps, where=where, single=single) for r in rewards.unbind(1)]
     return torch.stack(columns, 1) @ weights.to(torch.float64)
 
 
@@ -56,6 +64,7 @@ class Decoupled(CreditPart):
              1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
              credit, too, since the mean over tokens is not 0
     ddof, eps  of the standard deviations
+    single   z of a group of one: "zero" (TRL), or the "raw" rewards (verl), which the batch then is normalised with
 
     With a single reward the second normalisation is left out, as in TRL: then this is `group_relative`. The
     batch's mean and std are of what is given to it: the trajectories of one step. A trajectory with nan in a weighted
@@ -70,9 +79,11 @@ class Decoupled(CreditPart):
     over: Literal["trajectories", "tokens"] = "trajectories"
     ddof: int = 1
     eps: float = 1e-4
+    single: Single = "zero"
 
     def __post_init__(self) -> None:
         one_of("credit.over", self.over, ("trajectories", "tokens"))
+        one_of("credit.single", self.single, ("zero", "raw"))
         for name, weight in (self.weights or {}).items():
             if not math.isfinite(weight):
                 raise ConfigError(f"credit.weights: {name!r} has weight {weight!r}; give a finite number")
@@ -86,13 +97,13 @@ class Decoupled(CreditPart):
         rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
         enters = forest.compared & usable
         group = torch.where(usable, forest.ids("group", axis="R"), -1)
-        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps)
+        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps, self.single)
         if len(weights) == 1:
             return forest.to_path(total, "R")
         if self.over == "tokens":
             trained = forest.path_trainable & forest.to_path(usable, "R")
             return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
-        moved = torch.zeros_like(usable)
+        moved = alone(group, enters) if self.single == "raw" else torch.zeros_like(usable)
         for reward in rewards.unbind(1):
             moved |= ~levels.degenerate(reward, group, enters) | ~enters
         return forest.to_path(batch_normalized(total, moved & usable, enters, self.ddof, self.eps), "R")

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import one_of
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
-Center = Literal["mean", "leave_one_out", "median", "none"]
-Scale = Literal["std", "none"]
+Center = Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none"]
+Scale = Literal["std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none"]
+Single = Literal["zero", "raw"]
 
 
 @torch.no_grad()
@@ -29,51 +30,105 @@ def group_relative(
     ddof: int = 1,
     eps: float = 1e-6,
     where: Tensor | None = None,
+    *,
+    quantile: float = 0.4,
+    shift: float = 0.0,
+    single: str = "zero",
 ) -> Tensor:
-    """Advantage of each trajectory within its group: A = (outcome - center) / (scale + eps).
+    """Advantage of each trajectory within its group: A = (outcome - center - shift) / (scale + eps).
 
-    outcome  [R] any float dtype; the arithmetic is in float64
-    group    [R] int64 dense ids (`Forest.ids`), -1 = in no group
-    center   "mean" | "leave_one_out" | "median" | "none", over the compared members of the group
-    scale    "std" with `ddof` degrees of freedom taken off, `eps` added to it | "none"
-    where    [R] bool, compared: who enters the statistics (default: all); the others are measured against those
+    outcome   [R] any float dtype; the arithmetic is in float64
+    group     [R] int64 dense ids (`Forest.ids`), -1 = in no group
+    center    "mean" | "leave_one_out" | "median" | "lower_median" | "quantile" | "none", over the compared members
+    scale     "std" with `ddof` degrees of freedom taken off, `eps` added to it | "leave_one_out_std" | "mean_absolute"
+              | "median_absolute" | "mean" | "none": see `levels.normalize`
+    where     [R] bool, compared: who enters the statistics (default: all); the others are measured against those
+    quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
+    shift     added to the center; below 0, more is reinforced than is held back
+    single    what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
+              something scales)
 
     Returns [R] float64. Exactly 0 where there is nothing to compare: a group of one, of equal outcomes (max - min at
-    most 1e-12 of the largest, in float64), or without compared members. Some trainers give a group of one its raw
-    reward, and a group of equal float32 rewards a residue over eps.
+    most 1e-12 of the largest, in float64), or without compared members; but a group of equal outcomes is given -shift
+    where nothing scales. Some trainers give a group of one its raw reward, and a group of equal float32 rewards a
+    residue over eps.
 
     With these settings this is
       GRPO      mean, std, ddof 1, eps 1e-6   DeepSeekMath, arXiv 2402.03300; eps as in verl (the paper has none)
       Dr. GRPO  mean, none                    arXiv 2503.20783
       RLOO      leave_one_out, none           arXiv 2402.14740; equals G / (G - 1) times Dr. GRPO
+      MaxRL     mean, mean                    arXiv 2602.02710; (r - p) / p for outcomes 0 and 1
+      DGPO      mean, mean_absolute, eps 1e-4               arXiv 2601.20614; sum |A| = G in every mixed group
+      MC-GRPO   lower_median, median_absolute, eps 1e-3     arXiv 2601.22582
+      AsymRE    mean, none, shift -0.1        arXiv 2506.20520
+      QAE       quantile 0.4, std             arXiv 2509.22611: for outcomes 0 and 1 the baseline is 0 up to a rate of
+                                              1 - 0.4, so that only successes count there, and 1 above it
     and GRPO as computed by TRL (eps 1e-4), AReaL (1e-5), verl, SkyRL, slime (1e-6), OpenRLHF (1e-9), rLLM, ART
-    (ddof 0, 1e-6).
+    (ddof 0, 1e-6), NeMo-RL (leave_one_out, leave_one_out_std).
 
     >>> import torch
     >>> group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.int64), scale="none").tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    return levels.normalize(outcome, group, where, center=center, scale=scale, ddof=ddof, eps=eps)
+    advantage = levels.normalize(
+        outcome, group, where, center=center, scale=scale, ddof=ddof, eps=eps, q=quantile, shift=shift
+    )
+    if single == "raw":
+        raw = outcome.to(torch.float64) / (1.0 if scale == "none" else 1.0 + eps)
+        return torch.where(alone(group, where), raw, advantage)
+    return advantage
+
+
+def alone(group: Tensor, where: Tensor | None = None) -> Tensor:
+    """[R] bool: in a group, compared, and no other compared member there."""
+    enters = group >= 0 if where is None else (group >= 0) & where
+    return enters & (levels.count(group, where) == 1)
 
 
 @dataclass(frozen=True)
 class GroupRelative(CreditPart):
-    """`group_relative` of the outcome, the same for every token of a trajectory. The defaults are GRPO's."""
+    """`group_relative` of the outcome, the same for every token of a trajectory. The defaults are GRPO's.
+
+    unit  what a group's statistics count, and a group of one is one of: "trajectory", or "step": a trajectory as often
+          as it has turns, as where every turn is a row of the batch (verl-agent)
+    """
 
     center: Center = "mean"
     scale: Scale = "std"
     ddof: int = 1
     eps: float = 1e-6
+    quantile: float = 0.4
+    shift: float = 0.0
+    single: Single = "zero"
+    unit: Literal["trajectory", "step"] = "trajectory"
 
     def __post_init__(self) -> None:
-        one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
-        one_of("credit.scale", self.scale, ("std", "none"))
-        if self.center == "none" and self.scale == "none":
+        one_of("credit.center", self.center, levels.CENTERS)
+        one_of("credit.scale", self.scale, levels.SCALES)
+        one_of("credit.single", self.single, ("zero", "raw"))
+        one_of("credit.unit", self.unit, ("trajectory", "step"))
+        if not 0 < self.quantile <= 1:
+            raise ConfigError(f"credit.quantile is {self.quantile}; it is a share of the group above 0, up to 1")
+        if self.scale == "median_absolute" and not self.eps > 0:
+            raise ConfigError("credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0")
+        if self.scale in ("mean", "none") and (self.center == "none" or self.shift):
             object.__setattr__(self, "on_equal", "signal")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group = forest.ids("group", axis="R")
+        outcome, group, compared = forest.outcome, forest.ids("group", axis="R"), forest.compared
+        if self.unit == "step":
+            own = forest.step_trajectory
+            outcome, group, compared = outcome[own], group[own], compared[own]
         advantage = group_relative(
-            forest.outcome, group, self.center, self.scale, self.ddof, self.eps, where=forest.compared
+            outcome,
+            group,
+            self.center,
+            self.scale,
+            self.ddof,
+            self.eps,
+            where=compared,
+            quantile=self.quantile,
+            shift=self.shift,
+            single=self.single,
         )
-        return forest.to_path(advantage, "R")
+        return forest.to_path(advantage, "S" if self.unit == "step" else "R")

@@ -1,15 +1,28 @@
-"""`gxpo methods`: the published methods as data and as text."""
+"""`gxpo methods`: the published methods as data, and which of them are asked for."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gxpo.compose import method
-from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import EVIDENCE, Definition, show
+from gxpo.errors import ConfigError, did_you_mean, one_of
+from gxpo.explain.effect import on_equal
+from gxpo.keys import EVIDENCE, STAGES, Definition, same, show
 from gxpo.methods import METHODS
+from gxpo.objectives import PolicyGradient
+from gxpo.signals import BUILT_IN
+
+FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # nothing beyond the base
+EXPLAINED = {
+    "reference-code": "the authors' own code was read",
+    "paper": "the paper's equations were read",
+    "secondary": "somebody else's port or summary was read",
+    "reconstruction": "made from an abstract and general knowledge; not verified",
+}
+HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal")  # the first that it changes
+_OBJECTIVE = ("gate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
 
 
 def entry(definition: Definition) -> dict[str, Any]:
@@ -20,23 +33,23 @@ def entry(definition: Definition) -> dict[str, Any]:
         "title": definition.title,
         "arxiv": definition.arxiv,
         "idea": definition.idea,
+        "stage": home(definition),
         "stages": list(definition.stages),
         "formula": definition.formula,
         "evidence": definition.evidence,
         "defaults": _typed(definition.keys),
         "paper_defaults": _typed(definition.paper_defaults),
         "needs": list(made.needs),
+        "computes": [name for part in made.signals.values() for name in part.provides],
         "requires": list(made.requires),
         "cost": definition.cost,
+        "on_equal": on_equal(made),
         "choices": definition.choices,
         "alias_of": definition.alias_of,
+        "aliases": [d.name for d in METHODS.values() if d.alias_of == definition.name],
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
+        "conflicts": conflicts(definition),
     }
-
-
-def _typed(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys as they are typed; numbers stay numbers."""
-    return {k: v if isinstance(v, (int, float)) else show(v) for k, v in keys.items()}
 
 
 def entries() -> list[dict[str, Any]]:
@@ -44,38 +57,126 @@ def entries() -> list[dict[str, Any]]:
     return [entry(d) for d in sorted(METHODS.values(), key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
 
 
-def one(name: str, *, bibtex: bool = False, as_json: bool = False) -> str:
-    """One method (or composition) in full."""
-    if bibtex:
-        if name not in METHODS:
-            raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
-        return METHODS[name].bibtex
-    if name in METHODS:
-        facts = entry(METHODS[name])
-        if as_json:
-            return json.dumps(facts, indent=1)
-        lines = [f"{k:<15} {_text(v)}" for k, v in facts.items() if v not in ([], {}, "", None)]
-        return "\n".join([*lines, "", repr(method(name))])
-    return repr(method(name))
+def free(cost: str) -> bool:
+    """Whether a method costs nothing beyond the base."""
+    return cost == FREE or cost.startswith(f"{FREE};")
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k}={v}" for k, v in value.items())
-    return ", ".join(value) if isinstance(value, list) else str(value)
+def _typed(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as they are typed; numbers stay numbers."""
+    return {k: v if isinstance(v, (int, float)) else show(v) for k, v in keys.items()}
 
 
-def table() -> None:
-    """The list, and how many methods stand on which evidence."""
-    from rich.console import Console
-    from rich.table import Table
+def home(definition: Definition) -> str:
+    """The stage under which a method is listed: the first of HOMES in which it puts a part, or any key of credit; else
+    the first of STAGES in which it sets a key.
 
-    rows = entries()
-    shown = Table("name", "stages", "evidence", "idea", box=None, header_style="bold")
-    for row in rows:
-        shown.add_row(row["name"], " ".join(row["stages"]) or "base", row["evidence"], row["idea"])
-    console = Console(width=max(120, Console().width))
-    console.print(shown)
-    counts = {tier: sum(r["evidence"] == tier for r in rows) for tier in EVIDENCE}
-    console.print(f"{len(rows)} methods: " + ", ".join(f"{n} {tier}" for tier, n in counts.items() if n))
-    console.print("compose with +: gxpo methods dr_grpo+gspo")
+    Where a credit reads a signal of the method's own, its rollouts only serve that: it is listed under credit.
+    """
+    parts = {k.split(".")[0] for k, v in definition.keys.items() if isinstance(v, type) or k in HOMES}
+    parts |= {"credit"} & set(definition.stages)
+    if {"credit", "signal"} <= parts:
+        return "credit"
+    return next((stage for stage in HOMES if stage in parts), next(iter(definition.stages), "base"))
+
+
+# ---------------------------------------------------------------- composition
+def conflicts(definition: Definition) -> dict[str, list[str]]:
+    """Key -> the methods with which this one merges only once the caller has decided that key."""
+    found: dict[str, list[str]] = {}
+    for other in METHODS.values():
+        if other.name != definition.name:
+            keys = _unequal(definition, other) | _homeless(definition, other) | _homeless(other, definition)
+            for key in sorted(keys):
+                found.setdefault(key, []).append(other.name)
+    return dict(sorted(found.items()))
+
+
+def _unequal(a: Definition, b: Definition) -> set[str]:
+    return {k for k in a.keys.keys() & b.keys.keys() if not same(a.keys[k], b.keys[k])}
+
+
+def _homeless(owner: Definition, other: Definition) -> set[str]:
+    """Stages in which `owner` puts a part that lacks a field for which `other` has a value."""
+    found = set()
+    for key in other.keys:
+        stage, _, field = key.rpartition(".")
+        if stage in ("credit", "rollout", "update"):
+            part = owner.keys.get(stage)
+            if stage not in other.keys and dataclasses.is_dataclass(part) and field not in _fields(part):
+                found.add(stage)
+        elif key.startswith("objective."):
+            field = key.split(".")[1]
+            for slot in ("objective", "objective.gate"):
+                part = owner.keys.get(slot)
+                known = (*_OBJECTIVE[slot == "objective" :], *(_fields(PolicyGradient) if slot != "objective" else ()))
+                if slot not in other.keys and dataclasses.is_dataclass(part) and field not in (*known, *_fields(part)):
+                    found.add(slot)
+    return found
+
+
+def _fields(part: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(part))
+
+
+# ---------------------------------------------------------------- what is asked for
+def select(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    stage: str | None = None,
+    needs: str | None = None,
+    evidence: Sequence[str] = (),
+    cheap: bool = False,
+    zero_variance: str | None = None,
+) -> list[dict[str, Any]]:
+    """The entries that meet every condition given.
+
+    stage          one of STAGES: it changes that stage
+    needs          a signal that it reads or computes; "none": none at all
+    evidence       tiers, one of which it is of
+    cheap          it costs nothing beyond the base
+    zero_variance  "zero" | "signal": what groups of equal rewards teach it
+
+    Raises ConfigError for a stage, tier or signal that does not exist.
+    """
+    found = [dict(row) for row in rows]
+    if stage is not None:
+        one_of("--stage", stage, STAGES)
+        found = [r for r in found if stage in r["stages"]]
+    for tier in evidence:
+        one_of("--evidence", tier, EVIDENCE)
+    if evidence:
+        found = [r for r in found if r["evidence"] in evidence]
+    if needs is not None:
+        known = list(dict.fromkeys([*BUILT_IN, *(x for r in found for x in _read(r))]))
+        if needs != "none" and needs not in known:
+            raise ConfigError(
+                f"--needs is 'none' or a signal, and {needs!r} is none{did_you_mean(needs, known)}; there is "
+                f"{', '.join(known)}"
+            )
+        found = [r for r in found if (not _read(r) if needs == "none" else needs in _read(r))]
+    if cheap:
+        found = [r for r in found if free(r["cost"])]
+    if zero_variance is not None:
+        one_of("--zero-variance", zero_variance, ("zero", "signal"))
+        found = [r for r in found if r["on_equal"] == zero_variance]
+    return found
+
+
+def _read(row: Mapping[str, Any]) -> list[str]:
+    return [*row["needs"], *row["computes"]]
+
+
+def tiers(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many methods stand on which evidence, strongest first."""
+    found = [row["evidence"] for row in rows]
+    return {tier: found.count(tier) for tier in EVIDENCE if tier in found}
+
+
+def citations(spec: str) -> str:
+    """BibTeX of every method of a composition."""
+    words = [word.strip().split("@")[0] for word in spec.split("+")]
+    for word in words:
+        if word not in METHODS:
+            raise ConfigError(f"unknown method {word!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)")
+    return "\n\n".join(METHODS[word].bibtex for word in dict.fromkeys(words))

@@ -169,6 +169,10 @@ class FlowLearner(InProcess):
         """Refused."""
         raise ModelError("a flow has no hidden states to read: choose a method without them")
 
+    def logits(self, states: Tensor) -> Tensor:
+        """Refused."""
+        raise ModelError("a flow has no vocabulary: choose a method that reads no logits")
+
     def _policy(self, policy: str) -> Any:
         if policy == "current":
             return self.model

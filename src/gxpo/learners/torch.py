@@ -212,6 +212,15 @@ class TorchLearner(InProcess):
                 out[sheet.index] = self._states(sheet, self._readout, layer).to("cpu", torch.float32)
         return out
 
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] on the learner's device, float32 at least: what the current policy's head makes of rows [n, H] of
+        `hidden(forest)`, before any temperature."""
+        self._one_policy("the logits of a hidden state")
+        own = states.to(self.device, next(self.model.parameters()).dtype)
+        found = self._readout.logits(own, self._readout.head_weight())
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
         size = self.tokens_per_microbatch
         return memory_is_short(

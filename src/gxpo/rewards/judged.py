@@ -217,7 +217,7 @@ class JudgeOptions:
 
     ask     `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, no time limit
     server  address of an OpenAI-compatible server, and `model` as it calls it
-    mode    "rubric" (`Rubric`) or "pairwise" (`Pairwise`)
+    mode    "rubric" (`Rubric`), "pairwise" (`Pairwise`) or "first_error" (`correct_prefix.FirstError`)
 
     The others are fields of those and of `Server`.
     """
@@ -235,10 +235,11 @@ class JudgeOptions:
     low: float = 0.0
     high: float = 10.0
     pairs: Literal["all", "first"] = "all"
+    steps: str = r"\n+"
     workers: int = 8
 
 
-def judged(options: Mapping[str, Any]) -> Rubric | Pairwise:
+def judged(options: Mapping[str, Any]) -> Callable[..., dict[str, Tensor]]:
     """The reward called "judge"."""
     o: JudgeOptions = group_level.made(JudgeOptions, options, "judge")
     if (o.ask is None) == (o.server is None):
@@ -256,4 +257,8 @@ def judged(options: Mapping[str, Any]) -> Rubric | Pairwise:
         return Rubric(judge, o.rubric, o.low, o.high, o.workers)
     if o.mode == "pairwise":
         return Pairwise(judge, o.rubric, o.pairs, o.workers)
-    raise ConfigError(f"scoring.options.judge.mode is 'rubric' or 'pairwise', not {o.mode!r}")
+    if o.mode == "first_error":
+        from gxpo.rewards.correct_prefix import FirstError  # which asks as the judges here do
+
+        return FirstError(judge, o.steps, o.workers)
+    raise ConfigError(f"scoring.options.judge.mode is 'first_error', 'rubric' or 'pairwise', not {o.mode!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -12,29 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo.answers import ANSWER, compiled, extract
 from gxpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Task
 
-# \boxed{...} with one level of braces inside, <answer>...</answer>, or a number after "#"; the last one counts
-ANSWER = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\d+(?:[.,/]\d+)*)"
-
 Verify = Callable[["Forest", Sequence[str], Sequence["Task"]], Tensor]
-
-
-def extract(text: str, pattern: re.Pattern[str]) -> str | None:
-    r"""The last non-empty thing that a group of `pattern` (the whole match, if it has none) finds; None without one.
-
-    >>> extract("7+8=15#8 ... #85", re.compile(ANSWER)), extract(r"so \boxed{\frac{1}{2}}.", re.compile(ANSWER))
-    ('85', '\\frac{1}{2}')
-    """
-    found = None
-    for match in pattern.finditer(text):
-        said = next((g for g in match.groups() if g is not None), None) if match.re.groups else match[0]
-        found = (said or "").strip() or found
-    return found
 
 
 def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Sequence[bool]) -> dict[Hashable, str]:
@@ -80,12 +64,7 @@ class MajorityVote:
     reports = ("vote_accuracy",)
 
     def __post_init__(self) -> None:
-        try:
-            self._compiled = re.compile(self.pattern, re.DOTALL)
-        except (re.error, TypeError) as error:
-            raise ConfigError(
-                f"scoring.options.majority_vote.pattern={self.pattern!r} is no regular expression: {error}"
-            ) from None
+        self._compiled = compiled(self.pattern, "scoring.options.majority_vote.pattern")
 
     def bind(self, verify: Verify) -> None:
         """`verify(forest, texts, tasks)` is the verdict [R] of the tasks' own verifier."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.rewards.base import RewardPart
+from gxpo.rewards.component import read_component
 
 
 def with_bonus(outcome: Tensor, process: Tensor) -> Tensor:
@@ -37,16 +37,4 @@ class ProcessBonus(RewardPart):
     component: str = "process"
 
     def __call__(self, forest: Forest) -> Tensor:
-        if self.component not in forest.component_names:
-            raise ConfigError(
-                f"process_bonus reads component {self.component!r}, which no reward computes: let one return it, and "
-                f"give it weight 0 (there is {', '.join(forest.component_names) or 'none'})"
-            )
-        process = forest.components[:, forest.component_names.index(self.component)]
-        known = process[process.isfinite()]
-        if known.numel() and not 0 <= float(known.min()) <= float(known.max()) <= 1:
-            raise ConfigError(
-                f"process_bonus: component {self.component!r} is from {float(known.min()):g} to "
-                f"{float(known.max()):g}; it has to lie between 0 and 1"
-            )
-        return with_bonus(forest.outcome, process)
+        return with_bonus(forest.outcome, read_component(forest, self.component, "process_bonus"))

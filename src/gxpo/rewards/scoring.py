@@ -25,6 +25,7 @@ from gxpo.rewards.format import well_formed
 from gxpo.rewards.group_level import Grouped
 from gxpo.rewards.judged import judged
 from gxpo.rewards.majority import MajorityVote
+from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.user import Function
 from gxpo.rewards.worker import Reply, attempt
@@ -35,6 +36,7 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
     "code": lambda options: group_level.made(CodeReward, options, "code"),
     "judge": judged,
+    "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 
@@ -112,14 +114,14 @@ class RewardSet:
     ) -> RewardSet:
         """From what a user writes; whatever can be found wrong before sampling is a ConfigError here.
 
-        spec     None: the task's own verdict. A name: "math", "format", "majority_vote", "code", "judge",
-                 "my_rewards.py:exact" or a component of the task's scorer. A callable with parameters as in
+        spec     None: the task's own verdict. A name: "math", "format", "numeric", "majority_vote", "code",
+                 "judge", "my_rewards.py:exact" or a component of the task's scorer. A callable with parameters as in
                  `gxpo.rewards.worker.ARGUMENTS`, or (forest, texts, tasks). Or {name: weight}.
         source   has `scorer(text, task)`, `rate(forest, texts, tasks)`, or `reward_default` that names its verifier;
                  `scorer_trusted` says that the scorer can't hang
         timeout  seconds for one item
         workers  processes that share the items
-        options  of "majority_vote", "code" and "judge", by name
+        options  of "numeric", "majority_vote", "code" and "judge", by name
         """
         if not timeout > 0 or workers < 1:
             raise ConfigError(

@@ -62,7 +62,7 @@ class ReplayBuffer:
         keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
         for record in held.select(keep).to_records(share=False):
             own = self._stored.setdefault(record["task"], [])
-            own.append(_plain(record))
+            own.append(plain(record))
             del own[: -self.per_task]
             self._stored.move_to_end(record["task"])
         while len(self._stored) > self.tasks:
@@ -78,7 +78,7 @@ class ReplayBuffer:
         self._held = None
 
 
-def _plain(record: Mapping[str, Any]) -> Json:
+def plain(record: Mapping[str, Any]) -> Json:
     """The record in JSON values, tensors as lists with their type."""
 
     def listed(value: Any) -> Any:

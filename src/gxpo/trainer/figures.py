@@ -22,7 +22,7 @@ def _mean(x: Tensor) -> float | None:
     return float(known.mean()) if known.numel() else None
 
 
-BORROWED = ("replay", "demonstration")  # origins of rollouts that the policy did not make in this step
+BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
 
 
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""What the TRL adapter does, against TRL itself: `python scripts/check_trl.py --python TRL_PYTHON`.
+
+On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses and
+gradients compared; the gradient of one generation batch cut into micro-batches in several ways; whether rows know their
+group; the same beside a second process. Exit status 1 where a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+CLOSE = 1e-5  # relative, of losses and of gradients
+ROWS, GROUP, NEW, STEPS = 16, 4, 6, 3
+
+# name -> (micro-batch, TRL's settings, the adapter's method, its overrides, settings of both)
+CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
+    "default": (16, {}, "grpo@trl", {}, {}),
+    "accumulated": (4, {}, "grpo@trl", {}, {}),
+    "twice": (8, {}, "grpo@trl", {}, {"num_iterations": 2, "learning_rate": 0.5}),
+    "sequence mean": (16, {"loss_type": "grpo"}, "grpo@trl", {"objective.aggregate": "sequence_mean"}, {}),
+    "dr_grpo": (8, {"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", {}, {}),
+    "sequence ratio": (
+        8,
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        "grpo+gspo",
+        {"credit.eps": 1e-4},
+        {"num_iterations": 2, "learning_rate": 0.01},
+    ),
+    "reference": (
+        8,
+        {"use_bias_correction_kl": False},
+        "grpo@trl",
+        {"objective.kl.coef": 0.1},
+        {"num_iterations": 2, "learning_rate": 0.5, "beta": 0.1},
+    ),
+}
+
+
+def value(completion_ids: Any, **columns: Any) -> list[float]:
+    """A reward that differs within groups and says nothing."""
+    return [sum(ids) % 7 / 6 for ids in completion_ids]
+
+
+def saved_model(folder: Path) -> str:
+    """A small model on disk, as both trainers load it."""
+    from gxpo import models
+    from gxpo.models.tiny import tiny_model
+
+    tokenizer = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tiny_model(seed=1, num_key_value_heads=2, **small).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int = STEPS, **given: Any) -> list[Any]:
+    """(loss, flat gradient, trainer) of each optimiser step; `method` and `overrides` go to the trainer."""
+    import datasets
+    import transformers
+    import trl
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    extra = {k: given.pop(k) for k in ("method", "overrides") if k in given}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    parts = ROWS // micro // world
+    found: list[Any] = []
+    losses: list[float] = []
+
+    class Watched(trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            losses.append(float(loss))
+            if len(losses) == parts:
+                gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+                found.append((sum(losses), gradient.clone(), self))
+                losses.clear()
+            return loss
+
+    settings = {
+        "output_dir": path + "-out",
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": parts,
+        "num_generations": GROUP,
+        "max_completion_length": NEW,
+        "max_steps": steps,
+        "learning_rate": 0.1,
+        "optim": "sgd",  # AdamW makes whole steps of what is next to nothing, rounding included
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        **given,
+    }
+    prompts = ["".join(str((7 * i + 3 * j) % 10) for j in range(2 + i % 4)) for i in range(64)]
+    made = Watched(
+        model=model,
+        args=trl.GRPOConfig(**settings),
+        train_dataset=datasets.Dataset.from_list([{"prompt": p} for p in prompts]),
+        reward_funcs=value,
+        processing_class=tokenizer,
+        **extra,
+    )
+    made.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    made.train()
+    return found
+
+
+def against_trl(case: str, path: str, world: int = 1) -> list[dict[str, float]]:
+    """A row for each optimiser step: relative differences of loss and gradient."""
+    import trl
+
+    from gxpo.adapters.trl import GRPOTrainer
+
+    micro, theirs, method, overrides, both = CASES[case]
+    steps = STEPS * both.get("num_iterations", 1)
+    own = steps_of(GRPOTrainer, path, micro, world, steps=steps, method=method, overrides=overrides, **both)
+    other = steps_of(trl.GRPOTrainer, path, micro, world, steps=steps, **theirs, **both)
+    rows = []
+    for (loss, gradient, _), (expected, slope, _) in zip(own, other, strict=True):
+        rows.append({
+            "loss": abs(loss - expected) / max(abs(expected), 0.1),
+            "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
+            "norm": float(slope.norm()),
+        })  # fmt: skip
+    return rows
+
+
+def cuts(path: str, method: str) -> float:
+    """Largest relative difference of the first gradient between micro-batches of 16, 8, 4 and 2 rows."""
+    from gxpo.adapters.trl import GRPOTrainer
+
+    found = [steps_of(GRPOTrainer, path, micro, steps=1, method=method)[0][1] for micro in (16, 8, 4, 2)]
+    return max(float((x - found[0]).norm() / found[0].norm()) for x in found[1:])
+
+
+def groups_survive(path: str) -> bool:
+    """Whether each row of each micro-batch is the rollout that the forest says, in the group of its prompt."""
+    from gxpo.adapters.trl import ROW, GRPOTrainer
+
+    trainer = steps_of(GRPOTrainer, path, 4, steps=1, method="ngrpo")[0][2]
+    forest, prompts, order = trainer._scored["train"].forest, {}, []
+    for b in trainer._buffered_inputs:
+        for i in range(4):
+            row = int(b[ROW][i])
+            order.append(row)
+            if forest.action(row) != b["completion_ids"][i][b["completion_mask"][i].bool()].tolist():
+                return False
+            prompts.setdefault(forest.group[row], set()).add(tuple(b["prompt_ids"][i].tolist()))
+    return order != sorted(order) and len(prompts) == ROWS // GROUP and all(len(p) == 1 for p in prompts.values())
+
+
+def checks(path: str) -> bool:
+    import trl
+
+    from gxpo.adapters.trl import TESTED
+
+    print(f"TRL {trl.__version__} (the adapter was written for {TESTED}), torch {torch.__version__}")
+    good = True
+
+    def say(name: str, right: bool, figures: str) -> None:
+        nonlocal good
+        good &= right
+        print(f"{'ok  ' if right else 'FAIL'} {name}: {figures}", flush=True)
+
+    for case in CASES:
+        rows = against_trl(case, path)
+        loss, gradient = (max(row[k] for row in rows) for k in ("loss", "gradient"))
+        figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norm {rows[0]['norm']:.3f})"
+        say(f"{case}, {len(rows)} steps", max(loss, gradient) < CLOSE, figures)
+    for method in ("grpo", "grpo+gspo", "gvpo"):
+        gap = cuts(path, method)
+        say(f"micro-batches of 16, 8, 4, 2 rows, {method}", gap < CLOSE, f"gradient {gap:.1e}")
+    say("rows know their group after the shuffle", groups_survive(path), f"{ROWS} rows in groups of {GROUP}")
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "29537",
+        __file__,
+        "--two",
+        path,
+    ]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    line = next((x for x in done.stdout.splitlines() if x.startswith("two ")), "")
+    say("two processes", done.returncode == 0 and bool(line), line or done.stderr[-300:].replace("\n", " "))
+    return good
+
+
+def two(path: str) -> int:
+    """In one of two processes: the same steps as TRL with rows on both, groups over both of them."""
+    rows = against_trl("accumulated", path, world=2)
+    worst = max(max(row["loss"], row["gradient"]) for row in rows)
+    if os.environ["RANK"] == "0":
+        print(
+            f"two processes, {len(rows)} steps: loss and gradient {worst:.1e} (norm {rows[0]['norm']:.3f})", flush=True
+        )
+    return 0 if worst < CLOSE else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", help="interpreter of an environment that has TRL (default: this one)")
+    parser.add_argument("--two", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.two:
+        return two(given.two)
+    if given.python:
+        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        surroundings = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return subprocess.run([given.python, __file__], env=surroundings).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        return 0 if checks(saved_model(Path(folder) / "model")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Twenty compositions of three methods, drawn at random, train on the demo's task; nothing may become infinite.
+
+    python scripts/random_compositions.py --steps 20 --seed 0
+
+A triple that gxpo refuses, when it is composed or when it runs, has another one drawn in its place; both are counted.
+Exit code 1 where a run fails, a figure is not finite, or no parameter has moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gxpo
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.methods import METHODS
+
+# samplers in latents, which nothing for text composes with; prompts with a draft, which the tiny model has never read
+ELSEWHERE = {"flow_grpo", "tempflow_grpo", "igrpo"}
+READS = {  # a component that the demo's reward does not compute under the name that the method expects
+    "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
+    "spectral_po": {"reward.shape.correct_prefix.component": "format"},
+}
+SMALL = {"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 24, "eval.tasks": 8}
+
+
+def compositions(seed: int) -> Iterator[tuple[str, str]]:
+    """Triples in random order, each once, with the reason for which it can't be composed ("" where it can)."""
+    draw, names, seen = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
+    while True:
+        spec = "+".join(sorted(draw.sample(names, 3)))
+        if spec in seen:
+            continue
+        seen.add(spec)
+        try:
+            gxpo.method(spec)
+            yield spec, ""
+        except ConfigError as error:
+            yield spec, str(error)
+
+
+def settings(spec: str) -> dict[str, Any]:
+    """What a composition needs to run on the demo's task."""
+    own = gxpo.method(spec)
+    given = {k: v for k, v in SMALL.items() if not k.startswith("rollout.") or k in own.keys}
+    for definition in own.definitions:
+        given |= READS.get(definition.name, {})
+    if getattr(own.rollout, "policies", None):
+        given["learner.lora_rank"] = 4
+    return given
+
+
+def trained(spec: str, steps: int) -> str:
+    """A line on the run. GxpoError where it is refused, RuntimeError where something is wrong."""
+    with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = gxpo.train("tiny", "arithmetic", spec, steps, out=Path(folder) / "run", set=settings(spec))
+        rows = run.metrics  # read from the folder
+    figures = {k: [row[k] for row in rows if row[k] is not None] for k in ("reward_mean", "grad_norm")}
+    numbers = [v for row in rows for v in row.values() if isinstance(v, float)]
+    if not all(math.isfinite(v) for v in numbers):
+        raise RuntimeError("a figure is not finite")
+    if not all(bool(p.isfinite().all()) for p in run.trainer.learner.snapshot().values()):
+        raise RuntimeError("a parameter is not finite")
+    empty = rows[-1]["empty_steps"]
+    if empty >= steps:
+        raise RuntimeError("no step had any credit")
+    rewards, largest = figures["reward_mean"], max(figures["grad_norm"])
+    return f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f}, grad norm at most {largest:.3g}, empty steps {empty}"
+
+
+def main() -> int:
+    """Exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    tried = wrong = refused = 0
+    for spec, reason in compositions(given.seed):
+        if tried == given.count:
+            break
+        if reason:
+            refused += 1
+            continue
+        try:
+            line = trained(spec, given.steps)
+        except GxpoError as error:
+            refused += 1
+            print(f"{spec:60s} refused: {error}", flush=True)
+            continue
+        except RuntimeError as error:
+            wrong, line = wrong + 1, f"WRONG: {error}"
+        tried += 1
+        print(f"{spec:60s} {line}", flush=True)
+    print(f"{tried - wrong} of {tried} trained {given.steps} steps; {refused} triples were refused")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

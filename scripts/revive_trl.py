@@ -1,0 +1,141 @@
+"""A stalled TRL run and what one argument changes: `python scripts/revive_trl.py --python TRL_PYTHON`.
+
+A small model is taught a habit first: whatever digit it is shown, it answers with a digit, and hardly ever (about once
+in 60000 answers) with "=", which is what the task asks for. Then TRL trains it, 8 prompts x 8 samples a step: every
+group is all wrong, so that rewards do not differ, GRPO's advantages are 0 and nothing moves. The second run is the same
+but for `method="ngrpo"`. Prints both reward curves. Under a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+STEPS, PROMPTS, GROUP, EVERY = 120, 8, 8, 10
+ASKED, RARE, TAUGHT = "=", 1e-5, 500  # the right answer, the probability it is taught to have, steps of that
+
+
+def habitual(folder: Path) -> str:
+    """A model that answers with digits."""
+    from gxpo import models
+    from gxpo.models.tiny import tiny_model
+
+    tokenizer = models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = tiny_model(seed=1, num_key_value_heads=2, **small).train()
+    ids = torch.tensor([tokenizer(str(d))["input_ids"] for d in range(10)])
+    asked = tokenizer(ASKED)["input_ids"][-1]
+    taught = torch.zeros(10, model.config.vocab_size)
+    taught[:, ids[:, -1]] = (1 - RARE) / 10
+    taught[:, asked] = RARE
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.01, TAUGHT)
+    for _ in range(TAUGHT):
+        loss = -(taught * model(input_ids=ids).logits[:, -1].log_softmax(-1)).sum(1).mean()
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        schedule.step()
+    spread = model(input_ids=ids).logits[:, -1].softmax(-1).detach().mean(0)
+    digits = float(spread[ids[:, -1]].sum())
+    print(f'probability of "{ASKED}": {float(spread[asked]):.1e}, of a digit: {digits:.4f}')
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def run(trainer: Any, path: str, **changed: Any) -> list[dict[str, float]]:
+    """A line per step: TRL's log. `changed` is what differs from TRL's own arguments."""
+    import datasets
+    import transformers
+    import trl
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+
+    def asked(completions: Any, **columns: Any) -> list[float]:
+        return [float(c.strip() == ASKED) for c in completions]
+
+    made = trainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+        reward_funcs=asked,
+        args=trl.GRPOConfig(
+            output_dir=path + "-out",
+            per_device_train_batch_size=PROMPTS * GROUP,
+            num_generations=GROUP,
+            max_completion_length=1,
+            max_steps=STEPS,
+            learning_rate=3e-3,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=datasets.Dataset.from_list([{"prompt": str(i % 10)} for i in range(160)]),
+        processing_class=tokenizer,
+        **changed,
+    )
+    made.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    made.train()
+    return [row for row in made.state.log_history if "reward" in row]
+
+
+def curve(rows: list[dict[str, float]], key: str) -> list[float]:
+    """Means over EVERY steps."""
+    return [sum(r[key] for r in rows[i : i + EVERY]) / EVERY for i in range(0, len(rows), EVERY)]
+
+
+def shown(method: str) -> int:
+    import trl
+
+    from gxpo.adapters.trl import GRPOTrainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = habitual(Path(folder) / "model")
+        found = {}
+        for name, made, changed in (
+            ("trl.GRPOTrainer(...)", trl.GRPOTrainer, {}),
+            (f'gxpo.adapters.trl.GRPOTrainer(..., method="{method}")', GRPOTrainer, {"method": method}),
+        ):
+            began = time.perf_counter()
+            found[name] = run(made, path, **changed)
+            print(f"{name}: {STEPS} steps in {time.perf_counter() - began:.0f} s")
+    print(f"\nmean reward of steps 1-{EVERY}, {EVERY + 1}-{2 * EVERY}, ...")
+    for name, rows in found.items():
+        print(f"{name:<52}", " ".join(f"{x:.2f}" for x in curve(rows, "reward")))
+    print("share of groups whose rewards are all equal")
+    for name, rows in found.items():
+        print(f"{name:<52}", " ".join(f"{x:.2f}" for x in curve(rows, "frac_reward_zero_std")))
+    stalled, revived = (curve(rows, "reward")[-1] for rows in found.values())
+    return 0 if stalled < 0.05 and revived > 0.8 else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", help="interpreter of an environment that has TRL (default: this one)")
+    parser.add_argument("--method", default="ngrpo", help="what revives it (default: ngrpo)")
+    given = parser.parse_args()
+    if given.python:
+        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        surroundings = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return subprocess.run([given.python, __file__, "--method", given.method], env=surroundings).returncode
+    return shown(given.method)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""gxpo's methods inside other trainers: `gxpo.adapters.trl`, `gxpo.adapters.verl`."""

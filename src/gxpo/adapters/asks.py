@@ -1,0 +1,237 @@
+"""What a method asks of rollouts, found before the first of them: by what its parts declare, and by trying them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import GxpoError
+from gxpo.forest import Forest
+from gxpo.keys import show
+from gxpo.pipeline import Method
+from gxpo.rollouts.independent import Independent
+from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools
+
+# What a trainer may know of its rollouts beside rewards, groups and lengths, and how it is called in a refusal.
+FACTS: Mapping[str, str] = {
+    "logprobs": "log-probs of the sampled tokens",
+    "ids": "token ids",
+    "components": "named rewards",
+    "truncated": "which rollouts were cut off",
+    "step": "the number of the step",
+}
+
+
+class _NoLearner:
+    """Stands where a trainer of another library cannot lend its model to a signal part."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise GxpoError(f"it works with the model itself (`{name}`)")
+
+
+def _no_text(tokens: Any) -> str:
+    raise GxpoError("it reads what was written")
+
+
+def tools(step: int, seed: int = 0) -> SignalTools:
+    """What signal parts may use here: no model and no texts."""
+    return SignalTools(_NoLearner(), _no_text, 0, step, seed)  # type: ignore[arg-type]  # it refuses every use
+
+
+def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
+    """(key, part) of everything that sees rollouts before the objective does, then of the objective."""
+    yield from ((f"reward.shape.{k}", v) for k, v in method.shapes.items())
+    yield from ((f"reward.add.{k}", v) for k, v in method.rewards.items())
+    if method.kl_reward is not None:
+        yield "objective.kl", method.kl_reward
+    yield from ((f"signal.{k}", v) for k, v in method.signals.items())
+    yield "credit", method.credit
+    yield from ((f"weight.{k}", v) for k, v in method.weights.items())
+    for name, term in method.terms.items():
+        yield ("objective" if name == "policy" else f"objective.{name}"), term
+
+
+def remembers(method: Method) -> list[str]:
+    """Keys of the parts whose next values depend on earlier steps."""
+    return [key for key, part in parts_of(method) if _keeps(part)]
+
+
+def _keeps(part: Any) -> bool:
+    """Whether it has something to put into a checkpoint: signal parts all can, and most have nothing."""
+    if isinstance(part, SignalPart):
+        return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
+    return hasattr(part, "state_dict")
+
+
+def shaped(method: Method, forest: Forest) -> Forest:
+    """The method's own rewards over those of the trainer, in the order of the trainer of gxpo."""
+    columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
+    outcome = forest.outcome.clone()
+    for name, part in method.shapes.items():
+        outcome = columns[name] = part(forest.replace(outcome=outcome))
+    for part in method.rewards.values():
+        for name, value in part(forest).items():
+            columns[name] = value
+            outcome = outcome + value
+    return forest.with_rewards(outcome, components=columns)
+
+
+def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: int) -> Signals:
+    """`values` and what the method's own signal parts make of the rollouts."""
+    found = dict(values)
+    for part in method.signals.values():
+        given = part.compute(forest, Signals.of(forest, found, method.axes), tools(step))
+        found |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in given.items()}
+    return Signals.of(forest, found, method.axes)
+
+
+def declared(method: Method, trainer: str, signals: Collection[str] = (), objective: bool = True) -> list[str]:
+    """Why a trainer that samples by itself can't use this method, "KEY=PART: reason" each, by what parts declare.
+
+    signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
+    objective  whether the objective is used, or credit and weights alone
+    """
+    found = []
+    if type(method.rollout) is not Independent:
+        found.append(
+            f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
+        )
+    for key, part in parts_of(method):
+        if not objective and key.startswith("objective") and part is not method.kl_reward:
+            continue
+        for name in getattr(part, "requires", ()):
+            found.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
+        for name in getattr(part, "needs", ()):
+            if name in BUILT_IN and name not in (*signals, "behaviour_logprob"):
+                found.append(
+                    f"{key}={show(part)}: it reads {name} ({BUILT_IN[name][1]}), which {trainer} does not give"
+                )
+        for name in getattr(part, "outputs", ()):
+            if name not in ("logprob", "entropy"):
+                found.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
+    return found
+
+
+def refusals(
+    method: Method,
+    trainer: str,
+    *,
+    signals: Collection[str] = (),
+    facts: Collection[str] = (),
+    verdicts: bool = False,
+    components: Sequence[str] = ("first", "second"),
+    objective: bool = True,
+) -> list[str]:
+    """`declared`, and if that finds nothing, what comes to light when the parts are tried on made-up rollouts.
+
+    facts       names of FACTS that the trainer knows;   verdicts: whether it knows which rollouts are right
+    components  names of the rewards that it knows
+    """
+    if found := declared(method, trainer, signals, objective):
+        return found
+    named = dict(parts_of(method))
+    try:
+        read = reads(method, [f for f in FACTS if f not in facts], verdicts, components)
+        if not read and "logprobs" not in facts:
+            list(_stages(method, _rollouts(verdicts, components, "no logprobs"), 1))
+    except _Failed as failed:
+        return [f"{failed.key}={show(named[failed.key])}: {failed}"]
+    return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]
+
+
+def reads(
+    method: Method,
+    facts: Collection[str] = tuple(FACTS),
+    verdicts: bool = False,
+    components: Sequence[str] = ("first", "second"),
+) -> dict[str, str]:
+    """Fact -> the key of the first part whose result changes with it, on made-up rollouts.
+
+    GxpoError where a part can't work without something that is not there.
+    """
+    plain = dict(_stages(method, _rollouts(verdicts, components), 1))
+    found = {}
+    for fact in facts:
+        other = dict(_stages(method, _rollouts(verdicts, components, fact), 2000 if fact == "step" else 1))
+        changed = [key for key, x in plain.items() if not _same(x, other[key])]
+        if changed:
+            found[fact] = changed[0]
+    return found
+
+
+class _Failed(GxpoError):
+    """A part that could not be tried."""
+
+    def __init__(self, key: str, error: Exception) -> None:
+        super().__init__(str(error))
+        self.key = key
+
+
+def _stages(method: Method, forest: Forest, step: int) -> Iterator[tuple[str, Tensor]]:
+    """(key, values) of every part before the objective."""
+    key = ""
+    try:
+        outcome = forest.outcome
+        for name, part in method.shapes.items():
+            key = f"reward.shape.{name}"
+            outcome = part(forest.replace(outcome=outcome))
+            yield key, outcome
+        for name, part in method.rewards.items():
+            key = f"reward.add.{name}"
+            yield key, torch.stack([x.double() for x in part(forest).values()])
+        forest = shaped(method, forest)
+        values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
+        values["reference_logprob"] = forest.path_behaviour_logprob * 0.9
+        values["entropy"] = -forest.path_behaviour_logprob
+        for name, part in method.signals.items():
+            key = f"signal.{name}"
+            part.bind(tools(0))
+            given = part.compute(forest, Signals.of(forest, values, method.axes), tools(step))
+            values |= given
+            yield key, torch.cat([x.double().flatten() for x in given.values() if isinstance(x, Tensor)] or [outcome])
+        key = "credit"
+        credit = method.advantages(forest, values, step)
+        yield key, credit
+        held = Signals.of(forest, values, method.axes)
+        for name, part in method.weights.items():
+            key = f"weight.{name}"
+            yield key, part(forest, credit, held, step)
+    except Exception as error:
+        raise _Failed(key, error) from error
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a, nan=-7.5), torch.nan_to_num(b, nan=-7.5)))
+
+
+def _rollouts(verdicts: bool, components: Sequence[str], changed: str = "") -> Forest:
+    """Groups of right, wrong and mixed answers.
+
+    changed  one of FACTS that is other than usual (but "step", which rollouts do not hold), or "no logprobs"
+    """
+    rewards = [[1.0, 0.0, 1.0, 0.0], [0.0] * 4, [1.0] * 4, [0.2, 0.9, 0.4, 0.0]]
+    lengths = [[2 + (3 * i + g) % 5 for i in range(4)] for g in range(4)]
+    order, offset = (5 if changed == "logprobs" else 3), (7 if changed == "ids" else 0)
+
+    def ids(i: int, n: int) -> list[int]:
+        return [1 + (5 * i + 3 * j + offset * (i + 1) * (j + 1)) % 59 for j in range(n)]
+
+    def logprobs(i: int, n: int) -> list[float]:
+        return [-0.1 - 0.05 * ((order * i + 2 * j) % 7) for j in range(n)]
+
+    outcome = torch.tensor(rewards, dtype=torch.float64).flatten()
+    cut = torch.arange(outcome.numel()) % 4 == (2 if changed == "truncated" else 1)
+    forest = Forest.from_completions(
+        [[7 + g, 8] for g in range(4)],
+        [[ids(i, n) for i, n in enumerate(group)] for group in lengths],
+        rewards,
+        logprobs=None if changed == "no logprobs" else [[logprobs(i, n) for i, n in enumerate(g)] for g in lengths],
+        truncated=cut,
+        success=(outcome >= 1).double() if verdicts else None,
+    )
+    first = outcome.flip(0) if changed == "components" else outcome
+    columns = {name: torch.roll(first, k) for k, name in enumerate(components)}
+    return forest.with_rewards(outcome, components=columns)

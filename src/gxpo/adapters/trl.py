@@ -1,0 +1,483 @@
+"""Any method's credit, weights and objective inside TRL's GRPOTrainer.
+
+    from gxpo.adapters.trl import GRPOTrainer   # instead of: from trl import GRPOTrainer
+    GRPOTrainer(model, method="ngrpo", ...)     # everything else as before
+
+TRL samples, scores, logs, saves and steps; gxpo computes what a rollout is worth and what is minimised. The methods
+that are replaced are private in TRL, and have changed between its versions: tests/adapters/test_trl.py is the contract,
+and `TESTED` the version that it was run against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.adapters import asks
+from gxpo.compose import method as compose
+from gxpo.errors import CheckpointError, ConfigError, need
+from gxpo.forest import Forest
+from gxpo.keys import show
+from gxpo.learners.accumulate import gradient_of
+from gxpo.learners.epochs import Epochs
+from gxpo.pipeline import Method
+from gxpo.protocols import PolicyTokens
+from gxpo.signals import Signals
+
+if TYPE_CHECKING:
+    Base: Any = object  # mixed into TRL's trainer, which this environment need not have
+    GRPOTrainer: Any
+else:
+    Base = object
+
+TESTED = "1.16"
+ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
+STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
+GIVEN = ("proximal_logprob", "reference_logprob", "entropy")  # signals that TRL's own forward passes give
+MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+              "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
+
+# TRL's settings of the stages that gxpo takes over, and what says the same here; they must stand at their defaults.
+REPLACED: Mapping[str, str] = {
+    "loss_type": "objective.aggregate ('token_mean', 'sequence_mean', 'sequence_sum') or a method (gspo, cispo, ...)",
+    "epsilon": "objective.clip_low",
+    "epsilon_high": "objective.clip_high",
+    "delta": "objective.gate='dual_clip'",
+    "importance_sampling_level": "objective.ratio='sequence'",
+    "scale_rewards": "credit.scale",
+    "multi_objective_aggregation": "the method gdpo_multi",
+    "top_entropy_quantile": "a method that weighs tokens by entropy",
+    "entropy_coef": "objective.entropy.coef",
+    "use_adaptive_entropy": "objective.entropy.coef",
+    "off_policy_mask_threshold": "the method tis",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """`GRPOTrainer`, made when it is first asked for: importing this module needs no TRL."""
+    if name != "GRPOTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    body = {"__module__": __name__, "__doc__": WithMethod.__doc__}
+    made = type("GRPOTrainer", (WithMethod, need("trl", "trl").GRPOTrainer), body)
+    globals()["GRPOTrainer"] = made
+    return made
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A generation batch of all processes. Columns [P], in the order of the forest's entries.
+
+    proximal   the policy when the batch was made; None: nothing has needed it, and the ratio is 1
+    """
+
+    forest: Forest
+    credit: Tensor
+    weight: Tensor
+    signals: Signals
+    proximal: Tensor | None
+    step: int
+
+    def select(self, rows: Tensor) -> Scored:
+        """The rows `rows` alone, in that order."""
+        entries = self.forest.entries_of(rows)
+        return dataclasses.replace(
+            self,
+            forest=self.forest.select(rows),
+            credit=self.credit[entries],
+            weight=self.weight[entries],
+            signals=self.signals.select(self.forest, rows),
+            proximal=None if self.proximal is None else self.proximal[entries],
+        )
+
+    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
+        """The current policy's outputs [P] with what is known of others."""
+        proximal = x["logprob"].detach() if self.proximal is None else self.proximal
+        behaviour = self.forest.path_behaviour_logprob
+        return PolicyTokens(
+            x["logprob"],
+            torch.where(behaviour.isnan(), proximal, behaviour),  # without vLLM the model itself has sampled
+            self.signals.get("reference_logprob"),
+            x.get("entropy"),
+            proximal_logprob=proximal,
+            outputs=x,
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """All rows of one optimiser step, on every process: what the objective is a function of.
+
+    rows   of the generation batch, in the order of `scored`
+    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L
+    """
+
+    scored: Scored
+    rows: Tensor
+    slope: Mapping[str, Tensor] | None = None
+    value: float = 0.0
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where rows of the generation batch stand in this step."""
+        return torch.searchsorted(self.rows, rows)
+
+
+class WithMethod(Base):
+    """TRL's GRPOTrainer with a method of gxpo: its credit, its weights and its objective.
+
+    method      name or composition ("rloo+gspo", "grpo@trl"), as in `gxpo.method`; the default computes what TRL does
+    overrides   leaf keys, e.g. {"objective.aggregate": "sequence_mean"}; they decide what two methods state differently
+    success_at  a reward of at least this is a right answer; None: methods that read verdicts take rewards above 0
+    All other arguments are TRL's. Settings of TRL for what gxpo computes (`loss_type`, `epsilon`, `scale_rewards`, ...)
+    must be left at their defaults; `beta` loads the reference and must equal objective.kl.coef.
+
+    Statistics are over the gathered rows of all processes, the objective's constants over all rows of an optimiser
+    step. A rollout without a reward (None from every function) is unscored: its credit is 0 and it counts nowhere.
+    Raises ConfigError where the method asks for what TRL does not have, naming the key.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        method: str | Method = "grpo@trl",
+        overrides: Mapping[str, Any] | None = None,
+        success_at: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        composed = compose(method, overrides)
+        _refuse(composed, asks.declared(composed, "TRL", GIVEN))
+        super().__init__(*args, **kwargs)
+        names, verdicts = list(self.reward_func_names), success_at is not None
+        known = {"signals": GIVEN, "facts": asks.FACTS, "verdicts": verdicts, "components": names}
+        _refuse(composed, asks.refusals(composed, "TRL", **known))
+        self._reads = asks.reads(composed, verdicts=verdicts, components=names)
+        _refuse(composed, self._settings_against(composed))
+        longest = self.max_completion_length
+        filled = {} if longest is None else {"horizon": float(longest), "max_length": longest}
+        self.gxpo_method = composed.fill(**filled)
+        self.success_at = success_at
+        for part in self.gxpo_method.signals.values():
+            part.bind(asks.tools(0, self.args.seed))
+        self._scored: dict[str, Scored] = {}
+        self._window: tuple[Any, Window] | None = None  # of which optimiser step, and its rows
+        self._seen: dict[str, Any] = {}  # of the newest `_calculate_rewards`
+
+    def _settings_against(self, composed: Method) -> list[str]:
+        """Settings of TRL that would do nothing, or contradict the method."""
+        args, found = self.args, []
+        defaults = {f.name: f.default for f in dataclasses.fields(args)}
+        for name, instead in REPLACED.items():
+            value = getattr(args, name, None)
+            if name in defaults and value != defaults[name]:
+                found.append(f"{name}={value!r}: gxpo computes this; leave it out and set {instead}")
+        kl = composed.terms.get("kl") or composed.kl_reward
+        reads = "reference_logprob" in composed.needs
+        coef = kl.coef if kl is not None else 0.0
+        if reads and not args.beta:
+            found.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
+        if args.beta and kl is not None and args.beta != coef:
+            found.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
+        if args.beta and not reads:
+            found.append(f"beta={args.beta}: set overrides={{'objective.kl.coef': {args.beta}}}, or leave it out")
+        if args.steps_per_generation % (every := args.gradient_accumulation_steps):
+            found.append(
+                f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
+                f"generation batches; make it a multiple of gradient_accumulation_steps={every}"
+            )
+        corrected = getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False)
+        if corrected and "weight.mismatch" in composed.keys:
+            found.append("weight.mismatch: TRL's vllm_importance_sampling_correction does the same; set it to False")
+        if "components" in self._reads:
+            weights = [float(w) for w in self.reward_weights]
+            if any(w != 1.0 for w in weights):
+                found.append(
+                    f"reward_weights={weights}: {show(composed.credit)} weighs rewards itself; set credit.weights"
+                )
+        update = composed.update
+        if update != Epochs():
+            found.append(
+                f"update={show(update)}: TRL steps itself; set num_iterations and steps_per_generation there, and "
+                "update=epochs, update.epochs=1, update.minibatches=1 here"
+            )
+        return found
+
+    # ------------------------------------------------------------ credit
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
+        self._seen = {"rewards": found, "tasks": [_task(p) for p in prompts], "cut": cut}
+        return found
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        mode = "train" if self.model.training else "eval"
+        rows, device = len(output["completion_ids"]), output["completion_ids"].device
+        first = self.accelerator.process_index * rows
+        scored = self._score(output, mode)
+        self._scored[mode] = scored
+        output[ROW] = torch.arange(first, first + rows, device=device)
+        own = _own(output)
+        advantages = torch.zeros(own.shape, dtype=torch.float64)
+        mine = scored.forest.entries_of(output[ROW].cpu())
+        advantages[own.cpu()] = scored.credit[mine]
+        output["advantages"] = advantages.to(device, torch.float32)
+        self._log_advantages(scored)
+        return output
+
+    def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
+        """Forest, credit and weights of the batch on all processes."""
+        method, step = self.gxpo_method, self.state.global_step + 1
+        own = self._gathered(_own(output).long()).bool()
+        logprobs = output.get("sampling_per_token_logps")
+        values: dict[str, Tensor] = {}
+        for name, x in self._before(output).items():
+            values[name] = self._gathered(x)[own].double()
+        forest = self._forest(output, own, None if logprobs is None else self._gathered(logprobs), mode)
+        proximal = values.get("proximal_logprob")
+        if proximal is not None:
+            behaviour = torch.where(forest.path_behaviour_logprob.isnan(), proximal, forest.path_behaviour_logprob)
+            column = forest.behaviour_logprob.index_copy(0, forest.path_token, behaviour)
+            forest = forest.replace(behaviour_logprob=column)
+        forest = asks.shaped(method, forest)
+        signals = asks.computed(method, forest, values, step)
+        credit = method.advantages(forest, signals, step)
+        signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
+        weight = method.token_weights(forest, credit, signals, step)
+        if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
+            ratio = output["importance_sampling_ratio"].expand(_own(output).shape)
+            weight = weight * self._gathered(ratio)[own].double()
+        if mode == "train":
+            method.observe(forest)
+            for part in method.signals.values():
+                for name, x in part.learn(forest, signals, asks.tools(step, self.args.seed)).items():
+                    self._metrics[mode][f"gxpo/{name}"].append(x)
+        return Scored(forest, credit, weight, signals, proximal, step)
+
+    def _before(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
+        """(B, T) log-probs of the policy before the step, and what else the method reads; a forward pass if need be."""
+        found = {}
+        method = self.gxpo_method
+        entropy = "entropy" in method.needs
+        compared = "logprobs" in self._reads or method.kl_reward is not None or "proximal_logprob" in method.needs
+        compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
+        if "old_per_token_logps" in output:
+            found["proximal_logprob"] = output["old_per_token_logps"]
+        if entropy or (compared and not found):
+            with torch.no_grad():
+                size = self.args.per_device_train_batch_size
+                logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
+            found.setdefault("proximal_logprob", logprob)
+            found["entropy"] = spread
+        if "ref_per_token_logps" in output:
+            found["reference_logprob"] = output["ref_per_token_logps"]
+        return found
+
+    def _forest(self, output: Mapping[str, Any], own: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
+        """The rollouts of all processes; groups are runs of `num_generations` rows."""
+        rewards = self._seen["rewards"].double().cpu()
+        size = self.num_generations if mode == "train" else self.num_generations_eval
+        group = [str(i // size) for i in range(len(rewards))]
+        prompts = self._gathered(output["prompt_ids"], left=True)
+        shown = self._gathered(output["prompt_mask"], left=True).bool()
+        ids = self._gathered(output["completion_ids"])
+        real = self._gathered(output["completion_mask"]).bool()
+        weighted = rewards * self.reward_weights.double().cpu()
+        outcome = torch.where(rewards.isnan().all(1), torch.nan, weighted.nansum(1))
+        if bool((own == real).all()):
+            forest = Forest.from_completions(
+                [p[m].tolist() for p, m in zip(prompts, shown, strict=True)],
+                [[c[m].tolist()] for c, m in zip(ids, own, strict=True)],
+                groups=group,
+                logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own, strict=True)],
+            )
+        else:  # tools have spoken in between
+            whole = torch.cat([prompts, ids], 1)
+            forest = Forest.from_padded(
+                whole, own, outcome, group, logprobs, attention_mask=torch.cat([shown, real], 1)
+            )
+        success = (
+            None
+            if self.success_at is None
+            else torch.where(outcome.isnan(), torch.nan, (outcome >= self.success_at).double())
+        )
+        named = dict(zip(self.reward_func_names, rewards.unbind(1), strict=True))
+        forest = forest.with_rewards(outcome, components=named, success=success)
+        cut = self.accelerator.gather(torch.tensor(self._seen["cut"], device=output["prompt_ids"].device))
+        tasks = self._seen["tasks"]
+        if self.accelerator.num_processes > 1:
+            tasks = need("accelerate.utils", "trl").gather_object(tasks)
+        return forest.replace(task=tasks, truncated=cut.cpu().bool())
+
+    def _gathered(self, x: Tensor, *, left: bool = False) -> Tensor:
+        """The rows of all processes, on the CPU, padded with 0 to one width."""
+        x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
+        return self.accelerator.gather(x.contiguous()).detach().cpu()
+
+    def _log_advantages(self, scored: Scored) -> None:
+        """TRL's table of completions shows a row's mean credit in place of its own advantage."""
+        shown = self._logs["advantages"]
+        forest, rows = scored.forest, scored.forest.n_trajectories
+        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
+        count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
+        for _ in range(min(rows, len(shown))):
+            shown.pop()
+        shown.extend((total / count).tolist())
+
+    # ------------------------------------------------------------ objective
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
+        """This micro-batch's share of the objective of its optimiser step; the shares sum to it.
+
+        Each process's share is multiplied by their number, since gradients are averaged over processes.
+        """
+        if ROW not in inputs:
+            raise ConfigError(f"{ROW!r} is not in the batch: a subclass must pass on what the trainer has put there")
+        mode = "train" if self.model.training else "eval"
+        window = self._window_of(model, inputs, mode)
+        method, world = self.gxpo_method, self.accelerator.num_processes
+        own, rows = _own(inputs), inputs[ROW].cpu()
+        logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
+        live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
+        places = window.places(rows)
+        entries = window.scored.forest.entries_of(places)
+        parts = self.args.gradient_accumulation_steps if mode == "train" else 1
+        if window.slope is None:
+            share = self._share(window.scored, live, places, entries)
+            here = self._scored[mode].select(rows)
+            detached = {name: x.detach() for name, x in live.items()}
+            figures = method.metrics(here.forest, here.policy(detached), here.credit, here.weight, here.signals)
+            self._log_figures(mode, figures)
+        else:
+            pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
+            share = pull - pull.detach() + window.value / (parts * world)
+        counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(logprob.device)
+        total, count = self.accelerator.reduce(counted.float(), reduction="sum").tolist()
+        self._metrics[mode]["entropy"].append(total / max(count, 1.0))
+        loss = (share * world).to(logprob.device, torch.float32)
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux / parts
+            self._metrics[mode]["aux_loss"].append(float(aux.detach()))
+        return loss
+
+    def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
+        """The objective with every other row's weight 0: those count in its constants alone."""
+        forest = scored.forest
+        x = {
+            name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v)
+            for name, v in live.items()
+        }
+        here = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
+        masked = forest.replace(weight=forest.weight * here)
+        weight = scored.weight * masked.to_path(here, "R")
+        return self.gxpo_method.objective(masked, scored.policy(x), scored.credit, weight, scored.signals, scored.step)
+
+    def _window_of(self, model: Any, inputs: Mapping[str, Any], mode: str) -> Window:
+        """The optimiser step that this micro-batch belongs to."""
+        scored = self._scored[mode]
+        if mode == "train":
+            every, place = self.args.gradient_accumulation_steps, self._step % self.args.steps_per_generation
+            batches = self._buffered_inputs[place // every * every :][:every]
+            key = (id(scored), self._step // every)
+            if self._window is not None and self._window[0] == key:
+                return self._window[1]
+        else:
+            batches, key = [inputs], None
+        mine = torch.cat([b[ROW] for b in batches])
+        every_row = self.accelerator.gather(mine).cpu()
+        rows = every_row.sort().values
+        window = Window(scored.select(rows), rows)
+        if self.gxpo_method.couples in ("group", "step"):
+            window = self._coupled(model, window, batches, every_row, mode)
+        self._window = None if key is None else (key, window)
+        return window
+
+    def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
+        """Where rows influence each other's derivative: x by a forward pass without gradient, then dL/dx."""
+        width = max(b["completion_ids"].shape[1] for b in batches)
+        found: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
+        with torch.no_grad():
+            for batch in batches:
+                logprob, entropy, _ = self._outputs(model, batch)
+                for name, x in (("logprob", logprob), ("entropy", entropy), ("own", _own(batch).to(logprob.dtype))):
+                    found[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
+        gathered = {name: self._gathered(torch.cat(x)) for name, x in found.items()}
+        own = gathered.pop("own").bool()
+        forest = window.scored.forest
+        entries = forest.entries_of(window.places(every_row))
+        x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own].double())
+             for n, v in gathered.items()}  # fmt: skip
+        s, method = window.scored, self.gxpo_method
+
+        def objective(x: Mapping[str, Tensor]) -> Tensor:
+            return method.objective(forest, s.policy(x), s.credit, s.weight, s.signals, s.step)
+
+        self._log_figures(mode, method.metrics(forest, s.policy(x), s.credit, s.weight, s.signals))
+        return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)))
+
+    def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **how: Any) -> Any:
+        """(log-probs (B, T), entropies (B, T), auxiliary loss) of the completions."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        more = {name: inputs[name] for name in MODALITIES if inputs.get(name) is not None}
+        return self._get_per_token_logps_and_entropies(
+            model, ids, mask, inputs["completion_ids"].size(1),
+            compute_entropy=True, compute_aux_loss=aux, **how, **more,
+        )  # fmt: skip
+
+    def _log_figures(self, mode: str, figures: Mapping[str, float]) -> None:
+        for name, x in figures.items():
+            self._metrics[mode][f"gxpo/{name}"].append(x)
+
+    # ------------------------------------------------------------ checkpoints
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save and asks.remembers(self.gxpo_method):
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            (folder / STATE).write_text(json.dumps(self.gxpo_method.state_dict()))
+            if tensors := self.gxpo_method.tensors():
+                need("safetensors.torch", "trl").save_file(tensors, folder / TENSORS)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not asks.remembers(self.gxpo_method):
+            return
+        path = Path(checkpoint) / STATE
+        if not path.exists():
+            kept = ", ".join(asks.remembers(self.gxpo_method))
+            raise CheckpointError(
+                f"{path} is missing, and {kept} can't go on without it: resume from another checkpoint"
+            )
+        if (Path(checkpoint) / TENSORS).exists():
+            self.gxpo_method.load_tensors(need("safetensors.torch", "trl").load_file(Path(checkpoint) / TENSORS))
+        self.gxpo_method.load_state_dict(json.loads(path.read_text()))
+
+
+def _refuse(composed: Method, reasons: list[str]) -> None:
+    if reasons:
+        raise ConfigError(f"{composed.name} in TRL: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def _own(inputs: Mapping[str, Any]) -> Tensor:
+    """(B, T) bool: the policy's own tokens."""
+    mask = inputs["completion_mask"]
+    return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
+
+
+def _task(prompt: Any) -> str:
+    """A name for a prompt, the same in every epoch; of a conversation its roles and texts count."""
+
+    def texts(x: Any) -> list[str]:
+        if isinstance(x, Mapping):
+            return [t for k in sorted(x) if k in ("role", "content", "text") for t in texts(x[k])]
+        if isinstance(x, (list, tuple)):
+            return [t for y in x for t in texts(y)]
+        return [x] if isinstance(x, str) else []
+
+    return hashlib.blake2b("\x1f".join(texts(prompt) or [repr(prompt)]).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,240 @@
+"""Outcome methods inside verl: advantage estimators and policy losses, both under the name gxpo/NAME.
+
+    export VERL_USE_EXTERNAL_MODULES=gxpo.adapters.verl
+    python -m verl.trainer.main_ppo algorithm.adv_estimator=gxpo/ngrpo \
+        actor_rollout_ref.actor.policy_loss.loss_mode=gxpo/ngrpo actor_rollout_ref.actor.loss_agg_mode=token-mean ...
+
+verl's trainer gives an estimator `token_level_rewards`, `response_mask`, `uid` and the algorithm's settings, whatever
+else its batch holds (in the V1 trainer uid, response_mask, rm_scores, rollout_log_probs, old_log_probs, ref_log_prob,
+values); a policy loss has log-probs, advantages and the mask of a micro-batch. `why_not` says what that leaves out.
+
+The estimator gives credit times weights: every gate of a policy loss is linear in positive factors of the advantage.
+`VERL_USE_EXTERNAL_MODULES` is read in every worker. Compositions: GXPO_VERL_METHODS="rloo+gspo,dr_grpo+gspo" registers
+gxpo/rloo+gspo and gxpo/dr_grpo+gspo, `register` one with overrides from a module of one's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.adapters import asks
+from gxpo.compat import COMPAT
+from gxpo.compose import method as compose
+from gxpo.errors import ConfigError, GxpoError, need
+from gxpo.forest import Forest
+from gxpo.keys import show
+from gxpo.learners.epochs import Epochs
+from gxpo.methods import METHODS
+from gxpo.objectives import PolicyGradient
+from gxpo.objectives.ratio import sequence_ratio, token_ratio
+from gxpo.pipeline import Method
+
+TESTED = "0.9.1"
+PREFIX = "gxpo/"
+MORE = "GXPO_VERL_METHODS"  # further compositions, separated by commas
+SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is a right answer
+# An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
+AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
+              "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
+_RATIOS = {"token": token_ratio, "sequence": sequence_ratio}
+Estimator = Callable[..., tuple[Tensor, Tensor]]
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
+
+
+def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:
+    """Why a method or composition has no estimator ("advantage") or policy loss ("loss") in verl; None if it has.
+
+    >>> print(why_not("grpo"))
+    None
+    >>> why_not("dapo")
+    'rollout=dynamic_sampling: verl samples the groups itself (rollout=independent takes the rest)'
+    """
+    if what not in ("advantage", "loss"):
+        raise ConfigError(f"what is 'advantage' or 'loss', not {what!r}")
+    composed = compose(name, overrides)
+    found = _no_estimator(composed) if what == "advantage" else _no_loss(composed)
+    return "; ".join(dict.fromkeys(found)) or None
+
+
+def _no_estimator(composed: Method) -> list[str]:
+    named = dict(asks.parts_of(composed))
+    found = [
+        f"{key}={show(named[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
+        for key in asks.remembers(composed)
+        if not key.startswith("objective")
+    ]
+    if composed.update != Epochs():
+        found.append(f"update={show(composed.update)}: verl steps itself (update=epochs takes the rest)")
+    if not composed.reads_credit:
+        found.append(
+            f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
+        )
+    return found or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
+
+
+def _no_loss(composed: Method) -> list[str]:
+    term, found = composed.terms["policy"], []
+    if type(term) is not PolicyGradient:
+        return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
+    if term.ratio_over != "proximal":
+        found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
+    if term.once_per_token:
+        found.append("objective.once_per_token=true: verl has no shared tokens")
+    if term.on_unknown_behaviour == "shaped":
+        found.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
+    for name in composed.terms:
+        if name == "kl":
+            found.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
+        elif name == "entropy":
+            found.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
+        elif name != "policy":
+            found.append(f"objective.add.{name}: verl's losses have one term")
+    return found
+
+
+# ---------------------------------------------------------------- advantages
+def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimator:
+    """An advantage estimator as verl calls it; ConfigError where verl can't give what the method needs."""
+    if reasons := why_not(spec, "advantage", overrides):
+        raise ConfigError(f"{spec} in verl: {reasons}")
+    composed = compose(spec, overrides)
+
+    def advantages(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: Sequence[Any] | None = None,
+        config: Any = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """(bs, R) rewards, whose sum over a row is its score, and 0/1 mask; index (bs,): equal for a group.
+
+        Gives (advantages, returns), both (bs, R), 0 outside the mask, and equal.
+        """
+        if index is None:
+            raise GxpoError(f"{PREFIX}{spec} compares the rollouts of a prompt: the batch has no `uid`")
+        own = response_mask.detach().bool().cpu()
+        score = token_level_rewards.detach().double().sum(-1).cpu()
+        at = None if config is None else config.get(SUCCESS_AT, None)
+        forest = asks.shaped(composed, rollouts(own, score, index, None if at is None else float(at)))
+        credit = composed.advantages(forest)
+        credit = credit * composed.token_weights(forest, credit)
+        out = torch.zeros(own.shape, dtype=torch.float64)
+        out[own] = credit
+        out = out.to(token_level_rewards)
+        return out, out
+
+    advantages.__name__ = f"gxpo_{spec}"
+    return advantages
+
+
+def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
+    """The forest of a batch whose token ids are not known.
+
+    own [bs, R] bool: the policy's tokens, a gap being a tool's;   score [bs], nan = unscored;   group [bs] opaque
+    """
+    names = [str(g) for g in group]
+    inside = own.flip(1).cummax(1).values.flip(1) & own.cummax(1).values
+    if bool((inside & ~own).any()):
+        forest = Forest.from_padded(torch.zeros(own.shape, dtype=torch.int64), own, score, names)
+    else:
+        rows = [[[0] * n] for n in own.sum(1).tolist()]
+        forest = Forest.from_completions([()] * len(rows), rows, groups=names)
+    right = None if success_at is None else torch.where(score.isnan(), torch.nan, (score >= success_at).double())
+    return forest.with_rewards(score, success=right)
+
+
+# ---------------------------------------------------------------- policy losses
+def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> PolicyLoss:
+    """A policy loss as verl calls it: the method's ratio and gate, aggregated by verl over the optimiser's batch."""
+    if reasons := why_not(spec, "loss", overrides):
+        raise ConfigError(f"{spec} in verl: {reasons}")
+    term: Any = compose(spec, overrides).terms["policy"]
+    mode, ratio = AGGREGATES[term.aggregate], _RATIOS[term.ratio]
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """All (b, R); `rollout_is_weights` multiplies the loss of each token after the gate."""
+        totals = {} if config is None else dict(config.global_batch_info)
+        if loss_agg_mode != mode:
+            raise ConfigError(
+                f"{PREFIX}{spec}: set actor.loss_agg_mode={mode}, not {loss_agg_mode}: it is {term.aggregate}"
+            )
+        if mode == "seq-mean-token-sum-norm" and totals.get("loss_scale_factor") is None:
+            raise ConfigError(f"{PREFIX}{spec}: set actor.loss_scale_factor to the longest response there can be")
+        mask = response_mask.bool()
+        given, logprob = advantages[mask], log_prob[mask]
+        log_ratio = logprob - old_log_prob[mask]
+        held = ratio(term.gate.before(log_ratio, given), mask.nonzero()[:, 0]).exp()
+        each = term.gate.loss(held, given, logprob)
+        each = torch.where(given == 0, torch.zeros_like(each), each)
+        if rollout_is_weights is not None:
+            each = each * rollout_is_weights[mask]
+        table = torch.zeros_like(log_prob).masked_scatter(mask, each)
+        value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
+        with torch.no_grad():
+            cut = term.gate.clipped(log_ratio, held, given).double()
+            figures = {
+                "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
+                "actor/ppo_kl": float(-log_ratio.double().sum() / max(log_ratio.numel(), 1)),
+            }
+        return value, figures
+
+    loss.__name__ = f"gxpo_{spec}"
+    return loss
+
+
+# ---------------------------------------------------------------- registration
+_MADE: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
+
+
+def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str | None = None) -> list[str]:
+    """Put a method or composition into verl's registries as gxpo/NAME (default: the spec); gives those that took it.
+
+    ConfigError, with the reasons, where neither can.
+    """
+    core = need("verl.trainer.ppo.core_algos", "verl")
+    name = f"{PREFIX}{name or spec}"
+    why = {what: why_not(spec, what, overrides) for what in ("advantage", "loss")}
+    if all(why.values()):
+        raise ConfigError(f"{spec} in verl: {why['advantage']}; {why['loss']}")
+    if name not in _MADE:
+        _MADE[name] = (
+            None if why["advantage"] else estimator(spec, overrides),
+            None if why["loss"] else policy_loss(spec, overrides),
+        )
+    found = []
+    for what, made, into in zip(why, _MADE[name], (core.register_adv_est, core.register_policy_loss), strict=True):
+        if made is not None:
+            into(name)(made)
+            found.append(what)
+    return found
+
+
+def register_all() -> dict[str, list[str]]:
+    """Every method for which verl has what it takes, those with constants of verl's own (gxpo/grpo@verl), and MORE."""
+    named = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
+    asked = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
+    taken = {}
+    for spec in named:
+        try:
+            taken[spec] = register(spec)
+        except ConfigError:  # `why_not` says it to whoever asks
+            continue
+    return taken | {spec: register(spec) for spec in asked}
+
+
+if importlib.util.find_spec("verl") is not None:  # verl has imported this module, or is about to be imported
+    register_all()

@@ -1,0 +1,21 @@
+"""`python -m gxpo.conformance --impl module:function --method grpo`: the same as `pytest --pyargs gxpo.conformance`."""
+
+from __future__ import annotations
+
+import sys
+
+from gxpo.errors import MissingExtra, need
+
+
+def main(arguments: list[str]) -> int:
+    """pytest's exit code; 2 where pytest is not installed."""
+    try:
+        pytest = need("pytest", "dev")
+    except MissingExtra as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(pytest.main(["-p", "gxpo.conformance.plugin", "--pyargs", "gxpo.conformance", *arguments]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""pytest options of the conformance tests: there for `pytest --pyargs gxpo.conformance`, and nowhere else.
+
+An entry point of pytest's, imported by every run of pytest beside gxpo: so nothing but the standard library is imported
+here, and no option is added to a run that does not name gxpo.conformance.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str]) -> None:
+    """--impl, --method, --tolerance."""
+    if not any("gxpo.conformance" in str(a) or "gxpo/conformance" in str(a).replace("\\", "/") for a in args):
+        return
+    group = parser.getgroup("gxpo conformance")
+    group.addoption("--impl", dest="gxpo_impl", metavar="MODULE:FUNCTION", help="what to test (default: gxpo's own)")
+    group.addoption(
+        "--method", dest="gxpo_methods", action="append", metavar="NAME", help="only this method; may be repeated"
+    )
+    group.addoption(
+        "--tolerance",
+        dest="gxpo_tolerance",
+        type=float,
+        metavar="X",
+        help="in place of the vectors' 1e-9 (float32: 1e-5)",
+    )
+
+
+def pytest_configure(config: Any) -> None:
+    """Unknown methods and functions that can't be loaded are errors of the command line."""
+    if config.getoption("gxpo_methods", None) is None and config.getoption("gxpo_impl", None) is None:
+        return
+    import pytest
+
+    from gxpo.conformance.checking import load
+    from gxpo.conformance.golden import golden
+    from gxpo.errors import GxpoError
+
+    here = str(config.invocation_params.dir)
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        load(config.getoption("gxpo_impl", None))
+        for method in config.getoption("gxpo_methods", None) or ():
+            golden(method)
+    except GxpoError as error:
+        raise pytest.UsageError(str(error)) from None

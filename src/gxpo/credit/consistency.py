@@ -1,0 +1,97 @@
+"""Credit inside a group where its attempts disagree, and between groups where they agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.group_relative import Scale, group_relative
+from gxpo.errors import one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def between_groups(
+    outcome: Tensor, group: Tensor, where: Tensor | None = None, scale: str = "std", ddof: int = 1, eps: float = 1e-6
+) -> Tensor:
+    """A = (R_g - mean R) / (std R + eps), R_g the group's mean outcome, over the batch's groups: [R] float64.
+
+    outcome  [R];   group  [R] int64 dense ids, -1 = in no group;   where  [R] bool, compared (default: all)
+    scale    "std" with `ddof` degrees of freedom taken off | "none"
+
+    Every group counts once, whatever its size; all its members have the same. 0 where the batch has one group, where
+    all groups are equal, and for a group without compared members.
+    """
+    enters = group >= 0 if where is None else (group >= 0) & where
+    place = torch.arange(len(group))
+    first = enters & (levels.min(place, group, enters) == place)
+    batch = torch.zeros_like(group)
+    mean = levels.mean(outcome, group, enters)
+    found = levels.normalize(mean, batch, first, scale=scale, ddof=ddof, eps=eps)
+    differ = ~levels.degenerate(mean, batch, first) & (levels.count(group, enters) > 0)
+    return torch.where(differ, found, 0.0)
+
+
+@torch.no_grad()
+def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:
+    """H = -sum_k p_k log p_k over the group's answers, nats: [R] float64, the same for all of a group.
+
+    cluster  [R] int64 ids, equal inside a group where the answers are, -1 none;   where  [R] bool, whose answers count
+    """
+    counts = (group >= 0) & (cluster >= 0)
+    counts = counts if where is None else counts & where
+    share = levels.count(cluster, counts) / levels.count(group, counts).clamp_min(1)
+    return -levels.mean(torch.where(counts, share, 1.0).log(), group, counts)
+
+
+@torch.no_grad()
+def blended(
+    inside: Tensor, between: Tensor, disagreement: Tensor, steepness: float = 20.0, middle: float = 1.5
+) -> Tensor:
+    """w inside + (1 - w) between, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement: float64.
+
+    >>> w = blended(torch.ones(3), torch.zeros(3), torch.tensor([1.0, 4.0, 8.0]).log())  # 1, 4 and 8 answers
+    >>> [round(x, 4) for x in w.tolist()]
+    [0.0, 0.0933, 1.0]
+    """
+    w = torch.sigmoid(steepness * (disagreement.to(torch.float64) - middle))
+    return w * inside + (1.0 - w) * between
+
+
+@dataclass(frozen=True)
+class ConsistencyBlended(CreditPart):
+    """`blended` of `group_relative` and `between_groups` by `answer_disagreement` (COPO), the same for every token.
+
+    steepness, middle  of the blend; `middle` is in nats, and log G is the most that G attempts can disagree
+    scale, ddof, eps   of both advantages
+
+    Reads signal "answer_cluster" [R]. A group that agrees is measured by its mean outcome against the other groups of
+    the step, so groups of equal outcomes learn, unless the step has one group or all its groups have one mean.
+    """
+
+    steepness: float = 20.0
+    middle: float = 1.5
+    scale: Scale = "std"
+    ddof: int = 1
+    eps: float = 1e-6
+
+    needs = ("answer_cluster",)
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("credit.scale", self.scale, ("std", "none"))
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        group, compared = forest.ids("group", axis="R"), forest.compared
+        inside = group_relative(forest.outcome, group, "mean", self.scale, self.ddof, self.eps, compared)
+        between = between_groups(forest.outcome, group, compared, self.scale, self.ddof, self.eps)
+        disagreement = answer_disagreement(signals["answer_cluster"], group, compared)
+        return forest.to_path(blended(inside, between, disagreement, self.steepness, self.middle), "R")

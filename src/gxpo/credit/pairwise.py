@@ -1,0 +1,75 @@
+"""Credit by comparing every right answer with every wrong one, by how likely each was held to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.credit.base import CreditPart
+from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
+from gxpo.errors import ConfigError
+from gxpo.trees import begins_of, repeated, runs_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def pairwise_auc(
+    score: Tensor, correct: Tensor, group: Tensor, tau: float = 0.6, where: Tensor | None = None
+) -> Tensor:
+    """A_i = sum over wrong j of s(l_j - l_i) if i is correct, -sum over correct j of s(l_i - l_j) if it is wrong.
+
+    s(t) = sigmoid(t / tau) / tau: minus the derivative of the logistic loss log(1 + e^(-t / tau)) of a pair, whose
+    sum over pairs is the logistic surrogate of the area under the ROC curve.
+
+    score    [R] l, mean log-prob of each answer's tokens
+    correct  [R] bool
+    group    [R] int64 dense ids, -1 = in no group
+    where    [R] bool, compared (default: all): who others are set against; those that are not meet them all the same
+
+    [R] float64, summing to 0 over a group of compared members; 0 in groups without both. Time and memory are of the
+    number of pairs. tau to infinity, times 2 tau / G: outcome - mean.
+
+    >>> l, right = torch.tensor([-0.2, -0.6, -0.4]), torch.tensor([True, True, False])
+    >>> [round(a, 6) for a in pairwise_auc(l, right, torch.zeros(3).long(), tau=0.5).tolist()]
+    [0.802625, 1.197375, -2.0]
+    """
+    counting = group >= 0 if where is None else where & (group >= 0)
+    side, x = correct.to(torch.int64), score.to(torch.float64)
+    own, rival = 2 * group + side, 2 * group + 1 - side
+    n_sides = 2 * (int(group.max()) + 1) if group.numel() else 0
+    others = counting.nonzero().squeeze(1)
+    others = others[torch.argsort(own[others], stable=True)]
+    begins = begins_of(own[others], n_sides)
+    rows = (group >= 0).nonzero().squeeze(1)
+    i = repeated(rows, begins.diff()[rival[rows]])
+    j = others[runs_of(begins, rival[rows])]
+    sign = 2.0 * side[i] - 1.0
+    pull = sign * torch.sigmoid(-sign * (x[i] - x[j]) / tau) / tau
+    return torch.zeros_like(x).index_add_(0, i, pull)
+
+
+@dataclass(frozen=True)
+class PairwiseAuc(CreditPart):
+    """`pairwise_auc` of the sampler's mean log-probs, the same for every token of a trajectory (CAPO, calibration).
+
+    Confident mistakes and unsure successes weigh most. The labels are verdicts; a trajectory without one counts as
+    correct where its outcome is above 0. Source: arXiv 2604.12632.
+    """
+
+    tau: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ConfigError(f"credit.tau is {self.tau}; it is a temperature of mean log-probs, above 0, such as 0.6")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        score = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories)
+        correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
+        where = forest.compared & (forest.lengths() > 0)
+        return forest.to_path(pairwise_auc(score, correct, forest.ids("group", axis="R"), self.tau, where), "R")

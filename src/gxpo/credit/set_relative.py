@@ -1,0 +1,96 @@
+"""Credit of a trajectory: how good the sets are that it is in, where a set's score is reward times diversity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.pass_at_k import missed
+from gxpo.errors import ConfigError
+from gxpo.trees import begins_of, dense
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def set_relative(outcome: Tensor, group: Tensor, key: Tensor, size: int, where: Tensor | None = None) -> Tensor:
+    """A_i = mean of f over the sets of `size` members that hold i, less the mean of f over all sets of the group.
+
+    f(set) = (mean outcome of its members) * (number of their different keys) / size
+
+    outcome  [R], in [0, 1] where the score is to be a share
+    group    [R] int64 dense ids, -1 = in no group
+    key      [R] int64: equal for members of a group that did the same
+    where    [R] bool, compared (default: all): of whom sets are made; the others are given 0
+
+    Returns [R] float64 with sum 0 over a group. All C(n, size) sets count alike, in closed form: with m members of a
+    key, the chance that a set misses it depends on m alone. Exactly 0 in groups of `size` or fewer. Where all
+    keys differ this is Dr. GRPO times (n - size) / (size (n - 1)), with `size` 1 Dr. GRPO itself.
+
+    Source: polychromic objectives, arXiv 2509.25424, after a summary; there a few sets are drawn.
+    """
+    counts = (group >= 0) & (torch.ones_like(group, dtype=torch.bool) if where is None else where)
+    r, group = torch.where(counts, outcome.to(torch.float64), 0.0), torch.where(counts, group, -1)
+    key = torch.where(counts, dense(group * (int(key.max()) + 1 if len(key) else 1) + key), -1)
+    row = torch.arange(len(key), dtype=torch.float64)
+    first = counts & (levels.min(row, key) == row)
+    n, m, keys = levels.count(group), levels.count(key), levels.count(group, first)
+    alone = missed((n - 1).clamp_min(0), n - 1 - m, size - 1)  # chance that a key is not in a set with one other member
+    beside = missed((n - 2).clamp_min(0), n - 2 - m, max(size - 2, 0))  # ... in a set with two members of other keys
+    own = r * (keys - levels.sum(alone, group, first) + alone)
+    rest = levels.sum(r, group)
+    others = (rest - r) * (keys - levels.sum(beside, group, first) + beside)
+    others = others + levels.sum(r * beside, group) - beside * levels.sum(r, key)
+    score = (own + (size - 1) / (n - 1).clamp_min(1) * others) / size**2
+    return torch.where(n > size, levels.normalize(score, group, scale="none"), 0.0)
+
+
+@torch.no_grad()
+def same_actions(forest: Forest) -> Tensor:
+    """[R] int64 ids: equal for trajectories that wrote the same tokens. Refused where actions are text without ids.
+
+    By a 64-bit hash of every token with its place: two that differ pass for the same once in 2^64 pairs.
+    """
+    if forest.text_only:
+        forest.need_ids("credit set_relative")
+    owner = forest.path_trajectory
+    place = torch.arange(forest.n_entries) - begins_of(owner, forest.n_trajectories)[owner]
+    hashed = (forest.token[forest.path_token] + 1) * -0x61C8864680B583EB + place * -0x40A7B892E31B1A47  # modulo 2^64
+    for shift, odd in ((30, -0x6B2FB644ECCEEE15), (27, 0x2545F4914F6CDD1D), (31, 1)):  # spreads every bit over all
+        hashed = (hashed ^ (hashed >> shift)) * odd
+    return dense(torch.zeros(forest.n_trajectories, dtype=torch.int64).index_add_(0, owner, hashed))
+
+
+@dataclass(frozen=True)
+class SetRelative(CreditPart):
+    """`set_relative` of the outcome, the same for every token of a trajectory.
+
+    size  members of a set; the group needs more
+    same  what makes two members the same: "actions", all their tokens, or a level of the forest such as "info.answer";
+          a trajectory for which it is unknown is like no other
+
+    A group of equal outcomes has credit where some of its members are the same.
+    """
+
+    size: int = 2
+    same: str = "actions"
+
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"credit.size is {self.size}; it is a number of attempts, at least 1")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        group = forest.ids("group", axis="R")
+        key = same_actions(forest) if self.same == "actions" else forest.ids("group", self.same, axis="R")
+        unknown = torch.arange(len(key)) + len(key)
+        key = torch.where(key < 0, unknown, key)
+        return forest.to_path(set_relative(forest.outcome, group, key, self.size, forest.compared), "R")

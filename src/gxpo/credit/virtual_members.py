@@ -1,0 +1,77 @@
+"""Credit of a whole trajectory against a group that made-up members have joined: they are counted, and not trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.group_relative import Center, Scale, group_relative
+from gxpo.errors import ConfigError, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def virtual_members(
+    outcome: Tensor,
+    group: Tensor,
+    value: float = 1.0,
+    count: int = 1,
+    center: str = "mean",
+    scale: str = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    where: Tensor | None = None,
+) -> Tensor:
+    """`group_relative` over the compared members of each group and `count` more of outcome `value`; [R] float64.
+
+    outcome  [R] any float dtype;   group  [R] int64 dense ids, -1 = in no group
+    value    in units of the outcome; the best there can be, so that the others fall behind it
+    where    [R] bool, compared (default: all)
+
+    A group of equal outcomes other than `value` has credit: with count 1, and eps 0, -1 / sqrt(G + 1) for each of G
+    below it, whatever they and `value` are. That holds for a group of one, too. Equal to `value`: exactly 0. Over a
+    group the credit adds up to -count (value - mean) / (std + eps): below 0, unless all are equal to `value`.
+
+    Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward.
+    """
+    n = int(group.max()) + 1 if group.numel() else 0
+    ids = torch.cat([group, torch.arange(n).repeat(count)])
+    everyone = torch.cat([outcome.to(torch.float64), torch.full((n * count,), value, dtype=torch.float64)])
+    enters = None if where is None else torch.cat([where, torch.ones(n * count, dtype=torch.bool)])
+    return group_relative(everyone, ids, center, scale, ddof, eps, where=enters)[: len(outcome)]
+
+
+@dataclass(frozen=True)
+class VirtualMembers(CreditPart):
+    """`virtual_members` (NGRPO) of the outcome, the same for every token: groups in which all fail learn."""
+
+    value: float = 1.0
+    count: int = 1
+    center: Center = "mean"
+    scale: Scale = "std"
+    ddof: int = 1
+    eps: float = 1e-6
+
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("credit.center", self.center, levels.CENTERS)
+        one_of("credit.scale", self.scale, levels.SCALES)
+        if self.count < 1:
+            raise ConfigError(f"credit.count is {self.count}; give at least 1 member, or use credit=group_relative")
+        if not math.isfinite(self.value):
+            raise ConfigError(f"credit.value is {self.value}; it is the best outcome there can be, a finite number")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        group, constants = forest.ids("group", axis="R"), (self.center, self.scale, self.ddof, self.eps)
+        advantage = virtual_members(forest.outcome, group, self.value, self.count, *constants, where=forest.compared)
+        return forest.to_path(advantage, "R")

@@ -1,0 +1,175 @@
+"""The pages docs/methods/NAME.md and their index docs/methods.md, written from the methods themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gxpo.compose import method
+from gxpo.explain.catalogue import EXPLAINED, entries, free
+from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
+from gxpo.explain.effect_picture import effect_picture, number
+from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
+from gxpo.explain.symptoms import SYMPTOMS
+from gxpo.keys import Definition, show
+from gxpo.methods import METHODS
+from gxpo.pipeline import Method
+
+FENCE = "```"
+
+
+def pages() -> dict[str, str]:
+    """Every generated file, by its path below docs/: the index, a page for each method, and pictures."""
+    rows = entries()
+    found = {"methods.md": _index(rows)}
+    base = effect(method("grpo"))
+    if isinstance(base, str):
+        raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}")
+    for row in rows:
+        name = row["name"]
+        made = method(name)
+        tried = effect(made)
+        own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
+        if isinstance(tried, Effect) and own:
+            found[f"methods/{name}.svg"] = effect_picture(tried, base, name)
+        found[f"methods/{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo")
+    return found
+
+
+# ---------------------------------------------------------------- the index
+def _index(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "# Methods",
+        "",
+        f"{FENCE}bash",
+        "gxpo methods --for all-wrong-groups",
+        FENCE,
+        "",
+        f"{counted(rows)}. Evidence: "
+        + "; ".join(f"`{tier}`: {what}" for tier, what in EXPLAINED.items())
+        + '. "Equal groups": what a group of equal rewards teaches, `zero` or a `signal`. Cost: `*` where a method has '
+        "costs or savings of its own. `gxpo methods --help` has filters for all of these.",
+        "",
+        "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
+        "",
+        "| stage | method | evidence | equal groups | cost | idea |",
+        "|---|---|---|---|---|---|",
+    ]
+    for section, members in sections(rows).items():
+        for i, row in enumerate(members):
+            cost = "" if free(row["cost"]) else "*"
+            link = f"[{row['name']}](methods/{row['name']}.md)"
+            cells = [section if i == 0 else "", link, row["evidence"], row["on_equal"], cost, row["idea"]]
+            lines.append(_cells(cells))
+    told = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
+    return "\n".join([*lines, "", f"Stages: {told}.", ""])
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+
+# ---------------------------------------------------------------- one method
+def _page(row: Mapping[str, Any], definition: Definition, made: Method, tried: Effect | str, picture: str) -> str:
+    name = row["name"]
+    blocks = [
+        f"# {name}",
+        f"{FENCE}bash\ngxpo methods {name}\n{FENCE}",
+        _source(row, definition),
+        f"{FENCE}text\n{_docstring(name)}\n{FENCE}",
+        f"Switch it on: `--set method={name}`"
+        + (f"; with the paper's settings: `--set method={name}@paper`" if row["paper_defaults"] else "")
+        + ".",
+        _facts(row),
+        _parts(definition, made),
+        _effect(name, tried, picture),
+        f"{FENCE}bibtex\n{definition.bibtex}\n{FENCE}",
+        f"Written by `scripts/make_method_pages.py` from [methods/{name}.py](../../src/gxpo/methods/{name}.py); "
+        "[all methods](../methods.md).",
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _source(row: Mapping[str, Any], definition: Definition) -> str:
+    where = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
+    cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), where) if x)
+    return f"*{row['title']}*. {cited}. Evidence `{row['evidence']}`: {EXPLAINED[row['evidence']]}."
+
+
+def _docstring(name: str) -> str:
+    return inspect.cleandoc(importlib.import_module(f"gxpo.methods.{name}").__doc__ or "").replace(FENCE, "'''")
+
+
+def _facts(row: Mapping[str, Any]) -> str:
+    facts = {
+        "idea": row["idea"],
+        "formula": f"`{row['formula']}`",
+        "keys": _keys(row["defaults"]) or "none: it is the base",
+        "paper": _keys(row["paper_defaults"]),
+        "needs": ", ".join(f"`{x}`" for x in row["needs"]),
+        "computes": ", ".join(f"`{x}`" for x in row["computes"]),
+        "requires": ", ".join(row["requires"]),
+        "cost": row["cost"],
+        "equal groups": f"`{row['on_equal']}`: {EQUAL[row['on_equal']]}",
+        "choices": row["choices"],
+        "merges with": merges(row),
+        "refuses": ", ".join(f"`{x}`" for x in row["refuses"]),
+        "alias of": f"[{row['alias_of']}]({row['alias_of']}.md)" if row["alias_of"] else "",
+        "aliases": ", ".join(f"[{x}]({x}.md)" for x in row["aliases"]),
+        "tried for": ", ".join(
+            f"`{s}`" for s, told in SYMPTOMS.items() if any(row["name"] in a.method.split("+") for a in told.advice)
+        ),
+    }
+    rows = [_cells([k, v]) for k, v in facts.items() if v]
+    return "\n".join(["| | |", "|---|---|", *rows])
+
+
+def _keys(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{k}={v}`" for k, v in values.items())
+
+
+def _parts(definition: Definition, made: Method) -> str:
+    """What the method's own parts say of themselves, and their options."""
+    lines = []
+    for key, stated in made.keys.items():
+        part = stated.value
+        if stated.origin != definition.name or not (isinstance(part, type) and dataclasses.is_dataclass(part)):
+            continue
+        module = part.__module__.removeprefix("gxpo.").replace(".", "/")
+        summary = " ".join(inspect.cleandoc(part.__doc__ or "").split("\n\n")[0].split())
+        options = [_option(f) for f in dataclasses.fields(part) if f.init and f.repr]
+        told = f" Options: `{', '.join(options)}`." if options else ""
+        lines.append(f"- `{key}`: `{show(part)}` ([{module}.py](../../src/gxpo/{module}.py)). {summary}{told}")
+    return "\n".join(["Its parts:", "", *lines]) if lines else ""
+
+
+def _option(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"{field.name}={show(field.default_factory())}"
+    return field.name if field.default is dataclasses.MISSING else f"{field.name}={show(field.default)}"
+
+
+def _effect(name: str, tried: Effect | str, picture: str) -> str:
+    if isinstance(tried, str):
+        return f"Its credit is not drawn: {tried}."
+    if picture != name:
+        said = "On groups of right and wrong answers that differ in nothing else, its credit is `grpo`'s:"
+    elif tried.by_gradient:
+        said = "Its objective reads no credit; drawn is how hard an answer is pushed at the start of a step:"
+    else:
+        said = "Credit (times weights) of a right and of a wrong answer, by how many of the group are right:"
+    table = [
+        _cells(["right answers", *(str(c) for c in range(GROUP + 1))]),
+        "|---" * (GROUP + 2) + "|",
+        _cells(["a right answer", *map(_number, tried.right)]),
+        _cells(["a wrong answer", *map(_number, tried.wrong)]),
+    ]
+    made_up = f"Nine groups of {GROUP}, one batch; every answer has {LENGTH} tokens and the same log-probs and entropy."
+    return "\n".join([said, "", f"![credit by group composition]({picture}.svg)", "", *table, "", made_up])
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)

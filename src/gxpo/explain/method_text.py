@@ -1,0 +1,142 @@
+"""What `gxpo methods` prints: the table, one method, the recommendations for a symptom."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gxpo.compat import COMPAT
+from gxpo.compose import method
+from gxpo.explain.catalogue import EXPLAINED, entry, free, tiers
+from gxpo.explain.symptoms import SYMPTOMS
+from gxpo.keys import EVIDENCE
+from gxpo.methods import METHODS
+
+WIDTH, MARGIN = 116, 15
+EQUAL = {
+    "zero": "a group of equal rewards teaches nothing",
+    "signal": "a group of equal rewards can teach something: no filter may drop it",
+}
+UNVERIFIED = EVIDENCE[-1]
+SECTIONS = {  # of the list, in order
+    "base": "what the others state their differences from",
+    "rollout": "how groups are grown",
+    "update": "how parameters move",
+    "credit": "how the outcome is divided",
+    "reward": "what is paid for",
+    "weight": "which rollouts and tokens count",
+    "objective": "ratio, clip, aggregation, other losses",
+    "signal": "what others read",
+    UNVERIFIED: EXPLAINED[UNVERIFIED],
+}
+
+
+def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows by section: the base, then stage by stage, and what was only reconstructed at the end."""
+    found: dict[str, list[Mapping[str, Any]]] = {section: [] for section in SECTIONS}
+    for row in rows:
+        found[UNVERIFIED if row["evidence"] == UNVERIFIED else row["stage"]].append(row)
+    return {section: members for section, members in found.items() if members}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The list by stage, and how many methods stand on which evidence."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, header_style="bold")
+    for column in ("name", "evidence", "equal groups", "cost", "idea"):
+        shown.add_column(column, no_wrap=column != "idea")
+    for section, members in sections(rows).items():
+        shown.add_row(Text(section, style="bold"), "", "", "", Text(SECTIONS[section], style="bold"))
+        for row in members:
+            cost = "" if free(row["cost"]) else "*"
+            cells = (f"  {row['name']}", row["evidence"], row["on_equal"], cost, row["idea"])
+            shown.add_row(*(Text(cell) for cell in cells))
+    console = Console(width=max(120, Console().width), highlight=False)
+    with console.capture() as captured:
+        if rows:
+            console.print(shown)
+    return "\n".join(
+        [
+            captured.get() + counted(rows),
+            "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
+            "by what goes wrong: gxpo methods --for SYMPTOM, one of",
+            textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
+        ]
+    )
+
+
+def counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many there are, and of which evidence."""
+    found = ", ".join(f"{n} {tier}" for tier, n in tiers(rows).items())
+    return f"{len(rows)} methods: {found}" if rows else "0 methods: no method meets these conditions"
+
+
+def one(spec: str) -> str:
+    """A method in full; a composition as its equation and the keys it resolves to."""
+    made = repr(method(spec))
+    if spec not in METHODS:
+        return made
+    row = entry(METHODS[spec])
+    systems = [f"{spec}@{system}" for system, methods in COMPAT.items() if spec in methods]
+    systems += [f"{spec}@paper ({_pairs(row['paper_defaults'])})"] if row["paper_defaults"] else []
+    shown = {
+        "idea": row["idea"],
+        "formula": row["formula"],
+        "evidence": f"{row['evidence']}: {EXPLAINED[row['evidence']]}",
+        "stages": ", ".join(row["stages"]) or "none: it is the base",
+        "defaults": _pairs(row["defaults"]),
+        "also as": ", ".join(systems),
+        "needs": ", ".join(row["needs"]),
+        "computes": ", ".join(row["computes"]),
+        "requires": ", ".join(row["requires"]),
+        "cost": row["cost"],
+        "equal groups": f"{row['on_equal']}: {EQUAL[row['on_equal']]}",
+        "choices": row["choices"],
+        "merges with": merges(row),
+        "refuses": ", ".join(row["refuses"]),
+        "alias of": row["alias_of"] or "",
+        "aliases": ", ".join(row["aliases"]),
+        "try it": f"gxpo train CONFIG --set method={spec}",
+    }
+    arxiv = f", arXiv {row['arxiv']}" if row["arxiv"] else ""
+    head = textwrap.fill(f"{spec}: {row['title']}{arxiv}", WIDTH)
+    return "\n".join([head, "", *(_field(k, v) for k, v in shown.items() if v), "", made])
+
+
+def merges(row: Mapping[str, Any]) -> str:
+    """With how many methods it merges by itself, and which keys have to be decided with the others."""
+    others = {d.name for d in METHODS.values()} - {row["name"]}
+    met = {name for names in row["conflicts"].values() for name in names}
+    keys = "; ".join(f"{k}: {_few(names)}" for k, names in row["conflicts"].items())
+    text = f"{len(others - met)} of {len(others)} others"
+    return f"{text}; with the rest decide {keys}" if keys else text
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    return " ".join(names) if len(names) <= most else f"{' '.join(names[:most])} and {len(names) - most} more"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in values.items())
+
+
+def _field(name: str, text: str) -> str:
+    indent = " " * MARGIN
+    return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
+
+
+def advised(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The recommendations for a symptom."""
+    lines = [f"{symptom}: {SYMPTOMS[symptom].what}", ""]
+    for row in rows:
+        lines += [
+            f"{row['method']:<{MARGIN - 1}} {row['why']}",
+            _field("", f"evidence: {row['evidence']}; cost: {row['cost']}"),
+            f"{'':<{MARGIN}}{row['line']}",
+        ]
+    lines += [] if rows else ["no recommendation meets these conditions"]
+    return "\n".join([*lines, "", "more of one: gxpo methods NAME"])

@@ -1,0 +1,306 @@
+"""`gxpo methods --for SYMPTOM`: what goes wrong in runs, and which published methods were made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CLAIMS = {  # what a recommendation rests on, where it can be computed
+    "all_wrong": "the answers of an all-wrong group have credit",
+    "all_right": "the answers of an all-right group have credit",
+    "rollouts": "its groups are not the base's independent samples",
+    "clip_high": "the ratio may rise further than it may fall",
+    "entropy_term": "the objective has an entropy term",
+    "gradient_beyond_clip": "a right answer's token keeps a gradient where its ratio is past the clip",
+    "rare_right": "of two right answers the less likely one has more credit",
+    "wrong_outweighs": "in a half-right group the wrong answers are pushed harder than the right ones",
+    "length_blind": "a token of a long wrong answer is pushed as hard as one of a short wrong answer",
+    "short_right": "of two right answers the shorter one has more credit",
+    "token_sum": "credit times length sums to 0 in each group",
+    "near_limit": "an answer close to the token limit loses outcome",
+    "pair": "the answers of a pair, one of them right, have credit 1 and -1",
+    "others_only": "one more point for an answer is one more point of its own credit: it is not in its baseline",
+    "majority_still": "one lucky answer leaves the credit of four wrong ones at 0",
+    "alone": "an answer without a group has credit",
+    "lone_success": "a lone success among eight has less credit than under GRPO",
+    "within": "credit changes along a trajectory",
+    "old_wrong": "a wrong answer's token that became 20 times as likely is pushed less than under GRPO",
+    "low_baseline": "the credits of a mixed group sum to more than 0",
+    "mismatch": "tokens on which sampler and learner disagree have a bounded weight of their own",
+    "over_behaviour": "the ratio is taken over the policy that sampled",
+    "hard_over_easy": "success at a hard task outweighs success at an easy one by more than under GRPO",
+    "each_reward": "the unit of one reward changes nothing",
+    "slow_fast": "the update is not the base's",
+    "vote": "the reward is agreement with the majority",
+    "observation": "it compares the policy with itself, the observation hidden",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method (or composition) for a symptom: why, what to set beside it, and the claim in CLAIMS behind it."""
+
+    method: str
+    why: str
+    claim: str = ""
+    sets: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What to type."""
+        return " ".join(["gxpo train CONFIG", *(f"--set {s}" for s in (f"method={self.method}", *self.sets))])
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that goes wrong, in users' words; `also` are other words for it."""
+
+    what: str
+    also: tuple[str, ...]
+    advice: tuple[Advice, ...]
+
+
+SYMPTOMS: dict[str, Symptom] = {
+    "all-wrong groups": Symptom(
+        "every answer of a group is wrong, so that GRPO learns nothing from it",
+        ("no success", "reward stays zero", "tasks too hard", "never solved", "zero variance", "sparse reward"),
+        (
+            Advice("scaf_grpo", "the least hint with which the policy succeeds; tasks need hints", "rollouts"),
+            Advice("ghpo", "another attempt with a growing part of the solution in the prompt", "rollouts"),
+            Advice("dapo", "such groups are dropped and others sampled in their place", "rollouts"),
+            Advice("ngrpo", "a virtual right answer joins the statistics: all wrong ones are pushed down", "all_wrong"),
+            Advice("psr_nsr", "wrong answers are pushed down whatever the group did", "all_wrong"),
+            Advice("lens", "confident wrong answers are pushed down more than hesitant ones", "all_wrong"),
+            Advice("ar3po", "more attempts where all fail, then an old right answer in the group", "rollouts"),
+            Advice("gcpo_gold", "the reference answer takes the place of one wrong attempt", "rollouts"),
+        ),
+    ),
+    "all-right groups": Symptom(
+        "every answer of a group is right: samples are paid for and teach nothing",
+        ("tasks too easy", "always solved", "saturated", "no contrast", "empty steps"),
+        (
+            Advice("dapo", "such groups are dropped and others sampled in their place", "rollouts"),
+            Advice(
+                "unlikeliness",
+                "right answers that were unlikely are worth more",
+                "all_right",
+                ("reward.shape.likelihood_discount.all_correct=true",),
+            ),
+            Advice("poise", "a probe on hidden states is the baseline, not the group's mean", "all_right"),
+            Advice("aapo", "right answers count where the reference model's were wrong", "all_right"),
+            Advice("pvpo", "the baseline is the reference policy's success rate", "all_right"),
+            Advice("grpo_lead", "among right answers the shorter ones win", "all_right"),
+            Advice("gpg", "the other groups weigh more, so that the step keeps its size"),
+            Advice("progrpo", "right answers that the policy is unsure of are pushed up more", "all_right"),
+        ),
+    ),
+    "entropy collapse": Symptom(
+        "the policy's entropy falls to nothing and all answers become one",
+        ("entropy drops", "mode collapse", "deterministic policy", "no exploration", "diversity is lost"),
+        (
+            Advice("dapo", "clip-higher: rare tokens may become likelier faster", "clip_high"),
+            Advice(
+                "psr_nsr",
+                "mostly failures are unlearnt, which leaves the right answers' spread alone",
+                "wrong_outweighs",
+            ),
+            Advice("unlikeliness", "right answers that were unlikely are worth more", "rare_right"),
+            Advice("cispo", "the rare tokens that a clip would silence keep their gradient", "gradient_beyond_clip"),
+            Advice("xrpo", "a bonus for right answers that are new to the policy", "rare_right"),
+            Advice("dra_grpo", "answers that say the same share their reward"),
+            Advice("progrpo", "right answers that the policy is sure of are pushed up less"),
+            Advice("grpo", "an entropy bonus, small", "entropy_term", ("objective.entropy.coef=0.001",)),
+        ),
+    ),
+    "length growth": Symptom(
+        "answers become longer without becoming better",
+        ("long answers", "length bias", "verbosity", "rambling", "truncated answers", "overlong", "token limit"),
+        (
+            Advice("dr_grpo", "no division by length: long wrong answers are not spared", "length_blind"),
+            Advice("dapo", "answers near the token limit lose outcome; every token weighs the same", "near_limit"),
+            Advice("grpo_lead", "right answers are worth more the shorter they are", "short_right"),
+            Advice("opo", "a baseline weighted by length: no push on length by itself", "token_sum"),
+            Advice(
+                "grpo",
+                "a linear price on right answers' length",
+                "short_right",
+                ("reward.add.length=length", "reward.add.length.coef=0.2"),
+            ),
+        ),
+    ),
+    "small groups": Symptom(
+        "few answers a group: their mean and spread are mostly chance",
+        ("few rollouts", "group of two", "group size", "one sample", "noisy baseline", "high variance"),
+        (
+            Advice("two_grpo", "pairs are enough: credit is +1 and -1, and there are more prompts", "pair"),
+            Advice("rloo", "the baseline leaves the answer itself out: unbiased in any group", "others_only"),
+            Advice(
+                "mc_grpo",
+                "the median is the baseline, which one outlier does not move; eps 1 where rewards are 0 and 1",
+                "majority_still",
+                ("credit.eps=1.0",),
+            ),
+            Advice("reinforce_pp", "no group: the whole batch is the baseline", "alone"),
+            Advice("reinforce_pp_baseline", "the group's mean, but the batch's spread", "lone_success"),
+            Advice("remax", "the baseline is one greedy answer"),
+            Advice("poise", "a probe on hidden states is the baseline: two answers a prompt will do", "all_right"),
+            Advice("pvpo", "the baseline is known beforehand, from the reference policy", "all_right"),
+        ),
+    ),
+    "noisy rewards": Symptom(
+        "the verifier or judge is wrong at times, and a lucky answer moves the policy most",
+        ("label noise", "false positives", "unreliable judge", "flipped rewards", "lucky guesses", "reward noise"),
+        (
+            Advice("s_grpo", "each group weighs as much as is right when some rewards are flipped", "lone_success"),
+            Advice("dr_grpo", "no division by the spread, which blows up a lone success", "lone_success"),
+            Advice("rloo", "no division by the spread, and an unbiased baseline", "lone_success"),
+            Advice("reinforce_pp_baseline", "divided by the batch's spread, not by a lopsided group's", "lone_success"),
+            Advice("capo_calibration", "answers whose verdict the reference model finds implausible are left out"),
+            Advice("seed_grpo", "less credit where the group's answers disagree in meaning"),
+        ),
+    ),
+    "long horizons": Symptom(
+        "many turns or steps before one outcome: which of them earned it?",
+        ("credit assignment", "many turns", "multi turn", "agents", "long episodes", "delayed reward"),
+        (
+            Advice("gigpo", "steps are compared that began in the same environment state", "within"),
+            Advice("tree_grpo", "attempts grow as trees: siblings differ from one step on", "rollouts"),
+            Advice("tree_rl", "a token's credit is what its branch did to the chance of success", "rollouts"),
+            Advice("gae", "a value head on the policy itself judges every token", "within"),
+            Advice("himac", "a group of plans, then a group of executions of the best plan", "rollouts"),
+            Advice("oprl", "a second model learns rewards of the steps from outcomes", "within"),
+            Advice("t_ppo", "unfinished attempts train the policy already", "rollouts"),
+            Advice("search_r2", "what follows the first flawed step is cut and written anew", "rollouts"),
+        ),
+    ),
+    "stale data": Symptom(
+        "rollouts are older than the policy: several updates a batch, asynchronous sampling, replay",
+        ("off policy", "asynchronous", "old rollouts", "replay", "many epochs", "staleness", "policy lag"),
+        (
+            Advice("repo_replay", "replayed rollouts beside fresh ones, over who sampled them", "over_behaviour"),
+            Advice("gmpo", "the geometric mean of the ratios, which no single old token can move far", "old_wrong"),
+            Advice("gspo", "one ratio a sequence: single tokens that drifted do not dominate", "old_wrong"),
+            Advice("cispo", "the importance weight is bounded and every token keeps its gradient", "old_wrong"),
+            Advice("ppo", "dual clip: wrong answers that became likelier have a bounded push", "old_wrong"),
+            Advice("gvpo", "a regression that is right for any sampler; no ratio"),
+            Advice("asymre", "a baseline below the mean: off-policy failures push less", "low_baseline"),
+        ),
+    ),
+    "sampler mismatch": Symptom(
+        "the sampling engine's log-probs are not the learner's",
+        (
+            "engine mismatch",
+            "vllm logprobs",
+            "train inference mismatch",
+            "logprob gap",
+            "sampler gap",
+            "importance sampling",
+        ),
+        (
+            Advice("tis", "tokens weigh by learner over sampler, bounded", "mismatch"),
+            Advice("gspo+tis", "the same, and one ratio a sequence", "mismatch"),
+            Advice("dr_grpo+tis", "the same, without the biases of length and difficulty", "mismatch"),
+        ),
+    ),
+    "unstable updates": Symptom(
+        "loss, ratios or gradient norms jump, and the run collapses",
+        ("loss spikes", "gradient norm spikes", "ratio explosion", "divergence", "training collapse", "nan loss"),
+        (
+            Advice("gmpo", "the geometric mean of the ratios, each held in log space", "old_wrong"),
+            Advice("gspo", "one ratio a sequence, clipped as a whole", "old_wrong"),
+            Advice("ppo", "dual clip bounds the push on wrong answers that became likelier", "old_wrong"),
+            Advice("sfpo", "fast steps, a pull back, then one slow correction", "slow_fast"),
+            Advice(
+                "pipo", "each update is confirmed or taken back once the next batch has shown its effect", "slow_fast"
+            ),
+            Advice("real", "a classification loss: no answer's pull grows without bound"),
+            Advice("etr", "the room of a ratio follows how much its answer says"),
+        ),
+    ),
+    "pass@k falls": Symptom(
+        "pass@1 rises and pass@k falls: the policy sharpens, and solves fewer tasks with many tries",
+        ("pass at k", "sharpening", "coverage", "best of n", "fewer tasks solved"),
+        (
+            Advice("passk", "the advantage of the best of k, over all k-subsets of the group", "hard_over_easy"),
+            Advice("pkpo", "unbiased credit for pass@k, each answer against the others", "hard_over_easy"),
+            Advice("maxrl", "maximum likelihood: tasks weigh by one over their success rate", "hard_over_easy"),
+            Advice("unlikeliness", "right answers that were unlikely are worth more", "rare_right"),
+            Advice("psr_nsr", "mostly failures are unlearnt", "wrong_outweighs"),
+            Advice("polychromic", "sets of answers are paid for being right and different"),
+        ),
+    ),
+    "uneven difficulty": Symptom(
+        "easy tasks dominate and hard ones are passed over",
+        ("hard tasks ignored", "easy tasks dominate", "difficulty bias", "question weights", "curriculum"),
+        (
+            Advice("dgpo_math", "each mixed group moves as much as any other, harder ones more", "hard_over_easy"),
+            Advice("disco", "no weight of a question by its success rate"),
+            Advice("dr_grpo", "no division by the spread, which favours the easiest and the hardest", "lone_success"),
+            Advice("maxrl", "tasks weigh by one over their success rate", "hard_over_easy"),
+            Advice("riskpo", "the lower tail of bundles of tasks is raised"),
+            Advice("mapo", "between GRPO and credit over the mean, by how certain the group is", "hard_over_easy"),
+            Advice("grpo_lead", "successes at hard tasks and failures at easy ones weigh more", "hard_over_easy"),
+            Advice("a_grae", "the focus moves from easy to hard tasks as the batch gets better"),
+        ),
+    ),
+    "several rewards": Symptom(
+        "one of several rewards drowns the others",
+        ("multiple rewards", "reward weights", "format reward", "reward scale", "multi objective"),
+        (
+            Advice("gdpo_multi", "each reward is normalised in its group by itself", "each_reward"),
+            Advice("dr_grpo", "no division by the spread: a reward weighs as much as you said"),
+        ),
+    ),
+    "coarse rewards": Symptom(
+        "pass or fail says too little: all wrong answers look alike",
+        ("partial credit", "binary reward", "graded reward", "process reward", "almost right"),
+        (
+            Advice("tree_rl", "branches tell which part of an answer was at fault", "rollouts"),
+            Advice("fgrpr", "numeric answers are paid for being close"),
+            Advice("spectral_po", "wrong answers are paid for the share before their first error"),
+            Advice("tempsamp_r1", "graded scores are reshaped, and the reference answer is in the group"),
+            Advice("oprl", "a second model learns rewards of the steps from outcomes", "within"),
+            Advice("ssl_sweet_spot", "tiers of progress, paid more and more"),
+        ),
+    ),
+    "slow sampling": Symptom(
+        "most of the time and tokens go into sampling",
+        ("generation is slow", "rollout cost", "token budget", "expensive rollouts", "sample efficiency"),
+        (
+            Advice("repo_replay", "every rollout is used more than once", "over_behaviour"),
+            Advice("tree_grpo", "attempts share their beginnings", "rollouts"),
+            Advice("two_grpo", "two answers a prompt", "pair"),
+            Advice(
+                "poise",
+                "two answers a prompt, with a baseline from hidden states",
+                "all_right",
+                ("rollout.group_size=2",),
+            ),
+            Advice("ar3po", "easy prompts stop at their first success", "rollouts"),
+            Advice("t_ppo", "unfinished attempts train the policy already", "rollouts"),
+            Advice("v0", "attempts go to the tasks that promise contrast", "rollouts"),
+            Advice("r1v2_ssb", "rollouts that teach nothing are made up for by stored ones", "over_behaviour"),
+        ),
+    ),
+    "no labels": Symptom(
+        "there are questions but no answers to check against",
+        ("unlabelled tasks", "no verifier", "test time training", "majority vote", "self training"),
+        (Advice("ttrl", "the group's majority answer is the label", "vote"),),
+    ),
+    "teams": Symptom(
+        "several agents share one outcome",
+        ("multi agent", "roles", "agent credit", "solver and verifier"),
+        (
+            Advice("dr_mas", "each agent is measured against its own calls in the group", "rollouts"),
+            Advice("at_grpo", "a group is one agent's candidates at one turn", "rollouts"),
+            Advice("ospo", "agents of one kind that act at the same time are the group"),
+        ),
+    ),
+    "observation ignored": Symptom(
+        "the policy answers from habit, whatever it is shown",
+        ("ignores images", "ignores the prompt", "perception", "multimodal", "language prior"),
+        (
+            Advice("vppo", "the tokens that depend on what was shown are trained", "observation"),
+            Advice("papo", "a bonus for depending on what was shown", "observation"),
+        ),
+    ),
+}

@@ -1,0 +1,35 @@
+"""Two optimiser steps: replayed rollouts are learned from before the fresh ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import Forest
+from gxpo.protocols import StepInfo, StepRunner
+
+
+@dataclass(frozen=True)
+class ReplayedFirst:
+    """One step on the rollouts of origin "replay", then one on all others; each is a mean over its own rollouts.
+
+    Where nothing was replayed, or no replayed rollout has any credit, there is the second step only. With
+    `objective.ratio_over: behaviour` each of the steps measures its ratio against who sampled its rollouts. Source:
+    PIPO, arXiv 2604.00860 (retrospective step, then base step).
+    """
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Optimiser steps in a step."""
+        return 2
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        replayed = torch.tensor([origin == "replay" for origin in forest.origin], dtype=torch.bool)
+        if not bool(replayed.any()):
+            return [learner.step(forest, credit, weight)]
+        infos = []
+        if bool((credit * weight)[forest.to_path(replayed, "R")].any()):
+            infos.append(learner.step(forest, credit, weight, replayed.nonzero().squeeze(1)))
+        fresh = (~replayed).nonzero().squeeze(1)
+        return [*infos, learner.step(forest, credit, weight, fresh)]

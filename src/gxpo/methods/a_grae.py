@@ -1,0 +1,27 @@
+r"""A-GRAE: easy tasks first, hard ones as the policy gets better, and successes held back until it is good.
+
+A' = A ((1 - M) / (2 (1 - sqrt(p))) + M / (2 sqrt(p))), times min(1, M) where A > 0
+p the group's success rate, M the mean of p over the step's groups
+
+Choices. The easy term is as the code has it; sqrt(1 - p) would be the mirror of sqrt(p)
+(`weight.difficulty_mix.easy: root_of_rest`), and at p = 0.75 the difference is 3.7 times. The branch is guarded in the
+code by a setting that its scripts never reach: as run there, it is GRPO. M counts in full from 1 on (0.5 for geometry
+and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have weight 1 for a credit of 0.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.difficulty_mix import DifficultyMix
+
+a_grae = Definition(
+    name="a_grae",
+    title="Unveiling Implicit Advantage Symmetry: Why GRPO Struggles with Exploration and Difficulty Adaptation",
+    arxiv="2602.05548",
+    authors="Yu, Zhiqi and Chen, Zhangquan and Liu, Mengting and Zhang, Heye and Qu, Liangqiong",
+    year=2026,
+    idea="break the symmetry of the advantage: between successes and failures, and between easy and hard tasks",
+    formula="A' = A ((1 - M) / (2 (1 - sqrt p)) + M / (2 sqrt p)) (min(1, M) if A > 0)",
+    evidence="reference-code",
+    keys={"weight.difficulty_mix": DifficultyMix},
+    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
+    choices="easy term 1 - sqrt(p), as in the code, whose scripts do not reach it; M over groups with verdicts",
+)

@@ -1,0 +1,41 @@
+r"""AAPO: the gap to the reference's answer is added to the group advantage; no ratio, no clip.
+
+A_i = (r_i - mean) / (std + eps) + clip(r_i - r'_i, -0.2, 0.28), r'_i of the i-th of G answers of the reference
+L   = - sum_it A_i log pi(o_it) / tokens
+
+Choices. As in the authors' code; "momentum" is its word for the gap, nothing is carried over from step to step. The
+loss is -A rho without a bound, whose gradient is that of -A log pi as long as a step has one update (rho = 1). Sampling
+from the reference takes adapters (`learner.lora_rank`). Its configuration sets a KL coefficient of 0.1 that the loss
+does not read: there is none here. eps is 1e-4 in the code (`aapo@paper`). An answer whose partner could not be scored
+has no gap. Groups of equal rewards learn where the reference fared otherwise.
+"""
+
+from gxpo.credit.clipped_gap import ClippedGap
+from gxpo.keys import Definition
+from gxpo.objectives.gate import Unclipped
+from gxpo.rollouts.with_baseline import WithBaseline
+from gxpo.signals.rollout_baseline import RolloutBaseline
+
+aapo = Definition(
+    name="aapo",
+    title="AAPO: Enhance the Reasoning Capabilities of LLMs with Advantage Momentum",
+    arxiv="2505.14264",
+    authors="Xiong, Jian and Zhou, Jingbo and Ye, Jingyong and Huang, Qiang and Dou, Dejing",
+    year=2025,
+    idea="how far an answer is ahead of the reference's keeps a signal where the group has none",
+    formula="A_i = (r_i - mean) / std + clip(r_i - r'_i, -0.2, 0.28); L = -sum A log pi / tokens",
+    evidence="reference-code",
+    keys={
+        "credit.add.clipped_gap": ClippedGap,
+        "rollout": WithBaseline,
+        "rollout.of": "reference",
+        "rollout.baselines": 0,
+        "signal.rollout_baseline": RolloutBaseline,
+        "signal.rollout_baseline.paired": True,
+        "objective.gate": Unclipped,
+        "objective.aggregate": "token_mean",
+    },
+    paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "update.lr": 1e-6},
+    choices="gradient of -A log pi through an unbounded ratio, which is 1 at one update a step",
+    cost="as many answers of the reference as of the policy: twice the generation; needs learner.lora_rank",
+)

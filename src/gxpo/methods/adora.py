@@ -1,0 +1,24 @@
+r"""ADORA: a task's rollouts count in full only while its longest success is longer than its failures.
+
+w = 1 if max_correct L > mean_wrong L, else 0.1, for the whole group;   A' = w A
+
+Choices. The rule of the code for texts; wrong answers that were cut off are not in the mean (there: of 4054 tokens and
+more, just below the limit). Without wrong answers w = 1, without correct ones 0.1; the code for images has it the other
+way round, which a centred credit does not show. The paper's rule by difficulty is in neither code and not built.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.length_signal import LengthSignal
+
+adora = Definition(
+    name="adora",
+    title="ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning",
+    arxiv="2602.10019",
+    authors="Ren, Qingnan and Huang, Shiting and Fang, Zhen and Chen, Zehui and Chen, Lin and Li, Lijun and Zhao, Feng",
+    year=2026,
+    idea="rollouts in which length does not pay are held down, so that long reasoning grows where it does",
+    formula="A' = A if max_correct L > mean_wrong L else 0.1 A",
+    evidence="reference-code",
+    keys={"weight.length_signal": LengthSignal},
+    choices="the length rule for texts; groups all right weigh 1, all wrong 0.1 (the code for images: 0.1 and 1)",
+)

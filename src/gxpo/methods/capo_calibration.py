@@ -1,0 +1,29 @@
+r"""CAPO (calibration): each right answer against each wrong one, most where the policy preferred the wrong one.
+
+A_i = sum over wrong j of s(l_j - l_i) if right, -sum over right j of s(l_i - l_j) if wrong
+s(t) = sigmoid(t/tau) / tau;   l = mean_t log old;   loss = GRPO's with A_i, times m_i
+m_i = [PPL_ref(o_i) <= 2.5] if right, [PPL_ref(o_i) >= 1.05] if wrong
+
+Choices. tau 0.6 (the paper: 0.6 for 1.5B, 0.5 for 7B parameters). The sum has no normaliser: our source states none,
+and it would only scale the step. What the mask leaves out still meets its rivals. Bounds of perplexity are for a
+reference that is a capable model of the task; of one trained from nothing, every correct answer may be left out.
+"""
+
+from gxpo.credit.pairwise import PairwiseAuc
+from gxpo.keys import Definition
+from gxpo.weighting.reference_perplexity import ReferencePerplexity
+
+capo_calibration = Definition(
+    name="capo_calibration",
+    title="Calibration-Aware Policy Optimization for Reasoning LLMs",
+    arxiv="2604.12632",
+    authors="Wang, Ziqi and Lou, Xingzhou and Wu, Meiqi and Wen, Zhengqi and Zhang, Junge",
+    year=2026,
+    idea="a logistic surrogate of the AUC makes likelihood tell right answers from wrong ones, while learning them",
+    formula="A_i = +-sum over the other label of sigmoid(+-(l_j - l_i) / tau) / tau, masked by reference perplexity",
+    evidence="secondary",
+    keys={"credit": PairwiseAuc, "weight.reference_perplexity": ReferencePerplexity},
+    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.lr": 1e-6},
+    choices="tau 0.6; no normaliser over pairs; the mask leaves statistics alone",
+    cost="a reference model and a forward pass of it; pairs within groups",
+)

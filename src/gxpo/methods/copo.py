@@ -1,0 +1,29 @@
+r"""COPO: where a group's attempts agree, the group is measured against the other groups of the step.
+
+A = w A_in + (1 - w) A_between;   w = 1 / (1 + exp(-20 (H - 1.5))),  H = entropy of the group's answers in nats
+A_in = GRPO's;   A_between = (R_g - mean R) / (std R + eps),  R_g = mean_g r, over the groups of the step
+
+Choices. The paper adds two clipped objectives with weights w and 1 - w; here the advantages are added, which is the
+same wherever both have one sign or nothing is clipped. Standard deviations have one degree of freedom, eps 1e-6. 1.5 is
+the paper's: with 4 attempts H is at most log 4 = 1.39, so w is at most 0.09 there; set `credit.middle` with the group's
+size. Answers are compared as strings, an attempt without one stands alone.
+"""
+
+from gxpo.credit.consistency import ConsistencyBlended
+from gxpo.keys import Definition
+from gxpo.signals.answer_clusters import AnswerClusters
+
+copo = Definition(
+    name="copo",
+    title="COPO: Consistency-Aware Policy Optimization",
+    arxiv="2508.04138",
+    authors="Han, Jinghang and Chen, Jiawei and Shao, Hang and Ma, Hao and Li, Mingcheng and Shen, Xintian and "
+    "Zheng, Lihao and Chen, Wei and Wei, Tao and Zhang, Lihua",
+    year=2025,
+    idea="groups that agree, right or wrong, still learn: from how they do among the step's groups",
+    formula="A = w A_GRPO + (1 - w)(mean_g r - mean)/std over groups, w = sigmoid(20 (H(answers) - 1.5))",
+    evidence="secondary",
+    keys={"credit": ConsistencyBlended, "signal.answer_clusters": AnswerClusters},
+    paper_defaults={"rollout.group_size": 6},
+    choices="one blended advantage for two blended objectives; answers by exact string",
+)

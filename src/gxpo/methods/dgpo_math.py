@@ -1,0 +1,32 @@
+r"""DGPO: every task is given the same total credit, and then harder tasks more.
+
+A_i = G (r_i - mean) / (sum_j |r_j - mean| + 1e-4):   sum_i |A_i| = G in every mixed group; GRPO gives most at p = 1/2
+w_q = S softmax_q(-p_q / 2) over the S mixed groups of the step, p_q the share that is right (all wrong counts as 1)
+L   = mean over the tokens of mixed groups
+
+Choices. Tokens of groups without credit are taken out of the mean by a factor on the others, as in the code; its
+further factor for the balance of processes is 1 here, where a step is one batch. p comes from the verdicts, whatever
+else is in the reward. The paper's rewriting of questions is data, not method: not here.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.difficulty_softmax import DifficultySoftmax
+
+dgpo_math = Definition(
+    name="dgpo_math",
+    title="Harder Is Better: Boosting Mathematical Reasoning via Difficulty-Aware GRPO and Multi-Aspect Question "
+    "Reformulation",
+    arxiv="2601.20614",
+    authors="Dai, Yanqi and Ji, Yuxiang and Zhang, Xiao and others",
+    year=2026,
+    idea="mean absolute deviation for std, so that tasks weigh the same; then a softmax over difficulty",
+    formula="A = w_q (r - mean_g) / mean_g |r - mean_g|, w = S softmax(-p / 2) over the mixed groups",
+    evidence="reference-code",
+    keys={
+        "credit.scale": "mean_absolute",
+        "credit.eps": 1e-4,
+        "weight.difficulty_softmax": DifficultySoftmax,
+        "objective.aggregate": "token_mean",
+    },
+    choices="difficulty over the step's mixed groups; an all-wrong group counts as easiest, as in the code",
+)

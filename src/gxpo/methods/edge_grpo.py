@@ -1,0 +1,29 @@
+r"""EDGE-GRPO: advantages are divided by how hesitant an answer was, relative to the rest of the step.
+
+A'_i = A_i H / H_i;   H_i = mean_t entropy of answer i, H = mean_i H_i over the step
+
+Choices. H_i is over the answer's own tokens and detached: the code averages over padding too, and lets the loss flow
+back through the entropy. The factor is held in [0.1, 10], bounds that stand in the code without being in force: without
+them an answer that was certain throughout has no finite factor (`weight.relative_entropy.least`, `.most`). It is
+applied to the loss after the gate, which for a clip is scaling A. Guided error correction (wrong answers are gone on
+with after an injected doubt, told the answer, or replaced by the solution) is not built: no rollout here goes on after
+an answer's end. So groups of equal outcomes still teach nothing.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.relative_entropy import RelativeEntropy
+
+edge_grpo = Definition(
+    name="edge_grpo",
+    title="EDGE-GRPO: Entropy-Driven GRPO with Guided Error Correction for Advantage Diversity",
+    arxiv="2507.21848",
+    authors="Zhang, Xingjian and Wen, Siwei and Wu, Wenjun and Huang, Lei",
+    year=2025,
+    idea="sure answers are rewarded more when right and punished more when wrong",
+    formula="A' = A mean(H) / H_i, H_i the answer's mean token entropy",
+    evidence="reference-code",
+    keys={"weight.relative_entropy": RelativeEntropy},
+    paper_defaults={"credit.eps": 1e-4},
+    choices="entropy detached, over the answer's tokens, factor in [0.1, 10]; guided error correction is not built",
+    cost="a forward pass over the rollouts before the update, with entropies",
+)

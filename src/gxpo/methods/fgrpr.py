@@ -1,0 +1,26 @@
+r"""FGRPR: a number is paid by how near it is to the true one.
+
+R = (1.5 - gap if gap < 0.5 else 0) + format;   gap = |y - y'| / |y|;   A as in GRPO over R
+
+Choices. The reward falls from 1.0 to 0 at a gap of 1/2, as in the code. Its answers are strings of digits, and y = 0
+earns nothing; here signs, decimals, fractions and thousands are read, and of y = 0 only 0 is near. Format is the task's
+own component "format", or gxpo's, where the task has none. The verdict is the task's verifier's and is not paid.
+`scoring.options: {numeric: {pattern: ...}}` says where answers stand.
+"""
+
+from gxpo.keys import Definition
+
+fgrpr = Definition(
+    name="fgrpr",
+    title="CrowdVLM-R1: Expanding R1 Ability to Vision Language Model for Crowd Counting using Fuzzy Group Relative "
+    "Policy Reward",
+    arxiv="2504.03724",
+    authors="Wang, Zhiqiang and Feng, Pengbin and Lin, Yanbin and Cai, Shuzhang and Bian, Zongao and Yan, Jinghua and "
+    "Zhu, Xingquan",
+    year=2025,
+    idea="a graded reward for numeric answers: near misses earn most of it",
+    formula="R = (1.5 - gap)[gap < 0.5] + format, gap = |y - y'| / |y|; A as GRPO",
+    evidence="reference-code",
+    keys={"reward": {"numeric": 1.0, "format": 1.0, "correct": 0.0}},
+    choices="negative numbers, decimals and y = 0 are read; the code reads digits alone",
+)

@@ -1,0 +1,27 @@
+r"""GPG: the plain policy gradient with the group's mean as baseline, made up for groups that teach nothing.
+
+A_i = alpha (r_i - mean_g r);   alpha = B / (B - M), M of the step's B rollouts in groups of equal rewards
+L   = -mean_i mean_t A_i log pi: no ratio, no clip, no reference
+
+Choices. F_norm = 1, the paper's main setting (`credit.scale: std` for the other). alpha is over the step; "equal" is
+read off the credit: a group in which nobody has any. The code divides by the share + 1e-5. The paper samples again
+while the share is below 0.6 (scripts: 0.4): not built; with `rollout=dynamic_sampling` alpha is 1. verl's `gpg` is
+something else: its alpha is B over the number of non-zero rewards.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_log_likelihood import LogLikelihood
+from gxpo.weighting.valid_share import ValidShare
+
+gpg = Definition(
+    name="gpg",
+    title="GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning",
+    arxiv="2504.02546",
+    authors="Chu, Xiangxiang and Huang, Hailang and Zhang, Xiao and Wei, Fei and Wang, Yong",
+    year=2025,
+    idea="REINFORCE with the group's mean, its mean taken over the groups that have something to teach",
+    formula="A = B / (B - M) (r - mean_g r); L = -mean_i mean_t A log pi",
+    evidence="reference-code",
+    keys={"credit.scale": "none", "objective.gate": LogLikelihood, "weight.valid_share": ValidShare},
+    choices="F_norm 1; no resampling below a share of valid groups",
+)

@@ -1,0 +1,39 @@
+r"""MC-GRPO: the median is the baseline, so that one lucky rollout of a few does not make the others look bad.
+
+m = median of the group of G + 1;   d = median |r - m|;   A_i = (r_i - m) / (d + 1e-3)
+The median rollout itself has credit 0 and is left out of the loss: G are trained.
+
+Choices. Of an even group the lower median, as the code takes it. With rewards 0 and 1 most rollouts agree, so d is 0
+and the minority has A = +-1000 (the code's numbers); the clip on the gradient's norm is what keeps such a step in
+bounds: with `credit.eps: 1.0` it is +-1. The rollout is dropped by weight 0, and the others' weight n / (n - 1) makes
+up for its place in the mean over trajectories; a KL term would still see it. One of the two released trainers also
+scales by n / (number of credits other than 0); not here.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.drop_median import DropMedian
+
+mc_grpo = Definition(
+    name="mc_grpo",
+    title="MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
+    arxiv="2601.22582",
+    authors="Kim, Youngeun",
+    year=2026,
+    idea="median for mean, median absolute deviation for std, one rollout more that is only compared",
+    formula="A = (r - median) / (median |r - median| + 1e-3); the median rollout is not trained",
+    evidence="reference-code",
+    keys={
+        "credit.center": "lower_median",
+        "credit.scale": "median_absolute",
+        "credit.eps": 1e-3,
+        "weight.drop_median": DropMedian,
+    },
+    paper_defaults={
+        "rollout.group_size": 9,
+        "objective.kl.coef": 0.04,
+        "update.epochs": 2,
+        "update.lr": 2e-6,
+    },
+    choices="lower median; A is +-1000 for the minority of 0/1 rewards, as in the code; no rescaling by its share",
+    cost="one rollout more a task",
+)

@@ -1,0 +1,27 @@
+r"""OSPO: in a fleet of like agents, those that act at the same time are the group; a step's own reward is enough.
+
+A = (r - mean_t r) / (std_t r + 1e-8) - (change of the std of earnings at t);   std of the population
+
+Choices. A group is one world, a trajectory one of its agents. Earnings are compared among the agents that act at t (the
+code: the whole fleet). Clip 0.2 / 0.28 and entropy 0.05 under `ospo@paper`; the code's KL to its target network is off
+by default and not built. The paper's GRPO for fleets: `credit.discount` above 0. Without step rewards the outcome is
+the reward of the last turn.
+"""
+
+from gxpo.credit.turn_relative import TurnRelative
+from gxpo.keys import Definition
+
+ospo = Definition(
+    name="ospo",
+    title="One Step is Enough: Multi-Agent Reinforcement Learning based on One-Step Policy Optimization for Order "
+    "Dispatch on Ride-Sharing Platforms",
+    arxiv="2507.15351",
+    authors="Zhao, Zijian and Li, Sen",
+    year=2025,
+    idea="like agents at one time are each other's baseline, so that nothing after the step needs to be estimated",
+    formula="A = (r - mean_t r) / (std_t r + 1e-8) - d std_t(earnings)",
+    evidence="reference-code",
+    keys={"credit": TurnRelative},
+    paper_defaults={"objective.clip_high": 0.28, "objective.entropy.coef": 0.05},
+    choices="earnings of the agents that act at the time (code: of all); no KL to a target network",
+)

@@ -1,0 +1,39 @@
+r"""PVPO: the baseline of a task is what the model that training starts from scored on it, measured once.
+
+V(q) = (1 / M) sum_j r(o_j), o_j from the reference;   A_i = r_i - V(q), not scaled;   then PPO's clip as in GRPO
+
+Choices. Read in an abstract and a port. The paper measures before training begins; here a task's M = 8 reference
+answers are drawn when it is met for the first time, which is the same, since the reference does not move; V is kept
+with the checkpoint. M was not found. The first version of the paper renews the reference at fixed steps, the later one
+does not: nor does this. Sampling from the reference takes adapters (`learner.lora_rank`); with `rollout.of: current`
+the policy of a task's first visit is measured instead. The data filter (tasks that the reference always solves left
+out, a larger model's right answer put into groups of tasks that it never solves) is not part of this. As the policy
+gets better than V, credit drifts upwards. The coefficient of its KL was not found.
+"""
+
+from gxpo.credit.against_baseline import AgainstBaseline
+from gxpo.keys import Definition
+from gxpo.rollouts.with_baseline import WithBaseline
+from gxpo.signals.rollout_baseline import RolloutBaseline
+
+pvpo = Definition(
+    name="pvpo",
+    title="PVPO: Pre-Estimated Value-Based Policy Optimization for Agentic Reasoning",
+    arxiv="2508.21104",
+    authors="Feng, Wenfeng and Zhao, Penghong and Jiang, Guochao and Hao, Chuzhan and Zhang, Yuewei and Liu, Guohua "
+    "and Wang, Hao",
+    year=2025,
+    idea="a fixed baseline for every task, measured with the reference before the task is trained on",
+    formula="A_i = r_i - V(q), V(q) = mean reward of M answers of the reference",
+    evidence="secondary",
+    keys={
+        "credit": AgainstBaseline,
+        "rollout": WithBaseline,
+        "rollout.of": "reference",
+        "rollout.baselines": 8,
+        "rollout.once": True,
+        "signal.rollout_baseline": RolloutBaseline,
+    },
+    choices="measured at a task's first visit, M = 8, never renewed; the paper's data filter is left out",
+    cost="M more answers for every task, once; one number a task in the checkpoint; needs learner.lora_rank",
+)

@@ -1,0 +1,29 @@
+r"""RiskPO: rewards of several tasks are added up, and the lower tail of the sums is raised rather than their mean.
+
+S_j = sum of the j-th attempts at the 5 tasks of a bundle;   q_a, q_b tracked quantiles of S, a = 0.2, b = 0.9
+A_S = (1.5 CVaR / a + RVaR / (b - a)) / 2.5 / std S,   CVaR = -(q_a - S)+, RVaR = (S - q_a)+ - (S - q_b)+ - (q_b - q_a)
+A_i = A_S / std_g r;   q <- q + 0.1 (level - share of S below q)
+
+Choices. Those of the script for MATH: with the term q_b - q_a no advantage is positive, all is learned from failures.
+The script for DAPO-Math has b = 0.8 and leaves that term out (`credit.zero: low`), and shares A_S by r - mean_g r (not
+built: the shares have a pole). Quantiles are tracked as the paper says; in the code they are noted on a batch whose
+advantages have been taken, and the next step's batch is a new one. A std of 0 counts as 1 (code: 1e-6). Bundles are
+consecutive groups; a remainder makes some bundles larger.
+"""
+
+from gxpo.credit.risk_bundle import RiskBundle
+from gxpo.keys import Definition
+
+riskpo = Definition(
+    name="riskpo",
+    title="RiskPO: Risk-based Policy Optimization via Verifiable Reward for LLM Post-Training",
+    arxiv="2510.00911",
+    authors="Ren, Tao and Jiang, Jinyang and Yang, Hui and others",
+    year=2025,
+    idea="bundles of tasks are scored by a mix of value-at-risk measures, so that hard ones keep their weight",
+    formula="A = (1.5 CVaR_a(S) / a + RVaR_ab(S) / (b - a)) / 2.5 / (std S std_g r), S summed over a bundle",
+    evidence="reference-code",
+    keys={"credit": RiskBundle},
+    paper_defaults={"rollout.group_size": 5, "update.lr": 1e-6},
+    choices="settings of the MATH script: no advantage is positive; quantiles are tracked (in the code they get lost)",
+)

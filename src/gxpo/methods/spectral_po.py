@@ -1,0 +1,27 @@
+r"""SPO (later SGPO): in groups where all are wrong, an attempt is paid by how far it gets before its first error.
+
+RTS = steps before the first error / steps;   r = 1 if right; 1 / (1 + exp(-5 (RTS - 1/2))) if all of the group are
+wrong; else 0;   A as in GRPO
+
+Choices. RTS is component "correct_prefix" of your reward (weight 0): a step judge's (`reward: {correct: 1, judge: 0}`
+with `scoring.options: {judge: {mode: first_error, ...}}`) or a function's. Without one the method is refused. Steepness
+and middle are not known to us; 5 and 1/2 are a port's, which has the sign the other way round.
+`reward.shape.correct_prefix.groups=all` pays wrong attempts in every group.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rewards.correct_prefix import CorrectPrefix
+
+spectral_po = Definition(
+    name="spectral_po",
+    title="Spectral Policy Optimization: Coloring your Incorrect Reasoning in GRPO",
+    arxiv="2505.11595",
+    authors="Chen, Peter and Li, Xiaopeng and Li, Ziniu and Chen, Xi and Lin, Tianyi",
+    year=2025,
+    idea="groups without a right answer learn from the position of the first error",
+    formula="r = 1 if right, else sigmoid(5 (RTS - 0.5)) in all-wrong groups; A as GRPO",
+    evidence="secondary",
+    keys={"reward.shape.correct_prefix": CorrectPrefix},
+    choices="partial credit in all-wrong groups only; rising in RTS; the share comes from a judge of your choice",
+    cost="a judge's answer for each attempt",
+)

@@ -1,0 +1,26 @@
+r"""SSL: what is not solved is paid in tiers of progress, each a larger step than the one before.
+
+R = 1 if solved, else v_k for progress s in [t_k, t_{k+1});   0 = v_0 < v_1 < ... < 1, steps never shrink;   A: GRPO's
+
+Choices. Reconstructed from the abstract and summaries: four zones, for matching tasks by quartiles (t = 1/4, 1/2, 3/4);
+what they are worth is not known to us, so v = 0.1, 0.25, 0.5. Progress is component "progress" of your reward (weight
+0): the share of steps that are right, or how near a click is. Without one the method is refused. Other names:
+`reward.shape.tiered.component`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rewards.tiered import Tiered
+
+ssl_sweet_spot = Definition(
+    name="ssl_sweet_spot",
+    title="SSL: Sweet Spot Learning for Differentiated Guidance in Agentic Optimization",
+    arxiv="2601.22491",
+    authors="Wu, Jinyang and Yang, Changpeng and Shen, Yuhao and Xu, Fangzhi and Ni, Bolin and Liao, Chonghua and "
+    "Liu, Yuchen and Wang, Hongzhen and Nie, Shuai and Zhang, Shuai and Luo, Haoran and Xu, Jiaming",
+    year=2026,
+    idea="tiered rewards that grow towards success tell failures apart",
+    formula="R = 1 if solved else v_k, s in [t_k, t_{k+1}), v_{k+1} - v_k not shrinking; A as GRPO",
+    evidence="reconstruction",
+    keys={"reward.shape.tiered": Tiered},
+    choices="tiers at 1/4, 1/2, 3/4 worth 0.1, 0.25, 0.5 (ours); progress is a component of your reward",
+)

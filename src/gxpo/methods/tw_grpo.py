@@ -1,0 +1,31 @@
+r"""TW-GRPO: positions at which the answers of a group go apart weigh more.
+
+w_t = 1 + 0.4 (D_t - min D) / (max D - min D);   loss = GRPO's times w_t
+D_t = mean_i sum_v (e^d - d - 1), d = mean_j l_jtv - l_itv held in [-11, 11]
+l_it = log-softmax of answer i at its t-th token, uniform past its end
+
+Choices. D as in the code: a sum over the vocabulary that is not weighted by probability, so no Kullback-Leibler
+divergence, and rare words dominate; w does not change the denominator. The code lets the gradient through w; here it
+is detached. The largest weight is 1.4, the trainer's default (its function's own is 1.5). Soft rewards for answer
+sets and question-answer inversion are rewards and data of multiple-choice video tasks: not built.
+"""
+
+from gxpo.keys import Definition
+from gxpo.signals.disagreement import Disagreement as DisagreementSignal
+from gxpo.weighting.disagreement import Disagreement
+
+tw_grpo = Definition(
+    name="tw_grpo",
+    title="Reinforcing Video Reasoning with Focused Thinking",
+    arxiv="2505.24718",
+    authors="Dang, Jisheng and Wu, Jingze and Wang, Teng and Lin, Xuanhui and Zhu, Nannan and Chen, Hongbo and "
+    "Zheng, Wei-Shi and Wang, Meng and Chua, Tat-Seng",
+    year=2025,
+    idea="tokens at positions of high disagreement within the group carry the information, and the weight",
+    formula="w_t = 1 + (a - 1) minmax_t(D_t), D_t the answers' divergence from their mean at position t; a = 1.4",
+    evidence="reference-code",
+    keys={"weight.disagreement": Disagreement, "signal.disagreement": DisagreementSignal},
+    paper_defaults={"objective.aggregate": "token_mean", "objective.clip_high": 0.28, "credit.eps": 1e-4},
+    choices="weights detached; unweighted sum over the vocabulary, as in the code; soft rewards are not built",
+    cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",
+)

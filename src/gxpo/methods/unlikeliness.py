@@ -1,0 +1,26 @@
+r"""Unlikeliness: correct answers are worth less the likelier they were, so that rare ones are reinforced too.
+
+r'_i = r_i (1 - 0.25 rank_i / G);   rank: of the mean log-prob under the sampler within the group, 0 the least likely
+
+Choices. Log-probs are length-normalised, as in the code (the paper says probability). Ranks include wrong answers.
+Equal log-probs share their mean rank; the code takes them in some order. Groups in which all are correct stay equal,
+as in the recipe, which drops them before; `reward.shape.likelihood_discount.all_correct: true` lets them learn. More
+epochs are the paper's second remedy, and with its KL they are `unlikeliness@paper`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rewards.likelihood_discount import LikelihoodDiscount
+
+unlikeliness = Definition(
+    name="unlikeliness",
+    title="Rewarding the Unlikely: Lifting GRPO Beyond Distribution Sharpening",
+    arxiv="2506.02355",
+    authors="He, Andre and Fried, Daniel and Welleck, Sean",
+    year=2025,
+    idea="a discount on correct answers by their rank in likelihood, against sharpening what is already likely",
+    formula="r' = r (1 - b rank / G), rank by mean log-prob, 0 the least likely; b = 0.25",
+    evidence="reference-code",
+    keys={"reward.shape.likelihood_discount": LikelihoodDiscount},
+    paper_defaults={"update.epochs": 2, "objective.kl.coef": 0.1},
+    choices="length-normalised; ties share a rank; groups of equal verdicts are left alone",
+)

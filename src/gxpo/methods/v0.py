@@ -1,0 +1,29 @@
+r"""V0: attempts go where a predicted rate of success says that they will give contrast.
+
+U(n, p) = n (1 - p) (1 - (1 - p)^(n - 1)): expected failures beside a success, of n attempts at success rate p
+max sum_q U(n_q, p_q) with sum_q n_q = the budget and 2 <= n_q <= 128, greedily;   A = GRPO's over the n_q rows
+
+Choices. Read in a note. The paper's p is a pretrained model's, given other prompts' outcomes as context, which gxpo
+does not have: here it is the task's discounted rate of success in earlier steps, drawn towards the mean over all tasks
+(one half before there is any). The budget is `rollout.group_size` times the number of tasks. Greedy, as in the paper:
+hard tasks, for which U is convex in n, may stay at two attempts. Where a sequence mean is taken, as by default, tasks
+with more attempts weigh more. Routing between models is not part of this.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.allotted import Allotted
+
+v0 = Definition(
+    name="v0",
+    title="V_0: A Generalist Value Model for Any Policy at State Zero",
+    arxiv="2602.03584",
+    authors="Zhang, Yi-Kai and Yao, Zhiyuan and Hao, Hongyan and Sun, Yueqing and Gu, Qi and Su, Hui and "
+    "Cai, Xunliang and Zhan, De-Chuan and Ye, Han-Jia",
+    year=2026,
+    idea="the rollout budget of a step is allotted before sampling, by what each task is predicted to teach",
+    formula="max sum_q n_q (1 - p_q) (1 - (1 - p_q)^(n_q - 1)), sum_q n_q fixed",
+    evidence="secondary",
+    keys={"rollout": Allotted},
+    choices="p from each task's own past in place of a pretrained value model; greedy allotment",
+    cost="none in samples; two numbers a task in the checkpoint; pays only where tasks come round again",
+)

@@ -1,0 +1,26 @@
+r"""XRPO: correct answers that were unlikely for their group are reinforced more.
+
+s_i = mean_t log policy;  eta_i = exp(s_i - mean_j s_j);  A'_i = A_i + min(max(2.5 (1 - eta_i), 0), 0.5 A_i) if correct
+
+Choices. Only this novelty-aware sharpening is built. The allocation of rollouts by expected shrinkage of a confidence
+interval is known to us in outline only, and the seeding of unsolved prompts with solved exemplars needs a bank of them:
+neither is here. A wrong answer keeps its credit (for A < 0 the minimum would deepen it), and so does a correct one of
+credit 0 or less. As a weight, A' / A, so that it composes with every credit.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.novelty import Novelty
+
+xrpo = Definition(
+    name="xrpo",
+    title="XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation",
+    arxiv="2510.06672",
+    authors="Bamba, Udbhav and Fang, Minghao and Yu, Yifan and Zheng, Haizhong and Lai, Fan",
+    year=2025,
+    idea="low-probability yet correct answers get a bonus, bounded by a share of their advantage",
+    formula="A' = A + min(max(l (1 - exp(s - mean s)), 0), k A) if correct; l = 2.5, k = 0.5",
+    evidence="secondary",
+    keys={"weight.novelty": Novelty},
+    choices="the sharpening alone: adaptive allocation of rollouts and in-context seeding are not built",
+    cost="a forward pass over the rollouts before the update",
+)

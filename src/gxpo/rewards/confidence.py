@@ -1,0 +1,74 @@
+"""Wrong answers cost the more, the surer the policy was of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import GxpoError
+from gxpo.forest import Forest
+from gxpo.rewards.base import RewardPart
+from gxpo.rewards.length import verdicts
+
+
+def mean_logprob(forest: Forest, asker: str) -> Tensor:
+    """[R] float64: mean log-prob of a trajectory's trainable tokens under who sampled them; 0 where it has none.
+
+    Refused where a token of a scored trajectory has no log-prob.
+    """
+    entries = (forest.path_trainable & forest.to_path(forest.scored, "R")).nonzero().squeeze(1)
+    logprob, owner, n = forest.path_behaviour_logprob[entries], forest.path_trajectory[entries], forest.n_trajectories
+    if missing := int(logprob.isnan().sum()):
+        raise GxpoError(
+            f"{asker} needs the sampler's log-probs, which {missing} of {entries.numel()} tokens lack: record `logprob`"
+        )
+    total = torch.zeros(n, dtype=torch.float64).index_add_(0, owner, logprob)
+    return total / torch.bincount(owner, minlength=n).clamp_min(1)
+
+
+@torch.no_grad()
+def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:
+    """-(1/G) p_i / (D - p_i) for a wrong answer, 0 for a correct one; [R] float64, in [-1/G, 0].
+
+    p_i = exp(logprob_i), the geometric mean of the answer's token probabilities
+    D   = max(D_imp, 2 max_j p_j), D_imp = 1 / ((1/G) sum over correct j of 1 / p_j); without a correct one 2 max_j p_j
+
+    logprob  [R] mean log-prob of each answer's tokens
+    correct  [R] bool;   group  [R] int64 dense ids, -1 = in no group
+    where    [R] bool, compared (default: all): over whom G, D_imp and the maximum are; for the others D is at least
+             2 p_i too, so that their penalty has the same bound
+
+    In log space: nothing under- or overflows, however improbable an answer. Source: LENS, arXiv 2510.08696, eq. 14-16.
+
+    >>> p, wrong = torch.tensor([0.6, 0.5, 0.4, 0.3]), torch.zeros(4).bool()
+    >>> confidence_penalty(p.log(), wrong, torch.zeros(4).long()).round(decimals=6).tolist()
+    [-0.25, -0.178571, -0.125, -0.083333]
+    """
+    counting = group >= 0 if where is None else where & (group >= 0)
+    x, right = logprob.to(torch.float64), correct & counting
+    size = levels.count(group, counting)
+    top = levels.max(-x, group, right)
+    inverse = levels.mean(torch.where(right, (-x - top).exp(), 0.0), group, counting)  # times e^top: mean of r / p
+    implied = torch.where(inverse > 0, -(top + inverse.log()), -math.inf)
+    most = torch.maximum(levels.max(x, group, counting), x) + math.log(2.0)
+    penalty = -1.0 / (size.clamp_min(1) * torch.expm1(torch.maximum(implied, most) - x))
+    return torch.where(correct | (size == 0), torch.zeros_like(x), penalty)
+
+
+@dataclass(frozen=True)
+class ConfidencePenalty(RewardPart):
+    """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correct is what the verifier says.
+
+    Groups in which all are wrong are then told apart by confidence. Trajectories without trained tokens lose nothing.
+    """
+
+    def __call__(self, forest: Forest) -> dict[str, Tensor]:
+        correct, spoke = verdicts(forest, "confidence_penalty"), forest.lengths() > 0
+        where = forest.scored & forest.compared & spoke
+        logprob = mean_logprob(forest, "confidence_penalty")
+        value = confidence_penalty(logprob, correct | ~spoke, forest.ids("group", axis="R"), where)
+        return {"confidence": torch.where(forest.scored, value, torch.nan)}

@@ -1,0 +1,134 @@
+"""A step's attempts are allotted to its tasks by how much contrast each is predicted to give."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.errors import CheckpointError, ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Session, Task
+from gxpo.rollouts.again import need_single_turn
+from gxpo.rollouts.build import forest_of, name_draws, requests
+
+
+def expected_contrast(n: int, rate: float) -> float:
+    """U = n (1 - rate) (1 - (1 - rate)^(n - 1)): the expected number of failures that stand beside a success.
+
+    n attempts, each right with probability `rate`. With GRPO's advantages (population std) the whole of a group's
+    |A| times half of a success's A is its number of failures. Source: V0 (arXiv 2602.03584), eqs. 9-11.
+
+    >>> [round(expected_contrast(n, 0.5), 5) for n in (2, 4, 8)]
+    [0.5, 1.75, 3.96875]
+    """
+    wrong = 1.0 - rate
+    return n * wrong * (1.0 - wrong ** (n - 1))
+
+
+def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) -> list[int]:
+    """Attempts for each task, `least` to `most`, `budget` in all: each further one where U grows most by it.
+
+    Of equal gains that of the task with fewer attempts is taken, then the earlier task's. Greedy, as in the paper: U is
+    convex in n for small rates, so a hard task may stay at `least` although many more attempts would have paid. Fewer
+    than `budget` where all have `most`; ValueError where `least` for each is more.
+
+    >>> allot([0.5, 0.1, 1.0], 9)
+    [5, 2, 2]
+    """
+    if least * len(rates) > budget:
+        raise ValueError(f"{len(rates)} tasks of at least {least} attempts need more than {budget}")
+    sizes = [least] * len(rates)
+
+    def gain(i: int) -> float:
+        return expected_contrast(sizes[i] + 1, rates[i]) - expected_contrast(sizes[i], rates[i])
+
+    heap = [(-gain(i), least, i) for i in range(len(rates)) if least < most]
+    heapq.heapify(heap)
+    for _ in range(budget - least * len(rates)):
+        if not heap:
+            break
+        _, _, i = heapq.heappop(heap)
+        sizes[i] += 1
+        if sizes[i] < most:
+            heapq.heappush(heap, (-gain(i), sizes[i], i))
+    return sizes
+
+
+@dataclass(frozen=True)
+class Allotted:
+    """`group_size` attempts a task on average, allotted by `allot` to the tasks' predicted rates of success.
+
+    least, most  attempts of one task
+    discount     what earlier verdicts of a task count for at each further visit, since the policy has moved
+    prior        how many verdicts the mean rate of all tasks (one half at first) is worth in a task's prediction
+
+    The prediction is (s + prior m) / (n + prior), s successes in n verdicts of the steps before, m their mean over all
+    tasks; every row's info["predicted"] holds it. `success` decides, never the shaped outcome.
+    """
+
+    group_size: int = 8
+    least: int = 2
+    most: int = 128
+    discount: float = 0.8
+    prior: float = 1.0
+    memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    provides = ("states",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.group_size <= self.most:
+            raise ConfigError(
+                f"rollout.least={self.least} <= rollout.group_size={self.group_size} <= rollout.most={self.most} must "
+                "hold, from 1 on: the group size is the mean of what is allotted"
+            )
+        if not 0 <= self.discount <= 1 or not self.prior > 0:
+            raise ConfigError(
+                f"rollout.discount is from 0 to 1 and rollout.prior above 0, not {self.discount} and {self.prior}"
+            )
+
+    def predict(self, tasks: Sequence[str]) -> list[float]:
+        """The predicted rate of success of each task."""
+        total, count = (math.fsum(row[k] for row in self.memory.values()) for k in (0, 1))
+        overall = total / count if count else 0.5
+        own = (self.memory.get(task, (0.0, 0.0)) for task in tasks)
+        return [(s + self.prior * overall) / (n + self.prior) for s, n in own]
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        need_single_turn(session, "allotted", "allots attempts")
+        rates = self.predict([task.id for task in tasks])
+        sizes = allot(rates, self.group_size * len(tasks), self.least, self.most)
+        draws = name_draws(tasks, Counter())
+        prompts = [session.encode(task) for task in tasks]
+        asked = [
+            request
+            for prompt, draw, size in zip(prompts, draws, sizes, strict=True)
+            for request in requests([prompt], [draw], size, session)
+        ]
+        groups = [f"s{session.step}/{draw}" for draw in draws]
+        forest = forest_of(tasks, groups, prompts, session.sample(asked), session.sampling)
+        predicted = [rate for rate, size in zip(rates, sizes, strict=True) for _ in range(size)]
+        return forest.replace(info=[{"predicted": rate} for rate in predicted])
+
+    # ------------------------------------------------------------ memory
+    def observe(self, forest: Forest) -> None:
+        """Counts the verdicts of what was sampled; without a verdict a rollout says nothing."""
+        verdicts: dict[str, list[float]] = {}
+        for task, origin, success in zip(forest.task, forest.origin, forest.success.tolist(), strict=True):
+            if origin == "policy" and math.isfinite(success):
+                verdicts.setdefault(task, []).append(float(success >= 1))
+        for task, found in verdicts.items():
+            s, n = self.memory.get(task, (0.0, 0.0))
+            self.memory[task] = [self.discount * s + math.fsum(found), self.discount * n + len(found)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tasks": {task: list(row) for task, row in self.memory.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != {"tasks"}:
+            raise CheckpointError(f"the checkpoint's rollout part holds {sorted(state)}, not 'tasks'")
+        self.memory.clear()
+        self.memory.update({task: [float(x) for x in row] for task, row in state["tasks"].items()})

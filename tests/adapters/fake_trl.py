@@ -1,0 +1,172 @@
+"""The seam of TRL's GRPOTrainer that the adapter stands on, in one process, around a model of pairs of tokens."""
+
+from __future__ import annotations
+
+import types
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+import torch
+
+PAD, EOS = 0, 1
+
+
+@dataclass
+class Config:
+    """Fields and defaults of TRL's GRPOConfig, those that are read."""
+
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    steps_per_generation: int = 1
+    num_iterations: int = 1
+    num_generations: int = 4
+    max_completion_length: int = 5
+    beta: float = 0.0
+    loss_type: str = "dapo"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    scale_rewards: str = "group"
+    entropy_coef: float = 0.0
+    reward_weights: list | None = None
+    seed: int = 0
+    should_save: bool = True
+
+
+class OneProcess:
+    """An accelerator with nobody else."""
+
+    process_index, num_processes = 0, 1
+    device = torch.device("cpu")
+
+    def gather(self, x):
+        return x
+
+    def pad_across_processes(self, x, dim=0, pad_index=0, pad_first=False):
+        return x
+
+    def reduce(self, x, reduction="sum"):
+        return x
+
+
+class Pairs(torch.nn.Module):
+    """The next token's logits depend on the present one alone."""
+
+    def __init__(self, words=12):
+        super().__init__()
+        start = torch.randn(words, words, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        self.table = torch.nn.Parameter(start)
+
+    def forward(self, ids):
+        return self.table[ids]
+
+
+class GRPOTrainer:
+    """Generation batches, their shuffle, their micro-batches, the loss: the order of calls is TRL's."""
+
+    def __init__(self, model, reward_funcs, args, out=None, tools=False):
+        self.model, self.args, self.tools, self.out = model, args, tools, out
+        self.reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self.reward_func_names = [f.__name__ for f in self.reward_funcs]
+        self.reward_weights = torch.tensor(args.reward_weights or [1.0] * len(self.reward_funcs))
+        self.num_generations = self.num_generations_eval = args.num_generations
+        self.max_completion_length = args.max_completion_length
+        self.accelerator, self.aux_loss_enabled = OneProcess(), False
+        self.eos_token_ids, self._tokenizer = [EOS], types.SimpleNamespace(pad_token_id=PAD)
+        self.state = types.SimpleNamespace(global_step=0)
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._logs = {"advantages": deque(maxlen=1000)}
+        self._step, self._buffered_inputs = 0, None
+        self.draw = torch.Generator().manual_seed(args.seed)
+        self.shuffle = torch.Generator().manual_seed(args.seed)
+
+    # what TRL does, cut down
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        columns = [f(prompts=prompts, completion_ids=completion_ids_list) for f in self.reward_funcs]
+        return torch.tensor([[float("nan") if x is None else x for x in row] for row in zip(*columns, strict=True)])
+
+    def _generate_and_score_completions(self, inputs):
+        prompts = [x["prompt"] for x in inputs]
+        limit, width = self.max_completion_length, max(map(len, prompts))
+        lengths = torch.randint(1, limit + 1, (len(prompts),), generator=self.draw).tolist()
+        ids = [torch.randint(2, 12, (n,), generator=self.draw).tolist() for n in lengths]
+        ids = [[*x[:-1], EOS] if len(x) < limit else x for x in ids]
+        rewards = self._calculate_rewards(inputs, prompts, ids, ids)
+        self._logs["advantages"].extend([0.0] * len(prompts))
+        out = {
+            "prompt_ids": torch.tensor([[PAD] * (width - len(p)) + p for p in prompts]),
+            "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
+            "completion_ids": torch.tensor([x + [PAD] * (limit - len(x)) for x in ids]),
+            "completion_mask": torch.tensor([[1] * len(x) + [0] * (limit - len(x)) for x in ids]),
+            "advantages": torch.zeros(len(prompts)),
+            "num_items_in_batch": torch.tensor(sum(lengths)),
+        }
+        if self.tools:
+            mask = torch.ones_like(out["completion_mask"])
+            mask[:, 1] = 0
+            out["tool_mask"] = mask
+        if self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.args.num_iterations):
+            with torch.no_grad():
+                out["old_per_token_logps"] = self._outputs_of(self.model, out)[0]
+        assert len(rewards) == len(prompts)
+        return out
+
+    def _outputs_of(self, model, out):
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
+        keep = out["completion_ids"].shape[1]
+        return self._get_per_token_logps_and_entropies(model, ids, None, keep, compute_entropy=True)
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False,
+        compute_aux_loss=False,
+    ):  # fmt: skip
+        spread = model(input_ids)[:, -logits_to_keep - 1 : -1].log_softmax(-1)
+        logprob = spread.gather(2, input_ids[:, -logits_to_keep:, None])[..., 0]
+        return logprob, -(spread.exp() * spread).sum(-1) if compute_entropy else None, None
+
+    def _prepare_inputs(self, generation_batch):
+        every = self.args.steps_per_generation * self.args.num_iterations
+        if self._step % every == 0 or self._buffered_inputs is None:
+            out = self._generate_and_score_completions(generation_batch)
+            order = torch.randperm(len(out["prompt_ids"]), generator=self.shuffle)
+            out = {k: v if v.ndim == 0 else v[order] for k, v in out.items()}
+            size = len(order) // self.args.steps_per_generation
+            self._buffered_inputs = [
+                {k: v if v.ndim == 0 else v[i * size : (i + 1) * size] for k, v in out.items()}
+                for i in range(self.args.steps_per_generation)
+            ]
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def compute_loss(self, model, inputs):
+        return self._compute_loss(model, inputs)
+
+    def _get_output_dir(self, trial):
+        return str(self.out)
+
+    def _save_checkpoint(self, model, trial):
+        (self.out / f"checkpoint-{self.state.global_step}").mkdir(parents=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        pass
+
+    # what a test drives it with
+    def optimiser_step(self, prompts, lr=0.1):
+        """(loss, gradient, micro-batches) of one optimiser step on these prompts, each sampled in a group."""
+        inputs = [{"prompt": p} for p in prompts for _ in range(self.num_generations)]
+        self.model.train()
+        self.model.zero_grad()
+        total, seen = 0.0, []
+        for _ in range(self.args.gradient_accumulation_steps):
+            batch = self._prepare_inputs(inputs)
+            loss = self.compute_loss(self.model, batch)
+            if loss.requires_grad:
+                loss.backward()
+            seen.append(batch)
+            self._step += 1
+            total += float(loss.detach())
+        grad = self.model.table.grad
+        gradient = torch.zeros_like(self.model.table) if grad is None else grad.clone()
+        with torch.no_grad():
+            self.model.table -= lr * gradient
+        self.state.global_step += 1
+        return total, gradient, seen

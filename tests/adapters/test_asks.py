@@ -1,0 +1,89 @@
+"""What a method asks of rollouts is found by what its parts declare and by trying them."""
+
+import pytest
+
+import gxpo
+from gxpo.adapters import asks
+from gxpo.errors import GxpoError
+
+
+def with_credit(rule):
+    """GRPO with the credit that `rule(forest, signals, step)` gives to each path token."""
+    return gxpo.method("grpo", {"credit": rule})
+
+
+def of_ids(forest, signals, step):
+    return forest.token[forest.path_token].double()
+
+
+def of_truncated(forest, signals, step):
+    return forest.to_path(forest.truncated.double(), "R")
+
+
+def of_step(forest, signals, step):
+    return forest.to_path(forest.outcome, "R") * step
+
+
+def of_logprobs(forest, signals, step):
+    return signals["behaviour_logprob"].double()
+
+
+def of_components(forest, signals, step):
+    return forest.to_path(forest.components[:, 0], "R")
+
+
+@pytest.mark.parametrize(
+    ("rule", "fact"),
+    [
+        (of_ids, "ids"),
+        (of_truncated, "truncated"),
+        (of_step, "step"),
+        (of_logprobs, "logprobs"),
+        (of_components, "components"),
+    ],
+)
+def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
+    composed = with_credit(rule)
+    assert asks.reads(composed) == {fact: "credit"}
+    (reason,) = asks.refusals(composed, "a trainer", facts=[f for f in asks.FACTS if f != fact])
+    assert reason.startswith("credit=") and asks.FACTS[fact] in reason and "a trainer" in reason
+    assert asks.refusals(composed, "a trainer", facts=asks.FACTS) == []
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "opo", "ngrpo"])
+def test_outcome_methods_read_rewards_groups_and_lengths_only(name):
+    assert asks.reads(gxpo.method(name)) == {}
+    assert asks.refusals(gxpo.method(name), "a trainer") == []
+
+
+def test_a_part_that_fails_on_what_is_there_is_the_reason():
+    def broken(forest, signals, step):
+        raise GxpoError("it needs the moon")
+
+    assert "credit" in asks.refusals(with_credit(broken), "a trainer")[0]
+    assert "the moon" in asks.refusals(with_credit(broken), "a trainer")[0]
+
+
+def test_a_signal_that_works_with_the_model_is_refused_by_its_key():
+    (reason,) = asks.refusals(gxpo.method("poise"), "a trainer", signals=("entropy", "hidden"), facts=asks.FACTS)[:1]
+    assert reason.startswith("signal.")
+
+
+def test_verdicts_are_asked_for_where_a_part_can_not_do_without():
+    composed = gxpo.method("grpo_lead")
+    assert "verdict" in asks.refusals(composed, "a trainer", facts=asks.FACTS)[0]
+    assert asks.refusals(composed, "a trainer", facts=asks.FACTS, verdicts=True) == []
+
+
+def test_own_rewards_are_applied_in_the_order_shape_then_add():
+    composed = gxpo.method("grpo", {"reward.add.length": "length", "reward.add.length.max_length": 4,
+                                    "reward.add.length.of": "all"})  # fmt: skip
+    forest = gxpo.Forest.from_completions([[1]], [[[2, 3], [2, 3, 4, 5]]], [1.0, 0.0])
+    shaped = asks.shaped(composed, forest)
+    assert shaped.outcome.tolist() == [1.0 - 0.5 * 2 / 4, 0.0 - 0.5]
+    assert shaped.component_names == ("length",)
+
+
+def test_only_parts_that_keep_something_remember():
+    assert asks.remembers(gxpo.method("grpo")) == []
+    assert asks.remembers(gxpo.method("v05")) == ["signal.task_mean"]

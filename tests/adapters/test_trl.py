@@ -1,0 +1,312 @@
+"""The TRL adapter on a stand-in for TRL's trainer; where TRL is installed, on TRL itself (see scripts/check_trl.py)."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tests.adapters import fake_trl
+from tests.adapters.fake_trl import Config, Pairs
+
+from gxpo.adapters import trl as adapter
+from gxpo.errors import CheckpointError, ConfigError, MissingExtra
+
+INSTALLED = importlib.util.find_spec("trl") is not None
+PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]
+
+
+class Trainer(adapter.WithMethod, fake_trl.GRPOTrainer):
+    """What `gxpo.adapters.trl.GRPOTrainer` is, over the stand-in."""
+
+
+def by_sum(prompts, completion_ids):
+    return [sum(ids) % 5 / 4 for ids in completion_ids]
+
+
+def never(prompts, completion_ids):
+    return [0.0 for _ in completion_ids]
+
+
+def by_length(prompts, completion_ids):
+    return [len(ids) / 5 for ids in completion_ids]
+
+
+def some(prompts, completion_ids):
+    return [None if sum(ids) % 3 == 0 else sum(ids) % 5 / 4 for ids in completion_ids]
+
+
+def trainer(method="grpo@trl", reward=by_sum, *, micro=16, overrides=None, success_at=None, out=None, tools=False,
+            **settings):  # fmt: skip
+    parts = 16 // micro
+    settings = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, **settings}
+    config = Config(per_device_train_batch_size=micro, **settings)
+    return Trainer(
+        Pairs(), reward, config, method=method, overrides=overrides, success_at=success_at, out=out, tools=tools
+    )
+
+
+def rows_of(batches):
+    """(prompt, completion, own mask, row) of every row of the micro-batches."""
+    for b in batches:
+        own = b["completion_mask"] * b.get("tool_mask", torch.ones_like(b["completion_mask"]))
+        for i in range(len(own)):
+            prompt = b["prompt_ids"][i][b["prompt_mask"][i].bool()].tolist()
+            length = int(b["completion_mask"][i].sum())
+            yield prompt, b["completion_ids"][i, :length].tolist(), own[i, :length].tolist(), int(b[adapter.ROW][i])
+
+
+def dapo_by_hand(table, batches, reward, old=None):
+    """(loss, gradient) of TRL's default objective, row by row; rows without a reward are not there."""
+    table = table.detach().clone().requires_grad_()
+    rows = sorted(rows_of(batches), key=lambda row: row[3])
+    rewards = [reward([], [ids])[0] for _, ids, _, _ in rows]
+    total, count = 0.0, 0
+    for i, (prompt, ids, own, _) in enumerate(rows):
+        if rewards[i] is None:
+            continue
+        group = [r for r in rewards[i // 4 * 4 : i // 4 * 4 + 4] if r is not None]
+        mean = sum(group) / len(group)
+        std = math.sqrt(sum((r - mean) ** 2 for r in group) / max(len(group) - 1, 1))
+        advantage = (rewards[i] - mean) / (std + 1e-4) if std > 1e-12 else 0.0
+        whole = [*prompt, *ids]
+        for t, (token, counts) in enumerate(zip(ids, own, strict=True)):
+            if counts:
+                before = whole[len(prompt) + t - 1]
+                logprob = table[before].log_softmax(-1)[token]
+                below = logprob.detach() if old is None else old[before].log_softmax(-1)[token]
+                ratio = (logprob - below).exp()
+                total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                count += 1
+    loss = total / count
+    loss.backward()
+    return float(loss.detach()), table.grad
+
+
+@pytest.mark.parametrize("micro", [16, 8, 4])
+@pytest.mark.parametrize("tools", [False, True])
+def test_three_steps_are_those_of_trl_written_as_a_loop(micro, tools):
+    made = trainer(micro=micro, tools=tools)
+    for _ in range(3):
+        before = made.model.table.detach().clone()
+        loss, gradient, batches = made.optimiser_step(PROMPTS)
+        expected, slope = dapo_by_hand(before, batches, by_sum)
+        assert loss == pytest.approx(expected, abs=1e-6)
+        assert (gradient - slope).norm() < 1e-10 * slope.norm() and slope.norm() > 0.01
+
+
+def test_a_second_pass_over_the_rollouts_is_clipped_against_the_first_policy():
+    made = trainer(num_iterations=2)
+    first = made.model.table.detach().clone()
+    made.optimiser_step(PROMPTS, lr=3.0)
+    before = made.model.table.detach().clone()
+    loss, gradient, batches = made.optimiser_step(PROMPTS, lr=3.0)
+    expected, slope = dapo_by_hand(before, batches, by_sum, old=first)
+    unclipped = dapo_by_hand(before, batches, by_sum)[0]
+    assert loss == pytest.approx(expected, abs=1e-6) and abs(expected - unclipped) > 1e-3
+    assert (gradient - slope).norm() < 1e-9 * slope.norm()
+
+
+@pytest.mark.parametrize(
+    ("spec", "couples"),
+    [("grpo", "token"), ("grpo+gspo", "trajectory"), ("dr_grpo", "token"), ("gvpo", "group"), ("disco", "step")],
+)
+def test_every_partition_into_micro_batches_gives_the_same_gradient(spec, couples):
+    found = []
+    for micro in (16, 8, 4, 2):
+        made = trainer(spec, micro=micro, success_at=0.7)
+        loss, gradient, _ = made.optimiser_step(PROMPTS)
+        found.append((loss, gradient))
+    assert couples in ("token", "trajectory") or made.gxpo_method.couples in ("group", "step")
+    assert found[0][1].norm() > 1e-6
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-6)
+        assert (gradient - found[0][1]).norm() < 1e-10 * found[0][1].norm()
+
+
+def test_two_optimiser_steps_of_one_generation_batch_are_each_on_their_own_rows():
+    made = trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
+    for _ in range(2):
+        _, _, batches = made.optimiser_step(PROMPTS, lr=0.0)
+        window = made._window[1]
+        assert sorted(window.rows.tolist()) == sorted(row for *_, row in rows_of(batches))
+        assert window.scored.forest.n_trajectories == 8
+    credit = made._scored["train"].credit
+    assert credit.numel() == made._scored["train"].forest.n_entries > window.scored.credit.numel()
+
+
+def test_rows_know_their_group_after_the_shuffle():
+    made = trainer(micro=4)
+    _, _, batches = made.optimiser_step(PROMPTS)
+    forest = made._scored["train"].forest
+    rows = list(rows_of(batches))
+    assert [row for *_, row in rows] != sorted(row for *_, row in rows)
+    for prompt, ids, _, row in rows:
+        assert prompt == PROMPTS[int(forest.group[row])]
+        assert forest.action(row) == ids
+    names = {forest.group[r]: forest.task[r] for r in range(16)}
+    assert len(set(names.values())) == 4, "a task is a prompt"
+
+
+def test_a_rollout_without_any_reward_counts_nowhere():
+    made = trainer(reward=some)
+    before = made.model.table.detach().clone()
+    loss, gradient, batches = made.optimiser_step(PROMPTS)
+    scored = made._scored["train"]
+    assert 0 < int((~scored.forest.scored).sum()) < 16
+    assert not scored.credit[scored.forest.entries_of(~scored.forest.scored)].any()
+    expected, slope = dapo_by_hand(before, batches, some)
+    assert loss == pytest.approx(expected, abs=1e-6)
+    assert (gradient - slope).norm() < 1e-10 * slope.norm()
+
+
+def test_tokens_of_tools_have_neither_credit_nor_gradient():
+    made = trainer(tools=True)
+    _, _, (batch,) = made.optimiser_step(PROMPTS)
+    assert not batch["advantages"][:, 1].any() and batch["advantages"][:, 0].any()
+    own = batch["completion_mask"] * batch["tool_mask"]
+    assert made._scored["train"].forest.n_entries == int(own.sum())
+
+
+def test_groups_without_a_right_answer_move_the_policy_under_ngrpo_only():
+    assert not trainer("grpo@trl", never).optimiser_step(PROMPTS)[1].any()
+    loss, gradient, batches = trainer("ngrpo", never).optimiser_step(PROMPTS)
+    assert gradient.norm() > 0.01
+    # four equal rewards and a virtual 1: mean 1/5, std sqrt(1/5), so A = -1 / sqrt(5) for each token
+    own = batches[0]["completion_mask"].bool()
+    assert batches[0]["advantages"][own] == pytest.approx(-1 / math.sqrt(5), abs=1e-5)
+    assert loss == pytest.approx(1 / math.sqrt(5), abs=1e-5)
+
+
+def test_named_rewards_are_components_and_weighted_into_the_outcome():
+    made = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
+    made.optimiser_step(PROMPTS)
+    forest = made._scored["train"].forest
+    assert forest.component_names == ("by_sum", "by_length")
+    expected = [sum(forest.action(r)) % 5 / 4 + 0.5 * len(forest.action(r)) / 5 for r in range(16)]
+    assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_completions_that_do_not_end_are_cut_and_verdicts_come_from_the_threshold():
+    made = trainer(success_at=0.75)
+    made.optimiser_step(PROMPTS)
+    forest = made._scored["train"].forest
+    for r in range(16):
+        assert bool(forest.truncated[r]) == (forest.action(r)[-1] != fake_trl.EOS)
+        assert float(forest.success[r]) == float(float(forest.outcome[r]) >= 0.75)
+
+
+def test_evaluation_scores_its_own_batch_and_leaves_training_alone():
+    made = trainer("ngrpo")
+    made.optimiser_step(PROMPTS)
+    kept = made._scored["train"]
+    made.model.eval()
+    batch = made._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
+    with torch.no_grad():
+        loss = made.compute_loss(made.model, batch)
+    assert math.isfinite(float(loss)) and made._scored["train"] is kept
+    assert made._metrics["eval"]["entropy"] and made._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
+
+
+def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
+    straight = trainer("v05", out=tmp_path)
+    for _ in range(2):
+        straight.optimiser_step(PROMPTS)
+    straight._save_checkpoint(None, None)
+    resumed = trainer("v05", out=tmp_path)
+    resumed.model.load_state_dict(straight.model.state_dict())
+    for name in ("draw", "shuffle"):
+        getattr(resumed, name).set_state(getattr(straight, name).get_state())
+    resumed.state.global_step, resumed._step = 2, 2
+    resumed._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-2"))
+    fresh = trainer("v05", out=tmp_path)
+    fresh.model.load_state_dict(straight.model.state_dict())
+    for name in ("draw", "shuffle"):
+        getattr(fresh, name).set_state(getattr(straight, name).get_state())
+    a, b, c = (made.optimiser_step(PROMPTS)[1] for made in (straight, resumed, fresh))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+    with pytest.raises(CheckpointError, match=r"signal\.task_mean"):
+        resumed._load_optimizer_and_scheduler(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "says"),
+    [
+        ("tree_grpo", {}, r"rollout=tree"),
+        ("gigpo", {}, r"credit=anchor_state.*states"),
+        ("gae", {}, r"credit=gae.*value"),
+        ("dapo", {}, r"rollout=dynamic_sampling.*rollout=independent"),
+        ("grpo_lead", {}, r"reward\.shape\.concise=length_relative.*verdict"),
+        ("vppo", {}, r"signal\.masked_observation"),
+        ("sfpo", {}, r"update=slow_fast"),
+        ("grpo", {"loss_type": "dr_grpo"}, r"loss_type='dr_grpo'.*objective\.aggregate"),
+        ("grpo", {"epsilon": 0.1}, r"epsilon=0\.1.*objective\.clip_low"),
+        ("grpo", {"scale_rewards": "none"}, r"scale_rewards.*credit\.scale"),
+        ("grpo", {"beta": 0.04}, r"beta=0\.04.*objective\.kl\.coef"),
+        ("grpo@paper", {}, r"beta=0.*0\.04"),
+        ("grpo", {"gradient_accumulation_steps": 3, "steps_per_generation": 2}, r"steps_per_generation=2.*multiple"),
+        ("gdpo_multi", {"reward_weights": [2.0]}, r"reward_weights.*credit\.weights"),
+    ],
+)
+def test_what_trl_can_not_give_is_refused_at_construction_by_its_key(spec, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        trainer(spec, **settings)
+
+
+def test_compositions_and_overrides_are_those_of_gxpo_method():
+    made = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
+    assert made.gxpo_method.terms["policy"].ratio == "sequence"
+    assert made.optimiser_step(PROMPTS)[1].any()
+    assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
+
+
+def test_a_reference_pulls_with_the_coefficient_of_the_method(monkeypatch):
+    base = fake_trl.GRPOTrainer._generate_and_score_completions
+
+    def with_reference(self, inputs):
+        out = base(self, inputs)
+        reference = torch.full(out["completion_ids"].shape, -2.0, dtype=torch.float64)
+        return {**out, "ref_per_token_logps": reference}
+
+    monkeypatch.setattr(fake_trl.GRPOTrainer, "_generate_and_score_completions", with_reference)
+    pulled = trainer("grpo@trl", never, overrides={"objective.kl.coef": 0.5}, beta=0.5)
+    before = pulled.model.table.detach().clone().requires_grad_()
+    loss, gradient, batches = pulled.optimiser_step(PROMPTS)
+    total, count = 0.0, 0
+    for prompt, ids, _, _ in rows_of(batches):
+        whole = [*prompt, *ids]
+        for t in range(len(ids)):
+            d = -2.0 - before[whole[len(prompt) + t - 1]].log_softmax(-1)[ids[t]]
+            total, count = total + d.exp() - 1 - d, count + 1
+    expected = 0.5 * total / count
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert (gradient - before.grad).norm() < 1e-10 * before.grad.norm()
+
+
+def test_the_module_needs_no_trl_until_its_trainer_is_asked_for():
+    if INSTALLED:
+        assert adapter.GRPOTrainer.__mro__[1] is adapter.WithMethod
+    else:
+        with pytest.raises(MissingExtra, match=r"gxpo\[trl\]"):
+            _ = adapter.GRPOTrainer
+    with pytest.raises(AttributeError):
+        _ = adapter.nothing
+
+
+if INSTALLED:
+
+    @pytest.fixture(scope="module")
+    def check():
+        path = Path(__file__).parents[2] / "scripts" / "check_trl.py"
+        spec = importlib.util.spec_from_file_location("check_trl", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    @pytest.mark.parametrize("case", ["default", "accumulated", "twice"])
+    def test_the_installed_trl_takes_the_same_three_steps(check, case, tmp_path):
+        rows = check.against_trl(case, check.saved_model(tmp_path))
+        assert len(rows) >= 3
+        assert all(max(row["loss"], row["gradient"]) < 1e-5 for row in rows), rows

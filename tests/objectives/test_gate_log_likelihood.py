@@ -1,0 +1,41 @@
+"""The gate without a ratio: -A log pi, wherever the tokens come from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gxpo
+from gxpo.objectives import PolicyGradient
+from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.gate_log_likelihood import LogLikelihood
+
+
+def test_value_and_gradient_are_those_of_reinforce(toy):
+    term = PolicyGradient(gate=LogLikelihood(), aggregate="token_mean")
+    value, gradient = toy.loss(term)
+    credit, logprob = toy.credit.tolist(), toy.logprob.tolist()
+    assert value == pytest.approx(-sum(a * x for a, x in zip(credit, logprob, strict=True)) / 5)
+    assert gradient == pytest.approx([-a / 5 for a in credit])
+
+
+def test_who_sampled_does_not_matter(toy):
+    term = PolicyGradient(gate=LogLikelihood())
+    assert toy.loss(term) == toy.loss(term, behaviour_logprob=toy.old - 3.0)
+    policy = toy.policy()
+    assert term.metrics(toy.forest, policy, toy.credit, toy.weight)["clip_fraction"] == 0.0
+
+
+def test_on_policy_it_is_the_gradient_of_every_gate(toy):
+    here = toy.logprob.detach()
+    gradients = [
+        toy.loss(PolicyGradient(gate=gate), behaviour_logprob=here)[1] for gate in (LogLikelihood(), Unclipped())
+    ]
+    assert gradients[0] == pytest.approx(gradients[1])
+
+
+def test_it_has_a_name():
+    m = gxpo.method("grpo", {"objective.gate": "log_likelihood"})
+    assert isinstance(m.terms["policy"].gate, LogLikelihood)
+    loss = m.terms["policy"].gate.loss(torch.tensor(9.0), torch.tensor(2.0), torch.tensor(-0.5))
+    assert float(loss) == 1.0

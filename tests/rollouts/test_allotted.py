@@ -1,0 +1,140 @@
+"""How a step's attempts are allotted, and what the prediction remembers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, tasks, train
+from tests.rollouts.resumed import check_resumed
+
+from gxpo.errors import CheckpointError, ConfigError
+from gxpo.rollouts.allotted import Allotted, allot, expected_contrast
+from gxpo.rollouts.independent import Independent
+
+
+# ---------------------------------------------------------------- what is worth how much
+def test_the_cards_numbers() -> None:
+    # p = .5: 2 * .5 * .5, 4 * .5 * .875, 8 * .5 * (1 - 1 / 128); p = .1: 2 * .9 * .1, 3 * .9 * .19, ...
+    assert [expected_contrast(n, 0.5) for n in (2, 4, 8)] == pytest.approx([0.5, 1.75, 3.96875])
+    found = [expected_contrast(n, 0.1) for n in (2, 3, 4, 8)]
+    assert found == pytest.approx([0.18, 0.513, 0.9756, 3.756262], abs=1e-6)
+
+
+@given(st.integers(1, 9), st.floats(0, 1))
+def test_it_is_the_expected_number_of_failures_of_a_mixed_group(n: int, p: float) -> None:
+    expected = sum(comb(n, k) * p**k * (1 - p) ** (n - k) * (n - k) for k in range(1, n + 1))
+    assert expected_contrast(n, p) == pytest.approx(expected, abs=1e-12)
+
+
+rates = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rates, st.integers(0, 12), st.integers(1, 3), st.integers(3, 8))
+def test_it_equals_a_loop_over_all_tasks(p: list[float], more: int, least: int, most: int) -> None:
+    budget = least * len(p) + more
+    sizes = [least] * len(p)
+    for _ in range(more):
+        gains = [
+            (expected_contrast(n + 1, x) - expected_contrast(n, x), -n, -i)
+            for i, (n, x) in enumerate(zip(sizes, p, strict=True))
+            if n < most
+        ]
+        if gains:
+            sizes[-max(gains)[2]] += 1
+    found = allot(p, budget, least, most)
+    assert found == sizes and sum(found) == min(budget, most * len(p))
+    assert min(found) >= least and max(found) <= most
+
+
+def test_where_the_gains_fall_greedy_is_the_best_there_is() -> None:
+    p = [0.5, 0.6, 0.8]
+    best = max(
+        (n for n in itertools.product(range(2, 9), repeat=3) if sum(n) == 12),
+        key=lambda n: sum(expected_contrast(k, x) for k, x in zip(n, p, strict=True)),
+    )
+    assert tuple(allot(p, 12, 2, 8)) == best
+    with pytest.raises(ValueError, match="need more than 3"):
+        allot(p, 3, 2)
+
+
+# ---------------------------------------------------------------- the part
+def test_a_step_that_knows_nothing_is_independent_attempts() -> None:
+    session, plain = StepSession(right_first(1)), StepSession(right_first(1))
+    forest = session.score(Allotted(4).grow(tasks("a", "b"), session))
+    assert forest.info == [{"predicted": 0.5}] * 8
+    same = plain.score(Independent(4).grow(tasks("a", "b"), plain))
+    assert forest.replace(info=[{} for _ in forest.info]).to_records() == same.to_records()
+
+
+def test_attempts_go_from_what_is_always_solved_to_what_is_not() -> None:
+    part = Allotted(4, prior=0.5)
+    session = StepSession(lambda s: int(s.task == "right" or s.attempt % 2), step=1)
+    train(part, ["right", "mixed"], session)
+    # 4 of 4 and 2 of 4, m = 6 / 8: (4 + .375) / 4.5, (2 + .375) / 4.5
+    assert part.predict(["right", "mixed", "new"]) == pytest.approx([0.972222, 0.527778, 0.75], abs=1e-6)
+    session.step = 2
+    forest = train(part, ["right", "mixed"], session)
+    assert forest.group == ["s2/right"] * 2 + ["s2/mixed"] * 6 and session.budget.rollouts == 16
+    # discounted by .8: (3.2 + 2) / (3.2 + 2) of right; (1.6 + 3) / (3.2 + 6) of mixed
+    assert part.memory == {"right": pytest.approx([5.2, 5.2]), "mixed": pytest.approx([4.6, 9.2])}
+
+
+def test_unknown_verdicts_say_nothing_and_a_task_drawn_twice_has_both() -> None:
+    part = Allotted(3, discount=0.0)
+    session = StepSession(lambda s: (1, 0, UNSCORED)[s.attempt], step=1)
+    forest = train(part, ["a", "a"], session)
+    assert forest.group == ["s1/a"] * 3 + ["s1/a#1"] * 3 and part.memory == {"a": [2.0, 4.0]}
+    train(part, ["b"], StepSession(lambda s: UNSCORED, step=2))
+    assert set(part.memory) == {"a"}
+
+
+def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
+    rng, part = random.Random(1), Allotted(5, least=1, most=9)
+    for step in range(1, 6):
+        names = [rng.choice("abcd") + str(i) for i in range(4)]
+        forest = train(part, names, StepSession(lambda s: int(ord(s.task[0]) % 3 > s.attempt), step=step))
+        assert forest.n_trajectories == 20
+        assert all(1 <= forest.group.count(g) <= 9 for g in forest.group)
+
+
+def test_read_back_it_allots_the_same() -> None:
+    part, other = Allotted(4), Allotted(4)
+    train(part, ["a", "b", "c"], StepSession(lambda s: int(s.attempt < "abc".index(s.task)), step=1))
+    assert part == other and other.memory == {} and "memory" not in repr(part)
+    other.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    for step in (2, 3):
+        script = right_first(step)
+        one, two = (train(p, ["c", "a", "b"], StepSession(script, step=step)) for p in (part, other))
+        assert one.to_records() == two.to_records() and part.state_dict() == other.state_dict()
+    with pytest.raises(CheckpointError, match="'tasks'"):
+        other.load_state_dict({"rows": {}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        ({"group_size": 1}, "rollout.least"),
+        ({"group_size": 200}, "rollout.most"),
+        ({"least": 0}, "rollout.least"),
+        ({"discount": 2.0}, "rollout.discount"),
+        ({"prior": 0.0}, "rollout.prior"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        Allotted(**wrong)
+
+
+@pytest.mark.filterwarnings("ignore:reward")
+def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) -> None:
+    rows = check_resumed("v0", tmp_path, '"tasks"')
+    assert [row["trajectories"] for row in rows] == [12] * 5

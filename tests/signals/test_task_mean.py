@@ -1,0 +1,102 @@
+"""The prediction from a task's own past: by loops, through a checkpoint, in a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.rollouts.resumed import check_resumed
+
+import gxpo
+from gxpo.errors import CheckpointError, ConfigError
+from gxpo.forest import Forest
+from gxpo.signals.task_mean import TaskMean
+
+TOOLS: Any = None  # it uses none
+
+
+def grown(rows: list[tuple[str, float | None, str]]) -> Forest:
+    """(task, outcome, origin), a group a task."""
+    return Forest.from_records(
+        [
+            {"schema": "gxpo.rollouts/1", "group": f"s1/{task}", "task": task, "id": str(i), "prompt": [1],
+             "turns": [{"action": [2]}], "reward": r, "origin": origin, "compared": origin != "baseline"}
+            for i, (task, r, origin) in enumerate(rows)
+        ]
+    )  # fmt: skip
+
+
+def predictions(part: TaskMean, forest: Forest) -> list[float]:
+    return part.compute(forest, {}, TOOLS)["baseline"].tolist()
+
+
+def test_worked_numbers() -> None:
+    part, forest = TaskMean(discount=0.5, prior=1.0), grown([("a", r, "policy") for r in (1.0, 0.0, 0.0, 1.0)])
+    assert all(map(math.isnan, predictions(part, forest)))
+    assert part.learn(forest, {}, TOOLS) == {}  # no prediction yet
+    # s = 2 of 4; m = 2 / 4: (2 + .5) / 5 = .5; another task is predicted to be like it
+    both = grown([("a", 1.0, "policy"), ("b", 0.0, "policy"), ("a", 1.0, "policy"), ("b", 0.0, "policy")])
+    assert predictions(part, both) == pytest.approx([0.5] * 4)
+    figures = part.learn(both, {}, TOOLS)
+    assert figures == {"baseline_error": pytest.approx(0.25), "group_mean_error": 0.0}
+    # a: s = .5 * 2 + 2 = 3, n = .5 * 4 + 2 = 4; b: 0 of 2; m = 3 / 6: (3 + .5) / 5 = .7, .5 / 3
+    assert predictions(part, both) == pytest.approx([0.7, 1 / 6] * 2)
+
+
+def test_it_equals_a_loop_and_no_outcome_of_the_step_is_in_it() -> None:
+    rng, part, past = random.Random(3), TaskMean(discount=0.7, prior=2.0), {}
+    origins = ("policy", "policy", "replay", "baseline")
+    for _ in range(6):
+        rows = [(rng.choice("abc"), rng.choice((None, 0.0, 0.25, 1.0)), rng.choice(origins)) for _ in range(9)]
+        forest = grown(rows)
+        found = predictions(part, forest)
+        flipped = forest.replace(outcome=1 - forest.outcome)
+        assert predictions(part, flipped) == pytest.approx(found, nan_ok=True)
+        n_all = sum(0.7 ** (len(v) - 1 - k) * len(x) for v in past.values() for k, x in enumerate(v))
+        s_all = sum(0.7 ** (len(v) - 1 - k) * sum(x) for v in past.values() for k, x in enumerate(v))
+        for value, (task, *_) in zip(found, rows, strict=True):
+            visits = past.get(task, [])
+            s = sum(0.7 ** (len(visits) - 1 - k) * sum(x) for k, x in enumerate(visits))
+            n = sum(0.7 ** (len(visits) - 1 - k) * len(x) for k, x in enumerate(visits))
+            expected = (s + 2 * s_all / n_all) / (n + 2) if n_all else math.nan
+            assert value == pytest.approx(expected, nan_ok=True)
+        part.learn(forest, {}, TOOLS)
+        for task in {t for t, r, o in rows if r is not None and o == "policy"}:
+            past.setdefault(task, []).append([r for t, r, o in rows if t == task and r is not None and o == "policy"])
+
+
+def test_read_back_it_predicts_the_same_and_parts_share_no_memory() -> None:
+    part, other = TaskMean(), TaskMean()
+    forest = grown([(t, random.Random(i).random(), "policy") for i, t in enumerate("abcab")])
+    part.learn(forest, {}, TOOLS)
+    assert part == other and not other.memory and "memory" not in repr(part)
+    other.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    for _ in range(2):
+        assert predictions(part, forest) == predictions(other, forest)
+        assert part.learn(forest, {}, TOOLS) == other.learn(forest, {}, TOOLS)
+    with pytest.raises(CheckpointError, match="task_mean"):
+        other.load_state_dict({"rows": {}})
+
+
+@pytest.mark.parametrize("wrong", [{"discount": 1.5}, {"discount": -0.1}, {"prior": 0.0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="task_mean"):
+        TaskMean(**wrong)
+
+
+def test_nothing_seen_is_a_step_of_the_plain_mean() -> None:
+    forest = grown([("a", 1.0, "policy"), ("a", 0.0, "policy"), ("b", 1.0, "policy"), ("b", 1.0, "policy")])
+    unknown = {"baseline": torch.full((4,), math.nan)}
+    plain = gxpo.method("dr_grpo").advantages(forest)
+    assert torch.equal(gxpo.method("v05").advantages(forest, unknown), plain)
+
+
+@pytest.mark.filterwarnings("ignore:reward")
+def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) -> None:
+    rows = check_resumed("v05", tmp_path, '"tasks"')
+    assert "baseline_error" not in rows[0] and rows[-1]["baseline_error"] >= 0

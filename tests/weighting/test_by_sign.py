@@ -1,0 +1,82 @@
+"""Weights by the sign of the credit, and W-REINFORCE, which is made of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.battery import battery
+
+import gxpo
+from gxpo.errors import ConfigError
+from gxpo.rewards.signed import Signed
+from gxpo.weighting.by_sign import BySign, by_sign
+
+VALUES = st.lists(st.sampled_from([-2.0, -1e-9, 0.0, 1e-9, 3.0]), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(VALUES, st.floats(0, 3), st.floats(0, 3))
+def test_it_equals_a_loop(credit, positive, negative):
+    found = by_sign(torch.tensor(credit, dtype=torch.float64), positive, negative)
+    expected = [positive if a > 0 else negative if a < 0 else 1.0 for a in credit]
+    assert found.tolist() == pytest.approx(expected) and found.dtype == torch.float64
+
+
+def shaped(rewards, verdicts):
+    """The rewards as the method's shape leaves them."""
+    made = battery(0, sizes=(len(rewards),))
+    scores = torch.tensor([math.nan if r is None else r for r in rewards], dtype=torch.float64)
+    forest = made.replace(outcome=scores, success=torch.tensor(verdicts, dtype=torch.float64))
+    return forest.replace(outcome=Signed()(forest))
+
+
+def times(m, forest):
+    credit = m.advantages(forest)
+    product = credit * m.token_weights(forest, credit)
+    return [float(product[forest.path_of(r)[0]]) for r in range(forest.n_trajectories)]
+
+
+def test_the_cards_numbers():
+    forest = shaped([1.0, 0.0, 0.0, 0.0], [1, 0, 0, 0])
+    assert times(gxpo.method("psr_nsr"), forest) == pytest.approx([0.1, -1, -1, -1])
+    positive = gxpo.method("psr_nsr", {"weight.by_sign.positive": 1.0, "weight.by_sign.negative": 0.0})
+    assert times(positive, forest) == [1.0, 0.0, 0.0, 0.0]
+    negative = gxpo.method("psr_nsr", {"weight.by_sign.positive": 0.0})
+    assert times(negative, forest) == [0.0, -1.0, -1.0, -1.0]
+
+
+def test_the_shape_reads_the_verdict_and_leaves_unscored_ones_alone():
+    forest = shaped([0.2, None, 7.0], [1, math.nan, 0])
+    assert forest.outcome[0] == 1.0 and forest.outcome[1].isnan() and forest.outcome[2] == -1.0
+    graded = battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert Signed(right=2.0, wrong=-0.5)(graded).tolist() == [2.0, -0.5]
+    with pytest.raises(ConfigError, match="signed needs a verdict"):
+        Signed()(battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, math.nan], dtype=torch.float64)))
+    with pytest.raises(ConfigError, match="finite scores"):
+        Signed(wrong=-math.inf)
+
+
+def test_equal_groups_learn_and_nothing_is_compared():
+    m = gxpo.method("psr_nsr")
+    assert m.credit.on_equal == "signal" and list(m.shapes) == ["signed"]
+    assert times(m, shaped([1.0] * 3, [1] * 3)) == pytest.approx([0.1] * 3)
+    assert times(m, shaped([0.0] * 3, [0] * 3)) == pytest.approx([-1.0] * 3)
+
+
+def test_it_goes_on_any_credit():
+    forest = battery(1)
+    plain = gxpo.method("grpo").advantages(forest)
+    m = gxpo.method("grpo", {"weight.by_sign.positive": 0.5})
+    assert m.weights == {"by_sign": BySign(positive=0.5)} and torch.equal(m.advantages(forest), plain)
+    found = m.token_weights(forest, plain)
+    assert torch.equal(found, torch.where(plain > 0, 0.5, 1.0).double())
+
+
+def test_errors():
+    for wrong in ({"positive": -0.1}, {"negative": math.inf}, {"positive": math.nan}):
+        with pytest.raises(ConfigError, match=rf"weight\.by_sign\.{next(iter(wrong))} is"):
+            BySign(**wrong)

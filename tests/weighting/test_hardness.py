@@ -1,0 +1,92 @@
+"""GRPO-S: how far a group is from its demonstrations, in reward and in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.weighting.test_answer_entropy import grown
+
+import gxpo
+from gxpo.errors import ConfigError
+from gxpo.weighting.hardness import Hardness, dissimilarity, reward_gap
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from([0.0, 0.5, 1.0]),
+        st.sampled_from(["policy", "policy", "demonstration"]),
+        st.booleans(),
+        st.tuples(st.integers(-2, 2), st.integers(-2, 2)),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+def test_by_hand():
+    # a: attempts (1,0) right and (0,1) wrong, nothing shown: the model is the right one. Cosines 1, 0: unlike 1/2.
+    #    gap 1 - 1/2 = 1/2, over the largest, 1: 1/2. w = 1.5 * 1.5 = 2.25
+    # b: attempts (1,0), (0,2) wrong, a demonstration (1,1) that earns 1: cosines .707107, unlike .292893; gap 1:
+    #    w = 1.292893 * 2 = 2.585786
+    rows = [("a", 1.0), ("a", 0.0), ("b", 0.0), ("b", 0.0), ("b", 1.0)]
+    forest = grown(rows, origin=["policy"] * 4 + ["demonstration"], success=[True, False, False, False, True])
+    e = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 2], [1, 1]])
+    weight = Hardness()(forest, torch.zeros(5), {"embedding": e}, 0)
+    assert weight.tolist() == pytest.approx([2.25] * 2 + [2.585786] * 3, abs=1e-6)
+    assert Hardness(unlike=0.0, gap=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.0] * 5
+    assert Hardness(unlike=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.5] * 2 + [2.0] * 3
+
+
+@given(ROWS, st.floats(0, 2), st.floats(0, 2))
+def test_it_equals_a_loop(rows, unlike, gap):
+    forest = grown(
+        [(g, r) for g, r, *_ in rows],
+        origin=[o for *_, o, _, _ in rows],
+        compared=[c for *_, c, _ in rows],
+        success=[r == 1.0 for _, r, *_ in rows],
+    )
+    names, pieces = list(dict.fromkeys(g for g, *_ in rows)), {}
+    for name in names:
+        shown = [x for x in rows if x[0] == name and x[2] == "demonstration"]
+        attempts = [x for x in rows if x[0] == name and x[2] == "policy" and x[3]]
+        models = shown or [x for x in attempts if x[1] == 1.0]
+        goal = sum(x[1] for x in shown) / len(shown) if shown else 1.0
+        gaps = max(0.0, goal - sum(x[1] for x in attempts) / len(attempts)) if attempts else 0.0
+        cosines = [cosine(x[4], y[4]) for x in attempts for y in models]
+        pieces[name] = (1 - sum(cosines) / len(cosines) if cosines else 0.0, gaps)
+    largest = max(g for _, g in pieces.values()) or 1.0
+    expected = [(1 + unlike * pieces[g][0]) * (1 + gap * pieces[g][1] / largest) for g, *_ in rows]
+    e = torch.tensor([x[4] for x in rows], dtype=torch.float64)
+    found = Hardness(unlike, gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def cosine(x, y):
+    lengths = math.hypot(*x) * math.hypot(*y)
+    return sum(a * b for a, b in zip(x, y, strict=True)) / lengths if lengths else 0.0
+
+
+def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
+    group, attempt = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
+    nothing = torch.zeros(4, dtype=torch.bool)
+    gap = reward_gap(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
+    assert gap.tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert reward_gap(torch.ones(4), group, attempt, nothing).tolist() == [0.0] * 4
+    e = torch.tensor([[1.0, 2.0], [3.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])
+    model = torch.tensor([True, False, True, False])
+    longer = dissimilarity(e * torch.tensor([[2.0], [5], [7], [3]]), group, attempt, model)
+    assert torch.allclose(dissimilarity(e, group, attempt, model), longer)
+    assert dissimilarity(e, group, attempt, nothing).tolist() == [0.0] * 4
+
+
+def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
+    m = gxpo.method("grpo_s")
+    assert m.signals["mean_hidden"].provides == ("embedding",) and m.needs == ()
+    assert "hardness" in gxpo.method("grpo_s+luffy").weights
+    for wrong in ({"unlike": -1.0}, {"gap": -0.1}):
+        with pytest.raises(ConfigError, match=r"weight\.hardness"):
+            Hardness(**wrong)
