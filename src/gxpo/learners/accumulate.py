@@ -21,7 +21,6 @@ from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.learners.packing import MicroBatch
-from gxpo.memory import give_back
 from gxpo.protocols import LossFunction
 
 Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's entries, float64, live
@@ -106,7 +105,6 @@ def _backward(value: Tensor, collect: Callable[[], None]) -> None:
     if value.requires_grad:
         value.backward()
         collect()
-        give_back()
 
 
 def _merge(
