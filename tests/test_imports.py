@@ -13,7 +13,8 @@ OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", 
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
             "pettingzoo", "gguf")  # fmt: skip
 CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
-        "gxpo.methods", "gxpo.compose", "gxpo.config", "gxpo.adapters.trl", "gxpo.adapters.verl", "gxpo.conformance")  # fmt: skip
+        "gxpo.methods", "gxpo.compose", "gxpo.config", "gxpo.adapters.trl",
+        "gxpo.adapters.verl", "gxpo.conformance")  # fmt: skip
 
 # Heavier than what they are for, and in nobody's way who composes a method, weighs tokens or reads --help: torch itself
 # may bring some of them, so what is asked is what gxpo brings beside.
