@@ -10,6 +10,7 @@ import gxpo
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
 from gxpo.methods import METHODS
+from gxpo.objectives.ratio import Sequence
 
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
@@ -61,7 +62,7 @@ def test_methods_that_touch_different_keys_merge():
     both = gxpo.method("dr_grpo+gspo")
     assert both.credit.scale == "none"
     assert both.terms["policy"].aggregate == "sequence_sum"
-    assert both.terms["policy"].ratio == "sequence"
+    assert both.terms["policy"].ratio == Sequence()
     assert both.keys["credit.scale"].origin == "dr_grpo"
     assert both.keys["objective.ratio"].origin == "gspo"
     assert both.keys["credit.ddof"].origin == "default"
@@ -121,7 +122,7 @@ def test_refused_values_are_checked_after_the_merge():
         ("grpo", {"credit": "anchor_stat"}, "did you mean 'anchor_state'"),
         ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
         ("grpo", {"credit.center": "middle"}, "credit.center=middle"),
-        ("grpo", {"objective.kl.estimator": "k4"}, "one of k1, k2, k3"),
+        ("grpo", {"objective.kl.estimator": "k4"}, "'k1', 'k2' or 'k3'"),
         ("grpo", {"objective.kl.coef": -1.0}, "negative"),
         ("grpo", {"rollout.group_size": 0}, "group_size"),
         ("rloo+opo", {}, "rloo sets credit.center, which credit length_weighted"),

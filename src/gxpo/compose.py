@@ -252,10 +252,11 @@ def _policy_term(keys: _Keys) -> Any:
     if kind is not objectives.PolicyGradient:
         return keys.part("objective", kind, parts.TERMS, what="term of the objective")
     gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
-    fields: dict[str, Any] = {"gate": gate}
+    ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), parts.RATIOS, "objective", "ratio")
+    fields: dict[str, Any] = {"gate": gate, "ratio": ratio() if isinstance(ratio, type) else ratio}
     hints = get_type_hints(objectives.PolicyGradient)
     for entry in dataclasses.fields(objectives.PolicyGradient):
-        if entry.name != "gate":
+        if entry.name not in fields:
             key = f"objective.{entry.name}"
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
     return objectives.PolicyGradient(**fields)
@@ -264,7 +265,6 @@ def _policy_term(keys: _Keys) -> Any:
 def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     """The policy term, KL and entropy, and the terms that are added."""
     from gxpo import objectives, parts
-    from gxpo.objectives.kl import ESTIMATORS
     from gxpo.objectives.kl_reward import KLReward
 
     policy = _policy_term(keys)
@@ -272,26 +272,42 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     shared: dict[str, Any] = {
         name: getattr(policy, name, default) for name, default in (("aggregate", "token_mean"), ("horizon", None))
     }
-    coef = keys.field("objective.kl.coef", 0.0, float)
-    estimator = keys.take("objective.kl.estimator", "k3")
     place = keys.take("objective.kl.place", "loss")
-    aggregate = keys.take("objective.kl.aggregate", None) or shared["aggregate"]
-    if estimator not in ESTIMATORS:
-        raise ConfigError(f"objective.kl.estimator is one of {', '.join(ESTIMATORS)}, not {estimator!r}")
     if place not in ("loss", "reward"):
         raise ConfigError(f"objective.kl.place is 'loss' or 'reward', not {place!r}")
-    if coef < 0:
-        raise ConfigError(f"objective.kl.coef={coef} is negative")
+    kl = _penalty(keys, objectives.KL, "objective.kl", shared)
     kl_reward = None
-    if coef and place == "loss":
-        terms["kl"] = objectives.KL(coef=coef, estimator=estimator, aggregate=aggregate, horizon=shared["horizon"])
-    elif coef:
-        kl_reward = KLReward(coef=coef, estimator=estimator)
-    bonus = keys.field("objective.entropy.coef", 0.0, float)
-    spread = keys.take("objective.entropy.aggregate", "token_mean")
-    if bonus:
-        terms["entropy"] = objectives.Entropy(coef=bonus, aggregate=spread, horizon=shared["horizon"])
+    if kl.ever and place == "loss":
+        terms["kl"] = kl
+    elif kl.ever:
+        kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
+        if kl.control is not None:
+            raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
+    bonus = _penalty(keys, objectives.Entropy, "objective.entropy", {"horizon": shared["horizon"]})
+    if bonus.ever:
+        terms["entropy"] = bonus
     return terms | _named(keys, "objective.add", parts.TERMS, "term"), kl_reward
+
+
+def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> Any:
+    """A KL or entropy term, its fields under `slot.FIELD`; those of `shared` follow the policy term's."""
+    from gxpo import parts
+
+    hints, fields = get_type_hints(kind), {}
+    for entry in dataclasses.fields(kind):
+        key = f"{slot}.{entry.name}"
+        if entry.name == "control":
+            named = keys.take(key, None)
+            fields["control"] = None if named is None else keys.part(key, named, parts.CONTROLS, what="control")
+        elif entry.name == "horizon":
+            fields["horizon"] = shared["horizon"]
+        elif entry.name in shared:
+            fields[entry.name] = keys.field(key, None, hints[entry.name] | None) or shared[entry.name]
+        else:
+            fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
+    if fields["coef"] < 0:
+        raise ConfigError(f"{slot}.coef={fields['coef']} is negative")
+    return kind(**fields)
 
 
 def _stage(key: str, resolved: Mapping[str, Stated]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,31 @@ class Loss:
 
     value: Tensor
     metrics: dict[str, float]
+
+
+def _inner(part: Any) -> Iterator[tuple[str, Any]]:
+    """(field, value) of the gate and of the controls that a part of the objective holds."""
+    for name in ("gate", "control"):
+        if dataclasses.is_dataclass(inner := getattr(part, name, None)):
+            yield name, inner
+
+
+def with_inner(key: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """(key, part), then those inside it."""
+    yield key, part
+    for name, inner in _inner(part):
+        yield f"{key}.{name}", inner
+
+
+def controls(method: Method) -> dict[str, Any]:
+    """What adapts to the figures of each step, by key: parts of the objective with `adjust`."""
+    found = {
+        k: own
+        for name, term in method.terms.items()
+        for k, own in with_inner("objective" if name == "policy" else f"objective.{name}", term)
+    }
+    found["update"] = method.update
+    return {k: v for k, v in found.items() if hasattr(v, "adjust")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +291,12 @@ class Method:
             **{f"signal.{k}": v for k, v in self.signals.items()},
             **{f"objective.{k}": v for k, v in self.terms.items()},
         }
-        return {k: v for k, v in named.items() if hasattr(v, "state_dict")}
+        return {k: v for key, part in named.items() for k, v in with_inner(key, part) if hasattr(v, "state_dict")}
+
+    def adjust(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        """Show every control what the step measured, after its update; gives what they now say, by metric name."""
+        known = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float))}
+        return {name: x for part in controls(self).values() for name, x in part.adjust(known).items()}
 
     def observe(self, forest: Forest) -> None:
         """Show every part that remembers the step's rollouts."""
@@ -301,6 +331,9 @@ class Method:
             changes = {k: v for k, v in values.items() if getattr(part, k, part) is None}
             if isinstance(summands := getattr(part, "parts", None), tuple):
                 changes["parts"] = tuple(filled(p) for p in summands)
+            for name, inner in _inner(part):
+                if (own := filled(inner)) is not inner:
+                    changes[name] = own
             remembers = hasattr(part, "state_dict")
             return dataclasses.replace(part, **changes) if changes or remembers else part
 

@@ -430,6 +430,10 @@ class StepRunner(Protocol):
     """The learner as an `Update` sees it: the method's loss and signals already bound."""
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo: ...
+    def logprob(self) -> torch.Tensor:
+        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass."""
+        ...
+
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of the parameters; the optimiser's moments are not part of it."""
         ...

@@ -11,6 +11,7 @@ from tests.adapters.fake_trl import Config, Pairs
 
 from gxpo.adapters import trl as adapter
 from gxpo.errors import CheckpointError, ConfigError, MissingExtra
+from gxpo.objectives.ratio import Sequence
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]
@@ -255,7 +256,7 @@ def test_what_trl_can_not_give_is_refused_at_construction_by_its_key(spec, setti
 
 def test_compositions_and_overrides_are_those_of_gxpo_method():
     made = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
-    assert made.gxpo_method.terms["policy"].ratio == "sequence"
+    assert made.gxpo_method.terms["policy"].ratio == Sequence()
     assert made.optimiser_step(PROMPTS)[1].any()
     assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
 

@@ -13,7 +13,7 @@ from tests.objectives.conftest import grow_forest
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, PolicyGradient
+from gxpo.objectives import Clip, Entries, PolicyGradient
 from gxpo.objectives.gate_elastic import ElasticClip, binary_variance
 from gxpo.objectives.power_mean import PowerMean, feedback, log_power_mean
 from gxpo.protocols import PolicyTokens
@@ -39,9 +39,9 @@ def test_worked_bounds():
     assert gate.room(column(0.0, 1.0, -1.0)).tolist() == pytest.approx([1.0, 2.071196, 2.071196], abs=1e-6)
     ratio = column(1.3, 1.5, 0.7, 0.5)
     credit = column(1.0, 1.0, -1.0, -1.0)
-    loss = gate.loss(ratio, credit, ratio)
+    loss = gate.loss(Entries.of(ratio, credit))
     assert loss.tolist() == pytest.approx([-1.3, -1.414239, 0.7, 0.585761], abs=1e-6)
-    assert gate.clipped(ratio.log(), ratio, credit).tolist() == [False, True, False, True]
+    assert gate.clipped(Entries.of(ratio, credit)).tolist() == [False, True, False, True]
 
 
 TOKEN = st.tuples(st.floats(0.2, 3.0), st.sampled_from([-3.0, -1.0, -0.1, 0.0, 0.4, 1.7]))
@@ -53,9 +53,9 @@ def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
     gate = ElasticClip(0.1, 0.3, by_credit, by_variance)
     ratio = column(*(r for r, _ in tokens)).requires_grad_()
     credit = column(*(a for _, a in tokens))
-    loss = gate.loss(ratio, credit, ratio)
+    loss = gate.loss(Entries.of(ratio, credit))
     (slope,) = torch.autograd.grad(loss.sum(), ratio)
-    cut = gate.clipped(ratio.log(), ratio, credit)
+    cut = gate.clipped(Entries.of(ratio, credit))
     for i, (r, a) in enumerate(tokens):
         room = (1 + by_credit * math.tanh(abs(a))) * (1 + by_variance * 4 * a * a / (1 + a * a) ** 2)
         low, high = 1 - 0.1 * room, 1 + 0.3 * room
@@ -69,8 +69,8 @@ def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
 def test_without_elasticity_it_is_the_plain_clip_and_room_grows_with_credit():
     ratio, credit = torch.linspace(0.3, 2, 30, dtype=F64), torch.linspace(-2, 2, 30, dtype=F64)
     rigid = ElasticClip(0.2, 0.28, 0.0, 0.0)
-    assert torch.equal(rigid.loss(ratio, credit, ratio), Clip(0.2, 0.28).loss(ratio, credit, ratio))
-    assert torch.equal(rigid.clipped(ratio.log(), ratio, credit), Clip(0.2, 0.28).clipped(ratio.log(), ratio, credit))
+    assert torch.equal(rigid.loss(Entries.of(ratio, credit)), Clip(0.2, 0.28).loss(Entries.of(ratio, credit)))
+    assert torch.equal(rigid.clipped(Entries.of(ratio, credit)), Clip(0.2, 0.28).clipped(Entries.of(ratio, credit)))
     room = ElasticClip(elastic_variance=0.0).room(torch.linspace(0, 3, 20, dtype=F64))
     assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
     m = gxpo.method("etr+dapo")

@@ -75,7 +75,7 @@ def by_hand(term: PolicyGradient, rows: list[list[dict[str, float]]]) -> tuple[f
             if not t["trainable"]:
                 gradient.append(0.0)
                 continue
-            log_held = held[own.index(t)] if term.ratio == "token" else mean
+            log_held = held[own.index(t)] if term.couples == "token" else mean
             value, slope = gate_by_hand(
                 term.gate, t["credit"], math.exp(log_held), log_held, t["lp"] - t["below"], t["lp"]
             )

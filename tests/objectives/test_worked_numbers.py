@@ -149,8 +149,8 @@ def test_gspo_in_token_form_is_gspo(toy) -> None:
 def test_settings_that_make_no_sense_are_refused(toy) -> None:
     with pytest.raises(ConfigError, match="once_per_token works with"):
         PolicyGradient(ratio="sequence", once_per_token=True)
-    with pytest.raises(ConfigError, match=r"objective\.ratio is 'turn'"):
-        PolicyGradient(ratio="turn")  # type: ignore[arg-type]  # the point of the test
+    with pytest.raises(ConfigError, match=r"objective\.ratio is 'word'"):
+        PolicyGradient(ratio="word")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ConfigError, match="above 1"):
         DualClip(ratio_max=0.3)
     with pytest.raises(ConfigError, match="widths"):

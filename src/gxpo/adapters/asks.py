@@ -11,7 +11,7 @@ from torch import Tensor
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.keys import show
-from gxpo.pipeline import Method
+from gxpo.pipeline import Method, with_inner
 from gxpo.rollouts.independent import Independent
 from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools
 
@@ -56,7 +56,7 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
 
 def remembers(method: Method) -> list[str]:
     """Keys of the parts whose next values depend on earlier steps."""
-    return [key for key, part in parts_of(method) if _keeps(part)]
+    return [k for key, part in parts_of(method) for k, own in with_inner(key, part) if _keeps(own)]
 
 
 def _keeps(part: Any) -> bool:

@@ -31,9 +31,9 @@ from gxpo.forest import Forest
 from gxpo.keys import show
 from gxpo.learners.epochs import Epochs
 from gxpo.methods import METHODS
-from gxpo.objectives import PolicyGradient
-from gxpo.objectives.ratio import sequence_ratio, token_ratio
-from gxpo.pipeline import Method
+from gxpo.objectives import Entries, PolicyGradient
+from gxpo.objectives.ratio import Turn
+from gxpo.pipeline import Method, controls
 
 TESTED = "0.9.1"
 PREFIX = "gxpo/"
@@ -42,7 +42,6 @@ SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is
 # An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
 AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
               "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
-_RATIOS = {"token": token_ratio, "sequence": sequence_ratio}
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
@@ -84,6 +83,15 @@ def _no_loss(composed: Method) -> list[str]:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
     if term.ratio_over != "proximal":
         found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
+    if term.gate.outputs:
+        found.append(
+            f"objective.gate={show(term.gate)}: verl's losses are not given the policy's {term.gate.outputs[0]}"
+        )
+    if term.gate.couples == "step":
+        found.append(f"objective.gate={show(term.gate)}: it compares all tokens of the step, verl's losses see some")
+    if isinstance(term.ratio, Turn):
+        found.append("objective.ratio=turn: verl's losses do not say where a turn ends")
+    found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
     if term.once_per_token:
         found.append("objective.once_per_token=true: verl has no shared tokens")
     if term.on_unknown_behaviour == "shaped":
@@ -155,7 +163,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
     if reasons := why_not(spec, "loss", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     term: Any = compose(spec, overrides).terms["policy"]
-    mode, ratio = AGGREGATES[term.aggregate], _RATIOS[term.ratio]
+    mode = AGGREGATES[term.aggregate]
 
     def loss(
         old_log_prob: Tensor,
@@ -177,15 +185,17 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         mask = response_mask.bool()
         given, logprob = advantages[mask], log_prob[mask]
         log_ratio = logprob - old_log_prob[mask]
-        held = ratio(term.gate.before(log_ratio, given), mask.nonzero()[:, 0]).exp()
-        each = term.gate.loss(held, given, logprob)
+        owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
+        held = term.ratio.level(term.gate.before(log_ratio, given), owner, owner).exp()
+        seen = Entries(logprob, old_log_prob[mask].detach(), log_ratio, held, given, owner, owner)
+        each = term.gate.loss(seen)
         each = torch.where(given == 0, torch.zeros_like(each), each)
         if rollout_is_weights is not None:
             each = each * rollout_is_weights[mask]
         table = torch.zeros_like(log_prob).masked_scatter(mask, each)
         value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
         with torch.no_grad():
-            cut = term.gate.clipped(log_ratio, held, given).double()
+            cut = term.gate.clipped(seen).double()
             figures = {
                 "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
                 "actor/ppo_kl": float(-log_ratio.double().sum() / max(log_ratio.numel(), 1)),

@@ -3,21 +3,23 @@
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart, TermSum
 from gxpo.objectives.entropy import Entropy
-from gxpo.objectives.gate import Clip, DualClip, Gate, LogClip, Truncate
+from gxpo.objectives.gate import Clip, DualClip, Entries, Gate, LogClip, Truncate
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
 from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.policy_gradient import PolicyGradient
-from gxpo.objectives.ratio import denominator, sequence_ratio, token_ratio
+from gxpo.objectives.ratio import Ratio, denominator, sequence_ratio
 
 __all__ = [
     "KL",
     "Clip",
     "DualClip",
+    "Entries",
     "Entropy",
     "Gate",
     "KLReward",
     "LogClip",
     "PolicyGradient",
+    "Ratio",
     "TermPart",
     "TermSum",
     "Truncate",
@@ -26,5 +28,4 @@ __all__ = [
     "kl_estimate",
     "penalised_outcome",
     "sequence_ratio",
-    "token_ratio",
 ]

@@ -30,7 +30,7 @@ class Entropy(Penalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.coef != 0 else ("logprob",))
+        object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
 
     def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.entropy is None:

@@ -8,7 +8,8 @@ are -A rho with rho held inside a region on the side that would go on improving;
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,20 +31,62 @@ def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
     return -credit * torch.sigmoid(logprob - math.log(gamma))
 
 
+@dataclass(frozen=True)
+class Entries:
+    """What gates and ratios see: columns [n] of the entries whose outputs are read, in path order.
+
+    logprob     of the current policy, carries the gradient
+    below       detached log-prob that the token's ratio divides by
+    log_ratio   the token's own, logprob - below
+    ratio       at the ratio's level, after `Gate.before`; what most gates read
+    credit      A
+    trajectory, turn  int64: entries of one trajectory, or of one step of one, have the same number
+    entropy     of the current policy (nats), detached or not as the learner gave it; None where no part asks for it
+    """
+
+    logprob: Tensor
+    below: Tensor
+    log_ratio: Tensor
+    ratio: Tensor
+    credit: Tensor
+    trajectory: Tensor
+    turn: Tensor
+    entropy: Tensor | None = None
+
+    @classmethod
+    def of(cls, ratio: Tensor, credit: Tensor, logprob: Tensor | None = None) -> Entries:
+        """Single tokens of trajectories of their own, by their ratio; where the log-prob is not given, `below` is 0."""
+        own = ratio.log() if logprob is None else logprob
+        alone = torch.arange(len(ratio))
+        return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
+
+
 class Gate:
-    """Base: the unclipped importance-weighted loss -A rho."""
+    """Base: the unclipped importance-weighted loss -A rho.
+
+    couples   "token" | "trajectory" | "step": whose outputs an entry's derivative may depend on, through detached
+              factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in `Entries`
+    outputs   policy outputs beyond the log-prob that it reads: "entropy"
+    """
+
+    couples: str = "token"
+    outputs: tuple[str, ...] = ()
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
         """The token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""
         return log_ratio
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        """Loss of each entry, given the ratio at its level."""
-        return -credit * ratio
+    def loss(self, x: Entries) -> Tensor:
+        """[n] loss of each entry."""
+        return -x.credit * x.ratio
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        """bool: entries whose gradient the gate cuts or shrinks; `log_ratio` is the token's own, before `before`."""
-        return torch.zeros_like(ratio, dtype=torch.bool)
+    def clipped(self, x: Entries) -> Tensor:
+        """[n] bool: entries whose gradient the gate cuts or shrinks."""
+        return torch.zeros_like(x.ratio, dtype=torch.bool)
+
+    def metrics(self, x: Entries) -> Mapping[str, float]:
+        """Further figures worth logging, by name."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -71,12 +114,13 @@ class Clip(Gate):
                 f"objective.clip_low and objective.clip_high are widths, >= 0, not {self.clip_low}, {self.clip_high}"
             )
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        rising, falling = ratio.clamp_max(1 + self.clip_high), ratio.clamp_min(1 - self.clip_low)
-        return -credit * torch.where(credit >= 0, rising, falling)
+    def loss(self, x: Entries) -> Tensor:
+        rising, falling = x.ratio.clamp_max(1 + self.clip_high), x.ratio.clamp_min(1 - self.clip_low)
+        return -x.credit * torch.where(x.credit >= 0, rising, falling)
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        return ((credit > 0) & (ratio > 1 + self.clip_high)) | ((credit < 0) & (ratio < 1 - self.clip_low))
+    def clipped(self, x: Entries) -> Tensor:
+        high, low = x.ratio > 1 + self.clip_high, x.ratio < 1 - self.clip_low
+        return ((x.credit > 0) & high) | ((x.credit < 0) & low)
 
 
 @dataclass(frozen=True)
@@ -95,11 +139,12 @@ class DualClip(Clip):
         if not self.ratio_max > 1:
             raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 1, such as 3.0")
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        return super().loss(torch.where(credit < 0, ratio.clamp_max(self.ratio_max), ratio), credit, logprob)
+    def loss(self, x: Entries) -> Tensor:
+        held = torch.where(x.credit < 0, x.ratio.clamp_max(self.ratio_max), x.ratio)
+        return super().loss(replace(x, ratio=held))
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        return super().clipped(log_ratio, ratio, credit) | ((credit < 0) & (ratio > self.ratio_max))
+    def clipped(self, x: Entries) -> Tensor:
+        return super().clipped(x) | ((x.credit < 0) & (x.ratio > self.ratio_max))
 
 
 @dataclass(frozen=True)
@@ -128,9 +173,9 @@ class LogClip(Gate):
         rising, falling = log_ratio.clamp_max(self.log_clip_high), log_ratio.clamp_min(-self.log_clip_low)
         return torch.where(credit >= 0, rising, falling)
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        high, low = log_ratio > self.log_clip_high, log_ratio < -self.log_clip_low
-        return ((credit > 0) & high) | ((credit < 0) & low)
+    def clipped(self, x: Entries) -> Tensor:
+        high, low = x.log_ratio > self.log_clip_high, x.log_ratio < -self.log_clip_low
+        return ((x.credit > 0) & high) | ((x.credit < 0) & low)
 
 
 @dataclass(frozen=True)
@@ -152,8 +197,8 @@ class Truncate(Gate):
         if not 0 < self.ratio_max <= math.inf:
             raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 0, such as 1.28")
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        return -ratio.detach().clamp_max(self.ratio_max) * credit * logprob
+    def loss(self, x: Entries) -> Tensor:
+        return -x.ratio.detach().clamp_max(self.ratio_max) * x.credit * x.logprob
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        return (credit != 0) & (ratio > self.ratio_max)
+    def clipped(self, x: Entries) -> Tensor:
+        return (x.credit != 0) & (x.ratio > self.ratio_max)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
-from gxpo.objectives.gate import Clip
+from gxpo.objectives.gate import Clip, Entries
 
 
 def binary_variance(credit: Tensor) -> Tensor:
@@ -53,12 +53,12 @@ class ElasticClip(Clip):
         by_credit = 1.0 + self.elastic_credit * credit.abs().tanh()
         return by_credit * (1.0 + self.elastic_variance * binary_variance(credit))
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        room = self.room(credit)
-        rising, falling = ratio.clamp(max=1 + self.clip_high * room), ratio.clamp(min=1 - self.clip_low * room)
-        return -credit * torch.where(credit >= 0, rising, falling)
+    def loss(self, x: Entries) -> Tensor:
+        room = self.room(x.credit)
+        rising, falling = x.ratio.clamp(max=1 + self.clip_high * room), x.ratio.clamp(min=1 - self.clip_low * room)
+        return -x.credit * torch.where(x.credit >= 0, rising, falling)
 
-    def clipped(self, log_ratio: Tensor, ratio: Tensor, credit: Tensor) -> Tensor:
-        room = self.room(credit)
-        high, low = ratio > 1 + self.clip_high * room, ratio < 1 - self.clip_low * room
-        return ((credit > 0) & high) | ((credit < 0) & low)
+    def clipped(self, x: Entries) -> Tensor:
+        room = self.room(x.credit)
+        high, low = x.ratio > 1 + self.clip_high * room, x.ratio < 1 - self.clip_low * room
+        return ((x.credit > 0) & high) | ((x.credit < 0) & low)

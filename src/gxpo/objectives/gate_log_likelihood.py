@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gxpo.objectives.gate import Gate
+from gxpo.objectives.gate import Entries, Gate
 
 
 @dataclass(frozen=True)
@@ -18,5 +18,5 @@ class LogLikelihood(Gate):
     Source: Williams (1992); GPG, arXiv 2504.02546.
     """
 
-    def loss(self, ratio: Tensor, credit: Tensor, logprob: Tensor) -> Tensor:
-        return -credit * logprob
+    def loss(self, x: Entries) -> Tensor:
+        return -x.credit * x.logprob

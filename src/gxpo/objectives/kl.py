@@ -74,7 +74,7 @@ class KL(Penalty):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
-        object.__setattr__(self, "needs", ("reference_logprob",) if self.coef != 0 else ())
+        object.__setattr__(self, "needs", ("reference_logprob",) if self.ever else ())
 
     def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.reference_logprob is None:

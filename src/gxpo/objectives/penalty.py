@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo.errors import one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
 from gxpo.objectives.base import TermPart
+from gxpo.objectives.control import Control
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -22,17 +23,30 @@ class Penalty(TermPart):
     """sign * coef * aggregate of `quantity` over the trainable entries, with an aggregation of its own.
 
     Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing.
+
+    control  moves the coefficient from step to step; `coef` is where it starts
     """
 
     coef: float = 0.0
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "sequence_mean"
     horizon: float | None = None
+    control: Control | None = None
 
     name = ""  # in keys (objective.NAME.coef) and metrics
     sign = 1.0
 
     def __post_init__(self) -> None:
         one_of(f"objective.{self.name}.aggregate", self.aggregate, AGGREGATES)
+
+    @property
+    def now(self) -> float:
+        """The coefficient of this step."""
+        return self.coef if self.control is None else self.control.coefficient(self.coef)
+
+    @property
+    def ever(self) -> bool:
+        """Whether the coefficient is, or may become, other than 0."""
+        return self.coef != 0 or self.control is not None
 
     def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
         """Its value at these entries, in the dtype of `policy.logprob`; never called without entries."""
@@ -42,14 +56,14 @@ class Penalty(TermPart):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
-        scale = self.sign * self.coef * scale * forest.to_path(forest.weight, "R")
+        scale = self.sign * self.now * scale * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         value = self.quantity(policy, entries) if entries.numel() else policy.logprob[entries]
         return (scale[entries].to(value) * value).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`."""
-        if self.coef == 0:
+        if self.now == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
 

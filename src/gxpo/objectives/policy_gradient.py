@@ -8,37 +8,36 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart
-from gxpo.objectives.gate import Clip, Gate, shaped
+from gxpo.objectives.base import COUPLES, TermPart
+from gxpo.objectives.gate import Clip, Entries, Gate, shaped
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
 
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum"]
-_RATIOS = {"token": ratios.token_ratio, "sequence": ratios.sequence_ratio}
+_RATIOS = {"token": ratios.Token, "sequence": ratios.Sequence, "turn": ratios.Turn}
 
 
-class _Entries(NamedTuple):
-    """Columns of the active entries."""
+class _Active(NamedTuple):
+    """The active entries, what multiplies the loss of each, and which of them have a ratio (the others are shaped,
+    because who sampled them is unknown)."""
 
     coefficient: Tensor
-    credit: Tensor
-    logprob: Tensor
-    log_ratio: Tensor  # the token's own
-    ratio: Tensor  # gated beforehand, at its level
-    has_ratio: Tensor  # bool; False: shaped instead, because who sampled the token is unknown
+    seen: Entries
+    has_ratio: Tensor
 
 
 @dataclass(frozen=True)
 class PolicyGradient(TermPart):
     """sum_p c_p w_p gate(rho_p, A_p): c from the aggregation, w the weight, rho the ratio, A the credit.
 
-    ratio                 "token" | "sequence" (geometric mean over the trajectory, in GSPO-token form)
-    gate                  Clip | DualClip | LogClip | Truncate | Gate (no bound)
+    ratio                 at what level it is taken, a `Ratio` or a name: "token", "sequence" (geometric mean over the
+                          trajectory, in GSPO-token form), "turn" (over the step), or another part's
+    gate                  Clip | DualClip | LogClip | Truncate | Gate (no bound) | ...
     aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
     once_per_token        a stored token that several trajectories share counts once; token ratios only
     ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
@@ -60,7 +59,7 @@ class PolicyGradient(TermPart):
     stay in the denominators.
     """
 
-    ratio: Literal["token", "sequence"] = "token"
+    ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
     gate: Gate = field(default_factory=Clip)
     aggregate: Aggregate = "sequence_mean"
     horizon: float | None = None
@@ -70,54 +69,74 @@ class PolicyGradient(TermPart):
     shaping_gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        one_of("objective.ratio", self.ratio, ratios.LEVELS)
+        if isinstance(self.ratio, str):
+            one_of("objective.ratio", self.ratio, tuple(_RATIOS))
+            object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
         one_of("objective.aggregate", self.aggregate, AGGREGATES)
         one_of("objective.ratio_over", self.ratio_over, ratios.RATIO_OVER)
         one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ratios.ON_UNKNOWN)
-        if self.once_per_token and self.ratio != "token":
-            raise ConfigError("objective.once_per_token works with objective.ratio 'token' only: set one of the two")
-        if self.on_unknown_behaviour == "shaped" and self.ratio != "token":
-            raise ConfigError(
-                "objective.on_unknown_behaviour 'shaped' works with objective.ratio 'token' only: set one of the two"
-            )
+        narrow = isinstance(self.ratio, ratios.Token) and self.gate.couples == "token"
+        for what, on in (
+            ("once_per_token", self.once_per_token),
+            ("on_unknown_behaviour 'shaped'", self.on_unknown_behaviour == "shaped"),
+        ):
+            if on and not narrow:
+                raise ConfigError(
+                    f"objective.{what} works with objective.ratio 'token' only, and gates that look at single tokens: "
+                    "set one of the two"
+                )
         if not self.shaping_gamma > 0:
             raise ConfigError(f"objective.shaping_gamma is {self.shaping_gamma}; it is a probability above 0")
-        object.__setattr__(self, "couples", "trajectory" if self.ratio == "sequence" else "token")
+        object.__setattr__(self, "couples", max(self._level.couples, self.gate.couples, key=COUPLES.index))
+        object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.gate.outputs))))
+
+    @property
+    def _level(self) -> ratios.Ratio:
+        assert isinstance(self.ratio, ratios.Ratio)
+        return self.ratio
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         x = self._entries(forest, policy, credit, weight)
-        loss = self.gate.loss(x.ratio, x.credit, x.logprob)
+        loss = self.gate.loss(x.seen)
         if not bool(x.has_ratio.all()):
-            loss = torch.where(x.has_ratio, loss, shaped(x.logprob, x.credit, self.shaping_gamma))
+            loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
         return (x.coefficient * loss).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of non-zero credit and weight; for a sequence ratio all of such a trajectory."""
+        """Trainable entries of non-zero credit and weight; where entries are coupled, all of such a trajectory (all of
+        the step)."""
         trainable = forest.path_trainable
         found = trainable & (credit != 0) & (weight != 0)
-        if self.ratio == "token":
+        if self.couples == "token":
             return found
+        if self.couples == "step":
+            return trainable if bool(found.any()) else found
         reached = torch.zeros(forest.n_trajectories, dtype=torch.bool)
         reached[forest.path_trajectory[found]] = True
         return trainable & forest.to_path(reached, "R")
 
-    def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Entries:
+    def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Active:
         trainable, trajectory = forest.path_trainable, forest.path_trajectory
         shared = forest.path_token if self.once_per_token else None
         scale = coefficients(trajectory, trainable, self.aggregate, self.horizon, shared)
         scale = scale * weight.to(scale)
         below = ratios.denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        logprob = policy.logprob[entries]
-        given = credit[entries].to(logprob)
-        log_ratio = logprob - below[entries]
-        held = _RATIOS[self.ratio](self.gate.before(log_ratio, given), trajectory[entries])
+        logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
+        log_ratio, owner, turn = logprob - below[entries], trajectory[entries], forest.path_step[entries]
+        held = self._level.level(self.gate.before(log_ratio, given), owner, turn)
+        entropy = None
+        if "entropy" in self.gate.outputs:
+            if policy.entropy is None:
+                raise MissingSignal("this objective's gate needs the policy's entropy: give it as `entropy`")
+            entropy = policy.entropy[entries].to(logprob)
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
-        return _Entries(scale[entries].to(logprob), given, logprob, log_ratio, held.exp(), known)
+        seen = Entries(logprob, below[entries], log_ratio, held.exp(), given, owner, turn, entropy)
+        return _Active(scale[entries].to(logprob), seen, known)
 
     @torch.no_grad()
     def metrics(
@@ -138,14 +157,15 @@ class PolicyGradient(TermPart):
         shares = {}
         if self.on_unknown_behaviour == "shaped":
             shares["shaped_share"] = float((~x.has_ratio).sum()) / max(1, x.has_ratio.numel())
-        log_ratio, ratio, given = x.log_ratio[x.has_ratio], x.ratio[x.has_ratio], x.credit[x.has_ratio]
-        if not ratio.numel():
+        log_ratio = x.seen.log_ratio[x.has_ratio]
+        if not log_ratio.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
-        clipped = self.gate.clipped(log_ratio, ratio, given)
+        clipped = self.gate.clipped(x.seen) & x.has_ratio
         return {
             "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
-            "ratio_max": float(ratio.max()),
+            "ratio_max": float(x.seen.ratio[x.has_ratio].max()),
             "on_policy": float(bool((log_ratio == 0).all())),
             **shares,
+            **self.gate.metrics(x.seen),
         }

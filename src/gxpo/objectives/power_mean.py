@@ -12,7 +12,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.base import TermPart
-from gxpo.objectives.gate import Clip
+from gxpo.objectives.gate import Clip, Entries
 from gxpo.objectives.sequence_score import weighted
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class PowerMean(TermPart):
         _, log_ratio, given = self._log_ratio(forest, policy, credit, weight)
         if not given.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
-        cut = clip.clipped(log_ratio, log_ratio.exp(), given)
+        cut = clip.clipped(Entries.of(log_ratio.exp(), given))
         return {
             "clip_fraction": float(cut.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),

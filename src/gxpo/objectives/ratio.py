@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 RATIO_OVER = ("proximal", "behaviour")
 ON_UNKNOWN = ("error", "one", "shaped")
-LEVELS = ("token", "sequence")
 
 
 def denominator(
@@ -44,11 +44,6 @@ def denominator(
     return torch.where(unknown | shaped, policy.logprob.detach(), chosen)
 
 
-def token_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
-    """[n] log rho_t of each token by itself."""
-    return log_ratio
-
-
 def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
     """[n] log s_{i,t} = stop(mean over trajectory i of log rho) + log rho_t - stop(log rho_t)  (GSPO-token).
 
@@ -66,3 +61,51 @@ def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
     total = held.new_zeros(n).index_add_(0, trajectory, held)
     length = held.new_zeros(n).index_add_(0, trajectory, torch.ones_like(held))
     return (total / length)[trajectory] + (log_ratio - held)
+
+
+class Ratio:
+    """Base of ratios: at what level the log-ratio of a token is taken.
+
+    couples   "token" | "trajectory": whose log-ratios the value or the derivative at an entry depend on
+    """
+
+    couples: str = "token"
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        """[n] log-ratio at its level, each entry carrying its own gradient.
+
+        log_ratio         [n] of the tokens, in path order; beyond "token" all trained ones of each trajectory
+        trajectory, turn  [n] int64: which trajectory, and which step of one, each belongs to
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Token(Ratio):
+    """Each token's own. Source: PPO, arXiv 1707.06347."""
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        return log_ratio
+
+
+@dataclass(frozen=True)
+class Sequence(Ratio):
+    """The geometric mean over the trajectory, in the form of GSPO-token: see `sequence_ratio`."""
+
+    couples = "trajectory"
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        return sequence_ratio(log_ratio, trajectory)
+
+
+@dataclass(frozen=True)
+class Turn(Ratio):
+    """The geometric mean over the turn (a step of the trajectory), each token with its own gradient.
+
+    With one turn a trajectory it is `Sequence`. Source: segment ratios of ROLL; SeeUPO's ratio of a turn.
+    """
+
+    couples = "trajectory"
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        return sequence_ratio(log_ratio, turn)

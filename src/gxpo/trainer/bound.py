@@ -97,6 +97,10 @@ class BoundLearner:
         gap = gap[gap.isfinite()]
         return float(gap.max()) if gap.numel() else 0.0
 
+    def logprob(self) -> Tensor:
+        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass."""
+        return self.learner.outputs(self.forest, ("logprob",))["logprob"]
+
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the parameters."""
         return self.learner.snapshot()

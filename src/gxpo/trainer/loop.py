@@ -161,12 +161,16 @@ class Trainer:
         self.last = (forest, credit, session.decode)
         generated = self.budget.generated_tokens - tokens_before
         forward = sum(i.tokens_forward for i in bound.infos)
-        return {
+        figures = {
             "step": number,
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
             **of_updates(bound),
             **learnt,
+        }
+        return {
+            **figures,
+            **method.adjust(figures),
             "lr": lr,
             "empty_steps": self.empty_steps,
             "generated_tokens": self.budget.generated_tokens,
