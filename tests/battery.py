@@ -82,4 +82,5 @@ def policy_of(forest: Forest, x: Mapping[str, torch.Tensor], signals: Mapping[st
         entropy=x.get("entropy"),
         proximal_logprob=signals["proximal_logprob"],
         value=x.get("value"),
+        outputs=x,
     )

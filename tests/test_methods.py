@@ -66,7 +66,8 @@ def fingerprint(name):
         noise = torch.randn(forest.n_entries, generator=torch.Generator().manual_seed(9 + seed), dtype=torch.float64)
         logprob = (signals["proximal_logprob"] + 0.9 * noise).requires_grad_()
         credit = m.advantages(forest, signals)
-        policy = policy_of(forest, {"logprob": logprob, "value": 0.1 * noise}, signals)
+        others = {name: 0.1 * noise + 1.0 for name in m.outputs if name not in ("logprob", "value")}
+        policy = policy_of(forest, {"logprob": logprob, "value": 0.1 * noise, **others}, signals)
         (gradient,) = torch.autograd.grad(m.loss(forest, policy, advantages=credit, signals=signals).value, logprob)
         parts += [credit, gradient * forest.n_entries]
     return torch.cat(parts)
