@@ -1,13 +1,16 @@
 """What the TRL adapter does, against TRL itself: `python scripts/check_trl.py --python TRL_PYTHON`.
 
 On a small model: three optimiser steps of TRL's GRPOTrainer and of the adapter under the same settings, losses and
-gradients compared; the gradient of one generation batch cut into micro-batches in several ways; whether rows know their
-group; the same beside a second process. Exit status 1 where a check fails.
+gradients compared, for every loss type of TRL; the gradient of one generation batch cut into micro-batches in several
+ways; whether rows know their group; the same beside a second process. Exit status 1 where a check fails.
+
+    python scripts/check_trl.py --python TRL_PYTHON --only cispo sapo   # these cases alone
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -22,7 +25,9 @@ ROOT = Path(__file__).parents[1]
 CLOSE = 1e-5  # relative, of losses and of gradients
 ROWS, GROUP, NEW, STEPS = 16, 4, 6, 3
 
-# name -> (micro-batch, TRL's settings, the adapter's method, its overrides, settings of both)
+MOVED = {"num_iterations": 2, "learning_rate": 0.5}  # a second pass over the rollouts, after steps that are felt
+NUDGED = {"num_iterations": 2, "learning_rate": 0.002}
+# name -> (micro-batch, TRL's settings and perhaps "trainer", the adapter's method, its overrides, settings of both)
 CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
     "default": (16, {}, "grpo@trl", {}, {}),
     "accumulated": (4, {}, "grpo@trl", {}, {}),
@@ -43,6 +48,34 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
         {"objective.kl.coef": 0.1},
         {"num_iterations": 2, "learning_rate": 0.5, "beta": 0.1},
     ),
+    "bnpo": (16, {"loss_type": "bnpo"}, "grpo@trl", {}, MOVED),
+    "clip higher": (8, {"epsilon_high": 0.28}, "grpo@trl", {"objective.clip_high": 0.28}, MOVED),
+    "delta": (8, {"delta": 1.5}, "grpo@trl", {"objective.gate": "dual_clip", "objective.ratio_max": 1.5}, MOVED),
+    "cispo": (8, {"loss_type": "cispo"}, "cispo@trl", {}, MOVED),
+    "cispo, epsilon_high 5": (
+        8,
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        "cispo@trl",
+        {"objective.ratio_max": 5.0},
+        MOVED,
+    ),
+    "luspo": (
+        8,
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
+        "luspo@trl",
+        {},
+        NUDGED,
+    ),
+    "sapo": (8, {"loss_type": "sapo"}, "sapo_gate@trl", {}, MOVED),
+    "vespo": (8, {"loss_type": "vespo"}, "vespo@trl", {}, NUDGED),
+    "corrected reference": (
+        8,
+        {"use_bias_correction_kl": True},
+        "grpo@trl",
+        {"objective.kl.coef": 0.1, "objective.kl.ratio_weighted": True},
+        {**MOVED, "beta": 0.1},
+    ),
+    "experimental gmpo": (8, {"trainer": "trl.experimental.gmpo:GMPOTrainer", "epsilon": 0.4}, "gmpo@trl", {}, MOVED),
 }
 
 
@@ -124,14 +157,15 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
 
 def against_trl(case: str, path: str, world: int = 1) -> list[dict[str, float]]:
     """A row for each optimiser step: relative differences of loss and gradient."""
-    import trl
-
     from gxpo.adapters.trl import GRPOTrainer
 
     micro, theirs, method, overrides, both = CASES[case]
     steps = STEPS * both.get("num_iterations", 1)
+    theirs = dict(theirs)
+    module, _, name = theirs.pop("trainer", "trl:GRPOTrainer").partition(":")
     own = steps_of(GRPOTrainer, path, micro, world, steps=steps, method=method, overrides=overrides, **both)
-    other = steps_of(trl.GRPOTrainer, path, micro, world, steps=steps, **theirs, **both)
+    kind = getattr(importlib.import_module(module), name)
+    other = steps_of(kind, path, micro, world, steps=steps, **theirs, **both)
     rows = []
     for (loss, gradient, _), (expected, slope, _) in zip(own, other, strict=True):
         rows.append({
@@ -166,7 +200,7 @@ def groups_survive(path: str) -> bool:
     return order != sorted(order) and len(prompts) == ROWS // GROUP and all(len(p) == 1 for p in prompts.values())
 
 
-def checks(path: str) -> bool:
+def checks(path: str, only: list[str]) -> bool:
     import trl
 
     from gxpo.adapters.trl import TESTED
@@ -179,11 +213,13 @@ def checks(path: str) -> bool:
         good &= right
         print(f"{'ok  ' if right else 'FAIL'} {name}: {figures}", flush=True)
 
-    for case in CASES:
+    for case in only or CASES:
         rows = against_trl(case, path)
         loss, gradient = (max(row[k] for row in rows) for k in ("loss", "gradient"))
         figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norm {rows[0]['norm']:.3f})"
         say(f"{case}, {len(rows)} steps", max(loss, gradient) < CLOSE, figures)
+    if only:
+        return good
     for method in ("grpo", "grpo+gspo", "gvpo"):
         gap = cuts(path, method)
         say(f"micro-batches of 16, 8, 4, 2 rows, {method}", gap < CLOSE, f"gradient {gap:.1e}")
@@ -219,6 +255,7 @@ def two(path: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="interpreter of an environment that has TRL (default: this one)")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=[], metavar="CASE", help="these comparisons alone")
     parser.add_argument("--two", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.two:
@@ -226,9 +263,10 @@ def main() -> int:
     if given.python:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         surroundings = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return subprocess.run([given.python, __file__], env=surroundings).returncode
+        only = ["--only", *given.only] if given.only else []
+        return subprocess.run([given.python, __file__, *only], env=surroundings).returncode
     with tempfile.TemporaryDirectory() as folder:
-        return 0 if checks(saved_model(Path(folder) / "model")) else 1
+        return 0 if checks(saved_model(Path(folder) / "model"), given.only) else 1
 
 
 if __name__ == "__main__":

@@ -27,14 +27,39 @@ ESTIMATORS = {
     "rloo": ("rloo@verl", {}),
     "opo": ("opo", {}),
 }
-# verl's loss -> (method, overrides, verl's settings)
-LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "vanilla": (
-        "dapo",
-        {"objective.gate": "dual_clip", "objective.ratio_max": 3.0},
-        {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0},
-    ),
-    "gspo": ("gspo", {}, {"clip_ratio": 0.2, "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
+WIDE = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+NO_LOW = {"clip_ratio_low": 1.0, "clip_ratio_high": 0.28}  # CISPO without its lower bound
+# verl's loss -> [(method, overrides, verl's settings, loss_agg_mode, micro-batches)]
+LOSSES: dict[str, list[tuple[str, dict[str, Any], dict[str, Any], str, int]]] = {
+    "vanilla": [
+        ("dapo@verl", {}, {**WIDE, "clip_ratio_c": 10.0}, "token-mean", 2),
+        ("grpo@verl", {"objective.ratio_max": 1.5}, {"clip_ratio_c": 1.5}, "token-mean", 2),
+        ("grpo", {"objective.gate": "dual_clip"}, {}, "seq-mean-token-mean", 2),
+        ("dr_grpo@verl", {}, {"loss_scale_factor": 6}, "seq-mean-token-sum-norm", 2),
+        ("dr_grpo@verl", {"objective.horizon": 1.0}, {}, "seq-mean-token-sum", 2),
+    ],
+    "gspo": [("gspo@verl", {}, {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}, "seq-mean-token-mean", 2)],
+    "geo_mean": [("gmpo@verl", {}, {}, "seq-mean-token-mean", 1)],  # a mean of each micro-batch
+    "cispo": [("cispo@verl", {}, {}, "token-mean", 2), ("cispo", {}, NO_LOW, "token-mean", 2)],
+    "gpg": [("gpg", {"objective.aggregate": "token_mean"}, {}, "token-mean", 2)],
+    "sapo": [("sapo_gate@verl", {}, {}, "seq-mean-token-mean", 2)],
+    "dppo_tv": [("dppo_divergence@verl", {}, {}, "token-mean", 2)],
+    "dppo_kl": [
+        (
+            "dppo_divergence@verl",
+            {"objective.divergence": "kl", "objective.divergence_low": 0.05, "objective.divergence_high": 0.05},
+            {"clip_ratio_low": 0.05, "clip_ratio_high": 0.05},
+            "token-mean",
+            2,
+        )
+    ],
+}
+# verl's losses that are not said in keys
+LEFT_OUT = {
+    "dro": "a penalty on the squared log-ratio beside the term: verl's losses have one",
+    "clip_cov": "a random choice of tokens of each micro-batch",
+    "kl_cov": "the largest covariances of each micro-batch",
+    "bypass_mode": "not a loss of its own",
 }
 
 
@@ -82,13 +107,16 @@ def checks() -> bool:
             gap = max(gap, float((own - theirs).abs().max()))
         say(f"{name} and gxpo's {method}", gap < CLOSE, f"largest difference {gap:.1e} in 20 batches")
     good &= through_the_trainer(say)
-    for name, (method, overrides, settings) in LOSSES.items():
-        gap, slope = loss_gaps(core, adapter, name, method, overrides, settings)
-        say(
-            f"loss {name} and gxpo's {method}",
-            max(gap, slope) < CLOSE,
-            f"value {gap:.1e}, gradient {slope:.1e} relative",
-        )
+    for name, rows in LOSSES.items():
+        for method, overrides, settings, mode, parts in rows:
+            gap, slope = loss_gaps(core, adapter, name, method, overrides, settings, mode, parts)
+            own = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
+            figures = f"value {gap:.1e}, gradient {slope:.1e} relative"
+            say(f"loss {name}, {mode}, and gxpo's {own}", max(gap, slope) < CLOSE, figures)
+    unknown = {n for n in core.POLICY_LOSS_REGISTRY if not n.startswith("gxpo/")} - {*LOSSES, *LEFT_OUT}
+    say("losses of verl that are compared or left out", not unknown, ", ".join(sorted(unknown)) or "all of them")
+    for name, why in LEFT_OUT.items():
+        print(f"     {name} is left out: {why}")
     for name in ("gigpo", "tis", "dpo", "v05"):
         print(f"     {name}: {adapter.why_not(name)}")
     return good
@@ -118,27 +146,30 @@ def through_the_trainer(say: Any) -> bool:
     return gap < CLOSE
 
 
-def loss_gaps(core: Any, adapter: Any, name: str, method: str, overrides: Any, settings: Any) -> tuple[float, float]:
-    """Relative differences of value and gradient, in micro-batches of an optimiser batch."""
+def loss_gaps(
+    core: Any, adapter: Any, name: str, method: str, overrides: Any, settings: Any, mode: str, parts: int
+) -> tuple[float, float]:
+    """Relative differences of value and gradient over an optimiser batch in `parts` micro-batches."""
     from verl.workers.config import ActorConfig, OptimizerConfig
 
     draw = torch.Generator().manual_seed(0)
     old = -torch.rand(8, 6, generator=draw, dtype=torch.float64)
-    new = (old + 0.3 * torch.randn(8, 6, generator=draw, dtype=torch.float64)).requires_grad_()
+    new = (old + 0.3 * torch.randn(8, 6, generator=draw, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
     mask = torch.arange(6) < torch.randint(1, 7, (8, 1), generator=draw)
     advantages = torch.randn(8, 1, generator=draw, dtype=torch.float64) * mask
+    given = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings}
+    factor = given.pop("loss_scale_factor", None)
     found = []
     for fn in (core.get_policy_loss_fn(name), adapter.policy_loss(method, overrides)):
         config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8,
-                             optim=OptimizerConfig(lr=1e-6), **settings)  # fmt: skip
+                             optim=OptimizerConfig(lr=1e-6), **given)  # fmt: skip
         config.global_batch_info.update(
-            dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=8, loss_scale_factor=None
+            dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=8, loss_scale_factor=factor
         )
-        mode = "seq-mean-token-mean" if name == "gspo" else "token-mean"
         total = torch.zeros((), dtype=torch.float64)
-        for part in (slice(0, 4), slice(4, 8)):
+        for rows in torch.arange(8).chunk(parts):
             value, _ = fn(
-                old_log_prob=old[part], log_prob=new[part], advantages=advantages[part], response_mask=mask[part],
+                old_log_prob=old[rows], log_prob=new[rows], advantages=advantages[rows], response_mask=mask[rows],
                 loss_agg_mode=mode, config=config, rollout_is_weights=None,
             )  # fmt: skip
             total = total + value

@@ -66,10 +66,20 @@ def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:
         axis = Signals({}, m.axes).axis(name)
         shape = (sizes[axis], 3) if name in ("hidden", "embedding") else (sizes[axis],)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if name == "teacher_ids":  # three that differ, of a vocabulary of 60
+            out[name] = (7 * torch.arange(sizes["P"])[:, None] + torch.arange(3)) % 60
+            continue
+        if name == "teacher_logprob":  # theirs and that of the rest
+            out[name] = torch.randn(sizes["P"], 4, generator=generator, dtype=torch.float64).log_softmax(1)
+            continue
+        if name == "teacher_entropy":  # every second trajectory has a teacher
+            out[name] = noise.abs().masked_fill(forest.path_trajectory % 2 == 0, torch.nan)
+            continue
         if name == "answer_cluster":  # three answers a group
             out[name] = 3 * forest.ids("group", axis="R") + (3 * noise).long() % 3
             continue
-        out[name] = forest.path_behaviour_logprob + 0.4 * noise if name.endswith("logprob") else noise
+        of_tokens = name.partition("@")[0].endswith("logprob")
+        out[name] = forest.path_behaviour_logprob + 0.4 * noise if of_tokens else noise
     return Signals.of(forest, out, m.axes)
 
 
@@ -84,3 +94,8 @@ def policy_of(forest: Forest, x: Mapping[str, torch.Tensor], signals: Mapping[st
         value=x.get("value"),
         outputs=x,
     )
+
+
+def given_of(m: gxpo.Method, signals: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The signals that a learner needs to make the outputs that the method reads."""
+    return {name: signals[name] for term in m.terms.values() for name in getattr(term, "given", ())}

@@ -122,7 +122,7 @@ def test_refused_values_are_checked_after_the_merge():
         ("grpo", {"credit": "anchor_stat"}, "did you mean 'anchor_state'"),
         ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
         ("grpo", {"credit.center": "middle"}, "credit.center=middle"),
-        ("grpo", {"objective.kl.estimator": "k4"}, "'k1', 'k2' or 'k3'"),
+        ("grpo", {"objective.kl.estimator": "k4"}, "'k1', 'abs', 'k2'"),
         ("grpo", {"objective.kl.coef": -1.0}, "negative"),
         ("grpo", {"rollout.group_size": 0}, "group_size"),
         ("rloo+opo", {}, "rloo sets credit.center, which credit length_weighted"),
@@ -155,7 +155,7 @@ def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
     assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
     assert gxpo.method("dr_grpo", {"credit": "anchor_state"}).credit.scale == "none"
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
-        gxpo.method("grpo", {"credit": "length_weighted", "credit.scale": "none"})
+        gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
 
 
 def test_credit_of_a_wrong_shape_or_not_finite_is_said():
@@ -189,7 +189,9 @@ def test_an_unscored_trajectory_changes_nothing(name):
 
     def run(f, pick, held):
         logprob = (f.path_behaviour_logprob + shift[pick]).requires_grad_()
-        out = m.loss(f, policy_of(f, {"logprob": logprob, "value": 0.1 * shift[pick]}, held), signals=held)
+        others = {n: 1.0 + 0.1 * shift[pick] + 0.25 * logprob for n in m.outputs}
+        x = {**others, "logprob": logprob, "value": 0.1 * shift[pick]}
+        out = m.loss(f, policy_of(f, x, held), signals=held)
         (gradient,) = torch.autograd.grad(out.value, logprob)
         return m.advantages(f, held), out.value.detach(), gradient
 
@@ -282,7 +284,8 @@ def test_a_missing_signal_says_what_it_is():
 
 def test_no_reference_is_asked_for_at_coefficient_zero():
     asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
-    assert asking == {"dpo", "capo_calibration"}  # a loss against the reference itself; a weight by its perplexity
+    against_it = {"dpo", "trpa", "copg"}  # losses against the reference itself
+    assert asking == {*against_it, "capo_calibration", "grpo_d"}  # a weight by its perplexity; a KL that sets in later
 
 
 def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():

@@ -48,7 +48,7 @@ def composed(credit: str, objective: str) -> gxpo.Method:
     own, other = METHODS[credit].keys, METHODS[objective].keys
     keys = {k: v for k, v in own.items() if k.split(".")[0] in ("credit", "weight", "signal")}
     keys |= {k: v for k, v in other.items() if k.split(".")[0] in ("objective", "signal")}
-    return gxpo.method("grpo", keys).fill(horizon=12.0, max_length=12)
+    return gxpo.method("grpo", keys).fill(horizon=12.0, max_length=12, total_steps=4)
 
 
 @pytest.fixture(scope="module")

@@ -233,7 +233,20 @@ def _check_credit_is_read(made: Method) -> None:
     """Refuse a credit that was asked for where no term of the objective reads it."""
     if made.reads_credit:
         return
-    key = next((k for k, s in made.keys.items() if k.split(".")[0] == "credit" and s.origin != "default"), None)
+    from gxpo.credit.group_relative import GroupRelative
+
+    usual = {"credit": GroupRelative} | {f"credit.{f.name}": f.default for f in dataclasses.fields(GroupRelative)}
+    key = next(
+        (
+            k
+            for k, s in made.keys.items()
+            if k.split(".")[0] == "credit"
+            and s.origin != "default"
+            # a run's own config.yaml states every key, as it came out
+            and not (k in usual and show(s.value) == show(usual[k]))
+        ),
+        None,
+    )
     if key is not None or made.kl_reward is not None:
         term = show(made.terms["policy"])
         raise ConfigError(
@@ -249,17 +262,17 @@ def _policy_term(keys: _Keys) -> Any:
     kind = resolve_part(
         keys.take("objective", objectives.PolicyGradient), parts.TERMS, "objective", "term of the objective"
     )
-    if kind is not objectives.PolicyGradient:
+    if not (isinstance(kind, type) and issubclass(kind, objectives.PolicyGradient)):
         return keys.part("objective", kind, parts.TERMS, what="term of the objective")
     gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
     ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), parts.RATIOS, "objective", "ratio")
     fields: dict[str, Any] = {"gate": gate, "ratio": ratio() if isinstance(ratio, type) else ratio}
-    hints = get_type_hints(objectives.PolicyGradient)
-    for entry in dataclasses.fields(objectives.PolicyGradient):
+    hints = get_type_hints(kind)
+    for entry in dataclasses.fields(kind):
         if entry.name not in fields:
             key = f"objective.{entry.name}"
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
-    return objectives.PolicyGradient(**fields)
+    return kind(**fields)
 
 
 def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
@@ -275,11 +288,17 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     place = keys.take("objective.kl.place", "loss")
     if place not in ("loss", "reward"):
         raise ConfigError(f"objective.kl.place is 'loss' or 'reward', not {place!r}")
-    kl = _penalty(keys, objectives.KL, "objective.kl", shared)
+    of_kl = dict(shared)
+    if isinstance(policy, objectives.PolicyGradient):  # the ratio that may weigh it is the policy term's
+        of_kl["ratio_over"] = policy.ratio_over
+        of_kl["on_unknown_behaviour"] = {"shaped": "one"}.get(policy.on_unknown_behaviour, policy.on_unknown_behaviour)
+    kl = _penalty(keys, objectives.KL, "objective.kl", of_kl)
     kl_reward = None
     if kl.ever and place == "loss":
         terms["kl"] = kl
     elif kl.ever:
+        if kl.ratio_weighted:
+            raise ConfigError("objective.kl.ratio_weighted is of the KL in the loss: set objective.kl.place=loss")
         kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
         if kl.control is not None:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")

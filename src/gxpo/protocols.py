@@ -63,6 +63,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class SoftSampling(Sampling):
+    """Sampling whose steps are mixtures of tokens until `closing` has been said: see `gxpo.engines.soft`.
+
+    soft_top_k, soft_top_p  support of a soft step; `top_k` and `top_p` are of the tokens after it
+    """
+
+    soft_top_k: int = 5
+    soft_top_p: float = 0.95
+    mixing_temperature: float = 0.1
+    closing: str = "</think>"
+
+
+@dataclass(frozen=True)
 class StreamKey:
     """Names one stream of uniforms: the same key gives the same numbers, whatever else is in the batch."""
 
@@ -395,9 +408,19 @@ class Learner(Protocol):
     """Holds the policy's parameters; knows forests and L(x), never a method."""
 
     def outputs(
-        self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Detached float64 [P] outputs; `policy` is "current" or "reference". Untrainable entries are computed too."""
+        """Detached float64 [P] outputs ([P, K] of some); `policy` is "current" or "reference". Untrainable entries are
+        computed too. `given`: constants [P, ...] that some outputs are made with."""
+        ...
+
+    def follow(self, policy: Learner, rate: float) -> None:
+        """Every parameter moves that share of its way to another's of the same model."""
         ...
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
@@ -420,6 +443,7 @@ class Learner(Protocol):
         names: Sequence[str] = ("logprob",),
         couples: str = "token",
         active: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x); exact whatever the micro-batches."""
         ...
@@ -439,6 +463,21 @@ class StepRunner(Protocol):
         ...
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
+
+    # for updates that take steps of their own
+    def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
+        """The objective (`loss`) and the outputs of the policy as it is now; one more forward pass, no step."""
+        ...
+
+    def gradient(
+        self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """By parameter name, without a step: of the objective, or of sum_p slope_p logprob_p."""
+        ...
+
+    def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
+        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
+        ...
 
 
 class Update(Protocol):

@@ -11,6 +11,7 @@ from tests.adapters.fake_trl import Config, Pairs
 
 from gxpo.adapters import trl as adapter
 from gxpo.errors import CheckpointError, ConfigError, MissingExtra
+from gxpo.methods import METHODS
 from gxpo.objectives.ratio import Sequence
 
 INSTALLED = importlib.util.find_spec("trl") is not None
@@ -123,6 +124,42 @@ def test_every_partition_into_micro_batches_gives_the_same_gradient(spec, couple
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], abs=1e-6)
         assert (gradient - found[0][1]).norm() < 1e-10 * found[0][1].norm()
+
+
+OBJECTIVES = sorted({d.name for d in METHODS.values() if any(k.split(".")[0] == "objective" for k in d.keys)})
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_by_name_is_the_same_in_any_micro_batches_or_refused_with_its_key(name):
+    """On the second pass over the rollouts, after a step that is felt."""
+    found = []
+    for micro in (16, 4):
+        try:
+            made = trainer(overrides={"objective": name}, success_at=0.7, micro=micro, num_iterations=2)
+        except ConfigError as error:
+            assert any(word in str(error) for word in ("objective", "signal", "beta=")), error
+            found.append(str(error))
+            continue
+        made.optimiser_step(PROMPTS, lr=0.01)
+        loss, gradient, _ = made.optimiser_step(PROMPTS, lr=0.01)
+        assert math.isfinite(loss) and bool(gradient.isfinite().all())
+        found.append(gradient)
+    if isinstance(found[0], str):
+        assert found[0] == found[1]
+    else:
+        assert found[0].norm() > 1e-6
+        assert (found[1] - found[0]).norm() < 1e-9 * found[0].norm()
+
+
+def test_few_objectives_are_refused():
+    """What TRL does not have, and nothing else, keeps an objective out."""
+    reasons = {}
+    for name in OBJECTIVES:
+        try:
+            trainer(overrides={"objective": name}, success_at=0.7)
+        except ConfigError as error:
+            reasons[name] = str(error)
+    assert len(reasons) < len(OBJECTIVES) / 3, reasons
 
 
 def test_two_optimiser_steps_of_one_generation_batch_are_each_on_their_own_rows():
@@ -247,6 +284,11 @@ def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
         ("grpo@paper", {}, r"beta=0.*0\.04"),
         ("grpo", {"gradient_accumulation_steps": 3, "steps_per_generation": 2}, r"steps_per_generation=2.*multiple"),
         ("gdpo_multi", {"reward_weights": [2.0]}, r"reward_weights.*credit\.weights"),
+        (
+            "grpo",
+            {"overrides": {"objective.kl.coef": 0.1, "objective.kl.control": "adaptive_kl"}, "beta": 0.1},
+            r"objective\.kl\.control.*adapts to figures",
+        ),
     ],
 )
 def test_what_trl_can_not_give_is_refused_at_construction_by_its_key(spec, settings, says):

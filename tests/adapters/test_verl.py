@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from gxpo.adapters import verl as adapter
+from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.forest import Forest
 from gxpo.methods import METHODS
+from gxpo.protocols import PolicyTokens
 
 
 def agg_loss(table, mask, mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None):
@@ -274,3 +277,60 @@ def test_scores_from_the_threshold_up_are_right_answers():
         adapter.estimator("grpo_lead")(rewards, mask, uid, config={})
     found, _ = adapter.estimator("grpo_lead")(rewards, mask, uid, config={adapter.SUCCESS_AT: 1.0})
     assert found.any() and os.environ.get(adapter.MORE) is None
+
+
+LOSSES = [name for name in METHODS if adapter.why_not(name, "loss") is None]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_policy_loss_is_the_methods_own_term_on_the_same_rows(core, name):
+    old, new, advantages, mask = policies(3, rows=8, width=6)
+    own, width = mask.bool(), mask.shape[1]
+    term = compose(name).fill(horizon=float(width)).terms["policy"]
+    forest = Forest.from_completions([[1]] * 8, [[[2] * n] for n in mask.sum(1).tolist()], [[0.0]] * 8)
+    policy = PolicyTokens(new[own], old[own], proximal_logprob=old[own])
+    credit = advantages.expand_as(mask)[own]
+    expected = term(forest, policy, credit, torch.ones_like(credit), {}, 0)
+    (slope,) = torch.autograd.grad(expected, new)
+    summed = term.aggregate == "sequence_sum" and compose(name).terms["policy"].horizon == 1
+    mode = adapter.SUMMED if summed else adapter.AGGREGATES[term.aggregate]
+    config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=8)
+    config.global_batch_info["loss_scale_factor"] = None if summed else width
+    loss, total = adapter.policy_loss(name), 0.0
+    for rows in torch.arange(8).split(3):
+        total = total + loss(old[rows], new[rows], advantages[rows], own[rows], mode, config)[0]
+    (gradient,) = torch.autograd.grad(total, new)
+    assert float(total.detach()) == pytest.approx(float(expected.detach()), rel=1e-9, abs=1e-12)
+    assert slope.norm() > 0 and (gradient - slope).norm() < 1e-9 * slope.norm()
+
+
+def test_a_sum_over_a_sequence_has_the_methods_horizon(core):
+    old, new, advantages, mask = policies(2)
+    config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
+    plain = adapter.policy_loss("dr_grpo", {"objective.horizon": 1.0})
+    value, _ = plain(old, new, advantages, mask.bool(), "seq-mean-token-sum", config)
+    config.global_batch_info["loss_scale_factor"] = 5
+    fifth, _ = adapter.policy_loss("dr_grpo", {"objective.horizon": 5.0})(
+        old, new, advantages, mask.bool(), "seq-mean-token-sum-norm", config
+    )
+    assert float(value.detach()) == pytest.approx(5 * float(fifth.detach()), rel=1e-12)
+    with pytest.raises(ConfigError, match=r"loss_scale_factor to 7, not 5"):
+        adapter.policy_loss("dr_grpo", {"objective.horizon": 7.0})(
+            old, new, advantages, mask.bool(), "seq-mean-token-sum-norm", config
+        )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"objective.ratio": "turn"}, "objective.ratio=turn.*where a turn ends"),
+        ({"objective.entropy.coef": 0.1}, "entropy_coeff"),
+        ({"objective.kl.coef": 0.1}, "use_kl_loss"),
+        ({"objective.kl.coef": 0.1, "objective.kl.control": "adaptive_kl"}, "adapts to figures of the step"),
+        ({"objective.ratio_over": "behaviour"}, "sampler's log-probs"),
+    ],
+)
+def test_what_a_loss_of_verl_does_not_see_is_refused(overrides, says):
+    import re
+
+    assert re.search(says, adapter.why_not("grpo", "loss", overrides) or "")

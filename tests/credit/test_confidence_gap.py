@@ -105,3 +105,8 @@ def test_what_is_unknown_is_refused():
         ConfidenceGap(share=0.0)
     with pytest.raises(ConfigError, match="drops"):  # groups that are all right would not reach it
         gxpo.method("progrpo+dapo")
+
+
+def test_the_share_of_tokens_is_not_rounded_up_and_the_last_may_have_none():
+    x = torch.tensor([-1.0] * 15 + [0.0] * 10)  # .6 * 25 = 15, in float32 a little more
+    assert mean_of_lowest(x, torch.zeros(25).long(), 3, 0.6).tolist() == [-1.0, 0.0, 0.0]

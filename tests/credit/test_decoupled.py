@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def per_row(forest, credit):
 
 def test_the_cards_numbers(grow):
     # r1 1 1 0 0: std .577350, z = .5 / .577450 = .865875; r2 1 0 0 0: std .5, z = .75 / .5001 = 1.4997, -.4999
-    # s = 2.365575 .365975 -1.365775 -1.365775, mean 0, std 1.775833
+    # s = 2.365575 .365975 -1.365775 -1.365775, mean 0, std 1.775816
     both = decoupled_sum(torch.tensor([[1.0, 1], [1, 0], [0, 0], [0, 0]]), torch.ones(2), torch.zeros(4).long())
     assert both.tolist() == pytest.approx([2.365575, 0.365975, -1.365775, -1.365775], abs=1e-6)
     found = Decoupled()(grown(grow, CARD), {}, 0)
@@ -148,3 +149,54 @@ def test_scaling_a_reward_changes_nothing_where_a_sum_would_be_drowned(grow):
 def test_the_method_and_its_weights():
     m = gxpo.method("gdpo_multi", {"credit.weights": {"correct": 1.0, "format": 0.5}})
     assert m.credit == Decoupled(weights={"correct": 1.0, "format": 0.5})
+
+
+def batch_by_hand(total, counting, moved):
+    """(s - mean) / (std + .5), of the population."""
+    of = [t for t, c in zip(total, counting, strict=True) if c]
+    mean, std = statistics.fmean(of), statistics.pstdev(of)
+    return [(t - mean) / (std + 0.5) if m else 0.0 for t, m in zip(total, moved, strict=True)]
+
+
+@pytest.mark.parametrize("single", ["zero", "raw"])
+def test_a_group_of_one_equal_groups_and_who_is_not_compared(grow, single):
+    # g: population std of 1 1 0 0 is .5, of 1 0 0 0 .433013: z = .5 / 1 and .75, -.25 over .933013
+    # h is one compared attempt: raw (1 + .5) / 1.5 = 1; k is equal but for one that is not compared
+    rows = [*CARD, ("h", 1.0, 0.5), ("h", 0.0, 0.0, False), ("k", 1.0, 0.3), ("k", 1.0, 0.3), ("k", 0.0, 0.0, False)]
+    up, down = 0.75 / 0.933013, 0.25 / 0.933013
+    total = [0.5 + up, 0.5 - down, -0.5 - down, -0.5 - down, 1.0 if single == "raw" else 0.0, 0.0, 0.0, 0.0, 0.0]
+    counting = [len(r) == 3 for r in rows]
+    moved = [True] * 4 + [single == "raw", True, False, False, True]
+    forest = grown(grow, rows)
+    found = per_row(forest, Decoupled(ddof=0, eps=0.5, single=single)(forest, {}, 0))
+    assert found == pytest.approx(batch_by_hand(total, counting, moved), abs=1e-6)
+    missing = grown(grow, [*rows, ("g", 1.0, None)])
+    again = Decoupled(ddof=0, eps=0.5, single=single)(missing, {}, 0)
+    assert per_row(missing, again) == pytest.approx([*found, 0.0], abs=1e-12)
+
+
+def test_over_tokens_those_count_that_are_trained_of_those_that_are_compared(grow):
+    # four trained tokens of s = 2.365575 .365975 -1.365775 -1.365775 have the std 1.775816; the fifth attempt's s is
+    # -.5 / .57745 + .75 / .5001 = .633825
+    forest = grow(
+        [
+            *(("g", a, [1], {"rewards": {"correct": a, "format": b}}) for _, a, b in CARD[:3]),
+            ("g", 0.0, [3], {"rewards": {"correct": 0.0, "format": 0.0}, "trainable": [False, True, False]}),
+            ("g", 0.0, [2], {"rewards": {"correct": 0.0, "format": 1.0}, "compared": False}),
+        ]
+    )
+    found = Decoupled(over="tokens")(forest, {}, 0)
+    expected = [2.365575, 0.365975, -1.365775, 0.0, -1.365775, 0.0, 0.633825, 0.633825]
+    assert found.tolist() == pytest.approx([s / 1.775816 for s in expected], abs=2e-6)
+
+
+def test_of_one_reward_whoever_lacks_it_has_nothing(grow):
+    rows = [*CARD, ("h", 1.0, 0.0), ("h", 0.0, 1.0), ("g", 1.0, None), ("h", 1.0, None)]
+    found = Decoupled(weights={"format": 1.0})(grown(grow, rows), {}, 0)
+    assert bool((found[:6] != 0).all()) and found[6:].tolist() == [0.0, 0.0]
+
+
+def test_weights_are_not_rounded(grow):
+    forest = grown(grow, CARD)
+    tenth, one = (Decoupled(weights={"correct": w}, eps=0.0)(forest, {}, 0) for w in (0.1, 1.0))
+    assert torch.equal(tenth, 0.1 * one)

@@ -259,3 +259,17 @@ def test_bad_settings_and_missing_values_are_refused(grow: Grow) -> None:
         Gae(cut="bootstrap")  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="value of 1 of 2 trainable tokens is not finite"):
         credit(grow([("a", 1.0, [2])]), column(0.1, float("nan")))
+
+
+def test_whitened_over_the_compared(grow):
+    # discount and lambda 1, values 0: the advantages are the outcomes; of 1 0 0 the mean is 1/3, the variance 1/3
+    rows = [("a", 1.0, [1]), ("a", 0.0, [1]), ("a", 0.0, [1]), ("a", 2.0, [1], {"compared": False})]
+    found = Gae(whiten="token")(grow(rows), {"value": torch.zeros(4)}, 0)
+    assert found.tolist() == pytest.approx([1.154701, -0.577350, -0.577350, 2.886751], abs=1e-6)
+
+
+def test_payments_of_trajectories_of_one_token_and_of_none():
+    rows, float32 = torch.arange(2), torch.tensor([0.1, 2.0])
+    assert on_tokens(float32, rows, rows, rows >= 0).tolist() == float32.double().tolist()
+    nothing = rows[:0]
+    assert on_tokens(float32, rows, nothing, nothing >= 0).shape == (0,)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.node_value import NodeValue
+from gxpo.credit.node_value import NodeValue, node_value, visits_of
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -192,3 +192,12 @@ def test_refusals():
     with pytest.raises(ConfigError, match="is 'code'"):
         NodeValue("code")  # type: ignore[arg-type]
     assert NodeValue.requires == ("forks",)
+
+
+def test_by_itself_the_function_counts_everybody_and_goes_by_the_paper():
+    # root .5; (1 - .5) twice, over the root of one leaf
+    forest = tree(("a", 1.0, [2], None), ("b", 0.0, [3], None))
+    found = node_value(forest.outcome, torch.tensor([0, 0]), *visits_of(forest), forest.path_trainable)
+    assert found.tolist() == [1.0, -1.0]
+    small = node_value(1e-9 * forest.outcome, torch.tensor([0, 0]), *visits_of(forest), forest.path_trainable)
+    assert small.tolist() == pytest.approx([1e-9, -1e-9], rel=1e-9)  # what is rounding goes by the size of the values

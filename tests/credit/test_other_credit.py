@@ -22,6 +22,8 @@ from gxpo.credit import (
     group_relative,
     length_weighted,
 )
+from gxpo.credit.gae import Gae
+from gxpo.credit.risk_bundle import RiskBundle
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Credit
@@ -177,6 +179,8 @@ def test_untrainable_tokens_enter_no_statistic(grow: Grow) -> None:
         assert found[gapped.path_trainable].tolist() == pytest.approx(part(forest, {}, 0).tolist(), abs=1e-12)
         assert not found[~gapped.path_trainable].any()
     assert not batch_whiten(torch.tensor([1.0, 5.0]), torch.tensor([True, False])).any()
+    apart = batch_whiten(torch.tensor([1.0, 5.0, 2.0, 3.0]), torch.tensor([True, False, True, False]))
+    assert apart.tolist() == pytest.approx([-0.707107, 0.0, 0.707107, 0.0], abs=1e-6)
 
 
 # ---------------------------------------------------------------- anchor states
@@ -334,6 +338,10 @@ def test_a_plain_function_adds_to_a_part(grow: Grow) -> None:
     def last_turn(forest: Forest, signals, step: int) -> torch.Tensor:
         return forest.to_path(torch.tensor([0.0, 1, 0, 0, 1], dtype=torch.float64), "S")
 
+    def number(forest: Forest, signals, step: int) -> torch.Tensor:
+        return torch.full((forest.n_entries,), float(step), dtype=torch.float64)
+
+    assert (number + GroupRelative())(forest, {}, 7).tolist() == (GroupRelative()(forest, {}, 0) + 7).tolist()
     for both in (GroupRelative() + last_turn, last_turn + GroupRelative()):
         expected = GroupRelative()(forest, {}, 0) + last_turn(forest, {}, 0)
         assert torch.equal(both(forest, {}, 0), expected)
@@ -349,3 +357,31 @@ def test_a_wrong_word_is_refused_at_once() -> None:
 def test_the_functions_doctests_hold() -> None:
     for name in ("group_relative", "length_weighted", "batch_whiten", "anchor_state"):
         assert doctest.testmod(import_module(f"gxpo.credit.{name}")).failed == 0
+
+
+def test_opo_of_equal_outcomes_is_exactly_zero_whoever_else_is_measured() -> None:
+    # (1 * .1 + 2 * .1) / 3 is not .1 in floating point
+    r, length, one = torch.tensor([0.1, 0.1, 0.7], dtype=torch.float64), torch.tensor([1, 2, 4]), torch.zeros(3).long()
+    assert length_weighted(r, length, one, torch.tensor([True, True, False]))[:2].tolist() == [0.0, 0.0]
+    assert length_weighted(r, torch.tensor([1, 2, 0]), one)[:2].tolist() == [0.0, 0.0]
+    for where in (None, one[1:] == 0):  # nobody has a weight
+        assert length_weighted(r[1:], torch.tensor([0, 0]), one[1:], where).tolist() == [0.0, 0.0]
+    assert length_weighted(r[1:], torch.tensor([1, 3]), one[1:]).tolist() == pytest.approx([-0.45, 0.15])
+
+
+def test_sums_hand_on_what_their_summands_leave_remember_and_observe(grow: Grow) -> None:
+    forest = grow([("a", 1.0, [1]), ("a", 0.0, [1]), ("b", 1.0, [1]), ("b", 1.0, [1])])
+    value = {"value": torch.tensor([0.25, 0.5, 0.0, 1.0], dtype=torch.float64)}
+    both = RiskBundle(size=2, low=0.25, high=0.75) + 0.5 * Gae() + GroupRelative()
+    assert both.provides == ("value_target",) and both.needs == ("value",)
+    assert both.targets(forest, value, 0)["value_target"].tolist() == [1.0, 0.0, 1.0, 1.0]
+    both.observe(forest)  # the sheets' sums are 2 and 1
+    assert both.state_dict() == {"0": {"low": 1.25, "high": 1.75}}
+    other = RiskBundle(size=2, low=0.25, high=0.75) + Gae()
+    other.load_state_dict(both.state_dict())
+    assert other.state_dict() == both.state_dict()
+    with pytest.raises(ConfigError, match=r"^two credits of a sum both hand over value_target: leave one out$"):
+        Gae() + Gae(lam=0.5)
+    with pytest.raises(ConfigError, match=r"^a sum of 1 credits needs as many factors, not 2$"):
+        CreditSum((GroupRelative(),), (1.0, 2.0))
+    assert (GroupRelative() + 2 * Gae()).__mul__(4).factors == (4.0, 8.0)

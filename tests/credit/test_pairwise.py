@@ -87,3 +87,12 @@ def test_tau_is_above_zero_and_empty_is_fine():
         PairwiseAuc(tau=0.0)
     nothing = torch.zeros(0)
     assert pairwise_auc(nothing, nothing.bool(), nothing.long()).shape == (0,)
+
+
+def test_a_verdict_goes_before_the_outcome_and_answers_without_tokens_are_in_no_pair():
+    # equal log-probs: the pull of a pair is sigmoid(0) / .6 = .833333; of one token each, the last with none to train
+    rows = [("g", 0.0, [-1.0], {"success": True}), ("g", 1.0, [-1.0], {"success": False}), ("g", 0.0, [-1.0], {})]
+    records = forest_of(rows).to_records()
+    records[2]["turns"][0]["trainable"] = [False]
+    found = gxpo.method("capo_calibration").advantages(gxpo.Forest.from_records(records))
+    assert found[:2].tolist() == pytest.approx([0.833333, -0.833333], abs=1e-6)

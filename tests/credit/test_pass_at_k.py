@@ -137,3 +137,15 @@ def test_the_methods_and_the_options(grow):
         PassAtK(k=0)
     with pytest.raises(ConfigError, match=r"credit\.kind"):
         PassAtK(kind="best")
+
+
+def test_who_is_not_compared_has_nothing_where_the_compared_agree():
+    group, last = torch.zeros(3, dtype=torch.int64), torch.tensor([True, True, False])
+    for k in (1, 2):
+        assert subset_mean(torch.tensor([False, False, True]), group, k, last).tolist() == [0, 0, 0]
+        assert set_leave_one_out(torch.tensor([True, True, False]), group, k, last).tolist() == [0, 0, 0]
+
+
+def test_of_nobody_there_is_nothing():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert missed(nothing, nothing, 2).shape == (0,)

@@ -96,3 +96,12 @@ def test_it_composes_with_dr_grpo_and_refuses_what_it_does_not_know():
             DiversityAdjusted(**wrong)
     with pytest.raises(ConfigError, match="drops"):
         gxpo.method("dra_grpo+dapo")
+
+
+def test_whoever_is_in_no_group_or_beside_nobody_who_counts_keeps_the_outcome():
+    e, group = torch.ones(3, 2), torch.tensor([0, 0, -1])
+    assert diversity_adjusted(torch.ones(3), e, group, eps=0.0).tolist() == pytest.approx([0.5, 0.5, 1.0])
+    nobody = torch.zeros(3, dtype=torch.bool)
+    assert diversity_adjusted(torch.ones(3), e, group, nobody, eps=0.0).tolist() == [1, 1, 1]
+    none = torch.zeros(0)
+    assert diversity_adjusted(none, torch.zeros(0, 2), none.long()).shape == (0,)

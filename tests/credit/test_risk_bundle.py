@@ -168,3 +168,24 @@ def test_equal_sums_and_unscored_rows(grow):
 def test_options(bad):
     with pytest.raises(ConfigError, match="credit"):
         RiskBundle(**bad)
+
+
+def test_the_least_divisor_is_of_the_levels_and_of_the_spread(grow):
+    # quantiles of 0 1 2 3 4 at .25 and .75: 1 and 3; std 1.581139. Of 0: -1 / (.25 + .5) / 2; of 4: 2 / (.5 + .5) / 2
+    part = RiskBundle(size=1, low=0.25, high=0.75, mix=1.0, zero="low", share="equal", eps=0.5)
+    found = part(grow([("a", float(r), [1]) for r in range(5)]), {}, 0)
+    unit = 1.581139 + 0.5
+    assert found.tolist() == pytest.approx([-2 / 3 / unit, 0.0, 0.5 / unit, 1 / unit, 1 / unit], abs=1e-6)
+
+
+def test_quantiles_are_over_sheets(grow):
+    rows = [("a", 1.0, True), ("a", 0.0, True), ("a", 1.0, True), ("b", 0.5, True), ("b", 1.0, True), ("b", 0.0, True)]
+    rows += [("b", 1.0, False), ("c", 1.0, True), ("c", 0.0, True)]
+    found = RiskBundle(size=3)(grow([(g, r, [1], {"compared": c}) for g, r, c in rows]), {}, 0)
+    assert found.tolist() == pytest.approx(by_hand(rows, RiskBundle(size=3)), abs=1e-6)
+    # the third attempts are on no sheet: the last group has two
+    uneven = torch.tensor([1.0, 0.0, 1.0, 0.5, 1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    several = sheets(uneven, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), 3, torch.ones(8, dtype=torch.bool))
+    assert several.total.tolist() == [2.5, 1.5, 0.0, 2.5, 1.5, 0.0, 2.5, 1.5]
+    three = sheets(torch.ones(4), torch.tensor([0, 1, 2, 2]), 2, torch.tensor([True, True, True, False]))
+    assert three.bundle.tolist() == [0, 0, 0, -1] and three.total.tolist() == pytest.approx([2.0, 2.0, 2.0, 0.0])

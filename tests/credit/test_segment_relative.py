@@ -23,7 +23,7 @@ def relative(outcome, group, **settings):
     """One entry a trajectory, all of one segment."""
     n = len(outcome)
     ids = torch.tensor(group)
-    return segment_relative(torch.tensor(outcome), torch.arange(n), ids, torch.zeros_like(ids), **settings)
+    return segment_relative(column(*outcome), torch.arange(n), ids, torch.zeros_like(ids), **settings)
 
 
 # ---------------------------------------------------------------- worked numbers
@@ -121,7 +121,7 @@ def test_independent_samples_have_their_trajectory_credit_at_every_step():
 def test_one_segment_is_group_relative_and_shifts_change_nothing(outcome, factor, shift):
     group = [0] * len(outcome)
     found = relative(outcome, group, eps=0.0, bound=1e9)
-    assert torch.allclose(found, group_relative(torch.tensor(outcome), torch.tensor(group), ddof=0, eps=0.0))
+    assert torch.allclose(found, group_relative(column(*outcome), torch.tensor(group), ddof=0, eps=0.0))
     moved = relative([factor * x + shift for x in outcome], group, eps=0.0, bound=1e9)
     if float(found.abs().max()) > 1e-3 and max(outcome) - min(outcome) > 1e-3:
         assert torch.allclose(moved, found, atol=1e-6)
@@ -162,3 +162,29 @@ def test_settings_that_cannot_be():
         SegmentRelative("global")
     with pytest.raises(ConfigError, match=r"credit\.bound"):
         SegmentRelative(bound=0.0)
+
+
+def test_a_trajectory_is_compared_in_each_of_its_segments_apart():
+    # trained: the first in both segments, the second in segment 0, the third in segment 1
+    # segment 0 has outcomes 1 0: +-.5; segment 1 has 1 .5: +-.25
+    trained = [[True, True, True], [True, True, False], [False, False, True]]
+    records = [
+        {
+            "schema": "gxpo.rollouts/1",
+            "group": "g",
+            "id": f"t{i}",
+            "prompt": [1],
+            "reward": r,
+            "turns": [{"action": [3, 3, 3], "logprob": [-1.0] * 3, "segments": [0, 2], "trainable": t}],
+        }
+        for i, (r, t) in enumerate(zip((1.0, 0.0, 0.5), trained, strict=True))
+    ]
+    found = SegmentRelative("none")(Forest.from_records(records), {}, 1)
+    assert found.tolist() == pytest.approx([0.5, 0.5, 0.25, -0.5, -0.5, 0, 0, 0, -0.25])
+
+
+def test_whoever_is_measured_against_equal_outcomes_has_nothing():
+    rows, one = torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    for scale in ("std", "batch_std"):
+        found = segment_relative(column(1, 1, 3), rows, one, one, scale, where=rows < 2)
+        assert found.tolist() == [0, 0, 0]

@@ -123,3 +123,25 @@ def test_options_and_texts(grow):
     forest = gxpo.Forest.from_records([text | {"id": name} for name in "xy"])
     with pytest.raises(GxpoError, match="set_relative needs token ids"):
         SetRelative()(forest, {}, 0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_rewards_and_keys_that_cross(size):
+    rewards, keys = [1.0, 0.4, 0.0, 1.0, 0.4, 0.0, 0.4], [0, 0, 1, 1, 2, 2, 2]
+    expected = shared(list(zip(rewards, keys, strict=True)), list(itertools.combinations(range(7), size)))
+    found = set_relative(torch.tensor(rewards).double(), torch.zeros(7).long(), torch.tensor(keys), size)
+    assert found.tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_what_is_unknown_in_one_group_is_not_what_is_known_in_another(grow):
+    # b: three that differ, so Dr. GRPO times 1 / (2 * 2): (1 - 1/3) / 4 and -(1/3) / 4
+    rows = [("a", r, [1], {"info": {"answer": x}}) for r, x in ((1.0, "4"), (0.0, "5"), (1.0, "4"))]
+    both = grow([*rows, *(("b", r, [1]) for r in (1.0, 0.0, 0.0))])
+    part = SetRelative(size=2, same="info.answer")
+    expected = [*part(grow(rows), {}, 0).tolist(), 1 / 6, -1 / 12, -1 / 12]
+    assert part(both, {}, 0).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_of_nobody_there_is_nothing():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert set_relative(nothing.double(), nothing, nothing, 2).shape == (0,)

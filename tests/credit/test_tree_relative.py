@@ -131,3 +131,14 @@ def test_refusals():
     with pytest.raises(ConfigError, match="is 'inner'"):
         TreeRelative("inner")  # type: ignore[arg-type]
     assert TreeRelative.requires == ("forks",)
+
+
+def test_a_step_may_have_one_tree():
+    """Outcomes 1 and 0: population std .5, so .5 / (.5 + .5), in the group and in the tree."""
+    info = {"info": {"tree": 0}}
+    record = {"schema": "gxpo.rollouts/1", "group": "g", "turns": [{"action": [3]}], **info}
+    forest = Forest.from_records([{**record, "id": str(r), "reward": r} for r in (1.0, 0.0)])
+    assert TreeRelative(ddof=0, eps=0.5)(forest, {}, 0).tolist() == [1.0, -1.0]
+    said = r"^credit=tree_relative needs info\['tree'\] of the trajectories: use rollout=tree$"
+    with pytest.raises(GxpoError, match=said):
+        TreeRelative()(Forest.from_records([{**record, "id": "x", "reward": 1.0, "info": {}}]), {}, 0)

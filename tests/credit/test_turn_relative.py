@@ -95,3 +95,20 @@ def test_the_method_and_the_options(grow):
     for bad, key in (({"time": "agent"}, "time"), ({"discount": 1.5}, "discount")):
         with pytest.raises(ConfigError, match=rf"credit\.{key}"):
             TurnRelative(**bad)
+
+
+def test_returns_are_compared_and_earnings_are_what_was_paid(grow):
+    # discount .5. Turn 0: returns 1 + .5 * 2 = 2 and 1.5, sample std .353553; earnings 0 0 -> 2 1.5: std 0 -> .25
+    # turn 1: returns 2 and 3, std .707107; earnings 1 0 -> 3 3: population std .5 -> 0
+    forest = grow([("world", 0.0, [1, 1], {"step_rewards": r}) for r in ([1.0, 2.0], [0.0, 3.0])])
+    found = TurnRelative(discount=0.5, ddof=1, eps=0.5)(forest, {}, 0)
+    first, second = 0.25 / 0.853553, 0.5 / 1.207107
+    assert found.tolist() == pytest.approx([first - 0.25, -second + 0.5, -first - 0.25, second + 0.5], abs=1e-6)
+    whole = TurnRelative(discount=1.0, ddof=1, eps=0.5)(forest, {}, 0)  # returns 3 and 3, then as above
+    assert whole.tolist() == pytest.approx([0.0, -second + 0.5, 0.0, second + 0.5], abs=1e-6)
+
+
+def test_of_too_few_that_are_compared_there_is_nothing_to_say():
+    reward, one = torch.tensor([1.0, 3.0, 9.0]), torch.zeros(3, dtype=torch.int64)
+    found = turn_relative(reward, torch.zeros(3), one, ddof=2, where=torch.tensor([True, True, False]))
+    assert found.tolist() == [0.0, 0.0, 0.0]

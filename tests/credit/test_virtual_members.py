@@ -88,3 +88,8 @@ def test_the_method_and_its_errors():
             VirtualMembers(**wrong)
     with pytest.raises(ConfigError, match="learns from groups of equal rewards"):
         gxpo.method("ngrpo+dapo", {"objective.clip_low": 0.16, "objective.clip_high": 0.24})
+
+
+def test_equal_to_the_best_that_float32_cannot_say_is_exactly_zero():
+    found = virtual_members(torch.full((3,), 0.1, dtype=torch.float64), torch.zeros(3).long(), value=0.1)
+    assert found.tolist() == [0.0, 0.0, 0.0]

@@ -1,7 +1,8 @@
-"""GVPO: the card's number, the stated gradient, a loop, what it reduces to."""
+"""GVPO and Reg-GRPO: the cards' numbers, the stated gradients, a loop, what they reduce to."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -46,7 +47,69 @@ def test_the_constant_mean_has_the_gradient_of_the_live_one() -> None:
     torch.testing.assert_close(detached, live, rtol=1e-12, atol=1e-15)
 
 
-def by_hand(forest, x, beta):
+def test_card_of_the_standardised_form() -> None:
+    # sum of (z(D) - A)^2 with sample stds is 4 * .182312 (population stds: 4 * .243083, 4/3 of it); / 2 / 3
+    reward, log_ratio = column(1, 0, 1, 0), column(0.2, -0.1, 0.05, -0.3).requires_grad_()
+    for beta in (5.0, 1e3):  # std of D is .210159: beta D has one above 1
+        loss = group_variance(log_ratio, reward, ONE, beta, standardise=True)
+        assert float(loss.detach()) == pytest.approx(4 * 0.182312 / 6, abs=2e-6)
+        assert float(loss.detach()) == pytest.approx(3 / 4 * 4 * 0.243083 / 6, abs=2e-6)
+
+
+@given(st.lists(st.floats(-2, 2), min_size=3, max_size=7), st.integers(0, 99))
+def test_standardised_it_is_one_less_the_correlation(moved, seed):
+    log_ratio = column(*moved)
+    if float(log_ratio.std()) < 0.05:
+        return
+    reward = torch.randperm(len(moved), generator=torch.Generator().manual_seed(seed)).to(torch.float64)
+    group = torch.zeros(len(moved), dtype=torch.int64)
+    correlation = float(torch.corrcoef(torch.stack([log_ratio, reward]))[0, 1])
+    for scale in (1.0, 30.0):  # of which it knows nothing
+        x = (scale * log_ratio).requires_grad_()
+        loss = group_variance(x, reward, group, 50.0, standardise=True)
+        assert float(loss.detach()) == pytest.approx(1 - correlation, abs=2e-5)  # eps
+        (slope,) = torch.autograd.grad(loss, x)
+        assert float((slope * x.detach()).sum()) == pytest.approx(0.0, abs=1e-5)  # no pull along D itself
+        assert bool(slope.isfinite().all())
+
+
+def test_standardised_below_one_it_is_the_plain_form_of_z_scores():
+    reward, log_ratio = column(3, 0, 1, 0), column(0.2, -0.1, 0.05, -0.3)
+    scores = (reward - reward.mean()) / (reward.std() + 1e-6)
+    for beta, d in ((4.0, log_ratio), (10.0, 0 * log_ratio)):  # the second: nothing has moved yet
+        x, y = d.clone().requires_grad_(), d.clone().requires_grad_()
+        standard = group_variance(x, reward, ONE, beta, standardise=True)
+        plain = group_variance(y, scores, ONE, beta)
+        assert float(standard.detach()) == pytest.approx(float(plain.detach()))
+        torch.testing.assert_close(torch.autograd.grad(standard, x), torch.autograd.grad(plain, y))
+        if not d.any():
+            (slope,) = torch.autograd.grad(group_variance(x, reward, ONE, beta, standardise=True), x)
+            torch.testing.assert_close(slope, -beta * scores / 3)
+
+
+def test_standardised_members_that_are_not_compared_scale_nobody():
+    reward, compared = column(1, 0, 1, 0), torch.tensor([True, True, True, False])
+    x = column(0.2, -0.1, 0.05, 5.0).requires_grad_()
+    (slope,) = torch.autograd.grad(group_variance(x, reward, ONE, 20.0, compared=compared, standardise=True), x)
+    y = column(0.2, -0.1, 0.05, -9.0).requires_grad_()
+    (other,) = torch.autograd.grad(group_variance(y, reward, ONE, 20.0, compared=compared, standardise=True), y)
+    torch.testing.assert_close(slope[:3], other[:3])
+    assert float(slope[3]) != float(other[3])
+
+
+def test_regressions_over_pairs_are_four_times_this():
+    """REBEL: the mean over pairs of [(D_i - D_j) / eta - (r_i - r_j)]^2, with beta = 1 / eta."""
+    reward, log_ratio, eta = [1.0, 0.0, 0.3, 1.0, -0.5], [0.2, -0.1, 0.05, -0.3, 0.7], 2.0
+    both = list(itertools.combinations(zip(log_ratio, reward, strict=True), 2))
+    expected = sum(((d - e) / eta - (r - q)) ** 2 for (d, r), (e, q) in both) / len(both)
+    group = torch.zeros(5, dtype=torch.int64)
+    found = group_variance(column(*log_ratio), column(*reward), group, 1 / eta)
+    assert 4 * float(found) == pytest.approx(expected)
+    pair = group_variance(column(0.2, -0.1), column(1, 0), group[:2], 1.0)  # the card: (.3 - 1)^2
+    assert 4 * float(pair) == pytest.approx(0.49)
+
+
+def by_hand(forest, x, beta, standardise=False):
     gap = x["logprob"] - x["proximal_logprob"]
     found, value, slopes = groups.members(forest), 0.0, []
     for rows in found.values():
@@ -55,35 +118,61 @@ def by_hand(forest, x, beta):
             continue
         for row in rows:
             row["d"] = sum(float(gap[p]) for p in row["entries"])
-        mean_d = sum(row["d"] for row in compared) / len(compared)
-        mean_r = sum(row["reward"] for row in compared) / len(compared)
+        n = len(compared)
+        mean_d = sum(row["d"] for row in compared) / n
+        mean_r = sum(row["reward"] for row in compared) / n
+        spread, unit = 1.0, 1.0
+        if standardise:
+            spread = max(1.0, math.sqrt(sum((beta * (row["d"] - mean_d)) ** 2 for row in compared) / (n - 1)))
+            unit = math.sqrt(sum((row["reward"] - mean_r) ** 2 for row in compared) / (n - 1)) + 1e-6
+            if max(r["reward"] for r in compared) - min(r["reward"] for r in compared) <= 1e-12:
+                unit = math.inf
         for row in rows:
-            residual = beta * (row["d"] - mean_d) - (row["reward"] - mean_r)
-            value += residual**2 / 2 / (len(rows) - 1) / len(found)
-            slopes.append((row, beta * residual / (len(rows) - 1) / len(found)))
+            row["z"] = beta * (row["d"] - mean_d) / spread
+            row["e"] = row["z"] - (row["reward"] - mean_r) / unit
+        along = sum(row["e"] * row["z"] for row in compared) / (n - 1) if spread > 1 else 0.0
+        for row in rows:
+            value += row["e"] ** 2 / 2 / (len(rows) - 1) / len(found)
+            pull = row["e"] - (row["z"] * along if row["compared"] else 0.0)
+            slopes.append((row, beta / spread * pull / (len(rows) - 1) / len(found)))
     return value, groups.spread_over(forest, slopes, "sum")
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 10**6), st.sampled_from([0.05, 1.0]))
-def test_agrees_with_a_loop(seed, beta):
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([0.05, 1.0, 10.0]), st.booleans())
+def test_agrees_with_a_loop(seed, beta, standardise):
     forest = groups.random_labelled(seed)
     x = groups.policies(forest, seed)
-    value, gradient = groups.graded(GroupVariance(beta=beta), forest, x)
-    expected, slopes = by_hand(forest, x, beta)
+    value, gradient = groups.graded(GroupVariance(beta=beta, standardise=standardise), forest, x)
+    expected, slopes = by_hand(forest, x, beta, standardise)
     assert value == pytest.approx(expected, rel=1e-10, abs=1e-13)
     torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-13)
 
 
+TERMS = [GroupVariance(), GroupVariance(beta=10.0, standardise=True)]
+
+
 @settings(max_examples=12)
-@given(st.integers(0, 10**6))
-def test_rules(seed):
-    groups.keeps_the_rules(GroupVariance(), seed)
-    groups.weights_scale_derivatives(GroupVariance(), seed)
+@given(st.integers(0, 10**6), st.sampled_from(TERMS))
+def test_rules(seed, term):
+    groups.keeps_the_rules(term, seed)
+    groups.weights_scale_derivatives(term, seed)
 
 
-def test_the_gradient_is_the_same_however_the_step_is_cut():
-    groups.same_however_cut(GroupVariance())
+@pytest.mark.parametrize("term", TERMS)
+def test_the_gradient_is_the_same_however_the_step_is_cut(term):
+    groups.same_however_cut(term)
+
+
+@pytest.mark.parametrize("ratio", [1e-6, 1e6])
+def test_standardised_far_off_policy(ratio):
+    """Of two members z-scores are +-1/sqrt 2 whatever they moved: all is fitted, or all is wrong; slopes vanish."""
+    forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
+    old = column(-20, -20)
+    x = {"logprob": old + column(math.log(ratio), 0), "behaviour_logprob": old}
+    value, gradient = groups.graded(TERMS[1], forest, x)
+    assert value == pytest.approx(0.0 if ratio > 1 else 2.0, abs=1e-5)
+    assert gradient.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_on_policy_it_is_reinforce_with_the_groups_mean_as_baseline():

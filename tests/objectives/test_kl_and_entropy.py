@@ -1,4 +1,4 @@
-"""KL estimators by enumeration over the vocabulary, their two places, and the entropy bonus."""
+"""KL estimators by enumeration over the vocabulary, their three places, and the entropy bonus."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+from tests.objectives.conftest import grow_forest
 from torch import Tensor
 
 from gxpo.credit import group_relative
-from gxpo.errors import ConfigError, MissingSignal
+from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
+from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.kl import ESTIMATORS
 from gxpo.protocols import PolicyTokens
 
 BERNOULLI = (torch.tensor([0.4, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64).log())
@@ -22,48 +25,103 @@ def five() -> tuple[Tensor, Tensor]:
     return logits, torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(0)
 
 
-def expected_gradient(logits: Tensor, reference: Tensor, estimator: str, place: str) -> Tensor:
-    """Gradient in the logits of what training on the estimate minimises, exact over every token of the vocabulary."""
+def expected_gradient(
+    logits: Tensor, reference: Tensor, estimator: str, place: str, sampler: Tensor | None = None
+) -> Tensor:
+    """Gradient in the logits of what the parts minimise, exact over every token of the vocabulary.
+
+    A trajectory a token, weighted by the probability that the sampler (the policy itself) gives it.
+    """
     logits = logits.clone().requires_grad_()
     logprob = logits.log_softmax(0)
-    estimate = kl_estimate(logprob, reference, estimator)
-    sampled = logprob.detach().exp()  # tokens come from the policy; sampling is not differentiated
-    if place == "loss":
-        value = (sampled * estimate).sum()
-    elif place == "loss x ratio":
-        value = (sampled * (logprob - logprob.detach()).exp() * estimate).sum()
-    else:  # the estimate is a cost, credited by REINFORCE
-        value = (sampled * estimate.detach() * logprob).sum()
+    drawn = logprob.detach() if sampler is None else sampler
+    n = len(logits)
+    forest = grow_forest([("a", 1, {"reward": 0.0, "weight": n * float(p)}) for p in drawn.exp()])
+    policy, weight = PolicyTokens(logprob, drawn, reference), forest.to_path(forest.weight, "R")
+    ones = torch.ones(n, dtype=torch.float64)
+    if place == "reward":  # the estimate is a cost, credited by REINFORCE
+        signals = {"proximal_logprob": logprob.detach(), "reference_logprob": reference}
+        paid = KLReward(1.0, estimator).penalise(forest, signals).outcome  # type: ignore[arg-type]  # one of the words
+        value = PolicyGradient(gate=Unclipped())(forest, policy, paid, weight, {}, 0)
+    else:
+        term = KL(1.0, estimator=estimator, ratio_weighted=place == "loss x ratio")  # type: ignore[arg-type]  # as above
+        value = term(forest, policy, 0 * ones, ones, {}, 0)
     return torch.autograd.grad(value, logits)[0]
 
 
-def exact(logits: Tensor, reference: Tensor, forward: bool = False) -> Tensor:
-    """Gradient of KL(policy || reference), or of KL(reference || policy)."""
+def exact(logits: Tensor, reference: Tensor) -> dict[str, Tensor]:
+    """Gradients in the logits, by name: KL(policy || reference), KL(reference || policy), sum |policy - reference|, and
+    the policy's means of the log-ratio's absolute value and of half its square."""
     logits = logits.clone().requires_grad_()
     logprob = logits.log_softmax(0)
-    kl = (reference.exp() * (reference - logprob)).sum() if forward else (logprob.exp() * (logprob - reference)).sum()
-    return torch.autograd.grad(kl, logits)[0]
+    p, q, d = logprob.exp(), reference.exp(), logprob - reference
+    values = {
+        "zero": 0 * p.sum(),
+        "reverse": (p * d).sum(),
+        "forward": -(q * d).sum(),
+        "l1": (p - q).abs().sum(),
+        "absolute": (p * d.abs()).sum(),
+        "square": (p * d.square()).sum() / 2,
+    }
+    return {k: torch.autograd.grad(v, logits, retain_graph=True)[0] for k, v in values.items()}
 
 
-@pytest.mark.parametrize("case", [BERNOULLI, five()], ids=["bernoulli", "five"])
-def test_what_each_estimator_does_in_each_place(case: tuple[Tensor, Tensor]) -> None:
+TABLE = {  # what the expected gradient is: a sum of `exact` ones
+    ("loss", "k1"): ("zero",),
+    ("loss", "abs"): ("l1",),
+    ("loss", "k2"): ("reverse",),
+    ("loss", "k3"): ("forward",),
+    ("loss", "k3+"): ("reverse",),
+    ("loss x ratio", "k1"): ("reverse",),
+    ("loss x ratio", "abs"): ("absolute",),
+    ("loss x ratio", "k2"): ("square",),
+    ("loss x ratio", "k3"): ("reverse",),
+    ("reward", "k1"): ("reverse",),
+    ("reward", "abs"): ("absolute", "-l1"),
+    ("reward", "k2"): ("square", "-reverse"),
+    ("reward", "k3"): ("reverse", "-forward"),
+    ("reward", "k3+"): ("reverse", "-forward"),
+}
+FAR = (torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64), torch.tensor([0.01, 0.9, 0.09], dtype=torch.float64).log())
+CASES = pytest.mark.parametrize("case", [BERNOULLI, five(), FAR], ids=["bernoulli", "five", "far"])
+
+
+@CASES
+@pytest.mark.parametrize(("place", "estimator"), TABLE, ids=" ".join)
+def test_what_each_estimator_does_in_each_place(case: tuple[Tensor, Tensor], place: str, estimator: str) -> None:
     # T9
-    reverse, forward = exact(*case), exact(*case, forward=True)
+    gradients = exact(*case)
+    wanted = sum(
+        (-gradients[name[1:]] if name.startswith("-") else gradients[name] for name in TABLE[place, estimator]),
+        torch.zeros_like(case[0]),
+    )
+    found = expected_gradient(*case, estimator, place)
+    assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-13)
+    exactly = (found - gradients["reverse"]).abs().max() < 1e-12
+    assert bool(exactly) == (TABLE[place, estimator] == ("reverse",))
 
-    def of(estimator: str, place: str) -> Tensor:
-        return expected_gradient(*case, estimator, place)
 
-    assert of("k1", "loss").abs().max() < 1e-15
-    for estimator, place in (("k2", "loss"), ("k3", "loss x ratio"), ("k1", "loss x ratio"), ("k1", "reward")):
-        assert of(estimator, place).tolist() == pytest.approx(reverse.tolist(), abs=1e-14)
-    assert of("k3", "loss").tolist() == pytest.approx(forward.tolist(), abs=1e-14)
-    for estimator, place in (("k3", "loss"), ("k2", "reward"), ("k3", "reward")):
-        assert (of(estimator, place) - reverse).abs().max() > 5e-4
+def test_every_estimator_is_in_the_table_and_the_one_that_makes_no_sense_is_refused() -> None:
+    places = ("loss", "loss x ratio", "reward")
+    assert set(TABLE) | {("loss x ratio", "k3+")} == {(p, e) for p in places for e in ESTIMATORS}
+    with pytest.raises(ConfigError, match=r"objective\.kl\.estimator=k3"):
+        KL(0.1, estimator="k3+", ratio_weighted=True)
+
+
+@CASES
+def test_times_the_ratio_it_is_exact_whoever_sampled(case: tuple[Tensor, Tensor]) -> None:
+    sampler = torch.linspace(0.5, -1.0, len(case[0]), dtype=torch.float64).log_softmax(0)
+    reverse = exact(*case)["reverse"]
+    for estimator in ("k1", "k3"):
+        found = expected_gradient(*case, estimator, "loss x ratio", sampler)
+        assert found.tolist() == pytest.approx(reverse.tolist(), abs=1e-13)
+    for estimator in ("k1", "k2", "k3", "k3+"):
+        assert (expected_gradient(*case, estimator, "loss", sampler) - reverse).abs().max() > 1e-3
 
 
 def test_the_gradient_of_k3_as_a_loss_points_elsewhere() -> None:
     # T9: near the true gradient, but neither its direction nor its length
-    reverse, found = exact(*five()), expected_gradient(*five(), "k3", "loss")
+    reverse, found = exact(*five())["reverse"], expected_gradient(*five(), "k3", "loss")
     cosine = float(torch.nn.functional.cosine_similarity(reverse, found, dim=0))
     assert 0.5 < cosine < 0.999
     assert abs(float(found.norm() / reverse.norm()) - 1) > 0.01
@@ -80,6 +138,7 @@ def test_bernoulli_card() -> None:
         ("k1", "loss", 0.0),
         ("k2", "loss", 0.299677),
         ("k3", "loss", 0.298688),
+        ("k3+", "loss", 0.299677),
         ("k1", "reward", 0.299677),
         ("k3", "loss x ratio", 0.299677),
     ):
@@ -92,9 +151,13 @@ def test_toy_card(toy) -> None:
         "k1": [0.4, -0.1, -0.2, 0.1, 0.5],
         "k2": [0.08, 0.005, 0.02, 0.005, 0.125],
         "k3": [0.070320, 0.005171, 0.021403, 0.004837, 0.106531],
+        "abs": [0.4, 0.1, 0.2, 0.1, 0.5],
+        "k3+": [0.070320, 0.005171, 0.021403, 0.004837, 0.106531],
     }
     gradients = {
         "k1": [1.0] * 5,
+        "abs": [1.0, -1.0, -1.0, 1.0, 1.0],
+        "k3+": [0.4, -0.1, -0.2, 0.1, 0.5],
         "k2": [0.4, -0.1, -0.2, 0.1, 0.5],
         "k3": [0.329680, -0.105171, -0.221403, 0.095163, 0.393469],
     }
@@ -104,8 +167,51 @@ def test_toy_card(toy) -> None:
         value, gradient = toy.loss(term, reference_logprob=toy.reference)
         assert value == pytest.approx(0.5 * sum(expected) / 5, abs=1e-6)
         assert gradient == pytest.approx([0.1 * g for g in gradients[estimator]], abs=1e-6)
-    means = [sum(v) / 5 for v in values.values()]
+    means = [sum(values[k]) / 5 for k in ("k1", "k2", "k3")]
     assert means == pytest.approx([0.14, 0.047, 0.041652], abs=1e-6)
+
+
+def test_times_the_ratio_value_and_slope(toy) -> None:
+    """rho k and its derivative rho (k + k'), rho and k of the card's tokens."""
+    rho = [1.349859, 0.904837, 0.670320, 1.221403, 1.648721]
+    for estimator, value, slope in (
+        ("k1", [0.4, -0.1, -0.2, 0.1, 0.5], [1.0] * 5),
+        (
+            "k3",
+            [0.070320, 0.005171, 0.021403, 0.004837, 0.106531],
+            [0.329680, -0.105171, -0.221403, 0.095163, 0.393469],
+        ),
+    ):
+        term = KL(0.5, "token_mean", estimator=estimator, ratio_weighted=True)  # type: ignore[arg-type]  # one of the words
+        found, gradient = toy.loss(term, reference_logprob=toy.reference)
+        assert found == pytest.approx(0.1 * sum(r * v for r, v in zip(rho, value, strict=True)), abs=1e-6)
+        expected = [0.1 * r * (v + s) for r, v, s in zip(rho, value, slope, strict=True)]
+        assert gradient == pytest.approx(expected, abs=1e-6)
+        policy = toy.policy(reference_logprob=toy.reference, proximal_logprob=toy.logprob.detach())
+        assert term.metrics(toy.forest, policy, toy.credit, toy.weight)["kl"] == pytest.approx(sum(value) / 5, abs=1e-6)
+
+
+@pytest.mark.parametrize("change", [-math.log(1e6), math.log(1e6)])
+def test_extreme_ratios_are_not_held(toy, change: float) -> None:
+    """rho = e^change and d = 1: k3 = e - 2, whose slope is 1 - e."""
+    policy = {"reference_logprob": toy.logprob.detach() + 1, "behaviour_logprob": toy.logprob.detach() - change}
+    value, gradient = toy.loss(KL(1.0, "token_mean", ratio_weighted=True), **policy)
+    assert value == pytest.approx(math.exp(change) * (math.e - 2))
+    assert gradient == pytest.approx([-math.exp(change) / 5] * 5)
+
+
+def test_what_the_ratio_divides_by_and_what_is_done_where_that_is_unknown(toy) -> None:
+    given = {"reference_logprob": toy.reference, "proximal_logprob": toy.logprob.detach()}
+    on_policy = toy.loss(KL(1.0, ratio_weighted=True), **given)
+    assert on_policy[0] == pytest.approx(toy.loss(KL(1.0), **given)[0])
+    over_behaviour = toy.loss(KL(1.0, ratio_weighted=True, ratio_over="behaviour"), **given)
+    assert over_behaviour == toy.loss(KL(1.0, ratio_weighted=True), reference_logprob=toy.reference)
+    unknown = {"reference_logprob": toy.reference, "behaviour_logprob": torch.full_like(toy.old, torch.nan)}
+    with pytest.raises(GxpoError, match="5 of 5 trainable tokens have no behaviour"):
+        toy.loss(KL(1.0, ratio_weighted=True), **unknown)
+    assert toy.loss(KL(1.0, ratio_weighted=True, on_unknown_behaviour="one"), **unknown) == on_policy
+    with pytest.raises(ConfigError, match="ratio_over"):
+        KL(1.0, ratio_over="reference")  # type: ignore[arg-type]  # the point of the test
 
 
 def test_k3_is_never_negative_and_is_not_clamped() -> None:

@@ -1,4 +1,4 @@
-"""DPO on pairs from groups: the card's numbers, which pairs there are, a loop over pairs."""
+"""DPO and TRPA on pairs from groups: the cards' numbers, which pairs there are, a loop over pairs."""
 
 from __future__ import annotations
 
@@ -60,27 +60,48 @@ def test_pairs_are_the_product_inside_each_group(rows):
     assert sorted(zip(left.tolist(), right.tolist(), strict=True)) == expected
 
 
+TRPA = PreferencePairs(pairs="ordered", length_mean=True, success_weight=2.5, unpaired=True)
+
+
+def test_card_of_levels() -> None:
+    """z = .05 of the better, -.02 of the worse: -log sigmoid(.1 * .07) = .689653, times 2.5 where that is right."""
+    for right, loss in ((1, 1.724133), (0, 0.689653)):
+        forest = groups.forest_of([("a", 2, right, {"reward": 1.0}), ("a", 1, 0, {"reward": 0.5})])
+        reference = column(-1.0, -1.0, -1.0)
+        x = {"logprob": reference + column(0.03, 0.07, -0.02), "reference_logprob": reference}
+        value, gradient = groups.graded(TRPA, forest, x | {"behaviour_logprob": reference})
+        assert value == pytest.approx(loss, abs=6e-7)
+        slope = -0.1 * (2.5 if right else 1.0) * (1 - 1 / (1 + math.exp(-0.007)))
+        assert gradient.tolist() == pytest.approx([slope / 2, slope / 2, -slope], abs=1e-12)
+
+
 def by_hand(term, forest, x):
     gap = x["logprob"] - x["reference_logprob"]
     value, found, slopes = 0.0, groups.members(forest), []
     for rows in found.values():
         for row in rows:
             row["s"] = sum(float(gap[p]) for p in row["entries"]) / (len(row["entries"]) if term.length_mean else 1)
+            row["good"] = row["good"] if term.success_at is None else row["reward"] >= term.success_at
         compared = [row for row in rows if row["compared"]]
         better, worse = [r for r in rows if r["good"]], [r for r in rows if not r["good"]]
+        high = max((r["reward"] for r in compared), default=0.0)
+        low = min((r["reward"] for r in compared), default=0.0)
         if term.pairs == "outcome":
-            high = max((r["reward"] for r in compared), default=0.0)
-            low = min((r["reward"] for r in compared), default=0.0)
             better = [r for r in rows if r["reward"] >= high > low]
             worse = [r for r in rows if r["reward"] <= low < high]
-        if not (any(r["compared"] for r in better) and any(r["compared"] for r in worse)):
+        elif term.pairs == "ordered":
+            better = worse = rows if high > low else []
+        both = any(r["compared"] for r in better) and any(r["compared"] for r in worse)
+        if not groups.moves(better + worse if both else rows):
             continue
-        if not groups.moves(better + worse):
-            continue
-        pairs = [(b, w) for b in better for w in worse if b["compared"] or w["compared"]]
-        for b, w in pairs:
-            h = b["s"] - w["s"]
-            share = 1 / len(pairs) / len(found)
+        pairs = [(b, w) for b in better for w in worse if b["compared"] or w["compared"]] if both else []
+        if term.pairs == "ordered":
+            pairs = [(b, w) for b, w in pairs if b["reward"] > w["reward"]]
+        moved = [(b["s"] - w["s"], [(b, 1)] * w["compared"] + [(w, -1)] * b["compared"], b["good"]) for b, w in pairs]
+        if not pairs and term.unpaired:
+            moved = [(r["s"] * (1 if r["good"] else -1), [(r, 1 if r["good"] else -1)], False) for r in rows]
+        for h, sides, good in moved:
+            share = (term.success_weight if good else 1.0) / len(moved) / len(found)
             if term.form == "ipo":
                 value += share * (h - 1 / (2 * term.beta)) ** 2
                 slope = share * 2 * (h - 1 / (2 * term.beta))
@@ -88,8 +109,7 @@ def by_hand(term, forest, x):
                 up, e = 1 / (1 + math.exp(-term.beta * h)), term.label_smoothing
                 value -= share * ((1 - e) * math.log(up) + e * math.log(1 - up))
                 slope = -share * term.beta * ((1 - e) * (1 - up) - e * up)
-            slopes += [(b, slope)] if w["compared"] else []
-            slopes += [(w, -slope)] if b["compared"] else []
+            slopes += [(row, sign * slope) for row, sign in sides]
     return value, groups.spread_over(forest, slopes, "mean" if term.length_mean else "sum")
 
 
@@ -97,10 +117,13 @@ TERMS = [
     PreferencePairs(),
     PreferencePairs(pairs="outcome", label_smoothing=0.2),
     PreferencePairs(form="ipo", beta=0.5, length_mean=True),
+    TRPA,
+    PreferencePairs(pairs="ordered", success_at=0.3, success_weight=0.5),
+    PreferencePairs(unpaired=True),
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(TERMS))
 def test_agrees_with_a_loop(seed, term):
     forest = groups.random_labelled(seed)
@@ -111,14 +134,14 @@ def test_agrees_with_a_loop(seed, term):
     torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-13)
 
 
-@settings(max_examples=12)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from(TERMS))
 def test_rules(seed, term):
     groups.keeps_the_rules(term, seed)
     groups.weights_scale_derivatives(term, seed)
 
 
-@pytest.mark.parametrize("term", TERMS[:2])
+@pytest.mark.parametrize("term", [*TERMS[:2], TRPA])
 def test_the_gradient_is_the_same_however_the_step_is_cut(term):
     groups.same_however_cut(term)
 
@@ -162,9 +185,58 @@ def test_outcome_pairs_ignore_verdicts_and_those_in_between():
 def test_equal_verdicts_move_nothing():
     forest, ones = groups.forest_of([("a", 2, 1), ("a", 3, 1)]), torch.ones(5, dtype=torch.float64)
     for term in TERMS:
+        if term.unpaired:
+            continue
         assert not term.active(forest, ones, ones).any()
         value, gradient = groups.graded(term, forest, groups.policies(forest, 0))
         assert value == 0.0 and not gradient.any()
+
+
+def test_levels_are_distinct_outcomes():
+    """Levels 1, .5 and 0: five pairs, of which three are won by the right one."""
+    rows = [("a", 1, r == 1.0, {"reward": r}) for r in (0.5, 1.0, 0.0, 0.5)]
+    forest = groups.forest_of(rows)
+    x = groups.policies(forest, 1)
+    x["reference_logprob"] = x["logprob"]
+    value, gradient = groups.graded(TRPA, forest, x)
+    assert value == pytest.approx(math.log(2) * (3 * 2.5 + 2) / 5)
+    # wins less losses: .5: 1 - 2.5; 1: 3 * 2.5; 0: -2.5 - 1 - 1; each times -beta sigmoid(0) / 5
+    assert gradient.tolist() == pytest.approx([-0.01 * w for w in (-1.5, 7.5, -4.5, -1.5)])
+    policy = PolicyTokens(x["logprob"] + column(0, 0.1, 0, 0.2), x["behaviour_logprob"], x["logprob"])
+    found = TRPA.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
+    assert found["pairs"] == 5 and found["pair_accuracy"] == pytest.approx(3 / 5)  # not 1 > .5 (second), .5 (first) > 0
+
+
+def test_groups_of_one_level_are_set_against_zero():
+    forest = groups.forest_of([("a", 1, 1), ("a", 1, 1), ("b", 1, 0), ("c", 1, 0, {"reward": 0.2})])
+    x = groups.policies(forest, 1)
+    x["reference_logprob"] = x["logprob"]
+    value, gradient = groups.graded(TRPA, forest, x)
+    assert value == pytest.approx(math.log(2))
+    assert gradient.tolist() == pytest.approx([-0.05 / 2 / 3, -0.05 / 2 / 3, 0.05 / 3, 0.05 / 3])
+    policy = PolicyTokens(x["logprob"], x["behaviour_logprob"], x["logprob"])
+    assert TRPA.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
+    assert TRPA.on_equal == "signal" and PreferencePairs().on_equal == "zero"
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=7))
+def test_every_two_levels_make_a_pair(outcomes):
+    forest = groups.forest_of([("a", 1, 0, {"reward": float(r)}) for r in outcomes])
+    term = PreferencePairs(pairs="ordered")
+    logprob = torch.zeros(len(outcomes), dtype=torch.float64)
+    found = term.metrics(forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
+    assert found["pairs"] == sum(a > b for a in outcomes for b in outcomes)
+
+
+@pytest.mark.parametrize("ratio", [1e-6, 1e6])
+def test_far_off_policy(ratio):
+    forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
+    reference, d = column(-20, -20), math.log(ratio)
+    x = {"logprob": reference + column(d, 0), "behaviour_logprob": reference, "reference_logprob": reference}
+    value, gradient = groups.graded(TRPA, forest, x)
+    up = 1 / (1 + math.exp(-0.1 * d))
+    assert value == pytest.approx(-2.5 * math.log(up))
+    assert gradient.tolist() == pytest.approx([-0.25 * (1 - up), 0.25 * (1 - up)])
 
 
 def test_metrics_and_settings():
@@ -176,6 +248,7 @@ def test_metrics_and_settings():
     assert PreferencePairs.needs == ("reference_logprob",)
     with pytest.raises(MissingSignal, match="reference_logprob"):
         groups.graded(PreferencePairs(), forest, {"logprob": reference, "behaviour_logprob": reference})
-    for wrong in ({"beta": 0.0}, {"label_smoothing": 0.5}, {"pairs": "all"}, {"form": "ipo", "label_smoothing": 0.1}):
+    wrongs = [{"beta": 0.0}, {"label_smoothing": 0.5}, {"pairs": "all"}, {"form": "ipo", "label_smoothing": 0.1}]
+    for wrong in [*wrongs, {"success_weight": 0.0}]:
         with pytest.raises(ConfigError, match="objective"):
             PreferencePairs(**wrong)  # type: ignore[arg-type]

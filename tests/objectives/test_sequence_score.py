@@ -12,6 +12,7 @@ from tests.objectives.labelled_groups import forest_of
 
 from gxpo.errors import GxpoError
 from gxpo.objectives.sequence_score import (
+    approx_kl,
     contrasted,
     counted,
     labels,
@@ -19,6 +20,7 @@ from gxpo.objectives.sequence_score import (
     n_groups,
     over_groups,
     per_trajectory,
+    token_coefficients,
     weighted,
 )
 
@@ -82,3 +84,18 @@ def test_contrasted_groups_have_a_compared_one_of_each():
     good, compared = mask(1, 0, 0, 1, 1, 1, 0), mask(1, 1, 0, 1, 1, 1, 0)
     bad = mask(0, 1, 1, 0, 0, 0, 1)
     assert contrasted(group, good, bad, compared).tolist() == [True, True, True, False, False, False, False]
+
+
+def test_tokens_are_aggregated_over_who_counts():
+    """Four trained tokens in two trajectories count; the unscored and the untrained are in no denominator."""
+    forest = forest_of([("a", 1, 1), ("a", 3, 0), ("a", 2, 1, {"reward": None}), ("b", 2, 0, {"trainable": False})])
+    assert token_coefficients(forest, "token_mean", None).tolist() == [0.25] * 4 + [0.0] * 4
+    assert token_coefficients(forest, "sequence_mean", None).tolist() == pytest.approx(
+        [1 / 2] + [1 / 6] * 3 + [0.0] * 4
+    )
+    assert token_coefficients(forest, "sequence_sum", 5.0).tolist() == pytest.approx([0.1] * 4 + [0.0] * 4)
+
+
+def test_approx_kl_is_never_negative():
+    assert approx_kl(column(0, 0)) == 0.0
+    assert approx_kl(column(math.log(2), -math.log(2))) == pytest.approx(((2 - 1) + (0.5 - 1)) / 2)

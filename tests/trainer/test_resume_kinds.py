@@ -24,6 +24,11 @@ KEYS: dict[str, Any] = {
     "learner.tokens_per_microbatch": 1024,
 }
 OWN: dict[str, dict[str, Any]] = {
+    "bupo": {"signal.layer_logprob.steps": 2, "update.epochs": 2},
+    "sdpo_self": {"update.minibatches": 2},
+    "srpo_routing": {},
+    "gvpo": {},
+    "mdpo": {},
     "gae": {"credit.lam": 0.9, "objective.add.value.clip": 0.2, "update.minibatches": 2},
     "t_ppo": {"learner.value_lr": 10.0},
     "poise": {"signal.value_probe.enough": 12, "signal.value_probe.buffer": 20},
@@ -33,7 +38,14 @@ OWN: dict[str, dict[str, Any]] = {
     "himac": {"rollout.blueprints": 3, "rollout.plan_tokens": 3},
 }
 # what a checkpoint must hold beside the policy
-HELD = {"gae": "value", "t_ppo": "value", "poise": "signal/value_probe/", "oprl": "signal/implicit_reward/"}
+HELD = {
+    "sdpo_self": "signal/self_teacher/",
+    "srpo_routing": "signal/self_teacher/",
+    "gae": "value",
+    "t_ppo": "value",
+    "poise": "signal/value_probe/",
+    "oprl": "signal/implicit_reward/",
+}
 
 
 class Stopped(Exception):

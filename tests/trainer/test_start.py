@@ -96,7 +96,7 @@ def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> Non
     assert "objective.aggregate" not in keys and "trainer.tensorboard" not in keys and "out" not in keys
     assert keys["update.lr"].value == 0.01 and "(" not in keys["update.lr"].origin
     assert config.resolve(keys).method.name == "gspo"
-    other = config.resolve(inherited(old.path, {"credit": Stated("length_weighted", "--set")}))
+    other = config.resolve(inherited(old.path, {"credit": Stated("set_relative", "--set")}))
     assert "credit.scale" not in other.keys and other.method.name == "dr_grpo"
     composed = inherited(old.path, {}, composed=True)
     assert not any(k.startswith(("credit", "objective", "method")) for k in composed) and "update.lr" in composed

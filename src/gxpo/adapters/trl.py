@@ -11,10 +11,8 @@ and `TESTED` the version that it was run against.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,13 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters import asks
+from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
+from gxpo.adapters.trl_settings import refuse, settings_against
 from gxpo.compose import method as compose
 from gxpo.errors import CheckpointError, ConfigError, need
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.learners.accumulate import gradient_of
-from gxpo.learners.epochs import Epochs
 from gxpo.pipeline import Method
-from gxpo.protocols import PolicyTokens
 from gxpo.signals import Signals
 
 if TYPE_CHECKING:
@@ -45,21 +42,6 @@ GIVEN = ("proximal_logprob", "reference_logprob", "entropy")  # signals that TRL
 MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 
-# TRL's settings of the stages that gxpo takes over, and what says the same here; they must stand at their defaults.
-REPLACED: Mapping[str, str] = {
-    "loss_type": "objective.aggregate ('token_mean', 'sequence_mean', 'sequence_sum') or a method (gspo, cispo, ...)",
-    "epsilon": "objective.clip_low",
-    "epsilon_high": "objective.clip_high",
-    "delta": "objective.gate='dual_clip'",
-    "importance_sampling_level": "objective.ratio='sequence'",
-    "scale_rewards": "credit.scale",
-    "multi_objective_aggregation": "the method gdpo_multi",
-    "top_entropy_quantile": "a method that weighs tokens by entropy",
-    "entropy_coef": "objective.entropy.coef",
-    "use_adaptive_entropy": "objective.entropy.coef",
-    "off_policy_mask_threshold": "the method tis",
-}
-
 
 def __getattr__(name: str) -> Any:
     """`GRPOTrainer`, made when it is first asked for: importing this module needs no TRL."""
@@ -69,64 +51,6 @@ def __getattr__(name: str) -> Any:
     made = type("GRPOTrainer", (WithMethod, need("trl", "trl").GRPOTrainer), body)
     globals()["GRPOTrainer"] = made
     return made
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A generation batch of all processes. Columns [P], in the order of the forest's entries.
-
-    proximal   the policy when the batch was made; None: nothing has needed it, and the ratio is 1
-    """
-
-    forest: Forest
-    credit: Tensor
-    weight: Tensor
-    signals: Signals
-    proximal: Tensor | None
-    step: int
-
-    def select(self, rows: Tensor) -> Scored:
-        """The rows `rows` alone, in that order."""
-        entries = self.forest.entries_of(rows)
-        return dataclasses.replace(
-            self,
-            forest=self.forest.select(rows),
-            credit=self.credit[entries],
-            weight=self.weight[entries],
-            signals=self.signals.select(self.forest, rows),
-            proximal=None if self.proximal is None else self.proximal[entries],
-        )
-
-    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
-        """The current policy's outputs [P] with what is known of others."""
-        proximal = x["logprob"].detach() if self.proximal is None else self.proximal
-        behaviour = self.forest.path_behaviour_logprob
-        return PolicyTokens(
-            x["logprob"],
-            torch.where(behaviour.isnan(), proximal, behaviour),  # without vLLM the model itself has sampled
-            self.signals.get("reference_logprob"),
-            x.get("entropy"),
-            proximal_logprob=proximal,
-            outputs=x,
-        )
-
-
-@dataclass(frozen=True)
-class Window:
-    """All rows of one optimiser step, on every process: what the objective is a function of.
-
-    rows   of the generation batch, in the order of `scored`
-    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L
-    """
-
-    scored: Scored
-    rows: Tensor
-    slope: Mapping[str, Tensor] | None = None
-    value: float = 0.0
-
-    def places(self, rows: Tensor) -> Tensor:
-        """Where rows of the generation batch stand in this step."""
-        return torch.searchsorted(self.rows, rows)
 
 
 class WithMethod(Base):
@@ -152,13 +76,14 @@ class WithMethod(Base):
         **kwargs: Any,
     ) -> None:
         composed = compose(method, overrides)
-        _refuse(composed, asks.declared(composed, "TRL", GIVEN))
+        refuse(composed, asks.declared(composed, "TRL", GIVEN))
         super().__init__(*args, **kwargs)
         names, verdicts = list(self.reward_func_names), success_at is not None
         known = {"signals": GIVEN, "facts": asks.FACTS, "verdicts": verdicts, "components": names}
-        _refuse(composed, asks.refusals(composed, "TRL", **known))
+        refuse(composed, asks.refusals(composed, "TRL", **known))
         self._reads = asks.reads(composed, verdicts=verdicts, components=names)
-        _refuse(composed, self._settings_against(composed))
+        weights = [float(w) for w in self.reward_weights] if "components" in self._reads else None
+        refuse(composed, settings_against(self.args, composed, weights))
         longest = self.max_completion_length
         filled = {} if longest is None else {"horizon": float(longest), "max_length": longest}
         self.gxpo_method = composed.fill(**filled)
@@ -169,51 +94,12 @@ class WithMethod(Base):
         self._window: tuple[Any, Window] | None = None  # of which optimiser step, and its rows
         self._seen: dict[str, Any] = {}  # of the newest `_calculate_rewards`
 
-    def _settings_against(self, composed: Method) -> list[str]:
-        """Settings of TRL that would do nothing, or contradict the method."""
-        args, found = self.args, []
-        defaults = {f.name: f.default for f in dataclasses.fields(args)}
-        for name, instead in REPLACED.items():
-            value = getattr(args, name, None)
-            if name in defaults and value != defaults[name]:
-                found.append(f"{name}={value!r}: gxpo computes this; leave it out and set {instead}")
-        kl = composed.terms.get("kl") or composed.kl_reward
-        reads = "reference_logprob" in composed.needs
-        coef = kl.coef if kl is not None else 0.0
-        if reads and not args.beta:
-            found.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
-        if args.beta and kl is not None and args.beta != coef:
-            found.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
-        if args.beta and not reads:
-            found.append(f"beta={args.beta}: set overrides={{'objective.kl.coef': {args.beta}}}, or leave it out")
-        if args.steps_per_generation % (every := args.gradient_accumulation_steps):
-            found.append(
-                f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
-                f"generation batches; make it a multiple of gradient_accumulation_steps={every}"
-            )
-        corrected = getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False)
-        if corrected and "weight.mismatch" in composed.keys:
-            found.append("weight.mismatch: TRL's vllm_importance_sampling_correction does the same; set it to False")
-        if "components" in self._reads:
-            weights = [float(w) for w in self.reward_weights]
-            if any(w != 1.0 for w in weights):
-                found.append(
-                    f"reward_weights={weights}: {show(composed.credit)} weighs rewards itself; set credit.weights"
-                )
-        update = composed.update
-        if update != Epochs():
-            found.append(
-                f"update={show(update)}: TRL steps itself; set num_iterations and steps_per_generation there, and "
-                "update=epochs, update.epochs=1, update.minibatches=1 here"
-            )
-        return found
-
     # ------------------------------------------------------------ credit
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
-        self._seen = {"rewards": found, "tasks": [_task(p) for p in prompts], "cut": cut}
+        self._seen = {"rewards": found, "tasks": [task_name(p) for p in prompts], "cut": cut}
         return found
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -224,7 +110,7 @@ class WithMethod(Base):
         scored = self._score(output, mode)
         self._scored[mode] = scored
         output[ROW] = torch.arange(first, first + rows, device=device)
-        own = _own(output)
+        own = own_tokens(output)
         advantages = torch.zeros(own.shape, dtype=torch.float64)
         mine = scored.forest.entries_of(output[ROW].cpu())
         advantages[own.cpu()] = scored.credit[mine]
@@ -235,7 +121,7 @@ class WithMethod(Base):
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
         """Forest, credit and weights of the batch on all processes."""
         method, step = self.gxpo_method, self.state.global_step + 1
-        own = self._gathered(_own(output).long()).bool()
+        own = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
         values: dict[str, Tensor] = {}
         for name, x in self._before(output).items():
@@ -252,7 +138,7 @@ class WithMethod(Base):
         signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
         weight = method.token_weights(forest, credit, signals, step)
         if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
-            ratio = output["importance_sampling_ratio"].expand(_own(output).shape)
+            ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
             weight = weight * self._gathered(ratio)[own].double()
         if mode == "train":
             method.observe(forest)
@@ -281,35 +167,13 @@ class WithMethod(Base):
         return found
 
     def _forest(self, output: Mapping[str, Any], own: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
-        """The rollouts of all processes; groups are runs of `num_generations` rows."""
-        rewards = self._seen["rewards"].double().cpu()
+        """The rollouts of all processes, their rewards, tasks, and which were cut off."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        group = [str(i // size) for i in range(len(rewards))]
-        prompts = self._gathered(output["prompt_ids"], left=True)
-        shown = self._gathered(output["prompt_mask"], left=True).bool()
-        ids = self._gathered(output["completion_ids"])
-        real = self._gathered(output["completion_mask"]).bool()
-        weighted = rewards * self.reward_weights.double().cpu()
-        outcome = torch.where(rewards.isnan().all(1), torch.nan, weighted.nansum(1))
-        if bool((own == real).all()):
-            forest = Forest.from_completions(
-                [p[m].tolist() for p, m in zip(prompts, shown, strict=True)],
-                [[c[m].tolist()] for c, m in zip(ids, own, strict=True)],
-                groups=group,
-                logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own, strict=True)],
-            )
-        else:  # tools have spoken in between
-            whole = torch.cat([prompts, ids], 1)
-            forest = Forest.from_padded(
-                whole, own, outcome, group, logprobs, attention_mask=torch.cat([shown, real], 1)
-            )
-        success = (
-            None
-            if self.success_at is None
-            else torch.where(outcome.isnan(), torch.nan, (outcome >= self.success_at).double())
-        )
-        named = dict(zip(self.reward_func_names, rewards.unbind(1), strict=True))
-        forest = forest.with_rewards(outcome, components=named, success=success)
+        columns = {n: self._gathered(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
+        columns |= {n: self._gathered(output[n]) for n in ("completion_ids", "completion_mask")}
+        table, weights = self._seen["rewards"].double().cpu(), self.reward_weights.cpu()
+        rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
+        forest = rollouts(columns, own, logprobs, rewards, size)
         cut = self.accelerator.gather(torch.tensor(self._seen["cut"], device=output["prompt_ids"].device))
         tasks = self._seen["tasks"]
         if self.accelerator.num_processes > 1:
@@ -342,7 +206,7 @@ class WithMethod(Base):
         mode = "train" if self.model.training else "eval"
         window = self._window_of(model, inputs, mode)
         method, world = self.gxpo_method, self.accelerator.num_processes
-        own, rows = _own(inputs), inputs[ROW].cpu()
+        own, rows = own_tokens(inputs), inputs[ROW].cpu()
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
         live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
         places = window.places(rows)
@@ -405,7 +269,11 @@ class WithMethod(Base):
         with torch.no_grad():
             for batch in batches:
                 logprob, entropy, _ = self._outputs(model, batch)
-                for name, x in (("logprob", logprob), ("entropy", entropy), ("own", _own(batch).to(logprob.dtype))):
+                for name, x in (
+                    ("logprob", logprob),
+                    ("entropy", entropy),
+                    ("own", own_tokens(batch).to(logprob.dtype)),
+                ):
                     found[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
         gathered = {name: self._gathered(torch.cat(x)) for name, x in found.items()}
         own = gathered.pop("own").bool()
@@ -457,27 +325,3 @@ class WithMethod(Base):
         if (Path(checkpoint) / TENSORS).exists():
             self.gxpo_method.load_tensors(need("safetensors.torch", "trl").load_file(Path(checkpoint) / TENSORS))
         self.gxpo_method.load_state_dict(json.loads(path.read_text()))
-
-
-def _refuse(composed: Method, reasons: list[str]) -> None:
-    if reasons:
-        raise ConfigError(f"{composed.name} in TRL: {'; '.join(dict.fromkeys(reasons))}")
-
-
-def _own(inputs: Mapping[str, Any]) -> Tensor:
-    """(B, T) bool: the policy's own tokens."""
-    mask = inputs["completion_mask"]
-    return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
-
-
-def _task(prompt: Any) -> str:
-    """A name for a prompt, the same in every epoch; of a conversation its roles and texts count."""
-
-    def texts(x: Any) -> list[str]:
-        if isinstance(x, Mapping):
-            return [t for k in sorted(x) if k in ("role", "content", "text") for t in texts(x[k])]
-        if isinstance(x, (list, tuple)):
-            return [t for y in x for t in texts(y)]
-        return [x] if isinstance(x, str) else []
-
-    return hashlib.blake2b("\x1f".join(texts(prompt) or [repr(prompt)]).encode(), digest_size=8).hexdigest()

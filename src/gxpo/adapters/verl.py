@@ -32,7 +32,6 @@ from gxpo.keys import show
 from gxpo.learners.epochs import Epochs
 from gxpo.methods import METHODS
 from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives.ratio import Turn
 from gxpo.pipeline import Method, controls
 
 TESTED = "0.9.1"
@@ -42,6 +41,7 @@ SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is
 # An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
 AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
               "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
+NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by loss_scale_factor, by nothing
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
@@ -89,8 +89,9 @@ def _no_loss(composed: Method) -> list[str]:
         )
     if term.gate.couples == "step":
         found.append(f"objective.gate={show(term.gate)}: it compares all tokens of the step, verl's losses see some")
-    if isinstance(term.ratio, Turn):
-        found.append("objective.ratio=turn: verl's losses do not say where a turn ends")
+    if _reads_turns(term):
+        key = f"objective.ratio={show(term.ratio)}, objective.gate={show(term.gate)}"
+        found.append(f"{key}: verl's losses do not say where a turn ends")
     found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
     if term.once_per_token:
         found.append("objective.once_per_token=true: verl has no shared tokens")
@@ -104,6 +105,25 @@ def _no_loss(composed: Method) -> list[str]:
         elif name != "policy":
             found.append(f"objective.add.{name}: verl's losses have one term")
     return found
+
+
+def _seen(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
+    """What the term's gate sees of tokens [n] of whole rows."""
+    log_ratio = logprob - old
+    held = term.ratio.level(term.gate.before(log_ratio, credit), owner, turn).exp()
+    return Entries(logprob, old, log_ratio, held, credit, owner, turn)
+
+
+def _reads_turns(term: PolicyGradient) -> bool:
+    """Whether two trajectories are worth something else when one of them is cut into turns."""
+    if term.gate.outputs:
+        return False
+    old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)
+    logprob = old + torch.tensor([0.03, 0.01, -0.02, -0.04, 0.02, -0.01], dtype=torch.float64)  # inside every clip
+    credit, owner = torch.tensor([1.0] * 4 + [-1.0] * 2).double(), torch.tensor([0, 0, 0, 0, 1, 1])
+    cut = torch.tensor([0, 0, 1, 1, 2, 2])
+    whole, parts = (term.gate.loss(_seen(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
+    return not torch.equal(whole, parts)
 
 
 # ---------------------------------------------------------------- advantages
@@ -163,7 +183,8 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
     if reasons := why_not(spec, "loss", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     term: Any = compose(spec, overrides).terms["policy"]
-    mode = AGGREGATES[term.aggregate]
+    horizon = term.horizon if term.aggregate == "sequence_sum" else None
+    mode = SUMMED if horizon == 1 else AGGREGATES[term.aggregate]
 
     def loss(
         old_log_prob: Tensor,
@@ -180,14 +201,14 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
             raise ConfigError(
                 f"{PREFIX}{spec}: set actor.loss_agg_mode={mode}, not {loss_agg_mode}: it is {term.aggregate}"
             )
-        if mode == "seq-mean-token-sum-norm" and totals.get("loss_scale_factor") is None:
-            raise ConfigError(f"{PREFIX}{spec}: set actor.loss_scale_factor to the longest response there can be")
+        factor = totals.get("loss_scale_factor")
+        if mode == NORMED and (factor is None or factor != (horizon or factor)):
+            length = f"{horizon:g}" if horizon else "the longest response there can be"
+            raise ConfigError(f"{PREFIX}{spec}: set actor.loss_scale_factor to {length}, not {factor}")
         mask = response_mask.bool()
         given, logprob = advantages[mask], log_prob[mask]
-        log_ratio = logprob - old_log_prob[mask]
         owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
-        held = term.ratio.level(term.gate.before(log_ratio, given), owner, owner).exp()
-        seen = Entries(logprob, old_log_prob[mask].detach(), log_ratio, held, given, owner, owner)
+        seen = _seen(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
         each = term.gate.loss(seen)
         each = torch.where(given == 0, torch.zeros_like(each), each)
         if rollout_is_weights is not None:
@@ -198,7 +219,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
             cut = term.gate.clipped(seen).double()
             figures = {
                 "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
-                "actor/ppo_kl": float(-log_ratio.double().sum() / max(log_ratio.numel(), 1)),
+                "actor/ppo_kl": float(-seen.log_ratio.double().sum() / max(cut.numel(), 1)),
             }
         return value, figures
 

@@ -12,6 +12,8 @@ The function is `advantages(method, rewards, groups, **given)`, a number for eac
 
 It raises NotImplementedError for a method, a constant's value or a field that it does not have: reported as not
 supported, never as passed. Without --impl gxpo's own methods are tried. `check` does the same without pytest.
+
+Losses have vectors of their own (`--loss my_trainer:loss --objective grpo`): see `gxpo.conformance.losses`.
 """
 
 from gxpo.conformance.checking import Result, check

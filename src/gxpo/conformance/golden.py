@@ -76,11 +76,13 @@ class Golden:
         return tuple(k for k in self.vectors[0].fields if all(k in v.fields for v in self.vectors))
 
 
-def close(found: Sequence[float], expected: Sequence[float], tolerance: float, about: str) -> None:
+def close(
+    found: Sequence[float], expected: Sequence[float], tolerance: float, about: str, each: str = "trajectory"
+) -> None:
     """Raises AssertionError where a number is off by more than `tolerance` x max(1, |expected|), or is nan."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
-            raise AssertionError(f"{about}: trajectory {i} should be {b:.9g} and is {a:.9g}; all: {_short(found)}")
+            raise AssertionError(f"{about}: {each} {i} should be {b:.9g} and is {a:.9g}; all: {_short(found)}")
 
 
 def _short(xs: Sequence[float]) -> str:

@@ -11,13 +11,17 @@ from typing import Any
 
 
 def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str]) -> None:
-    """--impl, --method, --tolerance."""
+    """--impl, --method for advantages; --loss, --objective for losses; --tolerance."""
     if not any("gxpo.conformance" in str(a) or "gxpo/conformance" in str(a).replace("\\", "/") for a in args):
         return
     group = parser.getgroup("gxpo conformance")
     group.addoption("--impl", dest="gxpo_impl", metavar="MODULE:FUNCTION", help="what to test (default: gxpo's own)")
     group.addoption(
         "--method", dest="gxpo_methods", action="append", metavar="NAME", help="only this method; may be repeated"
+    )
+    group.addoption("--loss", dest="gxpo_loss", metavar="MODULE:FUNCTION", help="what to test of losses (gxpo's own)")
+    group.addoption(
+        "--objective", dest="gxpo_objectives", action="append", metavar="NAME", help="only this loss; may be repeated"
     )
     group.addoption(
         "--tolerance",
@@ -30,12 +34,14 @@ def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str
 
 def pytest_configure(config: Any) -> None:
     """Unknown methods and functions that can't be loaded are errors of the command line."""
-    if config.getoption("gxpo_methods", None) is None and config.getoption("gxpo_impl", None) is None:
+    options = ("gxpo_methods", "gxpo_impl", "gxpo_loss", "gxpo_objectives")
+    if all(config.getoption(name, None) is None for name in options):
         return
     import pytest
 
     from gxpo.conformance.checking import load
     from gxpo.conformance.golden import golden
+    from gxpo.conformance.losses import losses
     from gxpo.errors import GxpoError
 
     here = str(config.invocation_params.dir)
@@ -45,5 +51,21 @@ def pytest_configure(config: Any) -> None:
         load(config.getoption("gxpo_impl", None))
         for method in config.getoption("gxpo_methods", None) or ():
             golden(method)
+        load(config.getoption("gxpo_loss", None))
+        for name in config.getoption("gxpo_objectives", None) or ():
+            losses(name)
     except GxpoError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Who asks about losses is not told about advantages, and the other way round."""
+    losses = any(config.getoption(name, None) is not None for name in ("gxpo_loss", "gxpo_objectives"))
+    credit = any(config.getoption(name, None) is not None for name in ("gxpo_impl", "gxpo_methods"))
+    if losses == credit:
+        return
+    unasked = "gxpo.conformance.test_advantages" if losses else "gxpo.conformance.test_losses"
+    left = [item for item in items if getattr(getattr(item, "module", None), "__name__", "") == unasked]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]

@@ -48,7 +48,7 @@ def difficulty_weighted(
     1 - w. The sign is the advantage's: a long correct answer of an easy group may be below the mean.
     Source: GRPO-LEAD (arXiv 2504.09696).
     """
-    constants = (low, high, steepness, middle)
+    constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
     up, down = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
     return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
 

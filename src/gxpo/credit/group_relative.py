@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 Center = Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none"]
-Scale = Literal["std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none"]
+Scale = Literal["std", "leave_one_out_std", "batch_std", "mean_absolute", "median_absolute", "mean", "none"]
 Single = Literal["zero", "raw"]
 
 
@@ -41,7 +41,8 @@ def group_relative(
     group     [R] int64 dense ids (`Forest.ids`), -1 = in no group
     center    "mean" | "leave_one_out" | "median" | "lower_median" | "quantile" | "none", over the compared members
     scale     "std" with `ddof` degrees of freedom taken off, `eps` added to it | "leave_one_out_std" | "mean_absolute"
-              | "median_absolute" | "mean" | "none": see `levels.normalize`
+              | "median_absolute" | "mean" | "none": see `levels.normalize` | "batch_std": the std of all compared
+              outcomes of the batch, before any centre is taken off
     where     [R] bool, compared: who enters the statistics (default: all); the others are measured against those
     quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
     shift     added to the center; below 0, more is reinforced than is held back
@@ -61,6 +62,7 @@ def group_relative(
       DGPO      mean, mean_absolute, eps 1e-4               arXiv 2601.20614; sum |A| = G in every mixed group
       MC-GRPO   lower_median, median_absolute, eps 1e-3     arXiv 2601.22582
       AsymRE    mean, none, shift -0.1        arXiv 2506.20520
+      Lite PPO  mean, batch_std               arXiv 2508.08221
       QAE       quantile 0.4, std             arXiv 2509.22611: for outcomes 0 and 1 the baseline is 0 up to a rate of
                                               1 - 0.4, so that only successes count there, and 1 above it
     and GRPO as computed by TRL (eps 1e-4), AReaL (1e-5), verl, SkyRL, slime (1e-6), OpenRLHF (1e-9), rLLM, ART
@@ -70,9 +72,13 @@ def group_relative(
     >>> group_relative(torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.int64), scale="none").tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
+    own = "none" if scale == "batch_std" else scale
     advantage = levels.normalize(
-        outcome, group, where, center=center, scale=scale, ddof=ddof, eps=eps, q=quantile, shift=shift
+        outcome, group, where, center=center, scale=own, ddof=ddof, eps=eps, q=quantile, shift=shift
     )
+    if scale == "batch_std":
+        spread = levels.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
+        advantage = torch.where(spread > 0, advantage / (spread + eps), torch.zeros_like(advantage))
     if single == "raw":
         raw = outcome.to(torch.float64) / (1.0 if scale == "none" else 1.0 + eps)
         return torch.where(alone(group, where), raw, advantage)
@@ -104,14 +110,14 @@ class GroupRelative(CreditPart):
 
     def __post_init__(self) -> None:
         one_of("credit.center", self.center, levels.CENTERS)
-        one_of("credit.scale", self.scale, levels.SCALES)
+        one_of("credit.scale", self.scale, (*levels.SCALES, "batch_std"))
         one_of("credit.single", self.single, ("zero", "raw"))
         one_of("credit.unit", self.unit, ("trajectory", "step"))
         if not 0 < self.quantile <= 1:
             raise ConfigError(f"credit.quantile is {self.quantile}; it is a share of the group above 0, up to 1")
         if self.scale == "median_absolute" and not self.eps > 0:
             raise ConfigError("credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0")
-        if self.scale in ("mean", "none") and (self.center == "none" or self.shift):
+        if self.scale in ("mean", "none", "batch_std") and (self.center == "none" or self.shift):
             object.__setattr__(self, "on_equal", "signal")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:

@@ -1,15 +1,18 @@
-"""Credit against the baseline of least variance: the group's mean outcome, weighted by length."""
+"""Credit against the group's mean outcome, weighted by length: statistics whose unit is the token."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
+from gxpo.credit.group_relative import group_relative
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -17,31 +20,69 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def length_weighted(outcome: Tensor, length: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:
+def length_weighted(
+    outcome: Tensor,
+    length: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    *,
+    scale: str = "none",
+    eps: float = 1e-6,
+    bound: float = math.inf,
+) -> Tensor:
     """A = outcome - b with b = sum_j L_j outcome_j / sum_j L_j over the compared members of the group.
 
     outcome  [R] any float dtype; the arithmetic is in float64
     length   [R] trainable tokens L of each trajectory, >= 0; a trajectory of length 0 does not move b
     group    [R] int64 dense ids, -1 = in no group
     where    [R] bool, compared (default: all); the others are measured against the compared members' b
+    scale    "none" | "std": over sqrt(sum_j L_j (outcome_j - b)^2 / sum_j L_j) + eps, the population std of the group's
+             tokens
+    bound    of "std": a group in which any compared |A| reaches it has GRPO's credit instead (`group_relative`)
 
-    Returns [R] float64, not scaled. Over the compared members sum_j L_j A_j = 0, and equal lengths give Dr. GRPO.
-    b minimises the variance of the policy gradient when the squared norm of a trajectory's score is proportional to
-    its length. Exactly 0: a group of one, of equal outcomes, or without compared members.
+    Returns [R] float64. Over the compared members sum_j L_j A_j = 0 (but where `bound` acts), and equal lengths give
+    Dr. GRPO, or, scaled, GRPO with the population std. Unscaled, b minimises the variance of the policy gradient when
+    the squared norm of a trajectory's score is proportional to its length. Exactly 0: a group of one, of equal
+    outcomes, or without compared members.
 
-    Source: OPO, arXiv 2505.23585; as in verl. OPO is exact only on policy: one update a batch.
+    Source: OPO, arXiv 2505.23585, as in verl; it is exact only on policy: one update a batch. HAPO, arXiv 2509.16591,
+    and its code ("std", bound 5).
     """
     enters = (length > 0) if where is None else (length > 0) & where
     members = levels.count(group, enters)
     advantage = outcome.to(torch.float64) - levels.mean(outcome, group, enters, weight=length)
-    equal = enters & levels.degenerate(outcome, group, enters)
-    return torch.where((group >= 0) & (members > 0) & ~equal, advantage, torch.zeros_like(advantage))
+    flat = levels.degenerate(outcome, group, enters)
+    counted = (group >= 0) & (members > 0) & ~(enters & flat)
+    if scale == "none":
+        return torch.where(counted, advantage, torch.zeros_like(advantage))
+    spread = levels.mean(advantage.square(), group, enters, weight=length).sqrt()
+    scaled = torch.where(counted & ~flat, advantage / (spread + eps), torch.zeros_like(advantage))
+    far = levels.max((scaled.abs() >= bound).to(torch.float64), group, enters) > 0
+    return torch.where(far, group_relative(outcome, group, where=enters), scaled)
 
 
 @dataclass(frozen=True)
 class LengthWeighted(CreditPart):
-    """`length_weighted` of the outcome (OPO), the same for every token of a trajectory."""
+    """`length_weighted` of the outcome, the same for every token of a trajectory. Unscaled it is OPO's."""
+
+    scale: Literal["none", "std"] = "none"
+    eps: float = 1e-6
+    bound: float = math.inf
+
+    def __post_init__(self) -> None:
+        one_of("credit.scale", self.scale, ("none", "std"))
+        if not (self.eps >= 0 and self.bound > 0):
+            raise ConfigError(f"credit.eps ({self.eps}) is 0 or more, credit.bound ({self.bound}) above 0")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group = forest.ids("group", axis="R")
-        return forest.to_path(length_weighted(forest.outcome, forest.lengths(), group, where=forest.compared), "R")
+        group, length = forest.ids("group", axis="R"), forest.lengths()
+        credit = length_weighted(
+            forest.outcome,
+            length,
+            group,
+            where=forest.compared,
+            scale=self.scale,
+            eps=self.eps,
+            bound=self.bound,
+        )
+        return forest.to_path(credit, "R")

@@ -70,6 +70,8 @@ class StepReward(CreditPart):
     def __post_init__(self) -> None:
         one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
         one_of("credit.scale", self.scale, ("std", "none"))
+        if self.center == "none" and self.scale == "none":
+            object.__setattr__(self, "on_equal", "signal")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         advantage = step_reward(

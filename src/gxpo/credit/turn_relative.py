@@ -45,7 +45,8 @@ def turn_relative(
     relative = levels.normalize(reward, time, where, ddof=ddof, eps=eps)
     if not fairness:
         return relative
-    spread = levels.std(before + reward, time, where, ddof=0) - levels.std(before, time, where, ddof=0)
+    after = before.to(torch.float64) + reward
+    spread = levels.std(after, time, where, ddof=0) - levels.std(before, time, where, ddof=0)
     flat = levels.degenerate(reward, time, where) | (levels.count(time, where) <= ddof)
     return relative - torch.where(flat, 0.0, fairness * spread)
 

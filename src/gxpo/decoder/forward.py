@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -85,19 +85,29 @@ class Decoder:
 
     def states(self, tokens: Tensor, position: Tensor, chains: list[Chain], layer: int = -1) -> Tensor:
         """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n], in chains."""
+        return self.states_after(tokens, position, chains, (layer,))[0]
+
+    def states_after(
+        self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
+    ) -> list[Tensor]:
+        """`states` after each of several layers, from one pass that ends with the last that is asked for."""
         x = self.model.embed_tokens(tokens)
         cos, sin = self.tables(x, position)
         plan, product = Plan.of(chains), self.product
         run: Callable[..., Tensor] = self._layer
+        found: dict[int, Tensor] = {}
         for i, module in enumerate(self.layers):
-            if i == layer:
-                return x
+            if i in layers:
+                found[i] = x
+                if found.keys() >= set(layers):
+                    return [found[layer] for layer in layers]
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(run, module, x, cos, sin, plan, product, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(x, Tensor)
             else:
                 x = run(module, x, cos, sin, plan, product)
-        return self.model.norm(x)
+        last: Tensor = self.model.norm(x)
+        return [found.get(layer, last) for layer in layers]
 
     def tables(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [n, D] of positions [n]."""

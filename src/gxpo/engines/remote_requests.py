@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from gxpo.errors import ModelError
-from gxpo.protocols import Request, Sampling, StreamKey
+from gxpo.protocols import Request, Sampling, SoftSampling, StreamKey
 
 LEAST_TEMPERATURE = 0.01  # what vLLM raises lower ones to without being asked
 
@@ -29,6 +29,10 @@ def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, posit
 
     positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
     """
+    if isinstance(sampling, SoftSampling):
+        raise ModelError(
+            "soft thinking feeds the model mixtures of embeddings, which this engine can't: set sampling.engine=torch"
+        )
     s = sampling
     if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0 or s.max_new_tokens < 1:
         raise ModelError(f"{s} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from gxpo.engines.decode import Batch, decode
 from gxpo.engines.kept import Kept, KeptCaches
 from gxpo.engines.network import Network
 from gxpo.engines.prefill import Context, prefill, shared
+from gxpo.engines.soft import soft_decode
 from gxpo.engines.stopping import Stopping
 from gxpo.engines.streams import uniforms
 from gxpo.errors import ModelError
 from gxpo.memory import memory_is_short
-from gxpo.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 
 
 class TorchEngine:
@@ -215,9 +216,21 @@ class TorchEngine:
             tokens = (*prompt, *action[:-1])
             self._kept.put(name, Kept(tokens, state.columns(row, len(prompt), len(tokens)), policy))
 
-        streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
         stopping = self._stopping_for(sampling, state.logits.shape[1])
+        if isinstance(sampling, SoftSampling):
+            return self._soften(rows, state, sampling, stopping)
+        streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
         return decode(state, streams, sampling, stopping, leave).completions(self.policy_version)
+
+    def _soften(
+        self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping
+    ) -> list[Completion]:
+        """Nothing is kept of soft samples: no tokens could name what their caches hold."""
+        longest, wide = sampling.max_new_tokens, 1 + sampling.soft_top_k
+        streams = uniforms([row.key for row in rows], longest * wide).reshape(len(rows), longest, wide)
+        closed = self._stopping_for(replace(sampling, stop=(sampling.closing,)), state.logits.shape[1])
+        embedding = self.network.causal.get_input_embeddings()
+        return soft_decode(state, streams, sampling, stopping, closed, embedding, self.policy_version)
 
     def _blocks(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """Rows in blocks of whole prompts of similar length: at most `batch_rows`, unless one prompt alone has more.

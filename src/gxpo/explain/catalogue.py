@@ -109,6 +109,8 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
             field = key.split(".")[1]
             for slot in ("objective", "objective.gate"):
                 part = owner.keys.get(slot)
+                if isinstance(part, type) and issubclass(part, PolicyGradient):
+                    continue  # it takes gate and ratio as the base's does
                 known = (*_OBJECTIVE[slot == "objective" :], *(_fields(PolicyGradient) if slot != "objective" else ()))
                 if slot not in other.keys and dataclasses.is_dataclass(part) and field not in (*known, *_fields(part)):
                     found.add(slot)

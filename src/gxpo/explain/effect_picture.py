@@ -10,7 +10,7 @@ from gxpo.explain.effect import GROUP, Effect
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 266, 40, 16, 14, 56  # pixels: the picture and its margins
 MOST = 8.0  # what lies beyond is drawn at the edge, with its number
 BLUE, RED, GREY, INK = "#1f77b4", "#d62728", "#9a9a9a", "#333333"
-_STYLE = (
+STYLE = (
     f"<style>text{{font:11px sans-serif;fill:{INK}}}.grid{{stroke:#e4e4e4}}.zero{{stroke:{INK}}}"
     f".right,.wrong,.base{{fill:none;stroke-width:1.8}}.right{{stroke:{BLUE}}}.wrong{{stroke:{RED}}}"
     f".base{{stroke:{GREY};stroke-width:1.2;stroke-dasharray:4 3}}"
@@ -37,7 +37,7 @@ def effect_picture(effect: Effect, base: Effect, name: str) -> str:
             return shape
         dots = "".join(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y, _ in points)
         beyond = "".join(
-            _text(x, y + (15 if v > 0 else -7), number(v), "middle") for x, y, v in points if abs(v) > MOST
+            text_at(x, y + (15 if v > 0 else -7), number(v), "middle") for x, y, v in points if abs(v) > MOST
         )
         return shape + dots + beyond
 
@@ -45,25 +45,25 @@ def effect_picture(effect: Effect, base: Effect, name: str) -> str:
     ticks = [v for v in range(low, high + 1) if v % step == 0]
     shapes = [
         f'<path class="{"grid" if v else "zero"}" d="M{LEFT},{y_of(v):.1f} H{WIDTH - RIGHT}"/>'
-        + _text(LEFT - 6, y_of(v) + 4, str(v), "end")
+        + text_at(LEFT - 6, y_of(v) + 4, str(v), "end")
         for v in ticks
     ]
-    shapes += [_text(x_of(c), HEIGHT - BOTTOM + 16, str(c), "middle") for c in range(GROUP + 1)]
+    shapes += [text_at(x_of(c), HEIGHT - BOTTOM + 16, str(c), "middle") for c in range(GROUP + 1)]
     shapes += [line(base.right, "base"), line(base.wrong, "base")]
     shapes += [line(effect.wrong, "wrong"), line(effect.right, "right")]
     legend = HEIGHT - 8
     shapes += [
         f'<circle class="right" cx="{LEFT}" cy="{legend - 4}" r="3"/>',
-        _text(LEFT + 7, legend, f"{name}, a right answer"),
+        text_at(LEFT + 7, legend, f"{name}, a right answer"),
         f'<circle class="wrong" cx="{LEFT + 165}" cy="{legend - 4}" r="3"/>',
-        _text(LEFT + 172, legend, "a wrong answer"),
+        text_at(LEFT + 172, legend, "a wrong answer"),
         f'<line class="base" x1="{LEFT + 275}" x2="{LEFT + 297}" y1="{legend - 4}" y2="{legend - 4}"/>',
-        _text(LEFT + 302, legend, "grpo"),
-        _text(WIDTH - RIGHT, HEIGHT - BOTTOM + 30, f"right answers in the group of {GROUP}", "end"),
+        text_at(LEFT + 302, legend, "grpo"),
+        text_at(WIDTH - RIGHT, HEIGHT - BOTTOM + 30, f"right answers in the group of {GROUP}", "end"),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
-        f"{_STYLE}{''.join(shapes)}</svg>\n"
+        f"{STYLE}{''.join(shapes)}</svg>\n"
     )
 
 
@@ -78,5 +78,6 @@ def _held(value: float) -> float:
     return max(-MOST, min(MOST, value))
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def text_at(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A text element."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'

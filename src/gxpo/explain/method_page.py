@@ -12,6 +12,8 @@ from gxpo.compose import method
 from gxpo.explain.catalogue import EXPLAINED, entries, free
 from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
 from gxpo.explain.effect_picture import effect_picture, number
+from gxpo.explain.gate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, GateEffect, gate_effect
+from gxpo.explain.gate_picture import gate_picture
 from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.keys import Definition, show
@@ -25,9 +27,9 @@ def pages() -> dict[str, str]:
     """Every generated file, by its path below docs/: the index, a page for each method, and pictures."""
     rows = entries()
     found = {"methods.md": _index(rows)}
-    base = effect(method("grpo"))
-    if isinstance(base, str):
-        raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}")
+    base, plain = effect(method("grpo")), gate_effect(method("grpo"))
+    if isinstance(base, str) or isinstance(plain, str):
+        raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}, {plain}")
     for row in rows:
         name = row["name"]
         made = method(name)
@@ -35,7 +37,13 @@ def pages() -> dict[str, str]:
         own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
         if isinstance(tried, Effect) and own:
             found[f"methods/{name}.svg"] = effect_picture(tried, base, name)
-        found[f"methods/{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo")
+        gate = gate_effect(made)
+        if isinstance(gate, GateEffect) and (name == "grpo" or not gate.same_as(plain)):
+            found[f"methods/{name}_gate.svg"] = gate_picture(gate, plain, name)
+            curves = _gate(name, gate)
+        else:
+            curves = f"Its objective is not drawn by ratio: {gate}." if isinstance(gate, str) else ""
+        found[f"methods/{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo", curves)
     return found
 
 
@@ -73,7 +81,9 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------- one method
-def _page(row: Mapping[str, Any], definition: Definition, made: Method, tried: Effect | str, picture: str) -> str:
+def _page(
+    row: Mapping[str, Any], definition: Definition, made: Method, tried: Effect | str, picture: str, curves: str
+) -> str:
     name = row["name"]
     blocks = [
         f"# {name}",
@@ -86,6 +96,7 @@ def _page(row: Mapping[str, Any], definition: Definition, made: Method, tried: E
         _facts(row),
         _parts(definition, made),
         _effect(name, tried, picture),
+        curves,
         f"{FENCE}bibtex\n{definition.bibtex}\n{FENCE}",
         f"Written by `scripts/make_method_pages.py` from [methods/{name}.py](../../src/gxpo/methods/{name}.py); "
         "[all methods](../methods.md).",
@@ -169,6 +180,22 @@ def _effect(name: str, tried: Effect | str, picture: str) -> str:
     ]
     made_up = f"Nine groups of {GROUP}, one batch; every answer has {LENGTH} tokens and the same log-probs and entropy."
     return "\n".join([said, "", f"![credit by group composition]({picture}.svg)", "", *table, "", made_up])
+
+
+def _gate(name: str, gate: GateEffect) -> str:
+    places = [RATIOS.index(r) for r in TOLD]
+    table = [
+        _cells(["ratio", *(f"{r:g}" for r in TOLD)]),
+        "|---" * (len(TOLD) + 1) + "|",
+        _cells(["A > 0", *(number(gate.rising[i]) for i in places)]),
+        _cells(["A < 0", *(number(gate.falling[i]) for i in places)]),
+    ]
+    said = "The weight of its objective on a token's gradient, by the token's ratio (1: REINFORCE's; 0: none):"
+    made_up = (
+        f"Minus the derivative of the loss by the log-prob, over the credit, of a trajectory of one token that was "
+        f"sampled with probability {SAMPLED} at an entropy of {ENTROPY}; by autograd, without the method's weights."
+    )
+    return "\n".join([said, "", f"![weight on the gradient by ratio]({name}_gate.svg)", "", *table, "", made_up])
 
 
 def _number(value: float | None) -> str:

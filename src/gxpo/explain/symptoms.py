@@ -106,8 +106,8 @@ SYMPTOMS: dict[str, Symptom] = {
             Advice("unlikeliness", "right answers that were unlikely are worth more", "rare_right"),
             Advice("cispo", "the rare tokens that a clip would silence keep their gradient", "gradient_beyond_clip"),
             Advice("xrpo", "a bonus for right answers that are new to the policy", "rare_right"),
-            Advice("dra_grpo", "answers that say the same share their reward"),
-            Advice("progrpo", "right answers that the policy is sure of are pushed up less"),
+            Advice("gppo", "the same, and the loss is PPO's in value", "gradient_beyond_clip"),
+            Advice("clip_cov", "the few tokens that take most of the entropy are left out of an update"),
             Advice("grpo", "an entropy bonus, small", "entropy_term", ("objective.entropy.coef=0.001",)),
         ),
     ),
@@ -177,10 +177,11 @@ SYMPTOMS: dict[str, Symptom] = {
         ("off policy", "asynchronous", "old rollouts", "replay", "many epochs", "staleness", "policy lag"),
         (
             Advice("repo_replay", "replayed rollouts beside fresh ones, over who sampled them", "over_behaviour"),
-            Advice("gmpo", "the geometric mean of the ratios, which no single old token can move far", "old_wrong"),
             Advice("gspo", "one ratio a sequence: single tokens that drifted do not dominate", "old_wrong"),
             Advice("cispo", "the importance weight is bounded and every token keeps its gradient", "old_wrong"),
             Advice("ppo", "dual clip: wrong answers that became likelier have a bounded push", "old_wrong"),
+            Advice("topr", "right answers without a ratio, wrong ones with one of at most 1", "old_wrong"),
+            Advice("decoupled_ppo", "clipped against the policy at the start of the step, weighted by its age"),
             Advice("gvpo", "a regression that is right for any sampler; no ratio"),
             Advice("asymre", "a baseline below the mean: off-policy failures push less", "low_baseline"),
         ),
@@ -213,7 +214,8 @@ SYMPTOMS: dict[str, Symptom] = {
                 "pipo", "each update is confirmed or taken back once the next batch has shown its effect", "slow_fast"
             ),
             Advice("real", "a classification loss: no answer's pull grows without bound"),
-            Advice("etr", "the room of a ratio follows how much its answer says"),
+            Advice("sapo_gate", "a smooth gate: the push fades the further a ratio is from 1", "old_wrong"),
+            Advice("spo_simple", "beyond the bound the gradient turns round and pulls back"),
         ),
     ),
     "pass@k falls": Symptom(

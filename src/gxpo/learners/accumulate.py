@@ -115,7 +115,8 @@ def _merge(
         for name, x in computed.items():
             x[batch.entries] = found[name]
     parallel.all_sum([computed[name] for name in sorted(computed)])
-    where = torch.zeros(next(iter(start.values())).shape, dtype=torch.bool)
+    where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
     for batch in batches:
         where[batch.entries] = True
-    return {name: torch.where(where, computed[name], x) for name, x in start.items()}
+    wide = {name: where.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
+    return {name: torch.where(wide[name], computed[name], x) for name, x in start.items()}

@@ -37,7 +37,8 @@ class InProcess:
     def _microbatches(self, packing: Any, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
         raise NotImplementedError
 
-    def _live(self, batch: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
+    def _live(self, batch: Any, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`given`: nothing, or what `step` was given beside the loss."""
         raise NotImplementedError
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
@@ -53,11 +54,15 @@ class InProcess:
         couples: str = "token",
         active: Tensor | None = None,
         cuts: Sequence[Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """One optimiser step on L(x); nothing changes at all if no entry is active."""
+        """One optimiser step on L(x); nothing changes at all if no entry is active.
+
+        given  constants [P, ...] by name that some outputs are made with, such as a teacher's log-probs
+        """
         try:
             with self._short_memory("updating"):
-                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None)
+                info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None, given=given)
                 norm = 0.0 if info.empty else self.optimiser.step()
             return info if info.empty else replace(info, grad_norm=norm, moved=self.optimiser.moved)
         finally:
@@ -73,11 +78,12 @@ class InProcess:
         active: Tensor | None = None,
         cuts: Sequence[Tensor] | None = None,
         two_pass: bool | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """The gradient of L by parameter name, without a step. `two_pass` True or False insists on that way."""
         try:
             with self._short_memory("updating"):
-                self._accumulate(forest, loss, names, couples, active, cuts, two_pass)
+                self._accumulate(forest, loss, names, couples, active, cuts, two_pass, given)
             return {name: g.clone() for name, g in self.optimiser.gradients().items()}
         finally:
             self.optimiser.zero()
@@ -91,12 +97,17 @@ class InProcess:
         active: Tensor | None,
         cuts: Sequence[Tensor] | None,
         two_pass: bool | None,
+        given: Mapping[str, Tensor] | None,
     ) -> StepInfo:
         """Leaves the summed gradient in the optimiser.
 
         active [P] bool: entries whose outputs L reads (None: all). The others are not run; their outputs are nan.
         cuts: micro-batches given as sets of entries.
         """
+        beside = () if not given else (given,)
+        for name, x in (given or {}).items():
+            if len(x) != forest.n_entries:
+                raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
         if active is None:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
@@ -112,7 +123,7 @@ class InProcess:
         if two_pass is False and not whole:
             raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
         way = accumulate.one_pass if whole and not two_pass else accumulate.two_pass
-        x = way(lambda b: self._live(b, names), batches, loss, start, self.optimiser.collect)
+        x = way(lambda b: self._live(b, names, *beside), batches, loss, start, self.optimiser.collect)
         self.optimiser.share()
         computed = torch.zeros(forest.n_entries, dtype=torch.bool)
         computed[entries] = True

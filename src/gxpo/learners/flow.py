@@ -188,7 +188,7 @@ class FlowLearner(InProcess):
     def _microbatches(self, packing: FlowPacking, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
         return packing.microbatches(entries, cuts, at_least=parallel.world())
 
-    def _live(self, batch: Steps, names: Sequence[str]) -> Mapping[str, Tensor]:
+    def _live(self, batch: Steps, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._read(batch, names, self.model)
 
     def _read(self, steps: Steps, names: Sequence[str], model: Any) -> dict[str, Tensor]:

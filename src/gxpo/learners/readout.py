@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from gxpo.decoder.forward import Decoder, Kernels, Products, plain
 from gxpo.errors import ModelError
+from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 
-OUTPUTS = ("logprob", "entropy", "value")
+OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
+AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
+WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
+TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
 
 
 class Readout:
@@ -71,18 +76,90 @@ class Readout:
         """Components of a hidden state."""
         return int(self.causal.config.get_text_config().hidden_size)
 
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return int(self.causal.config.get_text_config().num_hidden_layers)
+
     def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
         """[B, L, H] hidden states after a layer (-1: the last; without a split: [B, L, V] logits) of tokens [B, L] at
         positions [B, L]."""
+        return self.states_after(tokens, mask, position, (layer,))[0]
+
+    def states_after(
+        self, tokens: Tensor, mask: Tensor | None, position: Tensor, layers: Sequence[int]
+    ) -> list[Tensor]:
+        """`states` after each of several layers, from one forward pass."""
         if self._trains_layers:
             self.causal.train(torch.is_grad_enabled())
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
-        if self.split:
-            assert self._backbone is not None
-            if layer != -1:
-                return self._backbone(**inputs, output_hidden_states=True).hidden_states[layer]
-            return self._backbone(**inputs).last_hidden_state
-        return self.causal(**inputs).logits
+        if not self.split:
+            return [self.causal(**inputs).logits] * len(layers)
+        assert self._backbone is not None
+        if all(layer == -1 for layer in layers):
+            return [self._backbone(**inputs).last_hidden_state] * len(layers)
+        out = self._backbone(**inputs, output_hidden_states=True)
+        return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
+
+    def layer_of(self, asked: str) -> int:
+        """The layer that "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
+        layer 1) stands for; -1 for the last, whose states are normed already."""
+        try:
+            layer = max(1, round(float(asked) * self.depth)) if "." in asked else int(asked)
+        except ValueError:
+            raise ModelError(
+                f"an output of an inner layer is '@LAYER' or '@SHARE' of the depth, not '@{asked}'"
+            ) from None
+        if not 1 <= layer <= self.depth or float(asked) <= 0:
+            raise ModelError(
+                f"{self.name} has layers 1 to {self.depth}, none at '@{asked}': give one of them, or a share of the "
+                "depth above 0, up to 1.0"
+            )
+        return -1 if layer == self.depth else layer
+
+    def normed(self, states: Tensor, layer: int) -> Tensor:
+        """Rows of states [n, H] after that layer as the head reads them."""
+        return states if layer == -1 else self._final_norm(states)
+
+    @cached_property
+    def _final_norm(self) -> nn.Module:
+        """What the model itself passes its last hidden states through: found by a short forward pass."""
+        children = list(self._backbone.named_children()) if self.split and self._backbone is not None else []
+        given: dict[str, Tensor] = {}
+        hooks = [
+            module.register_forward_hook(lambda _, __, out, name=name: given.__setitem__(name, out))
+            for name, module in children
+        ]
+        try:
+            with torch.no_grad():
+                device = next(self.causal.parameters()).device
+                tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
+                last = self.states(tokens, None, torch.arange(6, device=device)[None]) if children else None
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, module in reversed(children):
+            if isinstance(out := given.get(name), Tensor) and last is not None and torch.equal(out, last):
+                return module
+        raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
+
+    def by_layer(self, names: Sequence[str]) -> dict[int, dict[str, str]]:
+        """{layer: {output: what of that layer's state it is}}; an output of the last layer stands under -1."""
+        out: dict[int, dict[str, str]] = {}
+        for name in names:
+            kind, _, asked = name.partition("@")
+            inner = bool(asked) and kind in AT_LAYERS
+            out.setdefault(self.layer_of(asked) if inner else -1, {})[name] = kind if inner else name
+        if not self.split and set(out) - {-1}:
+            raise ModelError(f"{self.name}: its hidden states can't be told from its logits, so layers have no policy")
+        return out
+
+    def columns(self, name: str) -> int | None:
+        """How many columns an output has; None: it is one number a token."""
+        kind, _, asked = name.partition("@")
+        if kind not in ("likeliest", "likeliest_logprob"):
+            return None
+        return min(_count(name, asked), self.vocabulary) + (kind == "likeliest_logprob")
 
     def head_weight(self) -> Tensor | None:
         """[V, H] in the dtype of products, where that is not the parameters' own; None: the head is run as it is."""
@@ -118,6 +195,36 @@ class Readout:
         )
 
 
+def _count(name: str, asked: str) -> int:
+    if not asked.isdecimal() or int(asked) < 1:
+        raise ModelError(f"output {name!r} needs a number of ids, at least 1, such as 'likeliest@100'")
+    return int(asked)
+
+
+def _alpha(name: str) -> float:
+    try:
+        alpha = float(name.partition("@")[2])
+    except ValueError:
+        alpha = -1.0
+    if not 0.0 <= alpha <= 1.0:
+        raise ModelError(f"output {name!r} needs a mixture from 0 to 1, such as 'divergence@0.5'")
+    return alpha
+
+
+def _check_names(names: Sequence[str], head: nn.Linear | None, given: Mapping[str, Tensor] | None) -> None:
+    for name in names:
+        kind, _, asked = name.partition("@")
+        if kind not in ((*WITH_NUMBER,) if asked else OUTPUTS):
+            known = ", ".join((*OUTPUTS, *(f"{x}@LAYER" for x in AT_LAYERS), *(f"{x}@NUMBER" for x in WITH_NUMBER)))
+            raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
+        if kind == "divergence" and not set(TEACHER) <= set(given or {}):
+            raise ModelError(
+                f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
+            )
+    if "value" in names and head is None:
+        raise ModelError("no value head was made: make the learner with value_head=True")
+
+
 def read(
     readout: Readout,
     states: Tensor,
@@ -128,25 +235,31 @@ def read(
     *,
     head: nn.Linear | None = None,
     logits_at_once: int = 2**23,
+    given: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
 
-    logprob = z_target - logsumexp z and entropy = logsumexp z - sum p z with z = logits / temperature over the allowed
-    ids; value = head(state), of the state in which the token is chosen. states [n, H]; target [n] ids; temperature [n];
-    support [n, K] allowed ids padded with -1, a row of all -1 being the whole vocabulary. Computed in float32 at least,
-    in chunks of `logits_at_once` logits, which the backward pass computes again instead of holding.
+    logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
+    z = logits / temperature over the allowed ids; value = head(state), of the state in which the token is chosen;
+    "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
+    given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
+    -inf: 0); "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest`
+    of them, without gradient.
+
+    states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
+    whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
+    computes again instead of holding.
     """
-    unknown = set(names) - set(OUTPUTS)
-    if unknown:
-        raise ModelError(f"the torch learner has no output {min(unknown)!r}; it has {', '.join(OUTPUTS)}")
-    if "value" in names and head is None:
-        raise ModelError("no value head was made: make the learner with value_head=True")
+    _check_names(names, head, given)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
         raise ValueError(
             f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
             f"support {None if support is None else tuple(support.shape)} must share their first dimension"
         )
+    teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
+    if teacher and any(x.shape[0] != n for x in teacher):
+        raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
     values = {"value": head(states).squeeze(1)} if head is not None and "value" in names else {}
     names = [name for name in names if name not in values]
     free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
@@ -156,12 +269,14 @@ def read(
         parts += [(rows, support[rows]) for rows in (~free).nonzero().squeeze(1).split(rows_per_chunk)]
     parts = [(rows, allowed) for rows, allowed in parts if rows.numel()]
     if not parts:
-        return values | {name: states.new_zeros(0) for name in names}
+        shapes = {name: readout.columns(name) for name in names}
+        return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
     recompute = len(parts) > 1 and torch.is_grad_enabled()
     weight = readout.head_weight()
     pieces = []
     for rows, allowed in parts:
-        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight)
+        told = tuple(x[rows] for x in teacher) if teacher else None
+        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight, told)
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -178,10 +293,11 @@ def _read_chunk(
     support: Tensor | None,
     names: tuple[str, ...],
     weight: Tensor | None,
+    teacher: tuple[Tensor, ...] | None = None,
 ) -> list[Tensor]:
     logits = readout.logits(states, weight)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    z = z / temperature[:, None].to(z)
+    z = every = z / temperature[:, None].to(z)
     own = z.gather(1, target[:, None]).squeeze(1)
     if support is not None:
         z = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
@@ -190,4 +306,26 @@ def _read_chunk(
     if "entropy" in names:
         p = (z - total[:, None]).exp()
         out["entropy"] = total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
+    if "mean_logprob" in names:
+        mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
+        out["mean_logprob"] = mean - total
+    for name in names:
+        kind, _, asked = name.partition("@")
+        if kind == "divergence":
+            assert teacher is not None
+            student = with_rest(every, total, teacher[0], support)
+            out[name] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(name))
+        elif asked and name not in out:
+            ids = _likeliest(z.detach(), support, min(_count(name, asked), readout.vocabulary))
+            out[f"likeliest@{asked}"] = ids.to(z)
+            out[f"likeliest_logprob@{asked}"] = with_rest(every.detach(), total.detach(), ids, support)
     return [out[name] for name in names]
+
+
+def _likeliest(z: Tensor, support: Tensor | None, k: int) -> Tensor:
+    """[n, k] ids of the largest of `z`, padded with -1 where fewer are allowed."""
+    if support is None:
+        return z.topk(k, 1).indices
+    top = z.topk(min(k, z.shape[1]), 1).indices
+    found = support.gather(1, top)  # the padding of a support is -1 itself, and its z the least
+    return nn.functional.pad(found, (0, k - found.shape[1]), value=-1)

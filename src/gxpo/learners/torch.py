@@ -23,6 +23,7 @@ from gxpo.learners.optimiser import Optimiser, States
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.schedule import Schedule
+from gxpo.learners.soft import soft_inputs, with_densities
 from gxpo.memory import memory_is_short
 
 VALUE_HEAD = "value_head."  # before the names of its parameters
@@ -149,6 +150,17 @@ class TorchLearner(InProcess):
             **self._moves,
         )
 
+    @torch.no_grad()
+    def follow(self, policy: TorchLearner, rate: float) -> None:
+        """Every parameter moves that share of its way to another's of the same model (an exponential moving average),
+        at the precision that they are updated in; a value head is left out."""
+        mine = self.snapshot()
+        theirs = {name: x for name, x in policy.snapshot().items() if not name.startswith(VALUE_HEAD)}
+        if [x.shape for x in mine.values()] != [x.shape for x in theirs.values()]:
+            raise ModelError("a model can follow another of its own kind alone: these two differ in their parameters")
+        pairs = zip(mine.items(), theirs.values(), strict=True)
+        self.restore({name: torch.lerp(x, y.to(x), rate) for (name, x), y in pairs})
+
     # ------------------------------------------------------------ several policies
     def acting(self, policy: str) -> AbstractContextManager[None]:
         """Within this the model is that policy."""
@@ -180,12 +192,20 @@ class TorchLearner(InProcess):
 
     # ------------------------------------------------------------ what the policy says
     def outputs(
-        self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Detached float64 [P] outputs ("logprob", "entropy", "value") of the "current" or the "reference" policy.
+        """Detached float64 [P] outputs ("logprob", "entropy", "value"...) of the "current" or the "reference" policy.
 
         Every action token is read, trainable or not, at its trajectory's temperature and on its stored support; of
-        several current policies each reads its own.
+        several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
+        are of the head on the normed hidden state after layer 3, or after that share of the layers; "likeliest@K"
+        [P, K] and "likeliest_logprob@K" [P, K + 1] are the likeliest ids, and their log-probs and that of all others;
+        "divergence@A" is to the teacher that is `given` (see `gxpo.learners.readout.read`).
         """
         readout, adapters = self._policy(policy)
         everything, packing = torch.arange(forest.n_entries), self._packing(forest)
@@ -193,11 +213,11 @@ class TorchLearner(InProcess):
             batches = self._microbatches(packing, everything)
         else:
             batches = packing.microbatches(everything, at_least=parallel.world())
-        nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
+        rows = forest.n_entries
+        shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
+        nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
-            return accumulate.values(
-                lambda b: self._forward(b, names, readout), batches, {name: nothing for name in names}
-            )
+            return accumulate.values(lambda b: self._forward(b, names, readout, given), batches, nothing)
 
     @torch.no_grad()
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
@@ -209,7 +229,9 @@ class TorchLearner(InProcess):
         out = torch.zeros(forest.n_tokens, self._readout.width)
         with self._short_memory("computing hidden states"):
             for sheet in self._packing(forest).everything():
-                out[sheet.index] = self._states(sheet, self._readout, layer).to("cpu", torch.float32)
+                with soft_inputs(self._readout, sheet):
+                    found = self._states(sheet, self._readout, (layer,))[0]
+                out[sheet.index] = found.to("cpu", torch.float32)
         return out
 
     @torch.no_grad()
@@ -240,40 +262,64 @@ class TorchLearner(InProcess):
             return self._reference, self._adapters.acting(None)
         return self._reference, nullcontext() if self.lora is None else self.model.disable_adapter()
 
-    def _forward(self, batch: MicroBatch, names: Sequence[str], readout: Readout) -> dict[str, Tensor]:
+    def _forward(
+        self,
+        batch: MicroBatch,
+        names: Sequence[str],
+        readout: Readout,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
         def here(x: Tensor) -> Tensor:
             return x.to(self.device)
 
-        with nullcontext() if batch.policy is None else self.acting(batch.policy):
-            states = self._states(batch, readout)
-        found = read(
-            readout,
-            states.index_select(0, here(batch.place)),
-            here(batch.target),
-            here(batch.temperature),
-            None if batch.support is None else here(batch.support),
-            names,
-            head=self.value_head,
-            logits_at_once=self.logits_at_once,
-        )
-        return {name: x.to("cpu", torch.float64)[batch.reading] for name, x in found.items()}
+        layers = readout.by_layer(names)
+        with nullcontext() if batch.policy is None else self.acting(batch.policy), soft_inputs(readout, batch):
+            states = self._states(batch, readout, tuple(layers))
+        place, target, temperature, support, reading = (
+            batch.place, batch.target, batch.temperature, batch.support, batch.reading
+        )  # fmt: skip
+        own: dict[str, Tensor] | None = None
+        if given:  # entries that share a reading may differ in it
+            place, target, temperature = place[reading], target[reading], temperature[reading]
+            support, reading = None if support is None else support[reading], torch.arange(len(reading))
+            own = {name: here(x[batch.entries]) for name, x in given.items()}
+        out = {}
+        for layer, after in zip(layers, states, strict=True):
+            rows = readout.normed(after.index_select(0, here(place)), layer)
+            found = read(
+                readout,
+                rows,
+                here(target),
+                here(temperature),
+                None if support is None else here(support),
+                tuple(layers[layer].values()),
+                head=self.value_head,
+                logits_at_once=self.logits_at_once,
+                given=own,
+            )
+            found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
+            out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer].items()}
+        return out
 
-    def _live(self, batch: MicroBatch, names: Sequence[str]) -> dict[str, Tensor]:
-        return self._forward(batch, names, self._readout)
+    def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if wide := [name for name in names if self._readout.columns(name) is not None]:
+            raise ModelError(f"output {wide[0]!r} has no gradient: ask `outputs` for it, not a step")
+        return self._forward(batch, names, self._readout, *given)
 
-    def _states(self, sheet: Sheet, readout: Readout, layer: int = -1) -> Tensor:
-        """[n, H] of a sheet's tokens."""
+    def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """[n, H] of a sheet's tokens after each layer."""
         if readout.decoder is not None:
-            return readout.decoder.states(sheet.tokens, sheet.position, sheet.chains, layer)
+            return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
         rows = sheet.padded
         mask, dtype = rows.mask.to(self.device), next(self.model.parameters()).dtype
-        states = readout.states(
+        states = readout.states_after(
             rows.tokens.to(self.device),
             mask if mask.dim() == 2 else additive(mask, dtype),
             rows.position.to(self.device),
-            layer,
+            layers,
         )
-        return states[rows.held.to(self.device)]
+        held = rows.held.to(self.device)
+        return [x[held] for x in states]
 
     def _packing(self, forest: Forest) -> Packing:
         padded = self._readout.decoder is None

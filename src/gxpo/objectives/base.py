@@ -27,6 +27,7 @@ class TermPart:
     couples   "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative
     outputs   policy outputs that it reads, gradient included ("logprob", "entropy")
     needs     signals it reads
+    given     signals [P, ...] that the learner makes some of its outputs with ("divergence@A": the teacher's)
     requires  what the rollouts must carry
     reads_credit  False for a term that reads outcomes or verdicts instead
     """
@@ -35,6 +36,7 @@ class TermPart:
     couples: str = "token"
     outputs: tuple[str, ...] = ("logprob",)
     needs: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     on_equal: str = "zero"
 
@@ -75,7 +77,7 @@ class TermSum(TermPart):
         if not self.terms:
             raise ConfigError("an objective needs at least one term")
         object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
-        for name, default in (("outputs", ("logprob",)), ("needs", ()), ("requires", ())):
+        for name, default in (("outputs", ("logprob",)), ("needs", ()), ("given", ()), ("requires", ())):
             asked = dict.fromkeys(x for term in self.terms for x in getattr(term, name, default))
             object.__setattr__(self, name, tuple(asked))
 

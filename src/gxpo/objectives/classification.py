@@ -9,20 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from gxpo import levels
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.objectives.sequence_score import (
-    SCORE_OVER,
+    LabelTerm,
     ScoreOver,
-    SequenceTerm,
+    approx_kl,
     contrasted,
-    labels,
-    log_ratios,
     log_sum_exp,
     n_groups,
     over_groups,
-    per_trajectory,
-    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +57,7 @@ def classification(
 
 
 @dataclass(frozen=True)
-class Classification(SequenceTerm):
+class Classification(LabelTerm):
     """`classification` by the verdict (REAL).
 
     tau         temperature of the scores
@@ -79,30 +74,13 @@ class Classification(SequenceTerm):
     def __post_init__(self) -> None:
         if not self.tau > 0:
             raise ConfigError(f"objective.tau is {self.tau}; it must be above 0, such as 0.5")
-        one_of("objective.ratio_over", self.ratio_over, SCORE_OVER)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
-        object.__setattr__(self, "needs", ("reference_logprob",) if self.ratio_over == "reference" else ())
-
-    def reads(self, forest: Forest) -> Tensor:
-        """Groups with a compared success and a compared failure."""
-        sides = labels(forest, self.success_at, "this objective")
-        return contrasted(forest.ids("group", axis="R"), *sides, forest.compared)
-
-    def _score(
-        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score and whether it was read of each trajectory; the log-ratio of each entry that was."""
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
-        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories)
-        return score, rows_of(forest, entries), gap
+        self._check_anchor()
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        score, run, _ = self._score(forest, policy, credit, weight)
-        positive, negative = labels(forest, self.success_at, "this objective")
-        group = forest.ids("group", axis="R")
+        score, run, *_ = self.scores(forest, policy, credit, weight, "mean")
+        group, (positive, negative) = forest.ids("group", axis="R"), self.sides(forest)
         loss = classification(score, group, positive & run, negative & run, self.tau, forest.compared)
         return (self.share(forest, run) * loss).to(policy.logprob.dtype)
 
@@ -118,13 +96,7 @@ class Classification(SequenceTerm):
         """score_gap  mean over the groups with both labels of the mean score of successes less that of failures
         approx_kl  mean over the read tokens of rho - 1 - log rho
         """
-        score, run, gap = self._score(forest, policy, credit, weight)
+        score, run, _, gap = self.scores(forest, policy, credit, weight, "mean")
         if not gap.numel():
             return {}
-        positive, negative = labels(forest, self.success_at, "this objective")
-        group = forest.ids("group", axis="R")
-        apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
-        return {
-            "score_gap": float(over_groups(apart, group, run)) / n_groups(group, run),
-            "approx_kl": float((gap.expm1() - gap).mean()),
-        }
+        return {"score_gap": self.score_gap(forest, score, run), "approx_kl": approx_kl(gap)}

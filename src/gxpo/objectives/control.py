@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import CheckpointError, ConfigError, one_of
 
 
 class Control:
@@ -14,7 +15,14 @@ class Control:
 
     Terms that hold one call `coefficient`; the trainer calls `adjust` once per step, after the update. What a control
     remembers goes through `state_dict` and `load_state_dict`, so that a resumed run goes on exactly.
+
+    from_zero  whether a coefficient that starts at 0 may become another; one that is only scaled stays there, and its
+               term needs nothing
+    follows    the figure without which it can't leave 0; its term has it measured then
     """
+
+    from_zero: bool = False
+    follows: str = ""
 
     def coefficient(self, start: float) -> float:
         """The coefficient now, of a term that was configured with `start`."""
@@ -27,7 +35,25 @@ class Control:
 
 
 @dataclass(frozen=True)
-class AdaptiveKL(Control):
+class _Remembering(Control):
+    """A control whose memory is a few named numbers."""
+
+    _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != set(self._memory):
+            raise CheckpointError(
+                f"the control's part of the checkpoint has {sorted(state)}, not {sorted(self._memory)}: is it of "
+                "another control?"
+            )
+        self._memory.update({name: float(value) for name, value in state.items()})
+
+
+@dataclass(frozen=True)
+class AdaptiveKl(_Remembering):
     """coef <- coef (1 + clip(KL / target - 1, -bound, bound) rollouts / horizon), from the step's mean KL estimate.
 
     target   nats a token
@@ -40,13 +66,13 @@ class AdaptiveKL(Control):
     target: float = 0.06
     bound: float = 0.2
     horizon: float = 10_000.0
-    _memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=lambda: {"factor": 1.0})
 
     def __post_init__(self) -> None:
         if not (self.target > 0 and self.bound > 0 and self.horizon > 0):
             raise ConfigError(
                 f"control: target ({self.target}), bound ({self.bound}) and horizon ({self.horizon}) are above 0"
             )
+        self._memory["factor"] = 1.0
 
     def coefficient(self, start: float) -> float:
         return start * self._memory["factor"]
@@ -57,10 +83,188 @@ class AdaptiveKL(Control):
             self._memory["factor"] *= 1.0 + error * figures["trajectories"] / self.horizon
         return {"kl_factor": self._memory["factor"]}
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._memory)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != set(self._memory):
-            raise CheckpointError(f"the control's part of the checkpoint has {sorted(state)}: is it of adaptive_kl?")
-        self._memory.update(factor=float(state["factor"]))
+def progress(step: float, total_steps: int | None) -> float:
+    """Share of the run that is over after `step` steps, in [0, 1]. ConfigError where nobody said how long it is."""
+    if total_steps is None or total_steps < 1:
+        raise ConfigError(f"control: total_steps is {total_steps}; say over how many steps the coefficient moves")
+    return min(max(step / total_steps, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Schedule(_Remembering):
+    """From where the term starts to `to` over `total_steps` steps, monotone, and `to` from then on.
+
+    to           the last coefficient
+    total_steps  None: the run's
+    shape        "linear"; "cosine": slow at both ends; "exponential": equal factors (neither end may be 0)
+
+    Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
+    """
+
+    to: float = 0.04
+    total_steps: int | None = None
+    shape: Literal["linear", "cosine", "exponential"] = "linear"
+
+    from_zero = True
+
+    def __post_init__(self) -> None:
+        one_of("control.shape", self.shape, ("linear", "cosine", "exponential"))
+        if not 0 <= self.to < math.inf or (self.total_steps is not None and self.total_steps < 1):
+            raise ConfigError(f"control: to ({self.to}) is 0 or more and total_steps ({self.total_steps}) at least 1")
+        if self.shape == "exponential" and self.to == 0:
+            raise ConfigError("control: an exponential schedule never reaches 0: set control.shape=cosine")
+        self._memory["progress"] = 0.0
+
+    def coefficient(self, start: float) -> float:
+        done = self._memory["progress"]
+        if self.shape == "exponential":
+            if start == 0:
+                raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
+            return start * (self.to / start) ** done
+        done = done if self.shape == "linear" else (1 - math.cos(math.pi * done)) / 2
+        return start + (self.to - start) * done
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        self._memory["progress"] = progress(figures["step"], self.total_steps)
+        return {"schedule_progress": self._memory["progress"]}
+
+
+@dataclass(frozen=True)
+class TwoPhaseDecay(_Remembering):
+    """coef w(p): slow in the first half of `total_steps`, fast in the second, p the progress inside the half.
+
+    w = 1 - fall (1 - e^{-2 p}) first;   w = (1 - fall) e^{-3 p} then
+
+    w falls from 1 to 1 - 0.865 fall, jumps to 1 - fall at the middle, and ends at 0.05 (1 - fall).
+    Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs.
+    """
+
+    fall: float = 0.2
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fall <= 1 or (self.total_steps is not None and self.total_steps < 1):
+            raise ConfigError(f"control: fall ({self.fall}) is in [0, 1], total_steps ({self.total_steps}) at least 1")
+        self._memory["progress"] = 0.0
+
+    def coefficient(self, start: float) -> float:
+        twice = 2.0 * self._memory["progress"]
+        if twice < 1:
+            return start * (1 - self.fall * (1 - math.exp(-2 * twice)))
+        return start * (1 - self.fall) * math.exp(-3 * (twice - 1))
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        self._memory["progress"] = progress(figures["step"], self.total_steps)
+        return {"schedule_progress": self._memory["progress"]}
+
+
+@dataclass(frozen=True)
+class ByAccuracy(_Remembering):
+    """coef s(slope (accuracy - middle)), s the logistic function and accuracy the last step's success rate.
+
+    middle  accuracy at which half of the coefficient is in force; slope  how sharply it comes in
+
+    Little binds a policy that fails, much one that succeeds. Before the first step, and as long as no verdict is known,
+    the coefficient is the configured one.
+    """
+
+    middle: float = 0.5
+    slope: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.slope >= 0:
+            raise ConfigError(
+                f"control: slope is {self.slope}; it is 0 or more, so that accuracy raises the coefficient"
+            )
+        self._memory["factor"] = 1.0
+
+    def coefficient(self, start: float) -> float:
+        return start * self._memory["factor"]
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        rate = figures.get("success_rate")
+        if rate is not None and math.isfinite(rate):
+            self._memory["factor"] = 1.0 / (1.0 + math.exp(-self.slope * (rate - self.middle)))
+        return {"accuracy_factor": self._memory["factor"]}
+
+
+@dataclass(frozen=True)
+class _Walk(_Remembering):
+    """A coefficient that steps add to, held at 0 from below: c_k = max(0, c_{k-1} + x_k), c_0 where the term starts.
+
+    Remembered are s_k = x_1 + ... + x_k and the lowest of 0, s_1, ..., s_k, since c_k = s_k + max(c_0, -lowest).
+    """
+
+    from_zero = True
+
+    def _rest(self) -> None:
+        self._memory.update(total=0.0, lowest=0.0)
+
+    def _move(self, by: float) -> None:
+        self._memory["total"] += by
+        self._memory["lowest"] = min(self._memory["lowest"], self._memory["total"])
+
+    def _at(self, start: float) -> float:
+        return self._memory["total"] + max(start, -self._memory["lowest"])
+
+
+@dataclass(frozen=True)
+class EntropyTarget(_Walk):
+    """Entropy below `target`: coef += by; at or above: coef -= by, never below 0, and it is not in force.
+
+    target  nats a token
+    by      how much a step moves it
+
+    The entropy is the step's mean over trained tokens; what it decides is in force in the next step. Source: Skywork
+    OR1, arXiv 2505.22312 (0.2 nats, 0.005), where the coefficient starts at 0 and has no floor in our source.
+    """
+
+    target: float = 0.2
+    by: float = 0.005
+
+    def __post_init__(self) -> None:
+        if not (self.target > 0 and self.by > 0):
+            raise ConfigError(f"control: target ({self.target}) and by ({self.by}) are above 0")
+        self._rest()
+        self._memory["below"] = 1.0
+
+    def coefficient(self, start: float) -> float:
+        return self._at(start) if self._memory["below"] else 0.0
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        if "entropy" in figures:
+            below = figures["entropy"] < self.target
+            self._move(self.by if below else -self.by)
+            self._memory["below"] = float(below)
+        return {"entropy_below_target": self._memory["below"]}
+
+
+@dataclass(frozen=True)
+class DualBudget(_Walk):
+    """coef <- max(0, coef + rate (KL - budget)): the dual variable of the constraint KL <= budget (dual ascent).
+
+    budget  nats a token, of the step's mean KL estimate
+    rate    coefficient per nat and step
+
+    At a coefficient of 0 the KL is measured on the policy at the start of the step, so that it can rise again.
+    """
+
+    budget: float = 0.05
+    rate: float = 0.1
+
+    follows = "kl"
+
+    def __post_init__(self) -> None:
+        if not (self.budget >= 0 and self.rate > 0):
+            raise ConfigError(f"control: budget ({self.budget}) is 0 or more, rate ({self.rate}) above 0")
+        self._rest()
+
+    def coefficient(self, start: float) -> float:
+        return self._at(start)
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        if "kl" in figures:
+            self._move(self.rate * (figures["kl"] - self.budget))
+            return {"kl_over_budget": figures["kl"] - self.budget}
+        return {}

@@ -14,15 +14,13 @@ from gxpo import levels
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.ratio import RATIO_OVER
 from gxpo.objectives.sequence_score import (
-    SequenceTerm,
+    LabelTerm,
+    approx_kl,
     contrasted,
-    labels,
-    log_ratios,
     log_sum_exp,
     n_groups,
     over_groups,
     per_trajectory,
-    rows_of,
     weighted,
 )
 
@@ -82,7 +80,7 @@ def hinge(kl: Tensor, delta: float, beta: float, compared: Tensor | None = None)
 
 
 @dataclass(frozen=True)
-class Discriminative(SequenceTerm):
+class Discriminative(LabelTerm):
     """`discriminative` by the verdict, plus `hinge` on the tokens of the compared groups (DisCO).
 
     score       "logprob": s = mean log-prob of the trajectory's tokens; "ratio": s = mean of their ratios
@@ -105,36 +103,29 @@ class Discriminative(SequenceTerm):
 
     def __post_init__(self) -> None:
         one_of("objective.score", self.score, tuple(SCORES))
-        one_of("objective.ratio_over", self.ratio_over, RATIO_OVER)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
+        self._check_anchor(RATIO_OVER)
         if self.tau is not None and not self.tau > 0:
             raise ConfigError(f"objective.tau is {self.tau}; it must be above 0, or null for the score's own")
         if self.delta < 0 or self.beta < 0:
             raise ConfigError(f"objective.delta and objective.beta are >= 0, not {self.delta} and {self.beta}")
         object.__setattr__(self, "couples", "step" if self.beta > 0 else "group")
 
-    def reads(self, forest: Forest) -> Tensor:
-        """Groups with a compared success and a compared failure."""
-        sides = labels(forest, self.success_at, "this objective")
-        return contrasted(forest.ids("group", axis="R"), *sides, forest.compared)
-
     def _score(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Score and whether it was read of each trajectory; log-ratio and whether compared of each entry that was."""
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
+        _, run, entries, gap = self.scores(forest, policy, credit, weight, "mean")
         logprob = policy.logprob[entries].to(torch.float64)
         x = gap.exp() if self.score == "ratio" else weighted(logprob, weight[entries])
         trajectory = forest.path_trajectory[entries]
         score = per_trajectory(x, trajectory, forest.n_trajectories)
-        return score, rows_of(forest, entries), gap, forest.compared[trajectory]
+        return score, run, gap, forest.compared[trajectory]
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         score, run, gap, compared = self._score(forest, policy, credit, weight)
-        positive, negative = labels(forest, self.success_at, "this objective")
+        positive, negative = self.sides(forest)
         tau = SCORES[self.score] if self.tau is None else self.tau
         group = forest.ids("group", axis="R")
         loss = discriminative(score, group, positive & run, negative & run, tau, forest.compared)
@@ -156,11 +147,8 @@ class Discriminative(SequenceTerm):
         score, run, gap, compared = self._score(forest, policy, credit, weight)
         if not gap.numel():
             return {}
-        positive, negative = labels(forest, self.success_at, "this objective")
-        group = forest.ids("group", axis="R")
-        apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
         return {
-            "score_gap": float(over_groups(apart, group, run)) / n_groups(group, run),
+            "score_gap": self.score_gap(forest, score, run),
             "constraint_kl": -float(gap[compared].mean()),
-            "approx_kl": float((gap.expm1() - gap).mean()),
+            "approx_kl": approx_kl(gap),
         }

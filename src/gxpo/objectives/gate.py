@@ -180,25 +180,29 @@ class LogClip(Gate):
 
 @dataclass(frozen=True)
 class Truncate(Gate):
-    """-stop(min(rho, ratio_max)) A logprob: the weight is bounded, every token keeps its gradient.
+    """-stop(clip(rho, ratio_min, ratio_max)) A logprob: the weight is bounded, every token keeps its gradient.
 
-    ratio_max   absolute, upper bound only: 1.28 means rho <= 1.28. On policy the coefficient is exactly 1 for every
-                ratio_max >= 1. (Elsewhere the same setting is written 0.28, or means an absolute bound by that name.)
+    ratio_max   absolute: 1.28 means rho <= 1.28. On policy the coefficient is exactly 1 for every ratio_max >= 1.
+                (Elsewhere the same setting is written 0.28, or means an absolute bound by that name.)
+    ratio_min   absolute; 0: no lower bound
 
-    The value of the loss has no meaning; its gradient is -min(rho, ratio_max) A grad logprob.
+    The value of the loss has no meaning; its gradient is -clip(rho, ratio_min, ratio_max) A grad logprob.
 
     Source: CISPO, MiniMax-M1, arXiv 2506.13585, eq. 4-5; the paper disables the lower bound and does not publish the
     upper one: 1.28 is the bound of clip-higher.
     """
 
     ratio_max: float = 1.28
+    ratio_min: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio_max <= math.inf:
             raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 0, such as 1.28")
+        if not 0 <= self.ratio_min <= self.ratio_max:
+            raise ConfigError(f"objective.ratio_min is {self.ratio_min}; it is from 0 to ratio_max ({self.ratio_max})")
 
     def loss(self, x: Entries) -> Tensor:
-        return -x.ratio.detach().clamp_max(self.ratio_max) * x.credit * x.logprob
+        return -x.ratio.detach().clamp(self.ratio_min, self.ratio_max) * x.credit * x.logprob
 
     def clipped(self, x: Entries) -> Tensor:
         return (x.credit != 0) & (x.ratio > self.ratio_max)

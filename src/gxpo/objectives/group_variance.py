@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, one_of
-from gxpo.objectives.sequence_score import (
-    SCORE_OVER,
-    ScoreOver,
-    SequenceTerm,
-    counted,
-    log_ratios,
-    n_groups,
-    per_trajectory,
-    rows_of,
-)
+from gxpo.errors import ConfigError
+from gxpo.objectives.sequence_score import ScoreOver, SequenceTerm, approx_kl, n_groups
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
+
+
+def residuals(
+    log_ratio: Tensor, reward: Tensor, group: Tensor, beta: float, stats: Tensor, standardise: bool = False
+) -> Tensor:
+    """[R] beta (D_i - mean_g D) - (r_i - mean_g r), means over `stats` [R] bool, that of D a constant.
+
+    standardise  the first over max(1, its std), the second over its std + 1e-6 (0 where the rewards are equal); one
+                 degree of freedom. For members that are not in `stats` the std of D is a constant too.
+    """
+    implied = beta * (log_ratio - levels.mean(log_ratio.detach(), group, stats))
+    if not standardise:
+        return implied - (reward - levels.mean(reward, group, stats))
+    freedom = (levels.count(group, stats) - 1).clamp_min(1)
+    spread = (levels.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
+    scaled = implied / torch.where(stats, spread, spread.detach())
+    return scaled - levels.normalize(reward, group, stats, eps=1e-6)
 
 
 def group_variance(
@@ -34,6 +42,7 @@ def group_variance(
     *,
     where: Tensor | None = None,
     compared: Tensor | None = None,
+    standardise: bool = False,
 ) -> Tensor:
     """mean over groups of (1/2) sum_i [beta (D_i - mean_g D) - (r_i - mean_g r)]^2 / (G - 1), float64.
 
@@ -42,18 +51,27 @@ def group_variance(
     group      [R] int64 dense ids
     where      [R] bool, members that count (default: all): G is their number, and so is that of the groups
     compared   [R] bool, those whose D and r enter the means (default: all)
+    standardise  see `residuals`
 
     dL/dD_i = -beta [(r_i - mean r) - beta (D_i - mean D)] / (G - 1) / groups: the mean's own derivative vanishes,
     because the residuals of the compared members sum to 0, and is not taken. Groups with fewer than two compared
     members give 0 and are still in the mean over groups. The minimum over all policies is the one that maximises
     reward - beta KL(policy || old), whoever sampled.
 
-    Source: GVPO, arXiv 2504.19599, eq. of the MSE form; ported code (verl recipe) detaches the mean as well.
+    Standardised, with A the z-scored rewards: while the std of beta D is below 1 this is the same with A for r; beyond
+    it is 1 - corr(r, D), whose gradient knows no scale of D.
+
+    With these settings this is
+      GVPO      arXiv 2504.19599, eq. of the MSE form; ported code (verl recipe) detaches the mean as well
+      Reg-GRPO  standardise, arXiv 2506.07464: mean_i (A_i - z(D)_i)^2 is 2 (G - 1) / G times this where the std of
+                beta D is at least 1. The paper divides by the std itself, which is 0 before the first update
+      REBEL     beta = 1 / eta, arXiv 2404.16767: the mean over all pairs of [(D_i - D_j) / eta - (r_i - r_j)]^2 is 4
+                times this
+      CoPG      log_ratio to the reference: 1 / beta times this (see `SquaredLogRatio`, whose form has beta = 0 too)
     """
     own = torch.ones_like(group, dtype=torch.bool) if where is None else where
     stats = own if compared is None else own & compared
-    implied = beta * (log_ratio - levels.mean(log_ratio.detach(), group, stats))
-    residual = implied - (reward - levels.mean(reward, group, stats))
+    residual = residuals(log_ratio, reward, group, beta, stats, standardise)
     each = residual.square() / 2 / (levels.count(group, own) - 1).clamp_min(1)
     return each[own & (levels.count(group, stats) > 1)].sum() / n_groups(group, own)
 
@@ -62,6 +80,7 @@ def group_variance(
 class GroupVariance(SequenceTerm):
     """`group_variance` of the outcomes (GVPO).
 
+    standardise           compare z-scores (Reg-GRPO); 1 / beta is then the least std, in nats, that D is divided by
     ratio_over            what D is measured against: "proximal" (where the step has one, else behaviour), "behaviour",
                           or the frozen "reference", which makes the penalty's anchor stand still
     on_unknown_behaviour  "error" | "one" (D counts such a token as 0)
@@ -71,6 +90,7 @@ class GroupVariance(SequenceTerm):
     """
 
     beta: float = 0.1
+    standardise: bool = False
     ratio_over: ScoreOver = "proximal"
     on_unknown_behaviour: Literal["error", "one"] = "error"
 
@@ -79,30 +99,16 @@ class GroupVariance(SequenceTerm):
     def __post_init__(self) -> None:
         if not self.beta > 0:
             raise ConfigError(f"objective.beta is {self.beta}; it must be above 0, such as 0.1")
-        one_of("objective.ratio_over", self.ratio_over, SCORE_OVER)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
-        object.__setattr__(self, "needs", ("reference_logprob",) if self.ratio_over == "reference" else ())
-
-    def reads(self, forest: Forest) -> Tensor:
-        """Groups of at least two compared trajectories."""
-        own = counted(forest)
-        return own & (levels.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
-
-    def _score(
-        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """D and whether it was read of each trajectory; the log-ratio of each entry that was."""
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
-        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, "sum")
-        return score, rows_of(forest, entries), gap
+        self._check_anchor()
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        score, run, _ = self._score(forest, policy, credit, weight)
-        group = forest.ids("group", axis="R")
-        loss = group_variance(score, forest.outcome, group, self.beta, where=run, compared=forest.compared)
+        score, run, *_ = self.scores(forest, policy, credit, weight, "sum")
+        group, reward = forest.ids("group", axis="R"), forest.outcome
+        loss = group_variance(
+            score, reward, group, self.beta, where=run, compared=forest.compared, standardise=self.standardise
+        )
         return (self.share(forest, run) * loss).to(policy.logprob.dtype)
 
     @torch.no_grad()
@@ -114,16 +120,15 @@ class GroupVariance(SequenceTerm):
         weight: Tensor,
         signals: Signals | None = None,
     ) -> dict[str, float]:
-        """implicit_reward_gap  root of the mean squared residual, in units of reward
+        """implicit_reward_gap  root of the mean squared residual, in units of reward (standardised: of its std)
         approx_kl            mean over the read tokens of rho - 1 - log rho
         """
-        score, run, gap = self._score(forest, policy, credit, weight)
+        score, run, _, gap = self.scores(forest, policy, credit, weight, "sum")
         if not gap.numel():
             return {}
         group, stats = forest.ids("group", axis="R"), run & forest.compared
-        residual = self.beta * (score - levels.mean(score, group, stats))
-        residual = residual - (forest.outcome - levels.mean(forest.outcome, group, stats))
+        residual = residuals(score, forest.outcome, group, self.beta, stats, self.standardise)
         return {
             "implicit_reward_gap": float(residual[run].square().mean().sqrt()),
-            "approx_kl": float((gap.expm1() - gap).mean()),
+            "approx_kl": approx_kl(gap),
         }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gxpo.errors import MissingSignal, one_of
-from gxpo.objectives.kl import ESTIMATORS, kl_estimate, penalised_outcome
+from gxpo.objectives.kl import ESTIMATORS, Estimator, kl_estimate, penalised_outcome
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class KLReward:
     """KL in the reward: `penalised_outcome` with the policy at the start of the step, before any group statistic.
 
-    The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here.
+    The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here;
+    k3 and k3+ are the same, since nothing is differentiated.
     """
 
     coef: float
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Estimator = "k3"
 
     needs = ("reference_logprob",)
 

@@ -24,7 +24,8 @@ class Penalty(TermPart):
 
     Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing.
 
-    control  moves the coefficient from step to step; `coef` is where it starts
+    control  moves the coefficient from step to step; `coef` is where it starts. A figure that it
+             follows is measured on the policy at the start of the step while the coefficient is 0
     """
 
     coef: float = 0.0
@@ -46,19 +47,35 @@ class Penalty(TermPart):
     @property
     def ever(self) -> bool:
         """Whether the coefficient is, or may become, other than 0."""
-        return self.coef != 0 or self.control is not None
+        return self.coef != 0 or (self.control is not None and self.control.from_zero)
+
+    @property
+    def watches(self) -> bool:
+        """Whether its control has to know the quantity while the coefficient is 0."""
+        return self.control is not None and self.control.follows == self.name
 
     def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
         """Its value at these entries, in the dtype of `policy.logprob`; never called without entries."""
         raise NotImplementedError
 
+    def quantity_of(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        """`quantity`, for terms that look at the forest too."""
+        return self.quantity(policy, entries)
+
+    def scale(self, forest: Forest) -> Tensor:
+        """[P] coefficients of the aggregation."""
+        return coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
+
+    def measured(self, forest: Forest, signals: Signals) -> float | None:
+        """The mean of the quantity on the policy at the start of the step; None where the signals can't tell."""
+        return None
+
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
-        scale = self.sign * self.now * scale * forest.to_path(forest.weight, "R")
+        scale = self.sign * self.now * self.scale(forest) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        value = self.quantity(policy, entries) if entries.numel() else policy.logprob[entries]
+        value = self.quantity_of(forest, policy, entries) if entries.numel() else policy.logprob[entries]
         return (scale[entries].to(value) * value).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -76,6 +93,12 @@ class Penalty(TermPart):
         weight: Tensor,
         signals: Signals | None = None,
     ) -> dict[str, float]:
-        """NAME: the mean over the active tokens, before `coef`."""
+        """NAME: the mean over the active tokens, before `coef`; NAME_coef: the coefficient, where a control moves
+        it."""
+        found = {} if self.control is None else {f"{self.name}_coef": self.now}
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        return {self.name: float(self.quantity(policy, entries).mean())} if entries.numel() else {}
+        if entries.numel():
+            found[self.name] = float(self.quantity_of(forest, policy, entries).mean())
+        elif self.watches and signals is not None and (value := self.measured(forest, signals)) is not None:
+            found[self.name] = value
+        return found

@@ -54,6 +54,8 @@ class PolicyGradient(TermPart):
       GMPO        sequence, LogClip(0.4, 0.4), sequence_mean  arXiv 2507.20673
       CISPO       token, Truncate(1.28), token_mean           arXiv 2506.13585
       LUFFY       token, Unclipped, sequence_sum, "shaped"    arXiv 2504.14945
+      LUSPO       sequence, Clip(2e-3, 2.5e-3), sequence_sum with horizon 1   arXiv 2602.05261
+      TOPR        SequenceSum, Tapered, sequence_sum with horizon 1           arXiv 2503.14286
 
     Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
     stay in the denominators.

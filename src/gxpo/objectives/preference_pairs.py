@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,16 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
-from gxpo.objectives.sequence_score import (
-    SequenceTerm,
-    contrasted,
-    counted,
-    labels,
-    log_ratios,
-    n_groups,
-    per_trajectory,
-    rows_of,
-)
+from gxpo.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups
 from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
@@ -58,31 +49,50 @@ def preference_loss(margin: Tensor, beta: float = 0.1, form: str = "sigmoid", la
     return -(1 - label_smoothing) * logsigmoid(scaled) - label_smoothing * logsigmoid(-scaled)
 
 
+class _Margins(NamedTuple):
+    """Margin, group and weight of each pair, then of each trajectory that has none and is set against 0."""
+
+    margin: Tensor
+    group: Tensor
+    factor: Tensor
+    n_pairs: int
+
+
 @dataclass(frozen=True)
-class PreferencePairs(SequenceTerm):
+class PreferencePairs(LabelTerm):
     """mean over groups of the mean over the group's pairs of `preference_loss`; score: log policy / reference.
 
     pairs            "verdict": every success with every failure; "outcome": every trajectory of the group's highest
-                     outcome with every one of its lowest, where they differ
+                     outcome with every one of its lowest, where they differ; "ordered": every trajectory with every one
+                     of lower outcome, so that outcomes are levels
     beta, form, label_smoothing   see `preference_loss`
     length_mean      score a trajectory by the mean over its tokens instead of the sum
     success_at       None: the verifier's verdict is the label; otherwise: outcome >= success_at
+    success_weight   multiplies the loss of pairs whose better one is a success by that label
+    unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
 
-    Groups without a pair are in the mean over groups with 0. Pairs are of at least one compared trajectory; one that
-    is not compared moves itself alone.
+    Groups without a pair are in the mean over groups with 0, unless `unpaired`. Pairs are of at least one compared
+    trajectory; one that is not compared moves itself alone. Of G levels there are G (G - 1) / 2 pairs.
+
+    With these settings this is
+      DPO   verdict, sum, beta 0.1                                         arXiv 2305.18290
+      TRPA  ordered, length_mean, beta 0.1, success_weight 2.5, unpaired   arXiv 2504.04524
     """
 
-    pairs: Literal["verdict", "outcome"] = "verdict"
+    pairs: Literal["verdict", "outcome", "ordered"] = "verdict"
     beta: float = 0.1
     form: Literal["sigmoid", "ipo"] = "sigmoid"
     label_smoothing: float = 0.0
     length_mean: bool = False
     success_at: float | None = None
+    success_weight: float = 1.0
+    unpaired: bool = False
 
+    ratio_over = "reference"
     needs = ("reference_logprob",)
 
     def __post_init__(self) -> None:
-        one_of("objective.pairs", self.pairs, ("verdict", "outcome"))
+        one_of("objective.pairs", self.pairs, ("verdict", "outcome", "ordered"))
         one_of("objective.form", self.form, ("sigmoid", "ipo"))
         if not self.beta > 0:
             raise ConfigError(f"objective.beta is {self.beta}; it must be above 0, such as 0.1")
@@ -90,45 +100,60 @@ class PreferencePairs(SequenceTerm):
             raise ConfigError(f"objective.label_smoothing is {self.label_smoothing}; it is a chance below 0.5")
         if self.label_smoothing and self.form == "ipo":
             raise ConfigError("objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out")
+        if not self.success_weight > 0:
+            raise ConfigError(f"objective.success_weight is {self.success_weight}; it must be above 0, such as 2.5")
+        object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
-        """[R], [R] bool: better and worse members of the groups that have a compared one of each."""
+        """[R], [R] bool: better and worse members of the groups that have a compared one of each; "ordered": all
+        members of such groups are both."""
         group = forest.ids("group", axis="R")
         if self.pairs == "verdict":
-            better, worse = labels(forest, self.success_at, "this objective")
+            better, worse = self.sides(forest)
         else:
             own = counted(forest)
             stats, outcome = own & forest.compared, forest.outcome
-            differ = own & ~levels.degenerate(outcome, group, stats)
-            better = differ & (outcome >= levels.max(outcome, group, stats))
-            worse = differ & (outcome <= levels.min(outcome, group, stats))
+            better = worse = own & ~levels.degenerate(outcome, group, stats)
+            if self.pairs == "outcome":
+                better = better & (outcome >= levels.max(outcome, group, stats))
+                worse = worse & (outcome <= levels.min(outcome, group, stats))
         both = contrasted(group, better, worse, forest.compared)
         return better & both, worse & both
 
+    def _alone(self, forest: Forest, better: Tensor) -> Tensor:
+        """[R] bool: counted trajectories of groups without a pair."""
+        paired = levels.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
+        return counted(forest) & ~paired & self.unpaired
+
     def reads(self, forest: Forest) -> Tensor:
         better, worse = self._sides(forest)
-        return better | worse
+        return better | worse | self._alone(forest, better)
 
-    def _margins(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Margin and group of each pair."""
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        gap = log_ratios(forest, policy, entries, weight, "reference")
-        how = "mean" if self.length_mean else "sum"
-        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, how)
-        run = rows_of(forest, entries)
+    def _margins(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Margins:
+        score, run, *_ = self.scores(forest, policy, credit, weight, "mean" if self.length_mean else "sum")
         group, known, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
         left, right = pairs(group, better & run, worse & run)
         kept = known[left] | known[right]
+        if self.pairs == "ordered":
+            high, low = forest.outcome[left], forest.outcome[right]
+            kept &= high - low > levels.DEGENERATE * torch.maximum(high.abs(), low.abs())
         left, right = left[kept], right[kept]
-        high = torch.where(known[right], score[left], score[left].detach())
-        low = torch.where(known[left], score[right], score[right].detach())
-        return high - low, group[left]
+        margin = torch.where(known[right], score[left], score[left].detach())
+        margin = margin - torch.where(known[left], score[right], score[right].detach())
+        factor = torch.ones_like(margin.detach())
+        alone = (self._alone(forest, better) & run).nonzero().squeeze(1)
+        if self.success_weight != 1 or alone.numel():
+            good, _ = self.sides(forest)
+            factor[good[left]] = self.success_weight
+            sign = good[alone].to(torch.float64) * 2 - 1
+            margin, factor = torch.cat([margin, sign * score[alone]]), torch.cat([factor, torch.ones_like(sign)])
+        return _Margins(margin, group[torch.cat([left, alone])], factor, left.numel())
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        margin, group = self._margins(forest, policy, credit, weight)
-        loss = preference_loss(margin, self.beta, self.form, self.label_smoothing) / levels.count(group)
+        margin, group, factor, _ = self._margins(forest, policy, credit, weight)
+        loss = factor * preference_loss(margin, self.beta, self.form, self.label_smoothing) / levels.count(group)
         return (loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))).to(policy.logprob.dtype)
 
     @torch.no_grad()
@@ -144,7 +169,8 @@ class PreferencePairs(SequenceTerm):
         pair_margin    mean over the pairs of beta h
         pairs          how many there are
         """
-        margin, _ = self._margins(forest, policy, credit, weight)
+        found = self._margins(forest, policy, credit, weight)
+        margin = found.margin[: found.n_pairs]
         if not margin.numel():
             return {"pairs": 0.0}
         return {

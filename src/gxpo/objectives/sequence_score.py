@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import GxpoError, MissingSignal
+from gxpo.errors import GxpoError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
+from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart
 
 if TYPE_CHECKING:
@@ -109,33 +110,107 @@ def log_ratios(
     return weighted(policy.logprob[entries].to(torch.float64), weight[entries]) - below
 
 
+def token_coefficients(forest: Forest, aggregate: str, horizon: float | None) -> Tensor:
+    """[P] `aggregate.coefficients` over the trained entries of the counted trajectories."""
+    own = forest.path_trainable & forest.to_path(counted(forest), "R")
+    return coefficients(forest.path_trajectory, own, aggregate, horizon)
+
+
+def approx_kl(gap: Tensor) -> float:
+    """Mean of rho - 1 - log rho, from the log-ratios of at least one token."""
+    return float((gap.expm1() - gap).mean())
+
+
+class Scores(NamedTuple):
+    """What a loss has read of the policy.
+
+    score    [R] of each trajectory, 0 where it was not read
+    run      [R] bool: the trajectories that were
+    entries  [n] their trained tokens, indices into P
+    gap      [n] float64: log-ratio of each, see `log_ratios`
+    """
+
+    score: Tensor
+    run: Tensor
+    entries: Tensor
+    gap: Tensor
+
+
 class SequenceTerm(TermPart):
-    """Base of losses on one score per trajectory, compared within its group.
+    """Base of losses on scores of trajectories that are measured within their group.
 
     They read outcomes or verdicts from the forest, not `credit`. `weight` multiplies derivatives (see `weighted`). A
     trajectory that is not compared is measured against the compared members and moves itself alone. Every group with
     a trained trajectory is in the mean over groups, also where nothing is compared in it.
+
+    ratio_over            what the policy is measured against: "proximal" (where the step has one, else behaviour),
+                          "behaviour", or the frozen "reference"
+    on_unknown_behaviour  "error" | "one" (a log-ratio of 0)
+    couples               narrower than "group" where statistics are of outcomes alone
     """
 
     couples: str = "group"
     reads_credit = False
+    ratio_over: ScoreOver = "proximal"
+    on_unknown_behaviour: Literal["error", "one"] = "error"
+
+    def _check_anchor(self, over: tuple[str, ...] = SCORE_OVER) -> None:
+        """For `__post_init__`: refuses what the policy can't be measured against; asks for the reference."""
+        one_of("objective.ratio_over", self.ratio_over, over)
+        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
+        more = ("reference_logprob",) if self.ratio_over == "reference" else ()
+        object.__setattr__(self, "needs", (*type(self).needs, *more))
 
     def reads(self, forest: Forest) -> Tensor:
-        """[R] bool: counted trajectories whose score the loss reads."""
-        raise NotImplementedError
+        """[R] bool: counted trajectories whose score the loss reads; those of groups of at least two compared ones."""
+        own = counted(forest)
+        return own & (levels.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of the trajectories that are read, in groups where any of them has a weight."""
+        """Trainable entries of what is read, as far as it is coupled to an entry that has a weight."""
         read, trainable = self.reads(forest), forest.path_trainable
-        moved = rows_of(forest, trainable & (weight != 0))
-        alive = levels.max((read & moved).to(torch.float64), forest.ids("group", axis="R")) > 0
-        return trainable & forest.to_path(read & alive, "R")
+        moved = trainable & (weight != 0)
+        if self.couples == "token":
+            return moved & forest.to_path(read, "R")
+        alive = read & rows_of(forest, moved)
+        if self.couples != "trajectory":
+            alive = read & (levels.max(alive.to(torch.float64), forest.ids("group", axis="R")) > 0)
+        return trainable & forest.to_path(alive, "R")
+
+    def scores(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, how: Literal["sum", "mean"]
+    ) -> Scores:
+        """The sum or the mean of the log-ratios of each trajectory that is read."""
+        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
+        gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
+        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, how)
+        return Scores(score, rows_of(forest, entries), entries, gap)
 
     def share(self, forest: Forest, run: Tensor) -> float:
         """Of all groups with a counted trajectory, those with one of `run` [R] bool: a mean over the run groups times
         this is the mean over all, the others being 0."""
         group, own = forest.ids("group", axis="R"), counted(forest)
         return n_groups(group, run) / n_groups(group, own)
+
+
+class LabelTerm(SequenceTerm):
+    """Base of those that learn from labels: the verdict, or, with `success_at`, outcome >= success_at."""
+
+    success_at: float | None = None
+
+    def sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
+        """[R], [R] bool: see `labels`."""
+        return labels(forest, self.success_at, "this objective")
+
+    def reads(self, forest: Forest) -> Tensor:
+        """Groups with a compared success and a compared failure."""
+        return contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
+
+    def score_gap(self, forest: Forest, score: Tensor, run: Tensor) -> float:
+        """Mean over the groups that were read of the mean score of successes less that of failures."""
+        group, (positive, negative) = forest.ids("group", axis="R"), self.sides(forest)
+        apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
+        return float(over_groups(apart, group, run)) / n_groups(group, run)
 
 
 def rows_of(forest: Forest, entries: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.pipeline import Method
 from gxpo.protocols import PolicyTokens, StepInfo
@@ -37,7 +38,9 @@ class BoundLearner:
         self.infos: list[StepInfo] = []
         self.metrics: list[dict[str, float]] = []
         self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
-        self._forward_names = tuple(dict.fromkeys((*method.outputs, "entropy")))
+        # an output whose own signal is nan throughout is one that nobody reads in this step
+        unread = {n for n in method.outputs if "@" in n and n in signals and bool(signals[n].isnan().all())}
+        self._forward_names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """One optimiser step on these trajectories (all of the forest by default)."""
@@ -51,18 +54,10 @@ class BoundLearner:
             held = self.signals.select(forest, trajectories)
         credit, weight = credit[entries], weight[entries]
 
+        below = None if first or self.proximal is None else self.proximal[entries]
+
         def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
-            reference = held.get("reference_logprob")
-            proximal = x["logprob"].detach() if first or self.proximal is None else self.proximal[entries]
-            return PolicyTokens(
-                x["logprob"],
-                sub.path_behaviour_logprob,
-                reference,
-                x.get("entropy"),
-                proximal_logprob=proximal,
-                value=x.get("value"),
-                outputs=x,
-            )
+            return _policy(x, sub, held, below)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return self.method.objective(sub, policy(x), credit, weight, held, self.step_number)
@@ -73,6 +68,7 @@ class BoundLearner:
             names=self._forward_names,
             couples=self.method.couples,
             active=self.method.active(sub, credit, weight, held),
+            **self._given(held),
         )
         self.infos.append(info)
         if not info.empty:
@@ -87,6 +83,11 @@ class BoundLearner:
                 self.sampler_gap = self._sampler_gap(x["logprob"], sub)
         return info
 
+    def _given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
+        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
+        names = dict.fromkeys(n for term in self.method.terms.values() for n in getattr(term, "given", ()))
+        return {"given": {name: held[name] for name in names}} if names else {}
+
     def _sampler_gap(self, logprob: Tensor, forest: Forest) -> float:
         """Largest difference to the sampler among trained tokens that it sampled in this step, in this context."""
         node = forest.token_node[forest.path_token]
@@ -98,8 +99,14 @@ class BoundLearner:
         return float(gap.max()) if gap.numel() else 0.0
 
     def logprob(self) -> Tensor:
-        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass."""
-        return self.learner.outputs(self.forest, ("logprob",))["logprob"]
+        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass.
+
+        Asked for before the first optimiser step, it is the proximal policy.
+        """
+        found = self.learner.outputs(self.forest, ("logprob",))["logprob"]
+        if not self.infos and self.proximal is None:
+            self.proximal = found
+        return found
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the parameters."""
@@ -108,6 +115,71 @@ class BoundLearner:
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Set the parameters to a snapshot's."""
         self.learner.restore(snapshot)
+
+    # ------------------------------------------------------------ for updates that take their own steps
+    def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
+        """The objective (`loss`) and the outputs of the policy as it is now: a forward pass, no step.
+
+        Asked for before the first step, it is the proximal policy.
+        """
+        x = self.learner.outputs(forest, self._forward_names, **self._given(self.signals))
+        if not self.infos and self.proximal is None:
+            self.proximal = x["logprob"]
+        policy = _policy(x, forest, self.signals, self.proximal)
+        loss = self.method.objective(forest, policy, credit, weight, self.signals, self.step_number)
+        return StepInfo(empty=False, loss=float(loss), outputs=x)
+
+    def gradient(
+        self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """By parameter name, for the policy as it is now, without a step: of the objective, or, with `slope` [P], of
+        sum_p slope_p logprob_p."""
+        short = [p.dtype for p in self.learner.optimiser.named.values() if torch.finfo(p.dtype).bits < 32]
+        if short:
+            raise ConfigError(
+                f"this update moves parameters by less than {short[0]} can tell: set learner.dtype=float32, or train "
+                "with another update"
+            )
+        if slope is not None:
+            return self.learner.gradient(forest, lambda x: (slope * x["logprob"]).sum(), active=slope != 0)
+
+        def loss(x: Mapping[str, Tensor]) -> Tensor:
+            policy = _policy(x, forest, self.signals, self.proximal)
+            return self.method.objective(forest, policy, credit, weight, self.signals, self.step_number)
+
+        return self.learner.gradient(
+            forest,
+            loss,
+            names=self._forward_names,
+            couples=self.method.couples,
+            active=self.method.active(forest, credit, weight, self.signals),
+            **self._given(self.signals),
+        )
+
+    def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
+        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
+        first = not self.infos
+        self.infos.append(info)
+        if not info.empty:
+            policy = _policy(info.outputs, forest, self.signals, self.proximal)
+            found = self.method.metrics(forest, policy, credit, weight, self.signals)
+            self.metrics.append(found | _observed(info.outputs, forest))
+            if first and self.proximal is not None:
+                self.sampler_gap = self._sampler_gap(self.proximal, forest)
+        return info
+
+
+def _policy(x: Mapping[str, Tensor], forest: Forest, signals: Signals, proximal: Tensor | None) -> PolicyTokens:
+    """The outputs, and what is known of the other policies; proximal None: stop_gradient(current)."""
+    return PolicyTokens(
+        x["logprob"],
+        forest.path_behaviour_logprob,
+        signals.get("reference_logprob"),
+        x.get("entropy"),
+        proximal_logprob=x["logprob"].detach() if proximal is None else proximal,
+        value=x.get("value"),
+        outputs=x,
+    )
 
 
 def _observed(x: Mapping[str, Tensor], forest: Forest) -> dict[str, float]:

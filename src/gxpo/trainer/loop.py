@@ -97,7 +97,7 @@ class Trainer:
         longest = s.sampling.max_new_tokens * max(
             self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
         )
-        self.method = resolved.method.fill(horizon=float(longest), max_length=longest)
+        self.method = resolved.method.fill(horizon=float(longest), max_length=longest, total_steps=s.trainer.steps)
         for part in self.method.signals.values():
             part.bind(self.tools(0))
         self.step_number = 0

@@ -76,13 +76,19 @@ NAMES: dict[str, Metric] = {
     "origin_NAME": Metric("share of rollouts of that origin, where not all are the policy's", "share", "rollouts"),
     "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
     "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
-    "clip_fraction": Metric("share of tokens whose gradient the clip cuts", "share", f"trainable tokens {_UPDATES}"),
+    "clip_fraction": Metric(
+        "share of tokens whose gradient the gate cuts, shrinks or turns, against that of the unclipped loss",
+        "share",
+        f"trainable tokens {_UPDATES}",
+    ),
     "approx_kl": Metric(
         "mean of ratio - 1 - log ratio: how far the policy moved within the step",
         "nats",
         f"trainable tokens {_UPDATES}",
     ),
     "ratio_max": Metric("largest ratio of current to proximal policy", "ratio", f"trainable tokens {_UPDATES}"),
+    "ratio_variance": Metric("mean of (ratio - 1)^2", "ratio squared", f"tokens with credit {_UPDATES}"),
+    "ratio_penalty": Metric("coefficient of (ratio - 1)^2 after the step", "of the objective", "the step"),
     "on_policy": Metric(
         "share of optimiser steps in which every ratio is exactly 1, so that no clip can bind",
         "share",
@@ -91,6 +97,45 @@ NAMES: dict[str, Metric] = {
     "kl": Metric(
         "mean estimated KL divergence from the reference, before its coefficient", "nats", f"trained tokens {_UPDATES}"
     ),
+    "future_factor": Metric(
+        "mean factor on a token's loss from the drift of what follows it", "factor", f"trained tokens {_UPDATES}"
+    ),
+    "mirror_kl": Metric(
+        "mean of ratio log ratio - ratio + 1: how far the policy moved within the step, as a penalty",
+        "nats",
+        f"trained tokens {_UPDATES}",
+    ),
+    "mirror_kl_coef": Metric("its coefficient", "of the objective", "the step's optimiser steps, mean"),
+    "kl_coef": Metric(
+        "coefficient of the KL in force, where a control moves it", "coefficient", "the step's optimiser steps, mean"
+    ),
+    "entropy_coef": Metric(
+        "coefficient of the entropy bonus in force, where a control moves it",
+        "coefficient",
+        "the step's optimiser steps, mean",
+    ),
+    "kl_factor": Metric("what the adaptive control has multiplied the KL's coefficient by", "factor", "the run so far"),
+    "schedule_progress": Metric("share of its schedule that a coefficient has gone", "share", "the run so far"),
+    "accuracy_factor": Metric("what the success rate multiplies the next coefficient by", "factor", "the step"),
+    "entropy_below_target": Metric(
+        "1 where the entropy is below its target, so that the bonus is in force next", "flag", "the step"
+    ),
+    "kl_over_budget": Metric("KL less its budget", "nats", "the step"),
+    "entropy_band": Metric(
+        "mean of entropy less the penalty for leaving its band", "nats", f"trained tokens {_UPDATES}"
+    ),
+    "entropy_band_coef": Metric(
+        "coefficient of the entropy band in force", "coefficient", "the step's optimiser steps, mean"
+    ),
+    "entropy_turn_K": Metric("mean entropy of the policy in turn K", "nats", f"trained tokens of the turn {_UPDATES}"),
+    "teacher_divergence": Metric(
+        "mean divergence of policy and teacher, before ratio and weights",
+        "nats",
+        f"tokens that have a teacher {_UPDATES}",
+    ),
+    "teacher_entropy": Metric("mean entropy of the teacher", "nats", f"tokens that have a teacher {_UPDATES}"),
+    "taught_share": Metric("share of the tokens that have a teacher", "share", f"trained tokens {_UPDATES}"),
+    "inner_layer": Metric("1 while an inner layer's policy is trained, 0 afterwards", "flag", "the step"),
     "shaped_share": Metric(
         "share of tokens whose loss is shaped because nobody knows who sampled them",
         "share",

@@ -36,6 +36,41 @@ def truncated(proximal: Tensor, behaviour: Tensor, cap: float = 2.0) -> Tensor:
     return log_weight.exp().clamp_max(cap)
 
 
+@torch.no_grad()
+def agreeing(
+    proximal: Tensor,
+    behaviour: Tensor,
+    trajectory: Tensor,
+    where: Tensor,
+    token: tuple[float, float] = (0.5, 2.0),
+    sequence: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
+    """1 for tokens on which proximal and behaviour policy agree, in trajectories on which they do, else 0; [P] float64.
+
+    proximal, behaviour  [P] log-probs, as of `truncated`
+    trajectory           [P] index;   where [P] bool, entries that are in their trajectory's mean: the trainable ones
+    token                bounds, both included, of a token's own ratio of probabilities
+    sequence             of the geometric mean of its trajectory's
+
+    Unknown (nan) log-probs are in no mean and count as ratio 1.
+
+    >>> at = torch.tensor([1.1, 0.9, 1.3], dtype=torch.float64).log()
+    >>> same, row = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    >>> agreeing(at, same, row, same == 0, (0.75, 1.25), (0.9, 1.1)).tolist()  # the geometric mean is 1.0877
+    [1.0, 1.0, 0.0]
+    """
+    log_weight = proximal.to(torch.float64) - behaviour.to(torch.float64)
+    known = ~log_weight.isnan()
+    log_weight = torch.where(known, log_weight, torch.zeros_like(log_weight))
+    counts = known & where
+    n = int(trajectory.max()) + 1 if trajectory.numel() else 0
+    total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[counts], log_weight[counts])
+    mean = total / torch.bincount(trajectory[counts], minlength=n).clamp_min(1)
+    own, whole = log_weight.exp(), mean.exp()[trajectory]
+    kept = (own >= token[0]) & (own <= token[1]) & (whole >= sequence[0]) & (whole <= sequence[1])
+    return kept.to(torch.float64)
+
+
 @dataclass(frozen=True)
 class Truncated(WeightPart):
     """`truncated` per token (TIS). Use it where the ratio is taken over the proximal policy.
@@ -52,3 +87,41 @@ class Truncated(WeightPart):
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
         return truncated(signals["proximal_logprob"], signals["behaviour_logprob"], self.cap)
+
+
+@dataclass(frozen=True)
+class MismatchMask(WeightPart):
+    """`agreeing`: tokens and trajectories on which sampler and learner disagree are left out of the loss.
+
+    token_min, token_max        bounds of a token's ratio proximal / behaviour
+    sequence_min, sequence_max  of the geometric mean of its trajectory's; by default every trajectory passes
+
+    What is left out keeps its place in every denominator. Unlike `Truncated` it corrects nothing, so it goes with
+    either denominator of the ratio; beside `Truncated` it is IcePop, with the sequence bounds alone a sequence mask.
+
+    Source: HisPO, arXiv 2603.21065 (both levels); the token bounds are TRL's.
+    """
+
+    token_min: float = 0.5
+    token_max: float = 2.0
+    sequence_min: float = 0.0
+    sequence_max: float = math.inf
+
+    def __post_init__(self) -> None:
+        for level in ("token", "sequence"):
+            low, high = getattr(self, f"{level}_min"), getattr(self, f"{level}_max")
+            if not 0 <= low <= 1 <= high:
+                raise ConfigError(
+                    f"weight.mismatch_mask.{level}_min is {low} and .{level}_max {high}; they are absolute bounds "
+                    "around 1, where sampler and learner agree"
+                )
+
+    def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
+        return agreeing(
+            signals["proximal_logprob"],
+            signals["behaviour_logprob"],
+            forest.path_trajectory,
+            forest.path_trainable,
+            (self.token_min, self.token_max),
+            (self.sequence_min, self.sequence_max),
+        )

@@ -1,0 +1,148 @@
+"""TRL's batches as forests: which rollouts an optimiser step is a function of, and what is known of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import Forest
+from gxpo.protocols import PolicyTokens
+from gxpo.signals import Signals
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A generation batch of all processes. Columns [P], in the order of the forest's entries.
+
+    proximal   the policy when the batch was made; None: nothing has needed it, and the ratio is 1
+    """
+
+    forest: Forest
+    credit: Tensor
+    weight: Tensor
+    signals: Signals
+    proximal: Tensor | None
+    step: int
+
+    def select(self, rows: Tensor) -> Scored:
+        """The rows `rows` alone, in that order."""
+        entries = self.forest.entries_of(rows)
+        return dataclasses.replace(
+            self,
+            forest=self.forest.select(rows),
+            credit=self.credit[entries],
+            weight=self.weight[entries],
+            signals=self.signals.select(self.forest, rows),
+            proximal=None if self.proximal is None else self.proximal[entries],
+        )
+
+    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
+        """The current policy's outputs [P] with what is known of others."""
+        proximal = x["logprob"].detach() if self.proximal is None else self.proximal
+        behaviour = self.forest.path_behaviour_logprob
+        return PolicyTokens(
+            x["logprob"],
+            torch.where(behaviour.isnan(), proximal, behaviour),  # without vLLM the model itself has sampled
+            self.signals.get("reference_logprob"),
+            x.get("entropy"),
+            proximal_logprob=proximal,
+            outputs=x,
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """All rows of one optimiser step, on every process: what the objective is a function of.
+
+    rows   of the generation batch, in the order of `scored`
+    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L
+    """
+
+    scored: Scored
+    rows: Tensor
+    slope: Mapping[str, Tensor] | None = None
+    value: float = 0.0
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where rows of the generation batch stand in this step."""
+        return torch.searchsorted(self.rows, rows)
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What TRL's reward functions gave the rows of all processes.
+
+    table      [N, K] by function, nan where it does not apply
+    weights    [K]
+    names      of the functions
+    success_at  a weighted sum of at least this is a right answer; None: there are no verdicts
+    """
+
+    table: Tensor
+    weights: Tensor
+    names: Sequence[str]
+    success_at: float | None
+
+    @property
+    def outcome(self) -> Tensor:
+        """[N] float64; nan, unscored, where no function gave anything."""
+        weighted = self.table * self.weights.double()
+        return torch.where(self.table.isnan().all(1), torch.nan, weighted.nansum(1))
+
+    def over(self, forest: Forest) -> Forest:
+        """The forest with outcomes, named rewards and verdicts."""
+        outcome, success = self.outcome, None
+        if self.success_at is not None:
+            success = torch.where(outcome.isnan(), torch.nan, (outcome >= self.success_at).double())
+        named = dict(zip(self.names, self.table.unbind(1), strict=True))
+        return forest.with_rewards(outcome, components=named, success=success)
+
+
+def rollouts(
+    columns: Mapping[str, Tensor], own: Tensor, logprobs: Tensor | None, rewards: Rewards, group_size: int
+) -> Forest:
+    """The rollouts of all processes; groups are runs of `group_size` rows.
+
+    columns   "prompt_ids", "prompt_mask" (B, P) and "completion_ids", "completion_mask" (B, T), as TRL has them
+    own       (B, T) bool: the policy's own tokens
+    logprobs  (B, T) of the sampler, if it told
+    """
+    shown, real = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
+    prompts, ids = columns["prompt_ids"], columns["completion_ids"]
+    group = [str(i // group_size) for i in range(len(ids))]
+    if bool((own == real).all()):
+        forest = Forest.from_completions(
+            [p[m].tolist() for p, m in zip(prompts, shown, strict=True)],
+            [[c[m].tolist()] for c, m in zip(ids, own, strict=True)],
+            groups=group,
+            logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own, strict=True)],
+        )
+    else:  # tools have spoken in between
+        whole, attended = torch.cat([prompts, ids], 1), torch.cat([shown, real], 1)
+        forest = Forest.from_padded(whole, own, rewards.outcome, group, logprobs, attention_mask=attended)
+    return rewards.over(forest)
+
+
+def own_tokens(inputs: Mapping[str, Any]) -> Tensor:
+    """(B, T) bool: the policy's own tokens."""
+    mask = inputs["completion_mask"]
+    return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
+
+
+def task_name(prompt: Any) -> str:
+    """A name for a prompt, the same in every epoch; of a conversation its roles and texts count."""
+
+    def texts(x: Any) -> list[str]:
+        if isinstance(x, Mapping):
+            return [t for k in sorted(x) if k in ("role", "content", "text") for t in texts(x[k])]
+        if isinstance(x, (list, tuple)):
+            return [t for y in x for t in texts(y)]
+        return [x] if isinstance(x, str) else []
+
+    return hashlib.blake2b("\x1f".join(texts(prompt) or [repr(prompt)]).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,123 @@
+"""Golden vectors of losses: tokens, and the value and slopes that an objective must give for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gxpo.conformance.checking import Result, load
+from gxpo.conformance.golden import close
+from gxpo.errors import ConfigError
+from gxpo.usercode import hint
+
+SCHEMA = "gxpo.losses/1"
+OWN = "gxpo.conformance.own_losses:loss"
+LossFunction = Callable[..., tuple[float, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class LossVector:
+    """Tokens of several rows, and what an objective must give for them.
+
+    logprobs, old  of the current policy and of the one that the ratio divides by
+    advantages     one for each token
+    rows           opaque ids: tokens of one answer have the same, and stand side by side
+    aggregate      "token_mean" | "sequence_mean" | "sequence_sum" (divided by the constant `horizon`)
+    value, gradient  the loss, and its derivative by each log-prob, from the formula alone
+    """
+
+    objective: str
+    name: str
+    logprobs: tuple[float, ...]
+    old: tuple[float, ...]
+    advantages: tuple[float, ...]
+    rows: tuple[int, ...]
+    aggregate: str
+    constants: Mapping[str, Any]
+    value: float
+    gradient: tuple[float, ...]
+    tolerance: float
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.objective}: {self.name}"
+
+    def check(self, function: LossFunction, tolerance: float | None = None) -> None:
+        """Raises AssertionError where the function gives other numbers; NotImplementedError comes through."""
+        columns = (list(x) for x in (self.logprobs, self.old, self.advantages, self.rows))
+        value, gradient = function(self.objective, *columns, self.aggregate, **self.constants)
+        within = self.tolerance if tolerance is None else tolerance
+        about = f"{self.id}, {', '.join(f'{k} {v}' for k, v in self.constants.items())}"
+        found = [float(x) for x in gradient]
+        if len(found) != len(self.gradient):
+            raise AssertionError(f"{about}: {len(found)} slopes for {len(self.gradient)} tokens")
+        close([float(value)], [self.value], within, about, "the value of batch")
+        close(found, self.gradient, within, about, "the slope of token")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """An objective's file."""
+
+    objective: str
+    arxiv: str
+    formula: str
+    notes: str
+    constants: Mapping[str, Any]
+    vectors: tuple[LossVector, ...]
+
+
+@cache
+def objectives() -> tuple[str, ...]:
+    """The objectives that have golden losses, in alphabetical order: names of methods."""
+    files = (resources.files("gxpo.conformance") / "data_losses").iterdir()
+    return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
+
+
+@cache
+def losses(objective: str) -> Losses:
+    """The golden losses of an objective. Raises ConfigError for one that has none.
+
+    >>> [round(x, 6) for x in losses("grpo").vectors[0].gradient]
+    [0.0, -0.180967, 0.0, 0.244281, 0.329744]
+    """
+    if objective not in objectives():
+        known = ", ".join(objectives())
+        raise ConfigError(f"no golden losses of {objective!r}{hint(objective, objectives())}; there are {known}")
+    path = resources.files("gxpo.conformance") / "data_losses" / f"{objective}.json"
+    entry = json.loads(path.read_text(encoding="utf-8"))
+    if entry.pop("schema") != SCHEMA:
+        raise ConfigError(f"data_losses/{objective}.json is not of schema {SCHEMA}")
+    return Losses(**entry | {"vectors": tuple(_vector(objective, row) for row in entry["vectors"])})
+
+
+def _vector(objective: str, row: Mapping[str, Any]) -> LossVector:
+    columns: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return LossVector(objective, **columns)
+
+
+def check_losses(
+    function: LossFunction | str | None = None,
+    names: Sequence[str] | None = None,
+    tolerance: float | None = None,
+) -> list[Result]:
+    """Every vector of the objectives (default: all), tried on `function`, on what `module:function` names, or on
+    gxpo's own objectives."""
+    tried: Any = load(function or OWN) if function is None or isinstance(function, str) else function
+    found: list[Result] = []
+    for name in objectives() if names is None else names:
+        for vector in losses(name).vectors:
+            try:
+                vector.check(tried, tolerance)
+            except NotImplementedError as error:
+                found.append(Result(name, vector.name, "not supported", str(error)))
+            except AssertionError as error:
+                found.append(Result(name, vector.name, "failed", str(error)))
+            else:
+                found.append(Result(name, vector.name, "passed"))
+    return found

@@ -1,0 +1,57 @@
+"""Golden losses, against `--loss module:function` or gxpo's own objectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gxpo.conformance.checking import load
+from gxpo.conformance.losses import OWN, LossFunction, losses, objectives
+
+
+def _objectives(config: Any) -> tuple[str, ...]:
+    return tuple(config.getoption("gxpo_objectives", None) or objectives())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each vector."""
+    if "place" in metafunc.fixturenames:
+        chosen = [losses(name) for name in _objectives(metafunc.config)]
+        rows = [(entry.objective, i) for entry in chosen for i in range(len(entry.vectors))]
+        ids = [vector.id for entry in chosen for vector in entry.vectors]
+        metafunc.parametrize("objective,place", rows, ids=ids)
+
+
+@pytest.fixture(scope="module")
+def tried(request: pytest.FixtureRequest) -> LossFunction:
+    """What is tried."""
+    found: Any = load(request.config.getoption("gxpo_loss", None) or OWN)
+    return found
+
+
+def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: str, place: int) -> None:
+    """The value and the slopes of the formula."""
+    try:
+        losses(objective).vectors[place].check(tried, request.config.getoption("gxpo_tolerance", None))
+    except NotImplementedError as error:
+        pytest.xfail(f"not supported: {error}")
+
+
+def test_some_loss_is_supported(tried: LossFunction, request: pytest.FixtureRequest) -> None:
+    """A run in which nothing was supported has not passed; nor one of an objective that is not."""
+    missing = []
+    for name in _objectives(request.config):
+        supported = 0
+        for vector in losses(name).vectors:
+            try:
+                vector.check(tried)
+            except NotImplementedError:
+                continue
+            except AssertionError:
+                pass
+            supported += 1
+        missing += [] if supported else [name]
+    if request.config.getoption("gxpo_objectives", None):
+        assert not missing, f"no vector of {', '.join(missing)} is supported"
+    assert len(missing) < len(_objectives(request.config)), "no objective is supported"

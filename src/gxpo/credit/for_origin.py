@@ -1,0 +1,39 @@
+"""A fixed credit for rollouts that came from somewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.credit.base import CreditPart
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@dataclass(frozen=True)
+class ForOrigin(CreditPart):
+    """`value` for every token of the trajectories of this origin, 0 for the others; made to be added to another credit.
+
+    Where such a trajectory is compared with nobody (a group of its own), a group-relative credit gives it 0, and the
+    sum is `value`. Source: AEPO, arXiv 2510.08141, whose tempered samples have advantage 1.
+    """
+
+    origin: str = "tempered"
+    value: float = 1.0
+
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ConfigError(f"for_origin.value is {self.value}; it is a finite credit")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        own = torch.tensor([self.value if o == self.origin else 0.0 for o in forest.origin], dtype=torch.float64)
+        return forest.to_path(own, "R")

@@ -1,0 +1,63 @@
+"""Soft tokens: a mixture of embeddings as the input of a step, and the density of the noise that mixed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LOW, HIGH = -1.5, 3.0  # what Gumbel noise is held in
+FAINT = -3.0  # log-probability (nats) up to which an id of the support is mixed in, but not counted in the density
+MARGIN = 1e-4  # beyond the bounds, so that rounding does not decide whether noise at a bound has a gradient
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """-log(-log u), held in [-1.5, 3]; u in [0, 1)."""
+    return (-(-uniform.log()).log()).clamp(LOW, HIGH)
+
+
+def mixture(y: Tensor, temperature: float) -> Tensor:
+    """[n, K] softmax(y / temperature): what each id's embedding weighs; y is -inf where there is no id.
+
+    >>> p, g = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64), torch.tensor([[0.5, -0.2, 1.1]])
+    >>> [round(x, 6) for x in mixture(p.log() + g, 0.1)[0].tolist()]
+    [0.999992, 1e-06, 7e-06]
+    """
+    return (y / temperature).softmax(-1)
+
+
+def log_density(y: Tensor, logprob: Tensor) -> Tensor:
+    """[n] mean over the counted ids of -g - exp(-g), g = y - log p held in [-1.5, 3]: the Gumbel density of the noise
+    that turns log p into y.
+
+    y, logprob   [n, K]; y is nan at ids that are not counted, -inf or nan where there is none
+
+    d/d(log p) is 1 - exp(-g) over the number of counted ids, 0 where g is beyond a bound. The mean, not the sum, which
+    would be the density of independent noise. Source: SofT-GRPO, arXiv 2511.06411, reference code.
+    """
+    counted = y.isfinite()
+    g = (torch.where(counted, y, 0.0) - torch.where(counted, logprob, 0.0)).clamp(LOW - MARGIN, HIGH + MARGIN)
+    return torch.where(counted, -g - (-g).exp(), 0.0).sum(-1) / counted.sum(-1)
+
+
+@contextmanager
+def fed(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) -> Iterator[None]:
+    """Within this the embedding gives, at these rows of its flattened input, sum_k weight_k embedding(ids_k).
+
+    rows [n]; ids [n, K], -1 where there is none; weight [n, K]. The gradient reaches the embeddings of all the ids.
+    """
+
+    def mixed(module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        held = nn.functional.embedding(ids.clamp_min(0).to(out.device), module.weight)
+        share = torch.where(ids < 0, 0.0, weight).to(held)
+        mean = (share[..., None] * held).sum(1).to(out.dtype)
+        return out.reshape(-1, out.shape[-1]).index_copy(0, rows.to(out.device), mean).view_as(out)
+
+    hook = embedding.register_forward_hook(mixed)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,29 @@
+r"""AEPO: the entropy is steered to a target by reinforcing good samples of a hotter or a colder policy.
+
+h = mean -log p of the last step;   T = 1.2 if h <= H* else 0.8
+samples of the first quarter of the prompts at T with advantage > 0.05: the first m = min(60, all) of them (m / 2 where
+h > H*) take the place of the step's first m rollouts, with A = 1;   then GRPO's update, ratio over the policy at
+temperature 1
+
+Choices. The rollouts that are replaced stay in their groups' statistics, as in the code, where advantages are known by
+then. h is an estimate from sampled tokens, not the entropy. The first step, which knows no h, draws nothing more: ours.
+"""
+
+from gxpo.credit.for_origin import ForOrigin
+from gxpo.keys import Definition
+from gxpo.rollouts.tempered import Tempered
+
+aepo = Definition(
+    name="aepo",
+    title="Arbitrary Entropy Policy Optimization: Entropy Is Controllable in Reinforcement Fine-tuning",
+    arxiv="2510.08141",
+    authors="Wang, Chen and Li, Zhaochun and Bai, Jionghao and Zhang, Yuzhi and Cui, Shisheng and Zhao, Zhou and "
+    "Wang, Yue",
+    year=2025,
+    idea="REINFORCE on samples of a tempered policy moves the entropy towards the temperature's side",
+    formula="A = 1 on good samples at T = T_high if h <= H* else T_low, in the place of m of GRPO's rollouts",
+    evidence="reference-code",
+    keys={"rollout": Tempered, "credit.add.for_origin": ForOrigin},
+    choices="H* 0.5, T 1.2 and 0.8; nothing more is drawn in step 1",
+    cost="a quarter of the prompts are sampled twice",
+)

@@ -1,0 +1,25 @@
+r"""ASPO (tool-integrated reasoning): a bounded bonus on the advantage for reaching for code early.
+
+right answers of a group that use code:  A_i += clip(delta (p_i - mean p) / mean L, -k |A_i|, k |A_i|)
+p the token at which the code begins, L the answer's length, delta = -2, k = 0.7: the sign of A never turns
+
+Choices. The bonus is a weight on the loss, w A = A + bonus: the same for clips. Code is found by a regular expression
+in the decoded answer (`signal.first_match.pattern`). Means are over the group's right answers with code.
+"""
+
+from gxpo.keys import Definition
+from gxpo.signals.first_match import FirstMatch
+from gxpo.weighting.early_use import EarlyUse
+
+aspo = Definition(
+    name="aspo",
+    title="Understanding Tool-Integrated Reasoning",
+    arxiv="2508.19201",
+    authors="Lin, Heng and Xu, Zhongwen",
+    year=2025,
+    idea="shape the advantage, not the reward, so that early code is encouraged and correctness still decides",
+    formula="A += clip(delta (p - mean p) / mean L, -k|A|, k|A|) for right answers with code",
+    evidence="secondary",
+    keys={"weight.early_use": EarlyUse, "signal.first_match": FirstMatch},
+    choices="a pattern for code; delta -2, k 0.7",
+)

@@ -1,0 +1,36 @@
+r"""BuPO: for some steps the policy of an inner layer is trained in the place of the model's own, from below upwards.
+
+pi^k = softmax(head(norm(h_k))), h_k the hidden state after layer k;   rho = pi^k / pi^k at the start of the step
+L = GRPO's with that rho for the first 30 steps, with the usual one afterwards; rollouts are the whole model's always
+
+Choices. Layer 5 of the paper's 36 is 0.15 of the depth, which any model has: layer 1 of the tiny one's 3
+(`objective.layer` and `signal.layer_logprob.layer`, a number or a share). The inner ratio does not correct for who
+sampled: nobody sampled from pi^k. The paper's runs clip at 10 for A < 0 as well and take the mean over tokens.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate import DualClip
+from gxpo.objectives.inner_layer import InnerLayer
+from gxpo.signals.layer_logprob import LayerLogprob
+
+bupo = Definition(
+    name="bupo",
+    title="Bottom-up Policy Optimization: Your Language Model Policy Secretly Contains Internal Policies",
+    arxiv="2512.19673",
+    authors="Tan, Yuqiao and Wang, Minzheng and He, Shizhu and Liao, Huanxuan and Zhao, Chengfeng and Lu, Qiunan and "
+    "Liang, Tian and Zhao, Jun and Liu, Kang",
+    year=2025,
+    idea="lower layers learn first: the head on a lower layer's state is a policy that can be trained",
+    formula="rho = pi^k / pi^k_old, pi^k = softmax(head(norm(h_k))), for 30 steps; then GRPO",
+    evidence="reference-code",
+    keys={"objective": InnerLayer, "signal.layer_logprob": LayerLogprob, "signal.layer_logprob.steps": 30},
+    paper_defaults={
+        "objective.gate": DualClip,
+        "objective.ratio_max": 10.0,
+        "objective.aggregate": "token_mean",
+        "rollout.group_size": 8,
+    },
+    refuses={"objective.ratio_over": ("behaviour",)},
+    choices="a share of the depth, 0.15, in place of a layer's number",
+    cost="a forward pass for the inner layer's log-probs in each of the first steps; a second pass through the head",
+)

@@ -1,0 +1,30 @@
+r"""CoPG: every sample is the others' baseline, and what it earns is less what it has moved from the reference.
+
+R_i = r_i - beta D_i, D_i = sum_t (log policy - log reference), of the policy as it is now
+gradient = -mean_i (R_i - mean_{j != i} R_j) grad log policy(o_i), the bracket held fixed;   beta 0.1
+
+Its only optimum is the policy that maximises reward - beta KL(policy || reference), whoever sampled: no ratio to the
+sampler. At beta 0 it is RLOO; with two samples it is IPO's regression.
+
+Choices. A reconstruction from the abstract and the pairwise form. Groups give leave-one-out means; loss and gradient
+are means over trajectories. The gradient of a group is 1 / beta times GVPO's with `objective.ratio_over: reference`.
+beta is not published with certainty: 0.1. Credit is not read.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.squared_log_ratio import SquaredLogRatio
+
+copg = Definition(
+    name="copg",
+    title="Contrastive Policy Gradient: Aligning LLMs on sequence-level scores in a supervised-friendly fashion",
+    arxiv="2406.19185",
+    authors="Flet-Berliac, Yannis and Grinsztajn, Nathan and Strub, Florian and others",
+    year=2024,
+    idea="contrast regularised rewards of samples of one prompt: right for any sampler, without importance sampling",
+    formula="grad = -mean_i [(r - beta D)_i - mean_{j != i} (r - beta D)_j] grad log pi(o_i), D = log(pi/ref)",
+    evidence="reconstruction",
+    keys={"objective": SquaredLogRatio, "objective.baseline": "others", "objective.ratio_over": "reference"},
+    refuses={"objective.kl.place": ("reward",)},
+    choices="leave-one-out over the group; beta 0.1; sums over tokens",
+    cost="a frozen reference model and its forward pass over the rollouts",
+)

@@ -1,0 +1,27 @@
+r"""CPPO: completions of small |A| are left out of the update.
+
+of each group the k = G (1 - P) completions of largest |A| are trained, the advantages worked out before
+
+Choices. k of each group, as in the paper; its code for verl takes the top of the whole batch
+(`weight.largest_credit.scope: batch`), where groups of no advantage vanish first. Of equal ones the earlier are kept.
+They weigh G / k, so the mean is over the kept ones. The paper fills the freed room with more questions: set
+`tasks.per_step` 1 / (1 - P) times as high.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.largest_credit import LargestCredit
+
+cppo = Definition(
+    name="cppo",
+    title="CPPO: Accelerating the Training of Group Relative Policy Optimization-Based Reasoning Models",
+    arxiv="2503.22342",
+    authors="Lin, Zhihang and Lin, Mingbao and Xie, Yuan and Ji, Rongrong",
+    year=2025,
+    idea="what a completion contributes grows with |A|: train the largest, sample more questions for the time saved",
+    formula="mask all but the G (1 - P) largest |A| of each group",
+    evidence="reference-code",
+    keys={"weight.largest_credit": LargestCredit},
+    paper_defaults={"rollout.group_size": 16, "update.epochs": 2},
+    choices="top per group; P 0.5; ties to the earlier; more questions are left to tasks.per_step",
+    cost="less than the base: pruned completions need no forward pass with gradient",
+)

@@ -1,0 +1,27 @@
+r"""D3S: of the rollouts those whose advantages vary most, of their tokens those with large |A| H; both masks relax.
+
+N of M rollouts: the j smallest and N - j largest A with the greatest variance;   tokens: the top K % by |A_t| H_t
+share at progress p: (1 - p) first + p last
+
+Choices. From a summary. Rollouts of the whole step compete (the paper has a variant inside groups); A is normalised in
+its group before, and not again, so the kept ones have no mean of 0. Shares 1/2 to 1 for both, and over the whole run,
+are ours. Kept rollouts weigh M / N; dropped tokens stay in the denominators.
+"""
+
+from gxpo.keys import Definition
+from gxpo.weighting.down_sampling import DownSampling
+
+d3s = Definition(
+    name="d3s",
+    title="Learning More with Less: A Dynamic Dual-Level Down-Sampling Framework for Efficient Policy Optimization",
+    arxiv="2509.22115",
+    authors="Wang, Chao and Yang, Tao and Tian, Hongtao and Shi, Yunsheng and Ma, Qiyao and Liu, Xiaotao and "
+    "Yao, Ting and Ding, Wenbo",
+    year=2025,
+    idea="learn from the rollouts that differ most, and in them from the tokens that are uncertain and matter",
+    formula="rows: max Var(A) subset; tokens: top share of |A| H; shares grow over training",
+    evidence="secondary",
+    keys={"weight.down_sampling": DownSampling},
+    choices="rows over the step; shares 0.5 to 1; kept rows weigh M / N",
+    cost="a forward pass for entropies before the update; dropped rows need none with gradient",
+)

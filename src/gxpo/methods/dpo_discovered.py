@@ -1,0 +1,26 @@
+r"""Discovered PO: a drift function that meta-learning found, written in closed form.
+
+J = A rho - f;   A > 0: f = relu(z - 2 tanh(z / 2)), z = (rho - 1) A;   A < 0: f = relu(z - 0.6 tanh(z / 0.6)),
+z = A log rho
+
+f and its slope are 0 at rho = 1, so every step is a mirror-learning step. Rewarded tokens lose gradient gradually; for
+punished ones the loss turns and pulls those back that became very unlikely.
+Choices. The paper calls it DPO; that name is direct preference optimization here (`dpo`). From its abstract and
+general knowledge of the paper; the loss only, on group-relative credit.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_drift import Drift
+
+dpo_discovered = Definition(
+    name="dpo_discovered",
+    title="Discovered Policy Optimisation",
+    arxiv="2210.05639",
+    authors="Lu, Chris and Kuba, Jakub Grudzien and Letcher, Alistair and others",
+    year=2022,
+    idea="subtract a drift that grows with what the policy has gained, in the shape that meta-learning found",
+    formula="J = A rho - relu(z - s tanh(z / s)), z = (rho - 1) A, s = 2 | z = A log rho, s = 0.6",
+    evidence="reconstruction",
+    keys={"objective.gate": Drift},
+    choices="renamed, since DPO is direct preference optimization; the loss only",
+)

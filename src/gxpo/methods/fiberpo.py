@@ -1,0 +1,29 @@
+r"""FiberPO: the log-ratio is split into the trajectory's mean and the token's residual; each is clipped by itself.
+
+a_i = mean_t log rho_{i,t};   r_{i,t} = exp(clip(a_i, +-0.2) + clip(log rho_{i,t} - a_i, +-0.2))
+L = mean_i mean_t -A r
+
+Choices. The residual is taken from the mean before that is clipped, as a decomposition into orthogonal levels says; the
+unofficial code takes it from the clipped mean, so that what the base gate removed comes back through the other one.
+Both gates are clips in log space, and there is no minimum with the free ratio. Two levels; those above (group, domain)
+are not built.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_nested import NestedClip
+from gxpo.objectives.ratio_filtered import Filtered
+from gxpo.objectives.ratio_prefix import Prefix
+
+fiberpo = Definition(
+    name="fiberpo",
+    title="Fibration Policy Optimization",
+    arxiv="2603.08239",
+    authors="Li, Chang and Tsu, Tshihao and Zhang, Yaren and Xue, Chao and He, Xiaodong",
+    year=2026,
+    idea="a trust region for the trajectory and one for each token's deviation from it",
+    formula="L = mean_i mean_t -A exp(clip(a, d) + clip(log rho - a, e)), a = mean_t log rho, d = e = 0.2",
+    evidence="secondary",
+    keys={"objective.gate": NestedClip},
+    refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
+    choices="residual from the unclipped mean; trajectory and token levels only",
+)

@@ -1,0 +1,33 @@
+r"""HAPO: credit over the group's tokens, and a clip and a credit that follow each token's entropy.
+
+A_i = (r_i - mean) / (std + 1e-6), mean and population std over all tokens of the group, each with its answer's reward
+h_t = log H_t - Q_0.8(log H) over its extremes, in [-1, 1];   clip to [1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0))]
+A times 1 + h where h > 0 and rho is outside the half of that region, and where h <= 0 and rho is inside it
+
+Choices. The code divides negative h by a negative number, so that its low-entropy branch never runs; here it does, as
+the paper has it. Entropies are the current policy's, their quantile is of the optimiser step's tokens. Where any |A| of
+a group reaches 5 the code takes GRPO's for that group: done. Temperature by entropy while sampling is left out.
+"""
+
+from gxpo.credit import LengthWeighted
+from gxpo.keys import Definition
+from gxpo.objectives.gate_entropy_adaptive import EntropyAdaptiveClip
+
+hapo = Definition(
+    name="hapo",
+    title="From Uniform to Heterogeneous: Tailoring Policy Optimization to Every Token's Nature",
+    arxiv="2509.16591",
+    authors="Liu, Zheng and Liu, Mengjie and Wen, Siwei and others",
+    year=2025,
+    idea="tokens of high entropy explore, those of low entropy are noise to be put down: treat them differently",
+    formula="A over the group's tokens; clip 1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0)); A (1 + h) by region",
+    evidence="reference-code",
+    keys={
+        "credit": LengthWeighted,
+        "credit.scale": "std",
+        "credit.bound": 5.0,
+        "objective.gate": EntropyAdaptiveClip,
+        "objective.aggregate": "token_mean",
+    },
+    choices="the low-entropy branch runs; current entropies over the step; no temperature by entropy",
+)

@@ -1,0 +1,33 @@
+r"""HisPO: where sampler and learner disagree, on an answer or on a token, nothing is trained; the rest is clipped.
+
+r_dis = old / sampler;   m_t = [0.9 <= exp(mean_t log r_dis) <= 1.1] [0.5 <= r_dis_t <= 2]
+l_t = -m_t A rho, rho = policy / sampler, held at 1.2 (A > 0), at 0.8 and 3 (A < 0)
+
+Choices. No numbers are published: bounds on the answer are ours, those on a token TRL's, the three of the clip PPO's
+and the usual dual clip. The clip is on the product r_dis r_stale = policy / sampler. What is masked keeps its place in
+the denominators.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives import DualClip
+from gxpo.weighting.mismatch import MismatchMask
+
+hispo = Definition(
+    name="hispo",
+    title="LongCat-Flash-Prover: Advancing Native Formal Reasoning via Agentic Tool-Integrated Reinforcement Learning",
+    arxiv="2603.21065",
+    authors="Wang, Jianing and Zhang, Jianfei and Guo, Qi and others",
+    year=2026,
+    idea="split the importance weight into engine mismatch and staleness: mask by the first, clip by both",
+    formula="l = -[mean r_dis in 1 +- 0.1] [r_dis_t in 0.5..2] min(A rho, A clip(rho; 0.8, 1.2; 3))",
+    evidence="secondary",
+    keys={
+        "objective.gate": DualClip,
+        "objective.ratio_over": "behaviour",
+        "weight.mismatch_mask": MismatchMask,
+        "weight.mismatch_mask.sequence_min": 0.9,
+        "weight.mismatch_mask.sequence_max": 1.1,
+    },
+    choices="thresholds are not the paper's; the clip is on policy / sampler",
+    cost="a forward pass over the rollouts before the update",
+)

@@ -1,0 +1,27 @@
+r"""R2VPO: the second moment of the ratio is held below a limit by a multiplier, in the place of the clip.
+
+max E[A rho] subject to E[(rho - 1)^2] <= d:   J = A rho - c (rho - 1)^2
+c <- max(0, c + 0.1 (mean (rho - 1)^2 - d))
+
+For A > 0 the gradient ends at rho = 1 + A / (2 c) and turns beyond it; for A < 0 and rho > 1 both parts push down.
+Choices. No constants of the paper are known to us: c starts at 0.04 (a port's fixed value), d = 0.04 = 0.2^2, step
+0.1. The mean is over the tokens with credit, over the step's optimiser steps; c moves once per trainer step, so with
+one update per batch, where every ratio is 1, it falls to 0. Tokens of credit 0 are not penalised. Its replay buffer
+is `r2vpo+repo_replay`.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_quadratic import RatioVariance
+
+r2vpo = Definition(
+    name="r2vpo",
+    title="Ratio-Variance Regularized Policy Optimization for Efficient LLM Fine-tuning",
+    arxiv="2601.03320",
+    authors="Luo, Yu and Han, Shuo and Hu, Yihan and Li, Dong and Hao, Jianye",
+    year=2026,
+    idea="constrain the variance of the ratio by a dual variable: a brake for all tokens and a cut for none",
+    formula="J = A rho - c (rho - 1)^2, c <- [c + eta (mean (rho - 1)^2 - d)]_+",
+    evidence="secondary",
+    keys={"objective.gate": RatioVariance},
+    choices="c 0.04, limit 0.04, step 0.1 are not the paper's; tokens without credit are not penalised",
+)

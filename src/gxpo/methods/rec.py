@@ -1,0 +1,28 @@
+r"""REC: group-relative REINFORCE is off-policy as it is; the clip alone, without importance weights, makes it stable.
+
+A_i = r_i - mean;   l_t = -m_t A_i log pi(o_t), token mean;   m = 1 where rho <= 1.2 (A > 0), rho >= 0.8 (A < 0)
+
+It is one gradient step on (r_i - r_j - tau (log-ratio_i - log-ratio_j))^2 over pairs of a group, whoever sampled it.
+With `{"objective.importance": "ratio"}` it has PPO's gradient; `objective.side: two | ring` are the other masks.
+RED-Weight is `{"weight.exponential_credit": "exponential_credit"}`; AsymRE is `asymre`.
+Choices. REC-OneSide-NoIS of the family; bounds 0.2 as in the code, which also has 3e-4 / 4e-4 on the sequence ratio.
+Mean without std, as derived (the code has a std as an option). RED-Drop, which leaves out surplus failures at random
+and takes the mean again, is not here.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_mask import RatioMask
+
+rec = Definition(
+    name="rec",
+    title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths About GRPO and Its "
+    "Friends",
+    arxiv="2509.24203",
+    authors="Yao, Chaorui and Chen, Yanxi and Sun, Yuchang and others",
+    year=2025,
+    idea="what stabilises GRPO off policy is its clip, not its importance weight: keep the one, drop the other",
+    formula="l = -[rho <= 1 + e (A > 0), rho >= 1 - e (A < 0)] A log pi, A = r - mean, e = 0.2",
+    evidence="reference-code",
+    keys={"objective.gate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
+    choices="the one-sided mask without importance weights; mean without std; RED-Drop left out",
+)

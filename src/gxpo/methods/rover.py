@@ -1,0 +1,32 @@
+r"""ROVER: the policy is the softmax of the values of acting at random, which a Bellman regression on log-ratios fits.
+
+Q_t = log policy - log old;   y_t = r_i - mean_g r + u_{t+1}, u = change of mean_v log policy(v | s) since the old one
+L = mean over tokens of (Q_t - stop(y_t))^2, u = 0 after the last token
+
+In a tree with rewards of 0 and 1 at its leaves, the best action under the uniform policy's values is optimal; the mean
+over the vocabulary of log policy is what that policy expects of Q in a state.
+
+Choices. `old` is the policy at the start of the step, for log-probs and for u alike; on the first update Q and u are 0
+and the gradient is REINFORCE's, times 2. Rewards are centred only, as in the code for Countdown (its code for
+mathematics takes z-scores). The next state is that of the trajectory's next trained token, across turns too. The code's
+optional forms, by response and clipped, are not here. Credit is not read.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.uniform_value import UniformValue
+from gxpo.signals.mean_logprob import MeanLogprob
+
+rover = Definition(
+    name="rover",
+    title="Random Policy Valuation is Enough for LLM Reasoning with Verifiable Rewards",
+    arxiv="2509.24981",
+    authors="He, Haoran and Ye, Yuxiao and Cai, Qingpeng and others",
+    year=2025,
+    idea="value the uniformly random policy and sample from the softmax of its values: diversity stays",
+    formula="L = mean_t (Q_t - stop(r - mean_g r + u_{t+1}))^2, Q = log(pi/old), u = change of mean_v log pi(v|s)",
+    evidence="reference-code",
+    keys={"objective": UniformValue, "signal.mean_logprob": MeanLogprob},
+    refuses={"objective.kl.place": ("reward",)},
+    choices="rewards centred, not scaled; the whole target detached; the step's first policy is the old one",
+    cost="a forward pass over the rollouts before the update",
+)

@@ -1,0 +1,24 @@
+r"""SAPO (soft adaptive): a sigmoid in the place of the clip; punished tokens fade a little sooner.
+
+l = -A (4 / tau) sigmoid(tau (rho - 1)),   tau = 1 for A > 0, 1.05 for A < 0
+Its gradient is that of -A rho times 4 p (1 - p), p the sigmoid: 1 at ratio 1, nothing far from it.
+
+Choices. The value at ratio 1 is -2 A / tau, so that the loss is not 0 on policy; verl and TRL are the same. The name
+of SAPO also belongs to swarm sampling.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_sigmoid import Sigmoid
+
+sapo_gate = Definition(
+    name="sapo_gate",
+    title="Soft Adaptive Policy Optimization",
+    arxiv="2511.20347",
+    authors="Gao, Chang and Zheng, Chujie and Chen, Xiong-Hui and others",
+    year=2025,
+    idea="a smooth gate with a temperature for each sign: off-policy tokens fade, and none is cut",
+    formula="l = -A (4 / tau) sigmoid(tau (rho - 1)), tau 1.0 | 1.05",
+    evidence="secondary",
+    keys={"objective.gate": Sigmoid},
+    choices="as in verl and TRL",
+)

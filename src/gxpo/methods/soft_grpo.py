@@ -1,0 +1,29 @@
+r"""SofT-GRPO: thinking in mixtures of tokens, trained by the density of the Gumbel noise that mixes them.
+
+p on its top-k/top-p support;  y = log p + g,  g ~ Gumbel held in [-1.5, 3];  input = softmax(y / 0.1) @ embeddings
+log pi(step) = mean over ids with log p > -3 of (-g' - e^{-g'}),  g' = y - log p_theta held in [-1.5, 3]
+rho = exp(new - old) of these, of log-probs after </think>; GRPO's loss
+
+Choices. As in the reference: the mean over ids, where a density is a sum; the bounds, beyond which there is no
+gradient. p_theta is renormalised on the old support, and the counted ids are those of the sampler's p, so that the
+ratio compares one quantity. Noise at a bound keeps its gradient, whatever the rounding.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.soft_thinking import SoftThinking
+
+soft_grpo = Definition(
+    name="soft_grpo",
+    title="SofT-GRPO: Surpassing Discrete-Token LLM Reinforcement Learning via Gumbel-Reparameterized Soft-Thinking "
+    "Policy Optimization",
+    arxiv="2511.06411",
+    authors="Zheng, Zhi and Lee, Wee Sun",
+    year=2025,
+    idea="a soft thinking step has a density through the noise that makes it, so GRPO's ratio exists",
+    formula="y = log p + g; log pi = mean_k(-g' - e^{-g'}), g' = clamp(y - log p_theta, -1.5, 3); L = L_GRPO",
+    evidence="reference-code",
+    keys={"rollout": SoftThinking},
+    paper_defaults={"objective.kl.coef": 0.001},
+    choices="old support, renormalised; counted ids by the sampler's p; mean over ids, as in the code",
+    cost="as sampling and training with stored support; mixtures of K embeddings",
+)

@@ -1,0 +1,24 @@
+r"""SPO (Simple Policy Optimization): a quadratic penalty whose optimum lies where PPO would clip.
+
+J = A rho - |A| (rho - 1)^2 / (2 e),   e = 0.2;   dJ/drho = A - |A| (rho - 1) / e
+
+The optimum is at rho = 1 + sign(A) e. PPO has no gradient beyond that point; here it turns round, and tokens that
+overshot come back. With a coefficient of its own in place of |A| / (2 e) it is R2VPO (`r2vpo`).
+Choices. The loss only; with a learned critic, as in the paper, it is `gae+spo_simple`. No clamp on the ratio.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_quadratic import QuadraticPenalty
+
+spo_simple = Definition(
+    name="spo_simple",
+    title="Simple Policy Optimization",
+    arxiv="2401.16025",
+    authors="Xie, Zhengpeng and Zhang, Qiang and Yang, Fan and Hutter, Marco and Xu, Renjing",
+    year=2024,
+    idea="penalise the ratio quadratically, so that its best value is the bound itself",
+    formula="J = A rho - |A| (rho - 1)^2 / (2 e), e = 0.2",
+    evidence="reference-code",
+    keys={"objective.gate": QuadraticPenalty},
+    choices="the loss, on group-relative credit; no clamp on the ratio",
+)

@@ -1,0 +1,35 @@
+r"""TOPR: successes are learned without a ratio, failures with one that is at most 1.
+
+A > 0: l = -A log pi(y);   A < 0: l = -stop(min(pi(y) / mu(y), 1)) A log pi(y);   L = mean_i l_i
+
+What has become unlikely under the policy is not pushed down further, and what was right is learned however unlikely it
+is: stable on old data without a KL term.
+Choices. The ratio is the whole answer's, the product of its tokens' (ports take each token's: `{"objective.ratio":
+"token", "objective.aggregate": "token_mean"}`), over who sampled it. Sums over tokens as they stand (horizon 1). The
+sign is that of the outcome less its group's mean, not scaled; the paper chooses its baseline for the share of
+positives that it gives. A ratio's logarithm is held in [-20, 20].
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_tapered import Tapered
+from gxpo.objectives.ratio_sequence_sum import SequenceSum
+
+topr = Definition(
+    name="topr",
+    title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    arxiv="2503.14286",
+    authors="Le Roux, Nicolas and Bellemare, Marc G. and Lebensold, Jonathan and others",
+    year=2025,
+    idea="importance weights for failures only, cut at 1: successes may be as off-policy as they like",
+    formula="L = mean_i -stop(w_i) A_i log pi(y_i), w = 1 for A > 0, min(pi(y) / mu(y), 1) for A < 0",
+    evidence="secondary",
+    keys={
+        "objective.gate": Tapered,
+        "objective.ratio": SequenceSum,
+        "objective.ratio_over": "behaviour",
+        "objective.aggregate": "sequence_sum",
+        "objective.horizon": 1.0,
+        "credit.scale": "none",
+    },
+    choices="the paper's ratio of the whole answer; group mean as baseline, no std; sums as they stand",
+)

@@ -1,0 +1,43 @@
+r"""TRPA: rewards are levels, two different levels are a preference, and a KL holds the policy near the old one.
+
+z_i = mean_t (log policy - log reference);   l = -log sigmoid(0.1 (z_better - z_worse)), times 2.5 if better = right
+L = mean over groups of the mean over pairs of l + 0.001 mean KL(policy || old)
+
+Without two levels in the group: l = -log sigmoid(0.1 z) of a right answer, -log sigmoid(-0.1 z) of a wrong one.
+
+Choices. The code has four levels: right; wrong in good format; incomplete; bad format. Here a level is a distinct
+outcome, so the reward makes them (a tiered one, or correctness and format added); the factor 2.5 goes by the verdict.
+The unit is the group, then its pairs (the code: all pairs of a batch). KL(policy || old) is estimated from the old
+policy's samples by rho log rho - rho + 1 (the code: k3), and 0 on the first update. The code asks for a KL to the
+reference too, but only logs it. Credit is not read.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.mirror_kl import MirrorKl
+from gxpo.objectives.preference_pairs import PreferencePairs
+
+trpa = Definition(
+    name="trpa",
+    title="Trust Region Preference Approximation: A simple and stable reinforcement learning algorithm for LLM "
+    "reasoning",
+    arxiv="2504.04524",
+    authors="Su, Xuerui and Xie, Shufang and Liu, Guoqing and others",
+    year=2025,
+    idea="rule-based levels give preferences instead of rewards: online DPO over all pairs, in a trust region",
+    formula="L = mean_pairs -c log sigmoid(beta (z_w - z_l)) + 0.001 KL(pi||old), z = mean_t log(pi/ref), c 2.5 or 1",
+    evidence="reference-code",
+    keys={
+        "objective": PreferencePairs,
+        "objective.pairs": "ordered",
+        "objective.length_mean": True,
+        "objective.success_weight": 2.5,
+        "objective.unpaired": True,
+        "objective.add.mirror_kl": MirrorKl,
+        "objective.add.mirror_kl.coef": 0.001,
+        "objective.add.mirror_kl.aggregate": "token_mean",
+    },
+    paper_defaults={"rollout.group_size": 16, "update.lr": 4e-7},
+    refuses={"objective.kl.place": ("reward",)},
+    choices="levels are distinct outcomes; 2.5 by the verdict; mean over pairs, then over groups",
+    cost="a frozen reference model and its forward pass over the rollouts",
+)

@@ -1,0 +1,31 @@
+r"""VESPO: the whole answer's importance weight, reshaped so that neither end of it matters.
+
+W = pi(y) / mu(y);   phi(W) = W^k e^(lambda (1 - W));   l_t = -stop(phi(W)) A log pi(o_t), token mean
+(k, lambda) = (2, 3) for A > 0, (3, 2) for A < 0
+
+phi(1) = 1. Rewarded answers count most at W = 2/3 and fade beyond, punished ones at W = 3/2.
+Choices. As in TRL, with log W held in [-20, 20] (TRL: [-18.4, 20]). W is over who sampled the tokens, so that the
+mismatch of sampler and learner is in it (TRL multiplies it in); `tis` would count it twice. No normalisation by length.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate_gamma import Gamma
+from gxpo.objectives.ratio_sequence_sum import SequenceSum
+
+vespo = Definition(
+    name="vespo",
+    title="VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
+    arxiv="2602.10693",
+    authors="Shen, Guobin and Zhao, Chenxiao and Cheng, Xiang and Huang, Lei and Yu, Xing",
+    year=2026,
+    idea="a smooth kernel on the sequence's importance weight in place of clips and length normalisation",
+    formula="l = -stop(W^k e^(lambda (1 - W))) A log pi, W = pi(y) / mu(y)",
+    evidence="secondary",
+    keys={
+        "objective.gate": Gamma,
+        "objective.ratio": SequenceSum,
+        "objective.ratio_over": "behaviour",
+        "objective.aggregate": "token_mean",
+    },
+    choices="constants of TRL; W over the behaviour policy",
+)

@@ -1,0 +1,135 @@
+"""Distillation of a teacher's distribution at the tokens of the policy's own rollouts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, MissingSignal, one_of
+from gxpo.objectives import ratio as ratios
+from gxpo.objectives.aggregate import coefficients
+from gxpo.objectives.base import TermPart
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import PolicyTokens, Signals
+
+
+@torch.no_grad()
+def sureness(entropy: Tensor, beta: float) -> Tensor:
+    """[n] exp(-beta H) / mean exp(-beta H): weights of mean 1, larger where the teacher is surer; beta 0: all 1.
+
+    entropy  [n] of the teacher (nats)
+
+    >>> [round(x, 6) for x in sureness(torch.tensor([0.2, 1.0, 2.0], dtype=torch.float64), 1.0).tolist()]
+    [1.858013, 0.834859, 0.307128]
+    """
+    if not entropy.numel():
+        return entropy
+    w = (-beta * (entropy - entropy.min())).exp()  # the common factor cancels, and exp can't underflow everywhere
+    return w / w.mean()
+
+
+@dataclass(frozen=True)
+class Distillation(TermPart):
+    """coef * mean over tokens of stop(min(rho, ratio_max)) v_t D_t, D the divergence to the teacher at that token and
+    rho = policy / policy at the start of the step.
+
+    D is the policy's output "divergence@alpha", (1 - alpha) KL(S || M) + alpha KL(T || M) of student and teacher with
+    M = (1 - alpha) S + alpha T; KL(T || S) at alpha 0 and KL(S || T) at alpha 1, which are not its limits there: those
+    are 0, approached as alpha times and 1 - alpha times these.
+
+    alpha      0 to 1
+    ratio_max  absolute bound of the ratio, which carries no gradient; None: the ratio is left out
+    beta       v = `sureness` of the teacher's entropies, over the taught tokens of the optimiser step; 0: v = 1
+    over       what the mean is over: "taught", the trainable tokens that have a teacher, or "all" trainable tokens,
+               which is the denominator of a policy gradient under `token_mean`
+
+    Reads signals "teacher_ids", "teacher_logprob" and "teacher_entropy" (nan: no teacher there; such tokens are not
+    trained). Credit is not read. Weight parts do not touch it, `forest.weight` does; it changes no denominator.
+
+    Source: SDPO, arXiv 2601.20802, and its code (alpha 0.5, bound 2, token mean); weights by entropy: SRPO.
+    """
+
+    alpha: float = 0.5
+    ratio_max: float | None = 2.0
+    beta: float = 0.0
+    over: Literal["taught", "all"] = "taught"
+    coef: float = 1.0
+
+    reads_credit = False
+    needs = ("teacher_ids", "teacher_logprob", "teacher_entropy")
+    given = ("teacher_ids", "teacher_logprob")
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("over", self.over, ("taught", "all"))
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"distillation: alpha is {self.alpha}; it is from 0 to 1")
+        if self.ratio_max is not None and not self.ratio_max > 0:
+            raise ConfigError(f"distillation: ratio_max is {self.ratio_max}; it is a bound above 0, or null for none")
+        if not (0 <= self.beta < math.inf and self.coef >= 0):
+            raise ConfigError(f"distillation: beta and coef are >= 0, not {self.beta} and {self.coef}")
+        object.__setattr__(self, "outputs", ("logprob", self.name))
+
+    @property
+    def name(self) -> str:
+        """Of the policy output that it reads."""
+        return f"divergence@{float(self.alpha)}"
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Tensor:
+        entries, far = self._far(forest, policy, signals)
+        trainable = forest.path_trainable
+        counted = trainable if self.over == "all" else trainable & self._taught(signals)
+        scale = coefficients(forest.path_trajectory, counted, "token_mean")
+        scale = self.coef * scale * forest.to_path(forest.weight, "R")
+        factor = sureness(signals["teacher_entropy"][entries], self.beta).to(far)
+        if self.ratio_max is not None:
+            below = ratios.denominator(policy, trainable, "proximal", "one")[entries]
+            factor = factor * (policy.logprob[entries].detach() - below).exp().clamp_max(self.ratio_max)
+        return (scale[entries].to(far) * factor * far).sum()
+
+    def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
+        """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
+        if self.coef == 0:
+            return torch.zeros_like(forest.path_trainable)
+        found = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
+        return found if signals is None else found & self._taught(signals)
+
+    @torch.no_grad()
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        credit: Tensor,
+        weight: Tensor,
+        signals: Signals | None = None,
+    ) -> dict[str, float]:
+        """teacher_divergence  mean divergence of the tokens that have a teacher, before all factors (nats)
+        teacher_entropy     mean entropy of the teacher at them (nats)
+        taught_share        share of the trainable tokens that have one
+        """
+        if signals is None:
+            return {}
+        entries, far = self._far(forest, policy, signals)
+        share = entries.numel() / max(1, int(forest.path_trainable.sum()))
+        if not entries.numel():
+            return {"taught_share": 0.0}
+        entropy = float(signals["teacher_entropy"][entries].mean())
+        return {"teacher_divergence": float(far.mean()), "teacher_entropy": entropy, "taught_share": share}
+
+    def _taught(self, signals: Signals) -> Tensor:
+        return signals["teacher_entropy"].isfinite()
+
+    def _far(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> tuple[Tensor, Tensor]:
+        """The entries that are trained, and how far each is from its teacher."""
+        entries = self.active(forest, policy.logprob, policy.logprob, signals).nonzero().squeeze(1)  # not by credit
+        if self.name not in policy.outputs:
+            raise MissingSignal(f"distillation needs output {self.name!r} of the policy: give it in `outputs`")
+        return entries, policy.outputs[self.name][entries].to(policy.logprob)

@@ -1,0 +1,46 @@
+"""The clip, with a bounded gradient left to the entries that it cuts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.objectives.gate import Clip, Entries
+
+
+@dataclass(frozen=True)
+class PreservingClip(Clip):
+    """`Clip`, in which a bound b that holds an entry is b rho / stop(rho): the same value, and the gradient -A b.
+
+    slope_low, slope_high  factors on the lower and on the upper bound, value and gradient; 0: cut, as in `Clip`
+
+    Which entries are held is decided by `Clip`, before any factor. Source: GPPO, arXiv 2508.07629, and its code (both
+    1); CE-GPPO, arXiv 2509.20712 (slope_low at most slope_high, such as 0.75 and 1).
+    """
+
+    slope_low: float = 1.0
+    slope_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.slope_low >= 0 and self.slope_high >= 0):
+            raise ConfigError(
+                f"objective.slope_low and objective.slope_high are 0 or more, not {self.slope_low}, {self.slope_high}"
+            )
+
+    def _bound(self, x: Entries) -> Tensor:
+        one = torch.ones_like(x.ratio)
+        high, low = self.slope_high * (1 + self.clip_high), self.slope_low * (1 - self.clip_low)
+        return torch.where(x.credit > 0, high * one, low * one)
+
+    def loss(self, x: Entries) -> Tensor:
+        held = x.ratio.detach()
+        alive = 1 + (x.ratio - held) / held.clamp_min(torch.finfo(held.dtype).tiny)  # rho / stop(rho), also at rho 0
+        return -x.credit * torch.where(super().clipped(x), self._bound(x) * alive, x.ratio)
+
+    def clipped(self, x: Entries) -> Tensor:
+        """Held entries whose gradient is smaller than -A rho's: below the lower bound it may be greater."""
+        return super().clipped(x) & (self._bound(x) < x.ratio)

@@ -1,0 +1,68 @@
+"""The proximity term of mirror descent: how far the policy has moved within the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.objectives.aggregate import AGGREGATES
+from gxpo.objectives.control_annealed import Annealed
+from gxpo.objectives.penalty import Penalty
+
+if TYPE_CHECKING:
+    from gxpo.protocols import PolicyTokens
+
+
+def mirror_kl(log_ratio: Tensor) -> Tensor:
+    """[n] rho log rho - rho + 1 of tokens that the old policy sampled: an estimate of KL(policy || old).
+
+    Unbiased, never negative, 0 at rho = 1. Its derivative in the log-prob is rho log rho, exactly 0 on policy, where
+    that of rho log rho alone is 1: the two differ by rho - 1, whose expectation is 0.
+
+    log_ratio  [n] log policy - log old, carries the gradient
+
+    Source: MDPO, arXiv 2005.09814 (the KL with the new policy first, unlike TRPO's).
+    """
+    ratio = log_ratio.exp()
+    return ratio * log_ratio - ratio + 1.0
+
+
+@dataclass(frozen=True)
+class MirrorKl(Penalty):
+    """coef * aggregate of `mirror_kl` over the trainable entries; old is the policy at the start of the step, or the
+    behaviour policy where the step has no other.
+
+    coef         1 / t at the start of the run, t the step size of mirror descent
+    least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `Annealed`;
+                 least 1 leaves the coefficient as it is
+
+    Needs several updates a step: on the first it has no gradient.
+    """
+
+    coef: float = 1.0
+    least: float = 0.05
+    total_steps: int | None = None
+
+    name = "mirror_kl"
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("objective.add.mirror_kl.aggregate", self.aggregate, AGGREGATES)
+        if not self.coef >= 0:
+            raise ConfigError(f"objective.add.mirror_kl.coef is {self.coef}; it is 0 or more")
+        if self.control is None or isinstance(self.control, Annealed):
+            object.__setattr__(self, "control", Annealed(self.least, self.total_steps))
+
+    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+        logprob = policy.logprob[entries]
+        old = policy.behaviour_logprob if policy.proximal_logprob is None else policy.proximal_logprob
+        below = old.detach()[entries].to(logprob)
+        if missing := int(below.isnan().sum()):
+            raise GxpoError(
+                f"objective.add.mirror_kl: {missing} of {entries.numel()} trained tokens have no log-prob of the old "
+                "policy: record `logprob` for them, or give a proximal policy"
+            )
+        return mirror_kl(logprob - below)

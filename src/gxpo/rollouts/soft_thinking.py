@@ -1,0 +1,78 @@
+"""Attempts that think in mixtures of tokens before they answer in tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Session, SoftSampling, Task
+from gxpo.rollouts.again import need_single_turn
+from gxpo.rollouts.build import forest_of, name_draws, requests
+
+
+@dataclass(frozen=True)
+class SoftThinking:
+    """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.
+
+    top_k, top_p        of the distribution p of a soft step
+    mixing_temperature  tau: the input is softmax((log p + Gumbel noise) / tau) over the embeddings of p's ids
+    closing             the text that ends the thinking, in the likeliest ids of the soft steps; tokens follow it
+
+    A soft step is stored as its likeliest id, with the log-density of its noise for a log-prob, and in the extras
+    "support", "soft_y", "soft_weight" [T, K] what it was made of. Texts are of the likeliest ids. An attempt that never
+    says `closing` is soft to its end. Needs the torch engine and learner; tasks with one answer.
+
+    Source: SofT-GRPO, arXiv 2511.06411 (K 5, top-p 0.95, tau 0.1).
+    """
+
+    group_size: int = 8
+    top_k: int = 5
+    top_p: float = 0.95
+    mixing_temperature: float = 0.1
+    closing: str = "</think>"
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.top_k < 1:
+            raise ConfigError(
+                f"rollout.group_size and rollout.top_k must be at least 1, not {self.group_size} and {self.top_k}"
+            )
+        if not 0 < self.top_p <= 1 or not self.mixing_temperature > 0:
+            raise ConfigError(
+                "rollout.top_p is a share above 0, up to 1, and rollout.mixing_temperature above 0, not "
+                f"{self.top_p} and {self.mixing_temperature}"
+            )
+        if not self.closing:
+            raise ConfigError("rollout.closing is empty: give the text that ends the thinking")
+
+    def evaluation(self, samples: int) -> SoftThinking:
+        """How held-out tasks are attempted: softly too; at temperature 0 without noise."""
+        return dataclasses.replace(self, group_size=samples)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        need_single_turn(session, "soft_thinking", "thinks softly")
+        draws = name_draws(tasks, Counter())
+        prompts = [session.encode(task) for task in tasks]
+        plain = {f.name: getattr(session.sampling, f.name) for f in dataclasses.fields(session.sampling)}
+        sampling = SoftSampling(
+            **plain,
+            soft_top_k=self.top_k,
+            soft_top_p=self.top_p,
+            mixing_temperature=self.mixing_temperature,
+            closing=self.closing,
+        )
+        found = session.sample(requests(prompts, draws, self.group_size, session), sampling)
+        forest = forest_of(tasks, [f"s{session.step}/{draw}" for draw in draws], prompts, found, session.sampling)
+        extras = dict(forest.extras)
+        for name in ("soft_y", "soft_weight"):
+            extras[name] = torch.full(extras["support"].shape, torch.nan, dtype=torch.float64)
+            said = [torch.as_tensor(c.extras[name]) for group in found for c in group]
+            widest = max(x.shape[1] for x in said)
+            own = [torch.nn.functional.pad(x, (0, widest - x.shape[1]), value=torch.nan) for x in said]
+            extras[name][forest.path_token, :widest] = torch.cat(own)
+        return forest.replace(extras=extras)

@@ -1,0 +1,47 @@
+"""Log-probs of the actions by the policy that the head makes of an inner layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.signals.base import SignalPart, SignalTools
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@dataclass(frozen=True)
+class LayerLogprob(SignalPart):
+    """Signal "logprob@LAYER" [P]: log-probs by softmax(head(norm(h))), h the hidden state after that layer, with the
+    policy as it is at the start of the step; nan in every step after the first `steps`, which costs nothing.
+
+    layer  from 1, or a share of the depth above 0, up to 1.0 (0.15 of 36 layers is layer 5; of 3, layer 1)
+    steps  of the trainer, from the first; None: all
+
+    Costs a forward pass of the step while it lasts.
+    """
+
+    layer: int | float = 0.15
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        good = self.layer >= 1 if isinstance(self.layer, int) else 0 < self.layer <= 1
+        if not good:
+            raise ConfigError(
+                f"layer is {self.layer}; it is a layer's number from 1, or a share of the depth above 0, up to 1.0"
+            )
+        if self.steps is not None and self.steps < 0:
+            raise ConfigError(f"signal.layer_logprob.steps is {self.steps}; it is a number of steps, or null for all")
+        object.__setattr__(self, "provides", (f"logprob@{self.layer}",))
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        name = self.provides[0]
+        if self.steps is not None and tools.step > self.steps:
+            return {name: torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)}
+        return {name: tools.learner.outputs(forest, (name,))[name]}

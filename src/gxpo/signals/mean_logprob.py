@@ -1,0 +1,29 @@
+"""The policy at the start of the step, as the mean of its log-probs over the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gxpo.signals.base import SignalPart, SignalTools
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@dataclass(frozen=True)
+class MeanLogprob(SignalPart):
+    """`start_mean_logprob` [P], nats: mean over the vocabulary of log policy in the state where each token is chosen.
+
+    It is -log V less KL(uniform || policy), so at most -log V. Costs a forward pass of the step.
+
+    Source: ROVER, arXiv 2509.24981, where changes of it are the value of acting uniformly.
+    """
+
+    provides = ("start_mean_logprob",)
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        return {"start_mean_logprob": tools.learner.outputs(forest, ("mean_logprob",))["mean_logprob"]}

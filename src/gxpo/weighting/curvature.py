@@ -1,0 +1,88 @@
+"""Weights that leave out tokens whose own step would, to second order, harm the objective or move the policy far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError, MissingSignal
+from gxpo.weighting.base import WeightPart
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def predicted(probability: Tensor, norm: Tensor, credit: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    """What each token's own step would do: (change of its objective A pi / pi_old, half the Fisher length of the step).
+
+    probability  [n] p of the sampled token;   norm  [n] |h|_1 of the state h it is chosen in;   credit  [n] A
+    lr           of the step
+
+    In the head's weights the token's gradient is g = A (e_a - p) h^T, and the step D = lr sign(g) is Adam's first one.
+    Then everything depends on p_a, |h|_1 and A alone; with s = 2 (1 - p_a) |h|_1 lr
+      m_H = g.D + D.H.D / 2 = |A| s + A (s^2 - 4 p_a (1 - p_a) |h|_1^2 lr^2) / 2
+      m_F = D.F.D / 2       = s^2 / 2
+    H is the exact Hessian of A pi / pi_old, F = (e_a - p)(e_a - p)^T outer h h^T. [n] float64 each.
+    """
+    p, size, a = probability.to(torch.float64), lr * norm.to(torch.float64), credit.to(torch.float64)
+    step = 2 * (1 - p) * size
+    gain = a.abs() * step + a * (step.square() - 4 * p * (1 - p) * size.square()) / 2
+    return gain, step.square() / 2
+
+
+@torch.no_grad()
+def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> Tensor:
+    """[n] bool: low <= gain <= high and shift <= most, the bounds such that at most `reject` of `where` are left out.
+
+    Each bound is a quantile that at most reject / 3 of the members of `where` lie beyond; `low` is never above 0, so
+    that no token is left out for promising little. All are kept where nobody is asked.
+    """
+    one = torch.zeros(gain.shape, dtype=torch.int64)
+    if not bool(where.any()):
+        return torch.ones_like(where)
+    q = 1 - reject / 3
+    low = (-levels.quantile(-gain, one, q, where, "inverted_cdf")).clamp_max(0.0)
+    high, most = (levels.quantile(x, one, q, where, "inverted_cdf") for x in (gain, shift))
+    return (low <= gain) & (gain <= high) & (shift <= most)
+
+
+@dataclass(frozen=True)
+class Curvature(WeightPart):
+    """1 for tokens `within` the bounds of what is `predicted` of them, 0 for the others.
+
+    lr      learning rate that the prediction is made for; the update's
+    reject  largest share of the trainable tokens with credit that is left out
+
+    Reads signal `state_norm` [P] and the policy at the start of the step. Bounds are over the step's compared
+    trajectories. What is left out stays in the denominators.
+
+    Source: CAPO, arXiv 2510.00819, from a summary: fixed thresholds there, tuned to reject fewer than 8 % of tokens.
+    """
+
+    lr: float = 1e-6
+    reject: float = 0.08
+
+    needs = ("state_norm",)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"weight.curvature.lr is {self.lr}; it is the learning rate, above 0")
+        if not 0 <= self.reject < 1:
+            raise ConfigError(f"weight.curvature.reject is {self.reject}; it is a share from 0 to below 1")
+
+    def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
+        entries = (forest.path_trainable & (credit != 0)).nonzero().squeeze(1)
+        logprob, norm = signals["proximal_logprob"][entries], signals["state_norm"][entries]
+        if missing := int((logprob.isnan() | norm.isnan()).sum()):
+            raise MissingSignal(f"proximal_logprob or state_norm is nan for {missing} of {entries.numel()} tokens")
+        gain, shift = predicted(logprob.clamp_max(0.0).exp(), norm, credit[entries], self.lr)
+        kept = within(gain, shift, forest.compared[forest.path_trajectory[entries]], self.reject)
+        weight = torch.ones(forest.n_entries, dtype=torch.float64)
+        weight[entries] = kept.to(torch.float64)
+        return weight

@@ -1,0 +1,112 @@
+"""Weights that keep rollouts whose credit is far apart, and of these the tokens that are uncertain and matter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, MissingSignal
+from gxpo.weighting.base import WeightPart
+from gxpo.weighting.largest_credit import largest
+from gxpo.weighting.trajectory import counting, trajectory_mean
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
+    """[n] bool: `k` of the counting members, chosen so that the variance of their values is the greatest.
+
+    The j smallest and the k - j largest for the best j (of equally good ones the smallest): variance is convex in each
+    member. Who does not count is kept where it lies as far out as one that is kept. k >= 1.
+
+    >>> a = torch.tensor([1.5, 0.9, 0.2, -0.1, -0.8, -1.7])
+    >>> a[max_variance(a, 4, a < 9)].tolist()
+    [1.5, 0.8999999761581421, -0.800000011920929, -1.7000000476837158]
+    """
+    rows = where.nonzero().squeeze(1)
+    n, k = len(rows), min(k, len(rows))
+    if k == n:
+        return torch.ones_like(where)
+    own = x[rows].to(torch.float64)
+    order = torch.argsort(own, stable=True)
+    values = own[order]
+    values, zero = values - values.mean(), values.new_zeros(1)
+    total, square = torch.cat([zero, values.cumsum(0)]), torch.cat([zero, values.square().cumsum(0)])
+    low = torch.arange(k + 1)
+    high = n - (k - low)
+    spread = square[low] + square[n] - square[high] - (total[low] + total[n] - total[high]).square() / k
+    j = int(spread.argmax())
+    kept = torch.zeros_like(where)
+    kept[rows[order[:j]]] = True
+    kept[rows[order[n - k + j :]]] = True
+    out = torch.zeros_like(where)
+    if j:
+        out |= x <= x[rows[order[j - 1]]]
+    if j < k:
+        out |= x >= x[rows[order[n - k + j]]]
+    return kept | (~where & out)
+
+
+@dataclass(frozen=True)
+class DownSampling(WeightPart):
+    """Rollouts by `max_variance` of their mean credit over the step, then of their tokens those of largest |A| H.
+
+    rows, tokens          shares kept at the start, each rounded up
+    rows_end, tokens_end  shares kept at step `total_steps` and after; in between a straight line
+    total_steps           None: the run's; outside a run the shares are those of the start
+
+    Kept rollouts weigh M / N, so that a mean over trajectories is over the kept ones; dropped tokens stay in the
+    denominators. H is the entropy of the policy at the start of the step, signal "entropy". Credit is not normalised
+    again: that of the kept ones has no mean of 0. Trajectories that are not compared compete with nobody.
+
+    Source: D3S, arXiv 2509.22115, from a summary: rollouts of the whole step compete, not those of a group.
+    """
+
+    rows: float = 0.5
+    rows_end: float = 1.0
+    tokens: float = 0.5
+    tokens_end: float = 1.0
+    total_steps: int | None = None
+
+    needs = ("entropy",)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "rows_end", "tokens", "tokens_end"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"weight.down_sampling.{name} is {getattr(self, name)}; it is a share above 0, up to 1"
+                )
+        if self.total_steps is not None and self.total_steps < 1:
+            raise ConfigError(f"weight.down_sampling.total_steps is {self.total_steps}; it is at least 1")
+
+    def shares(self, step: int) -> tuple[float, float]:
+        """Of rollouts and of tokens, at this step."""
+        done = 0.0 if self.total_steps is None else min(max(step / self.total_steps, 0.0), 1.0)
+        return (1 - done) * self.rows + done * self.rows_end, (1 - done) * self.tokens + done * self.tokens_end
+
+    def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
+        counted = counting(forest)
+        n = int(counted.sum())
+        if not n:
+            return torch.ones(forest.n_entries, dtype=torch.float64)
+        of_rows, of_tokens = self.shares(step)
+        k = math.ceil(of_rows * n - 1e-9)
+        kept = max_variance(trajectory_mean(forest, {"credit": credit}, "credit"), k, counted)
+        entries = forest.path_trainable.nonzero().squeeze(1)
+        entropy = signals["entropy"][entries].to(torch.float64)
+        if missing := int(entropy.isnan().sum()):
+            raise MissingSignal(f"entropy is nan for {missing} of {entries.numel()} trainable tokens")
+        owner = forest.path_trajectory[entries]
+        competes = (kept & counted)[owner]
+        quota = torch.full_like(entries, math.ceil(of_tokens * int(competes.sum()) - 1e-9))
+        chosen = largest(credit[entries].abs() * entropy, torch.zeros_like(entries), quota, competes)
+        weight = torch.zeros(forest.n_entries, dtype=torch.float64)
+        weight[entries] = (chosen & kept[owner]).to(torch.float64) * n / k
+        return weight

@@ -1,0 +1,262 @@
+"""What all functions of credit share: their documented defaults, arithmetic in float64, members that do not count; and
+that a part is its function with the part's settings.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gxpo.credit.agent_relative import agent_relative
+from gxpo.credit.anchor_state import anchor_state
+from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.credit.clipped_gap import clipped_gap
+from gxpo.credit.confidence_gap import confidence_gap
+from gxpo.credit.consistency import answer_disagreement, between_groups, blended
+from gxpo.credit.decoupled import batch_normalized, decoupled_sum
+from gxpo.credit.difficulty import difficulty_weighted, logistic_weight
+from gxpo.credit.gae import gae
+from gxpo.credit.group_relative import group_relative
+from gxpo.credit.length_weighted import length_weighted
+from gxpo.credit.likelihood import mean_of_lowest
+from gxpo.credit.mixed_scale import mixed_scale
+from gxpo.credit.node_value import Visits, node_value
+from gxpo.credit.pairwise import pairwise_auc
+from gxpo.credit.pass_at_k import max_second, set_leave_one_out, subset_mean
+from gxpo.credit.redundancy import diversity_adjusted
+from gxpo.credit.retrospective import shares
+from gxpo.credit.risk_bundle import mixed_value_at_risk
+from gxpo.credit.segment_relative import segment_relative
+from gxpo.credit.set_relative import set_relative
+from gxpo.credit.shrunk import prior_weight, shrunk
+from gxpo.credit.step_reward import step_reward
+from gxpo.credit.tree_relative import tree_relative
+from gxpo.credit.turn_relative import turn_relative
+from gxpo.credit.virtual_members import virtual_members
+from gxpo.errors import ConfigError
+from gxpo.parts import CREDITS
+
+X = torch.tensor([1.0, 0.1, 0.7, 0.3, 0.45, 0.2, 0.9])
+Y = torch.tensor([0.6, 0.35, 0.2, 0.8, 0.1, 0.55, 0.15])
+GROUP = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+TREE = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+RIGHT = torch.tensor([True, False, True, False, False, True, False])
+ALL = torch.ones(7, dtype=torch.bool)
+OWNER, STEP_ROWS = torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6, 6]), torch.arange(10) / 7
+STATE = torch.tensor([0, 1, 0, 0, 1, 1, 2, 2, 2, -1])
+GRPO = {"center": "mean", "scale": "std", "ddof": 1, "eps": 1e-6}
+
+# function, what it must be given, what it takes if nothing is said
+DEFAULTS = [
+    (group_relative, (X, GROUP), {**GRPO, "quantile": 0.4, "shift": 0.0, "single": "zero", "where": ALL}),
+    (agent_relative, (X, STATE, OWNER), {**GRPO, "where": ALL}),
+    (anchor_state, (X, GROUP, STEP_ROWS, STATE, OWNER), {"step_weight": 1.0, **GRPO, "where": ALL}),
+    (step_reward, (X, STEP_ROWS, GROUP, OWNER), {"step_weight": 1.0, **GRPO, "where": ALL}),
+    (batch_whiten, (X, RIGHT), {"where": ALL, "eps": 1e-8, "ddof": 1}),
+    (clipped_gap, (X, Y), {"low": -0.2, "high": 0.28}),
+    (confidence_gap, (X, Y, GROUP, RIGHT, ALL), {"alpha": 0.3}),
+    (between_groups, (X, GROUP), {"where": ALL, "scale": "std", "ddof": 1, "eps": 1e-6}),
+    (answer_disagreement, (TREE, GROUP), {"where": ALL}),
+    (blended, (X, Y, 2 * X), {"steepness": 20.0, "middle": 1.5}),
+    (decoupled_sum, (torch.stack([X, Y], 1), X[:2], GROUP), {"where": ALL, "ddof": 1, "eps": 1e-4, "single": "zero"}),
+    (decoupled_sum, (torch.stack([X, Y], 1), X[:2], torch.arange(7)), {"single": "zero"}),
+    (batch_normalized, (X, RIGHT, ALL), {"ddof": 1, "eps": 1e-4}),
+    (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
+    (difficulty_weighted, (X - 0.4, Y), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
+    (gae, (X, Y, GROUP, ALL), {"discount": 1.0, "lam": 1.0, "cut": ~ALL}),
+    (length_weighted, (X, torch.tensor([1, 0, 2, 1, 3, 1, 0]), GROUP), {"where": ALL}),
+    (mean_of_lowest, (X, GROUP, 2), {"share": 1.0}),
+    (mixed_scale, (X, GROUP, Y), {"ddof": 0, "eps": 1e-6, "where": ALL}),
+    (pairwise_auc, (X, RIGHT, GROUP), {"tau": 0.6, "where": ALL}),
+    (subset_mean, (RIGHT, GROUP, 2), {"where": ALL, "eps": 1e-6}),
+    (set_leave_one_out, (RIGHT, GROUP, 2), {"where": ALL}),
+    (max_second, (X, GROUP), {"where": ALL, "scale": "std", "eps": 1e-6}),
+    (diversity_adjusted, (X, torch.stack([X, Y], 1), GROUP), {"where": ALL, "eps": 1e-6}),
+    (shares, (X - 0.4, GROUP), {"eps": 1e-6, "where": ALL}),
+    (mixed_value_at_risk, (5 * X, 1.0, 4.0), {"levels_at": (0.2, 0.9), "mix": 1.5, "zero": "high", "eps": 1e-6}),
+    (segment_relative, (X, torch.arange(7), GROUP, 0 * GROUP), {"scale": "std", "ddof": 0, "eps": 1e-4, "where": ALL}),
+    (segment_relative, (9 * torch.eye(40)[0], torch.arange(40), *[torch.zeros(40).long()] * 2), {"bound": 5.0}),
+    (set_relative, (X, GROUP, TREE, 2), {"where": ALL}),
+    (shrunk, (X, GROUP, Y), {"variance": "prior", "where": ALL}),
+    (prior_weight, (X, Y, Y / 10), {}),
+    (tree_relative, (X, GROUP, TREE), {"compare": "both", "ddof": 1, "eps": 1e-6, "where": ALL}),
+    (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
+    (virtual_members, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
+]
+NAMES = [f"{i}-{f.__name__}" for i, (f, *_) in enumerate(DEFAULTS)]
+
+
+@pytest.mark.parametrize(("function", "given", "defaults"), DEFAULTS, ids=NAMES)
+def test_defaults(function, given, defaults):
+    assert torch.equal(function(*given), function(*given, **defaults))
+
+
+@pytest.mark.parametrize(("function", "given", "defaults"), DEFAULTS, ids=NAMES)
+def test_the_arithmetic_is_in_float64(function, given, defaults):
+    """Nothing is lost of what was given in float32, the distance of two numbers included."""
+    exact = [x.double() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in given]
+    found = function(*given)
+    assert found.dtype == torch.float64 and torch.equal(found, function(*exact))
+
+
+PAIR, ONE, TWO = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.int64), torch.arange(2)
+UNIT = {"ddof": 0, "eps": 0.5}  # the population std of 1 and 0 is .5, and .5 / (.5 + .5) = .5
+
+DIVIDED = [
+    (group_relative, (PAIR, ONE), UNIT, 0.5),
+    (agent_relative, (PAIR, ONE, TWO), UNIT, 0.5),
+    (anchor_state, (PAIR, ONE, PAIR, ONE, TWO, 3.0), UNIT, 0.5 + 3 * 0.5),
+    (step_reward, (PAIR, PAIR, ONE, TWO, 3.0), UNIT, 0.5 + 3 * 0.5),
+    (between_groups, (PAIR, TWO), UNIT, 0.5),
+    (decoupled_sum, (torch.stack([PAIR, PAIR], 1), torch.ones(2), ONE), UNIT, 2 * 0.5),
+    (batch_normalized, (PAIR, ONE == 0, ONE == 0), UNIT, 0.5),
+    (segment_relative, (PAIR, TWO, ONE, ONE), UNIT, 0.5),
+    (segment_relative, (PAIR, TWO, ONE, ONE, "batch_std"), UNIT, 0.5),
+    (tree_relative, (PAIR, ONE, ONE), UNIT, 0.5 + 0.5),
+    (tree_relative, (2 * PAIR, ONE, ONE, "nested"), UNIT, (2 / 3) / (2 / 3 + 0.5)),  # first 1 / 1.5
+    (turn_relative, (PAIR, ONE, ONE), {**UNIT, "fairness": 0.0}, 0.5),
+    (batch_whiten, (PAIR, ONE == 0), {"ddof": 0, "eps": 0.75}, 0.5),  # .5 / sqrt(.25 + .75)
+    (mixed_scale, (PAIR, ONE, torch.ones(2)), {"ddof": 0, "eps": 0.5}, 0.5),  # the mean is .5, too
+    (mixed_scale, (PAIR, ONE, torch.full((2,), 0.5)), {"ddof": 1, "eps": 0.5}, 0.414214),  # .5 / (.707107 + .5)
+    (shares, (PAIR - 0.5, ONE), {"eps": 1.0}, 0.5),  # 2 * .5 / (1 + 1)
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "settings", "expected"),
+    DIVIDED,
+    ids=[f"{i}-{f.__name__}" for i, (f, *_) in enumerate(DIVIDED)],
+)
+def test_what_divides(function, given, settings, expected):
+    assert function(*given, **settings).tolist() == pytest.approx([expected, -expected], abs=1e-6)
+
+
+def test_the_quantile_that_is_asked_for():
+    """The smallest outcome that 7 of 10 do not exceed is 1, that 6 of 10 do not is 0."""
+    outcome, one = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0]), torch.zeros(5, dtype=torch.int64)
+    for quantile, center in ((0.7, 1.0), (0.6, 0.0)):
+        found = group_relative(outcome, one, "quantile", "none", quantile=quantile)
+        assert torch.equal(found, outcome.double() - center)
+
+
+def test_words_of_functions():
+    with pytest.raises(ConfigError, match=r"^credit\.compare is 'other'; it is one of both, nested, tree$"):
+        tree_relative(PAIR, ONE, ONE, "other")
+    with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released$"):
+        node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, ONE == 0, "other")
+
+
+# ---------------------------------------------------------------- parts
+# group, outcome, lengths of the turns, further fields: the fifth attempt is not compared, the sixth is correct though
+# its outcome is 0, the seventh is wrong though it is 0.5, group "c" is all wrong
+ROWS = [
+    ("a", 1.0, [2, 1], {"info": {"tree": 0}}),
+    ("a", 0.25, [1, 1], {"success": False, "info": {"tree": 0}, "origin": "replay"}),
+    ("a", 0.5, [4, 1], {"success": False, "info": {"tree": 1}, "origin": "replay"}),
+    ("a", 0.0, [1, 1], {"info": {"tree": 1}}),
+    ("a", 2.0, [1, 1], {"compared": False, "info": {"tree": 0}, "origin": "replay"}),
+    ("b", 0.0, [1, 2], {"success": True, "info": {"tree": 0}}),
+    ("b", 0.5, [3, 1], {"success": False, "info": {"tree": 0}, "origin": "replay"}),
+    ("b", 0.25, [1, 1], {"info": {"tree": 0}}),
+    ("c", 0.0, [1, 1], {"info": {"tree": 1}}),
+    ("c", 0.25, [2, 2], {"success": False, "info": {"tree": 1}}),
+    ("c", 0.75, [1, 1], {"success": False, "info": {"tree": 1}}),
+]
+CORRECT = torch.tensor([r in (0, 4, 5, 7) for r in range(11)])
+RATE = torch.tensor([1 / 4] * 5 + [2 / 3] * 3 + [0.0] * 3, dtype=torch.float64)
+LOGPROB = torch.linspace(-2, -0.5, 11, dtype=torch.float64)  # the same for all tokens of an attempt
+REPLAYED = torch.tensor([r in (1, 2, 4, 6) for r in range(11)])
+SET = {"center": "median", "scale": "std", "ddof": 0, "eps": 0.5}
+CURVE = {"low": 0.2, "high": 1.2, "steepness": 3.0, "middle": 0.4}
+
+
+def group_of(f):
+    return f.ids("group", axis="R")
+
+
+def advantage(f, outcome=None, **given):
+    return group_relative(f.outcome if outcome is None else outcome, group_of(f), where=f.compared, **{**SET, **given})
+
+
+def negative(f, s):
+    solved = torch.tensor([True] * 8 + [False] * 3)
+    return torch.where(solved, advantage(f), 0.6 * advantage(f, scale="none"))
+
+
+def retrospective(f, s):
+    again = shares(advantage(f), group_of(f), 0.3, f.compared) * s["improvement"]
+    return torch.where(REPLAYED, again, advantage(f))
+
+
+def consistent(f, s):
+    between = between_groups(f.outcome, group_of(f), f.compared, "std", 0, 0.5)
+    disagreement = answer_disagreement(s["answer_cluster"], group_of(f), f.compared)
+    return blended(advantage(f, center="mean"), between, disagreement, 2.0, 0.6)
+
+
+def by_sets(function):
+    return lambda f, s: function(CORRECT, group_of(f), 3, f.compared)
+
+
+PARTS = [
+    ("group_relative", SET, "R", lambda f, s: advantage(f)),
+    ("group_relative", {"center": "quantile", "quantile": 0.7, "scale": "none", "shift": 0.1}, "R",
+     lambda f, s: advantage(f, center="quantile", quantile=0.7, scale="none", shift=0.1)),
+    ("agent_relative", SET, "S",
+     lambda f, s: agent_relative(f.outcome, f.ids("group", axis="S"), f.step_trajectory, where=f.compared, **SET)),
+    ("anchor_state", {**SET, "discount": 0.5, "step_weight": 0.7}, "S",
+     lambda f, s: anchor_state(f.outcome, group_of(f), f.returns(0.5), f.ids("state", axis="S"), f.step_trajectory,
+                               0.7, where=f.compared, **SET)),
+    ("step_reward", {**SET, "step_weight": 0.7}, "S",
+     lambda f, s: step_reward(f.outcome, s["process_reward"], group_of(f), f.step_trajectory, 0.7, where=f.compared,
+                              **SET)),
+    ("clipped_gap", {"low": -0.3, "high": 0.05}, "R", lambda f, s: clipped_gap(f.outcome, s["baseline"], -0.3, 0.05)),
+    ("confidence_gap", {"alpha": 0.7, "share": 0.5}, "R",
+     lambda f, s: confidence_gap(s["prompt_confidence"], LOGPROB.exp(), group_of(f), CORRECT, f.compared, 0.7)),
+    ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "ddof": 0, "eps": 0.5}, "R", consistent),
+    ("difficulty_weighted", {**SET, **CURVE}, "R", lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
+    ("diversity_adjusted", SET, "R",
+     lambda f, s: advantage(f, diversity_adjusted(f.outcome, s["embedding"], group_of(f), f.compared))),
+    ("length_weighted", {}, "R", lambda f, s: length_weighted(f.outcome, f.lengths(), group_of(f), f.compared)),
+    ("mixed_scale", {"ddof": 1, "eps": 0.5}, "R",
+     lambda f, s: mixed_scale(f.outcome, group_of(f), RATE, 1, 0.5, f.compared)),
+    ("negative_groups", {**SET, "alpha": 0.6}, "R", negative),
+    ("pairwise_auc", {"tau": 0.9}, "R",
+     lambda f, s: pairwise_auc(LOGPROB, CORRECT, group_of(f), 0.9, f.compared)),
+    ("pass_atk", {"k": 3, "eps": 0.5}, "R", lambda f, s: subset_mean(CORRECT, group_of(f), 3, f.compared, 0.5)),
+    ("pass_atk", {"kind": "leave_one_out", "k": 3}, "R", by_sets(set_leave_one_out)),
+    ("pass_atk", {"kind": "max_second", "eps": 0.5}, "R",
+     lambda f, s: max_second(f.outcome, group_of(f), f.compared, eps=0.5)),
+    ("retrospective", {**SET, "share_eps": 0.3}, "R", retrospective),
+    ("set_relative", {"size": 2, "same": "info.tree"}, "R",
+     lambda f, s: set_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), 2, f.compared)),
+    ("shrunk", {"variance": "sample"}, "R",
+     lambda f, s: shrunk(f.outcome, group_of(f), s["baseline"], "sample", f.compared)),
+    ("tree_relative", {"compare": "nested", "ddof": 0, "eps": 0.5}, "R",
+     lambda f, s: tree_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), "nested", 0, 0.5,
+                                f.compared)),
+    ("virtual_members", {**SET, "value": 2.0, "count": 2}, "R",
+     lambda f, s: virtual_members(f.outcome, group_of(f), 2.0, 2, where=f.compared, **SET)),
+]  # fmt: skip
+
+
+PART_NAMES = [f"{i}-{part}" for i, (part, *_) in enumerate(PARTS)]
+
+
+@pytest.mark.parametrize(("part", "given", "axis", "expected"), PARTS, ids=PART_NAMES)
+def test_a_part_is_its_function_with_the_parts_settings(grow, part, given, axis, expected):
+    """Over the compared members, verdicts before outcomes, and the credit on every token of its trajectory or step."""
+    steps = {"states": ["s", "t"], "step_rewards": [0.25, 0.5]}
+    forest = grow([(g, r, n, {**fields, **(steps if r else {"states": ["s", "t"]})}) for g, r, n, fields in ROWS])
+    signals = {
+        "answer_cluster": torch.tensor([0, 0, 1, 2, 1, 3, 3, 4, 5, 6, 5]),
+        "baseline": torch.linspace(0, 1, 11, dtype=torch.float64),
+        "embedding": torch.tensor([[1.0, i % 3, i % 2] for i in range(11)], dtype=torch.float64),
+        "improvement": torch.linspace(-1, 1, 11, dtype=torch.float64),
+        "behaviour_logprob": forest.to_path(LOGPROB, "R"),
+        "prompt_confidence": torch.linspace(0.2, 0.7, 11, dtype=torch.float64),
+        "process_reward": torch.linspace(0, 2, 22, dtype=torch.float64).square(),
+    }
+    found = CREDITS[part](**given)(forest, signals, 0)
+    assert bool(found.any())
+    assert torch.allclose(found, forest.to_path(expected(forest, signals), axis), rtol=0, atol=1e-12)

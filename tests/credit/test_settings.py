@@ -1,0 +1,177 @@
+"""What every part's settings may be: the words, the edges of the numbers, and what is said of others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gxpo.errors import ConfigError
+from gxpo.parts import CREDITS
+
+CENTERS = ("mean", "leave_one_out", "median", "none")
+ALL_CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")
+ALL_SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
+
+WORDS = {
+    "anchor_state": {"center": CENTERS, "scale": ("std", "none")},
+    "batch_whiten": {
+        "center": ("none", "mean", "leave_one_out"),
+        "over": ("tokens", "trajectories"),
+        "single": ("zero", "raw"),
+    },
+    "consistency_blended": {"scale": ("std", "none")},
+    "decoupled": {"over": ("trajectories", "tokens"), "single": ("zero", "raw")},
+    "difficulty_weighted": {"center": CENTERS, "scale": ("std", "none")},
+    "diversity_adjusted": {"center": CENTERS, "scale": ("std", "none")},
+    "gae": {"cut": ("end", "extend"), "whiten": ("none", "token")},
+    "group_relative": {
+        "center": ALL_CENTERS,
+        "scale": (*ALL_SCALES, "batch_std"),
+        "single": ("zero", "raw"),
+        "unit": ("trajectory", "step"),
+    },
+    "negative_groups": {"center": ALL_CENTERS, "scale": ALL_SCALES},
+    "node_value": {"form": ("paper", "released")},
+    "pass_atk": {"kind": ("analytic", "leave_one_out", "max_second")},
+    "retrospective": {"center": CENTERS, "scale": ("std", "none")},
+    "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
+    "segment_relative": {"scale": ("std", "batch_std", "none")},
+    "shrunk": {"variance": ("prior", "sample")},
+    "step_reward": {"center": CENTERS, "scale": ("std", "none")},
+    "tree_relative": {"compare": ("both", "nested", "tree")},
+    "virtual_members": {"center": ALL_CENTERS, "scale": ALL_SCALES},
+}
+
+
+@pytest.mark.parametrize(("part", "setting"), [(p, s) for p, settings in WORDS.items() for s in settings])
+def test_words(part, setting):
+    make, words = CREDITS[part], WORDS[part][setting]
+    for word in words:
+        assert getattr(make(**{setting: word}), setting) == word
+    said = f"credit.{setting} is 'other'; it is one of {', '.join(words)}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        make(**{setting: "other"})
+
+
+EDGES = [
+    ("clipped_gap", {"low": 0.0, "high": 0.0}),
+    ("confidence_gap", {"share": 1.0}),
+    ("confidence_gap", {"share": 0.01}),
+    ("difficulty_weighted", {"low": 0.0, "high": 0.0}),
+    ("gae", {"discount": 0.0, "lam": 0.0, "target_lam": 0.0}),
+    ("gae", {"discount": 1.0, "lam": 1.0, "target_lam": 1.0}),
+    ("group_relative", {"quantile": 1.0}),
+    ("group_relative", {"quantile": 0.01}),
+    ("negative_groups", {"alpha": 0.0}),
+    ("pairwise_auc", {"tau": 0.01}),
+    ("pass_atk", {"k": 1}),
+    ("risk_bundle", {"size": 1, "mix": 0.0, "lr": 0.0}),
+    ("segment_relative", {"bound": 0.01}),
+    ("set_relative", {"size": 1}),
+    ("turn_relative", {"discount": 0.0, "time": "step_info.time"}),
+    ("turn_relative", {"discount": 1.0}),
+    ("virtual_members", {"count": 1, "value": -3.0}),
+]
+
+
+@pytest.mark.parametrize(("part", "given"), EDGES)
+def test_edges_are_inside(part, given):
+    made = CREDITS[part](**given)
+    assert {name: getattr(made, name) for name in given} == given
+
+
+OUTSIDE = [
+    ("clipped_gap", {"low": 0.01}, "clipped_gap: low 0.01 and high 0.28 must lie on either side of 0"),
+    ("clipped_gap", {"high": -0.01}, "clipped_gap: low -0.2 and high -0.01 must lie on either side of 0"),
+    ("confidence_gap", {"share": 0.0}, "share of confidence_gap is 0.0; it is a share of tokens above 0, up to 1"),
+    ("confidence_gap", {"share": 1.01}, "share of confidence_gap is 1.01; it is a share of tokens above 0, up to 1"),
+    ("difficulty_weighted", {"low": -0.01}, "credit.low and credit.high are weights: neither may be negative"),
+    ("difficulty_weighted", {"high": -0.01}, "credit.low and credit.high are weights: neither may be negative"),
+    ("gae", {"discount": 1.01}, "credit.discount is 1.01; it lies between 0 and 1"),
+    ("gae", {"lam": -0.01}, "credit.lam is -0.01; it lies between 0 and 1"),
+    ("gae", {"target_lam": 1.5}, "credit.target_lam is 1.5; it lies between 0 and 1"),
+    ("group_relative", {"quantile": 0.0}, "credit.quantile is 0.0; it is a share of the group above 0, up to 1"),
+    ("group_relative", {"quantile": 1.01}, "credit.quantile is 1.01; it is a share of the group above 0, up to 1"),
+    (
+        "group_relative",
+        {"scale": "median_absolute", "eps": 0.0},
+        "credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0",
+    ),
+    ("negative_groups", {"alpha": -0.1}, "credit.alpha is -0.1; it is the weight of an all-wrong group, 0 or more"),
+    ("pairwise_auc", {"tau": 0.0}, "credit.tau is 0.0; it is a temperature of mean log-probs, above 0, such as 0.6"),
+    ("pass_atk", {"k": 0}, "credit.k is 0; it is a number of attempts, at least 1"),
+    ("segment_relative", {"bound": 0.0}, "credit.bound is 0.0; it is the largest credit there may be, above 0"),
+    ("set_relative", {"size": 0}, "credit.size is 0; it is a number of attempts, at least 1"),
+    ("turn_relative", {"time": "state"}, "credit.time is 'state'; it is 'turn' or 'step_info.KEY'"),
+    ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is between 0 and 1"),
+    ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is between 0 and 1"),
+    (
+        "virtual_members",
+        {"count": 0},
+        "credit.count is 0; give at least 1 member, or use credit=group_relative",
+    ),
+    (
+        "virtual_members",
+        {"value": float("inf")},
+        "credit.value is inf; it is the best outcome there can be, a finite number",
+    ),
+    (
+        "decoupled",
+        {"weights": {"format": float("nan")}},
+        "credit.weights: 'format' has weight nan; give a finite number",
+    ),
+    ("decoupled", {"weights": {"format": 0.0}}, "credit.weights: no reward has a weight other than 0"),
+    *(
+        (
+            "risk_bundle",
+            wrong,
+            "credit risk_bundle: size {size} is at least 1, 0 < low ({low}) < high ({high}) < 1, and mix {mix} and lr "
+            "{lr} are at least 0".format(**{"size": 5, "low": 0.2, "high": 0.9, "mix": 1.5, "lr": 0.1, **wrong}),
+        )
+        for wrong in (
+            {"size": 0},
+            {"low": 0.0},
+            {"high": 1.0},
+            {"low": 0.5, "high": 0.5},
+            {"mix": -0.1},
+            {"lr": -0.1},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "given", "said"), OUTSIDE)
+def test_what_lies_outside_is_refused(part, given, said):
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        CREDITS[part](**given)
+
+
+@pytest.mark.parametrize(
+    "part", ["anchor_state", "difficulty_weighted", "group_relative", "retrospective", "step_reward"]
+)
+def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing_scales(part):
+    make = CREDITS[part]
+    for center in CENTERS:
+        for scale in ("std", "none"):
+            signal = center == "none" and scale == "none"
+            assert make(center=center, scale=scale).on_equal == ("signal" if signal else "zero")
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "on_equal"),
+    [
+        ("group_relative", {"scale": "none", "shift": -0.1}, "signal"),
+        ("group_relative", {"scale": "mean", "shift": -0.1}, "signal"),
+        ("group_relative", {"center": "none", "scale": "mean"}, "signal"),
+        ("group_relative", {"scale": "mean"}, "zero"),
+        ("group_relative", {"scale": "std", "shift": -0.1}, "zero"),
+        ("decoupled", {"over": "tokens"}, "signal"),
+        ("decoupled", {"over": "trajectories"}, "zero"),
+        ("batch_whiten", {"center": "none"}, "signal"),
+        ("batch_whiten", {"center": "mean"}, "zero"),
+        ("batch_whiten", {"center": "leave_one_out"}, "zero"),
+    ],
+)
+def test_equal_outcomes_are_a_signal(part, given, on_equal):
+    assert CREDITS[part](**given).on_equal == on_equal

@@ -1,0 +1,98 @@
+"""FIPO's factor: the card's numbers, a loop with its gradient, on policy, far off policy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.objectives.coupled_rows import ROWS, agrees, diagonal
+
+import gxpo
+from gxpo.errors import ConfigError
+from gxpo.objectives import Clip, DualClip, Entries, PolicyGradient
+from gxpo.objectives.gate_future import FutureDrift, future_drift
+
+F64 = torch.float64
+OWNER = torch.tensor([0, 0, 1, 1, 1])
+
+
+def column(*x):
+    return torch.tensor(x, dtype=F64)
+
+
+def test_cards_numbers(toy):
+    drift = future_drift(column(0.3, -0.1, -0.4, 0.2, 0.5), OWNER, 32.0, 10.0)
+    assert drift.tolist() == pytest.approx([0.202143, -0.1, 0.274516, 0.689286, 0.5], abs=1e-6)
+    x = toy.logprob.detach()
+    gap = x - toy.old
+    seen = Entries(x, toy.old, gap, gap.exp(), toy.credit, OWNER, OWNER)
+    assert FutureDrift().factor(seen).tolist() == pytest.approx([1.2, 1.0, 1.2, 1.2, 1.2])
+    assert FutureDrift(factor_low=0.8).factor(seen).tolist() == pytest.approx([1.2, 0.904837, 1.2, 1.2, 1.2], abs=1e-6)
+    # DAPO's per-token losses, -1.28 -.904837 .8 1.221403 1.648721, times f, over 5
+    value, gradient = toy.loss(PolicyGradient(gate=FutureDrift(clip_high=0.28), aggregate="token_mean"))
+    assert value == pytest.approx((-1.28 * 1.2 - 0.904837 + 1.2 * (0.8 + 1.221403 + 1.648721)) / 5, abs=1e-6)
+    assert gradient == pytest.approx([0, -0.180967, 0, 1.2 * 0.244281, 1.2 * 0.329744], abs=1e-6)
+
+
+def by_hand(gate):
+    def loop(unit):
+        losses, slopes = [], []
+        for i, t in enumerate(unit):
+            later = [(k, u["gap"]) for k, u in enumerate(unit[i:]) if u["gap"] <= math.log(gate.ratio_max)]
+            drift = sum(gap * 2 ** (-k / gate.half_life) for k, gap in later)
+            f = min(max(math.exp(min(drift, 50.0)), gate.factor_low), gate.factor_high)
+            a, rho = t["credit"], math.exp(t["gap"])
+            if a < 0 and rho > gate.safe_ratio:
+                f = min(max(f, 0.8), 1.0)
+            held = rho if a >= 0 else min(rho, gate.ratio_max)
+            low, high = 1 - gate.clip_low, 1 + gate.clip_high
+            losses.append(f * max(-a * held, -a * min(max(held, low), high)))
+            free = rho <= high if a >= 0 else low <= rho <= gate.ratio_max
+            slopes.append(-f * a * rho if free else 0.0)
+        return losses, diagonal(slopes)
+
+    return loop
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.sampled_from([0.5, 4.0, 32.0]), st.sampled_from([0.6, 1.0]), st.sampled_from([2.1, 10.0]))
+def test_it_equals_a_loop(rows, half_life, low, bound):
+    gate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2)
+    agrees(PolicyGradient(gate=gate, aggregate="token_mean"), rows, by_hand(gate))
+
+
+def test_on_policy_the_factor_is_exactly_one(toy):
+    here = toy.logprob.detach()
+    mine, plain = (PolicyGradient(gate=g, aggregate="token_mean") for g in (FutureDrift(), Clip()))
+    assert toy.loss(mine, behaviour_logprob=here) == toy.loss(plain, behaviour_logprob=here)
+    found = mine.metrics(toy.forest, toy.policy(behaviour_logprob=here), toy.credit, toy.weight)
+    assert found["future_factor"] == 1.0 and found["on_policy"] == 1.0
+    off = mine.metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert off["future_factor"] == pytest.approx((1.2 * 4 + 1.0) / 5)
+
+
+def test_with_bounds_of_one_it_is_the_dual_clip(toy):
+    rigid = PolicyGradient(gate=FutureDrift(0.2, 0.28, 1.4, factor_high=1.0))
+    assert toy.loss(rigid) == toy.loss(PolicyGradient(gate=DualClip(0.2, 0.28, 1.4)))
+
+
+def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
+    gap = column(math.log(1e6), math.log(1e-6), math.log(1e6), -0.05, 700.0).requires_grad_()
+    seen = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
+    gate = FutureDrift(factor_low=0.8)
+    # 0 for ratios above 10: drifts -13.5, -13.8, -.049, -.05, 0; the third is wrong and beyond 4: at most 1
+    assert gate.factor(seen).tolist() == pytest.approx([0.8, 0.8, math.exp(-0.05 * 2 ** (-1 / 32)), math.exp(-0.05), 1])
+    assert not gate.factor(seen).requires_grad
+    (slope,) = torch.autograd.grad(gate.loss(seen).sum(), gap)
+    assert slope.tolist() == pytest.approx([0.0, -0.8 * 1e-6, 0.0, math.exp(-0.1), 0.0])
+
+
+def test_method_and_bad_options():
+    m = gxpo.method("fipo+dapo")
+    assert m.terms["policy"].gate == FutureDrift(clip_high=0.28) and m.couples == "trajectory"
+    for wrong in ({"factor_low": 1.1}, {"factor_high": math.inf}, {"half_life": 0.0}, {"safe_ratio": -1.0}):
+        with pytest.raises(ConfigError, match="objective"):
+            FutureDrift(**wrong)

@@ -1,0 +1,409 @@
+"""What objectives' settings may be and what is said of others; further details that no other test looks at."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from gxpo.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.objectives import gate
+from gxpo.objectives.aggregate import coefficients
+from gxpo.objectives.base import TermPart, TermSum
+from gxpo.objectives.control import Control
+from gxpo.objectives.entropy import Entropy
+from gxpo.objectives.gate import Entries, LogClip
+from gxpo.objectives.group_variance import GroupVariance, group_variance
+from gxpo.objectives.kl import KL, kl_estimate
+from gxpo.objectives.masked_kl import MaskedKl, masked_kl
+from gxpo.objectives.penalty import Penalty
+from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.objectives.power_mean import PowerMean
+from gxpo.objectives.preference_pairs import PreferencePairs
+from gxpo.objectives.ratio import Turn
+from gxpo.objectives.sequence_score import SequenceTerm
+from gxpo.objectives.value import ValueRegression
+from gxpo.parts import GATES, TERMS
+from gxpo.protocols import PolicyTokens
+
+AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
+
+WORDS = {
+    "policy_gradient": {
+        "objective.ratio": ("token", "sequence", "turn"),
+        "objective.aggregate": AGGREGATES,
+        "objective.ratio_over": ("proximal", "behaviour"),
+        "objective.on_unknown_behaviour": ("error", "one", "shaped"),
+    },
+    **{
+        term: {
+            "objective.ratio_over": ("proximal", "behaviour", "reference"),
+            "objective.on_unknown_behaviour": ("error", "one"),
+        }
+        for term in ("classification", "group_variance")
+    },
+    "kl": {
+        "objective.kl.estimator": ("k1", "abs", "k2", "k3", "k3+"),
+        "objective.kl.aggregate": AGGREGATES,
+        "objective.kl.ratio_over": ("proximal", "behaviour"),
+        "objective.kl.on_unknown_behaviour": ("error", "one"),
+    },
+    "entropy": {"objective.entropy.aggregate": AGGREGATES},
+    "masked_kl": {"objective.add.masked_kl.aggregate": AGGREGATES},
+    "value_regression": {"objective.add.value_regression.aggregate": AGGREGATES},
+    "power_mean": {
+        "objective.ratio_over": ("proximal", "behaviour"),
+        "objective.on_unknown_behaviour": ("error", "one"),
+    },
+    "preference_pairs": {
+        "objective.pairs": ("verdict", "outcome", "ordered"),
+        "objective.form": ("sigmoid", "ipo"),
+    },
+    "discriminative": {
+        "objective.score": ("logprob", "ratio"),
+        "objective.ratio_over": ("proximal", "behaviour"),
+    },
+}
+
+
+@pytest.mark.parametrize(("term", "key"), [(t, k) for t, keys in WORDS.items() for k in keys])
+def test_words(term, key):
+    words, setting = WORDS[term][key], key.rpartition(".")[2]
+    for word in words:
+        TERMS[term](**{setting: word})
+    said = f"{key} is 'other'; it is one of {', '.join(words)}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        TERMS[term](**{setting: "other"})
+
+
+EDGES = [
+    (gate.Clip, {"clip_low": 0.0, "clip_high": 0.0}),
+    (gate.LogClip, {"log_clip_low": 0.0, "log_clip_high": 0.0}),
+    (gate.DualClip, {"ratio_max": 1.01}),
+    (gate.Truncate, {"ratio_max": float("inf")}),
+    (gate.Truncate, {"ratio_max": 0.01}),
+    (GATES["elastic_clip"], {"elastic_credit": 0.0, "elastic_variance": 0.0}),
+    (TERMS["policy_gradient"], {"shaping_gamma": 0.01}),
+    (TERMS["masked_kl"], {"coef": 0.0, "entropy_coef": 0.0, "kl_max": 0.01}),
+    (TERMS["value_regression"], {"coef": 0.0, "clip": 0.01}),
+    (TERMS["power_mean"], {"clip_low": 0.0, "clip_min": 0.0, "clip_max": 0.0, "gamma": 0.0}),
+    (TERMS["preference_pairs"], {"beta": 0.01, "label_smoothing": 0.0, "success_weight": 0.01}),
+    (TERMS["discriminative"], {"tau": 0.01, "delta": 0.0, "beta": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("part", "given"), EDGES)
+def test_edges_are_inside(part, given):
+    made = part(**given)
+    assert {name: getattr(made, name) for name in given} == given
+
+
+WIDTHS = "objective.clip_low and objective.clip_high are widths, >= 0, not "
+LOG_WIDTHS = "objective.log_clip_low and objective.log_clip_high are widths, >= 0, not "
+OUTSIDE = [
+    (gate.Clip, {"clip_low": -0.1}, WIDTHS + "-0.1, 0.2"),
+    (gate.Clip, {"clip_high": -0.1}, WIDTHS + "0.2, -0.1"),
+    (gate.LogClip, {"log_clip_low": -0.1}, LOG_WIDTHS + "-0.1, 0.4"),
+    (gate.LogClip, {"log_clip_high": -0.1}, LOG_WIDTHS + "0.4, -0.1"),
+    (gate.DualClip, {"ratio_max": 1.0}, "objective.ratio_max is 1.0; it is an absolute bound above 1, such as 3.0"),
+    (gate.DualClip, {"clip_low": -0.1}, WIDTHS + "-0.1, 0.2"),
+    (gate.Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is an absolute bound above 0, such as 1.28"),
+    *(
+        (
+            GATES["elastic_clip"],
+            {name: -0.1},
+            "objective.elastic_credit and objective.elastic_variance are 0 or more, not "
+            + ("-0.1, 0.5" if name == "elastic_credit" else "0.5, -0.1"),
+        )
+        for name in ("elastic_credit", "elastic_variance")
+    ),
+    (GATES["elastic_clip"], {"clip_low": -0.1}, WIDTHS + "-0.1, 0.2"),
+    (TERMS["policy_gradient"], {"shaping_gamma": 0.0}, "objective.shaping_gamma is 0.0; it is a probability above 0"),
+    *(
+        (
+            TERMS["policy_gradient"],
+            {"ratio": "sequence", name: value},
+            f"objective.{said} works with objective.ratio 'token' only, and gates that look at single tokens: set one "
+            "of the two",
+        )
+        for name, value, said in (
+            ("once_per_token", True, "once_per_token"),
+            ("on_unknown_behaviour", "shaped", "on_unknown_behaviour 'shaped'"),
+        )
+    ),
+    (
+        TERMS["kl"],
+        {"ratio_weighted": True, "estimator": "k3+"},
+        "objective.kl.ratio_weighted corrects the derivative of k3 itself, k3+ has another: set "
+        "objective.kl.estimator=k3",
+    ),
+    (TERMS["masked_kl"], {"coef": -0.1}, "masked_kl: coef and entropy_coef are >= 0, not -0.1 and "),
+    (TERMS["masked_kl"], {"entropy_coef": -0.1}, "masked_kl: coef and entropy_coef are >= 0, not "),
+    (TERMS["masked_kl"], {"kl_max": 0.0}, "masked_kl: kl_max is 0.0; it is a bound above 0, or null for none"),
+    (TERMS["value_regression"], {"coef": -0.1}, "value regression: coef -0.1 is at least 0, clip "),
+    (TERMS["value_regression"], {"clip": 0.0}, "value regression: coef "),
+    (TERMS["classification"], {"tau": 0.0}, "objective.tau is 0.0; it must be above 0, such as 0.5"),
+    (TERMS["group_variance"], {"beta": 0.0}, "objective.beta is 0.0; it must be above 0, such as 0.1"),
+    (TERMS["discriminative"], {"tau": 0.0}, "objective.tau is 0.0; it must be above 0, or null for the score's own"),
+    (TERMS["discriminative"], {"delta": -0.1}, "objective.delta and objective.beta are >= 0, not -0.1 and "),
+    (TERMS["discriminative"], {"beta": -0.1}, "objective.delta and objective.beta are >= 0, not "),
+    (TERMS["preference_pairs"], {"beta": 0.0}, "objective.beta is 0.0; it must be above 0, such as 0.1"),
+    (
+        TERMS["preference_pairs"],
+        {"label_smoothing": 0.5},
+        "objective.label_smoothing is 0.5; it is a chance below 0.5",
+    ),
+    (
+        TERMS["preference_pairs"],
+        {"label_smoothing": -0.1},
+        "objective.label_smoothing is -0.1; it is a chance below 0.5",
+    ),
+    (
+        TERMS["preference_pairs"],
+        {"label_smoothing": 0.1, "form": "ipo"},
+        "objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out",
+    ),
+    (
+        TERMS["preference_pairs"],
+        {"success_weight": 0.0},
+        "objective.success_weight is 0.0; it must be above 0, such as 2.5",
+    ),
+    *(
+        (TERMS["power_mean"], wrong, "objective: 0 <= clip_low (")
+        for wrong in ({"clip_low": -0.1}, {"clip_low": 1.0}, {"clip_min": -0.1}, {"clip_min": 99.0}, {"gamma": -0.1})
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "given", "said"), OUTSIDE)
+def test_what_lies_outside_is_refused(part, given, said):
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        part(**given)
+
+
+# ---------------------------------------------------------------- figures
+def figures(toy, term, **given):
+    return term.metrics(toy.forest, toy.policy(**given), toy.credit, toy.weight)
+
+
+NOTHING = {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
+
+
+@pytest.mark.parametrize("term", [PolicyGradient(), PowerMean()], ids=["PolicyGradient", "PowerMean"])
+def test_figures_of_the_ratio(toy, term) -> None:
+    """log rho = .3 -.1 -.4 .2 .5; rho - 1 - log rho = .049859 .004837 .070320 .021403 .148721.
+
+    The plain clip cuts e^.3 > 1.2 and e^-.4 < .8; where all succeed the power mean's upper bound is 1.4.
+    """
+    expected = {"clip_fraction": 0.4, "approx_kl": 0.059028, "ratio_max": math.exp(0.5), "on_policy": 0.0}
+    if isinstance(term, PowerMean):
+        expected["clip_fraction"] = 0.2
+    assert figures(toy, term) == pytest.approx(expected, abs=1e-6)
+    assert figures(toy, term, behaviour_logprob=toy.logprob.detach()) == NOTHING
+    nobody = torch.zeros_like(toy.credit)
+    assert term.metrics(toy.forest, toy.policy(), nobody, toy.weight) == NOTHING
+
+
+def test_figures_of_a_shaped_step_without_credit(toy) -> None:
+    term = PolicyGradient(on_unknown_behaviour="shaped")
+    nobody = torch.zeros_like(toy.credit)
+    assert term.metrics(toy.forest, toy.policy(), nobody, toy.weight) == {**NOTHING, "shaped_share": 0.0}
+
+
+def test_what_is_held_in_log_space() -> None:
+    x = Entries.of(
+        torch.tensor([0.5, 0.3, -0.5, -0.3, 0.5, -0.5]).exp(), torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, 0.5])
+    )
+    assert LogClip().clipped(x).tolist() == [True, False, True, False, False, False]
+
+
+class OfTheForest(Penalty):
+    name = "length"
+
+    def quantity_of(self, forest, policy, entries):
+        return forest.to_path(forest.lengths().to(torch.float64), "R")[entries]
+
+
+def test_figures_of_penalties(toy) -> None:
+    # lengths 2 2 3 3 3; d = reference - logprob = -.4 .1 .2 -.1 -.5
+    assert figures(toy, OfTheForest(coef=0.5)) == pytest.approx({"length": 13 / 5})
+    known = {"proximal_logprob": toy.logprob.detach(), "reference_logprob": toy.reference}
+    k3 = sum(math.exp(d) - 1 - d for d in (-0.4, 0.1, 0.2, -0.1, -0.5)) / 5
+    assert KL(coef=0.1).measured(toy.forest, known) == pytest.approx(k3)
+    assert KL(coef=0.1).measured(toy.forest, {}) is None
+    policy = toy.policy(reference_logprob=toy.reference)
+    for coef, expected in ((0.0, {}), (0.1, {"kl": pytest.approx(k3)})):
+        assert KL(coef=coef).metrics(toy.forest, policy, toy.credit, toy.weight, known) == expected
+
+
+class Watching(Control):
+    from_zero, follows = True, "kl"
+
+    def coefficient(self, start):
+        return start
+
+
+def test_a_kl_that_may_begin_asks_for_both_policies(toy) -> None:
+    term = KL(control=Watching())
+    assert term.needs == ("reference_logprob", "proximal_logprob") and KL(coef=0.1).needs == ("reference_logprob",)
+    assert term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, {}) == {"kl_coef": 0.0}
+    equal = {"proximal_logprob": toy.reference, "reference_logprob": toy.reference}
+    assert term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, equal) == {"kl_coef": 0.0, "kl": 0.0}
+
+
+def test_the_residual_of_z_scores(toy) -> None:
+    # outcomes 3 and 1, z .707107 and -.707107; D = .2 and .3, and beta D has a std below 1, so it is not divided:
+    # (.707107 + .05) and its negative
+    forest = toy.forest.replace(outcome=torch.tensor([3.0, 1.0], dtype=torch.float64))
+    for standardise, gap in ((False, 1 + 0.05), (True, 0.707107 + 0.05)):
+        term = GroupVariance(beta=1.0, standardise=standardise)
+        found = term.metrics(forest, toy.policy(), toy.credit, toy.weight)
+        assert found["implicit_reward_gap"] == pytest.approx(gap, abs=1e-5)
+
+
+# ---------------------------------------------------------------- sums
+class Plain:
+    couples = "token"
+
+
+class Asks(TermPart):
+    couples, outputs, needs, requires = "group", ("logprob", "entropy"), ("value",), ("states",)
+
+    def metrics(self, forest, policy, credit, weight, signals=None):
+        return {"kl": 1.0, "of": float(signals["of"])}
+
+    def active(self, forest, credit, weight, signals=None):
+        return signals["active"]
+
+
+def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy) -> None:
+    both = Asks() + PolicyGradient() + Asks()
+    assert (both.couples, both.outputs) == ("group", ("logprob", "entropy"))
+    assert (both.needs, both.requires) == (("value",), ("states",))
+    only = torch.tensor([True, False, False, False, False])
+    signals = {"of": 2.0, "active": only}
+    assert (Asks() + Asks()).active(toy.forest, toy.credit, toy.weight, signals).tolist() == only.tolist()
+    three = Asks() + Asks() + Asks()
+    found = three.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, signals)
+    assert found == {"kl": 1.0, "of": 2.0, "kl_2": 1.0, "of_2": 2.0, "kl_3": 1.0, "of_3": 2.0}
+    assert TermSum((Plain(),)).outputs == ("logprob",)  # type: ignore[arg-type]  # a term that says nothing of itself
+    with pytest.raises(ConfigError, match=r"^an objective needs at least one term$"):
+        TermSum(())
+
+
+# ---------------------------------------------------------------- values
+def test_a_loss_has_the_dtype_of_the_log_probs(toy) -> None:
+    single = toy.logprob.detach().float().requires_grad_()
+    policy = PolicyTokens(single, toy.old, toy.reference, entropy=-single, value=single)
+    signals = {"masked_logprob": toy.reference, "value_target": toy.old, "value": toy.old}
+    for term in (PolicyGradient(), PowerMean(), KL(coef=1.0), KL(coef=1.0, ratio_weighted=True), Entropy(coef=1.0),
+                 MaskedKl(), ValueRegression(), ValueRegression(clip=0.2), GroupVariance()):  # fmt: skip
+        assert term(toy.forest, policy, toy.credit, toy.weight, signals, 0).dtype == torch.float32, term
+
+
+def test_weights_of_trajectories_and_tokens_that_are_not_trained(grow) -> None:
+    """Tokens 0 and 2 of three are trained, the second trajectory at half weight, so each is divided by 2.
+
+    Value: (1 - 0)^2 / 2 and half of (3 - 1)^2 / 2, over 2. KL with the ratio: e^.2 k1 of .5 and half of e^-.1 .25.
+    """
+    forest = grow([("a", 2, {"trainable": [True, False]}), ("a", 1, {"weight": 0.5})])
+    old = torch.tensor([-1.0, math.nan, -2.0], dtype=torch.float64)
+    logprob = torch.tensor([-0.8, -0.5, -2.1], dtype=torch.float64)
+    reference = torch.tensor([-1.3, math.nan, -2.35], dtype=torch.float64)
+    value, one = torch.tensor([1.0, 9.0, 3.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    policy = PolicyTokens(logprob, old, reference, value=value)
+    target = {"value_target": torch.tensor([0.0, math.nan, 1.0], dtype=torch.float64)}
+    assert float(ValueRegression(coef=1.0)(forest, policy, one, one, target, 0)) == pytest.approx((0.5 + 0.5 * 2) / 2)
+    term = KL(coef=1.0, estimator="k1", aggregate="token_mean", ratio_weighted=True)
+    expected = (math.exp(0.2) * 0.5 + 0.5 * math.exp(-0.1) * 0.25) / 2
+    assert float(term(forest, policy, one, one, {}, 0)) == pytest.approx(expected)
+    with pytest.raises(MissingSignal, match=r"^the value term needs the policy's value: give PolicyTokens\.value$"):
+        ValueRegression()(forest, PolicyTokens(logprob, old), one, one, target, 0)
+
+
+def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> None:
+    # k3 of d = -.4 .1 .2 -.1 -.5: .070320 .005171 .021403 .004837 .106531; -logprob = .2 1.1 2.4 .1 .2
+    k3, own = (0.070320, 0.005171, 0.021403, 0.004837, 0.106531), (0.2, 1.1, 2.4, 0.1, 0.2)
+    each = [-0.01 * k + 0.03 * x for k, x in zip(k3, own, strict=True)]
+    assert masked_kl(toy.logprob.detach(), toy.reference).tolist() == pytest.approx(each, abs=1e-7)
+    signals = {"masked_logprob": toy.reference}
+    term = MaskedKl(aggregate="sequence_sum", horizon=10.0)
+    found = term(toy.forest, toy.policy(), toy.credit, toy.weight, signals, 0)
+    assert float(found.detach()) == pytest.approx(sum(each) / 10 / 2, abs=1e-7)
+
+
+def test_the_ratio_of_a_turn_is_its_geometric_mean() -> None:
+    log_ratio, turn = torch.tensor([0.1, 0.3, -0.4, 0.2]), torch.tensor([0, 0, 1, 1])
+    found = Turn().level(log_ratio, torch.zeros(4, dtype=torch.int64), turn)
+    assert found.tolist() == pytest.approx([0.2, 0.2, -0.1, -0.1])
+
+
+def test_pairs_alone_leave_equal_groups_out() -> None:
+    assert PreferencePairs(unpaired=True).on_equal == "signal" and PreferencePairs().on_equal == "zero"
+
+
+def test_an_estimator_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"^objective\.kl\.estimator is 'k4'; it is one of k1, abs, k2, k3, k3\+$"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_on_the_bound_and_without_credit_nothing_is_clipped() -> None:
+    x = Entries.of(torch.tensor([0.5, 1.5, 9.0, 0.1]), torch.tensor([-1.0, 1.0, 0.0, 0.0]))
+    assert gate.Clip(0.5, 0.5).clipped(x).tolist() == [False] * 4
+    assert x.trajectory.tolist() == x.turn.tolist() == [0, 1, 2, 3]
+
+
+def test_where_one_alone_is_compared_there_is_nothing_to_regress_to(grow) -> None:
+    two = torch.tensor([1.0, 3.0])
+    found = group_variance(two, two.flip(0), torch.zeros(2).long(), 1.0, compared=torch.tensor([True, False]))
+    assert float(found) == 0.0
+    alone, any_weight = grow([("a", 2), ("b", 1), ("b", 1)]), torch.ones(4, dtype=torch.float64)
+    assert GroupVariance().active(alone, any_weight, any_weight).tolist() == [False, False, True, True]
+
+
+def test_the_power_mean_where_nobody_knows_who_sampled(toy) -> None:
+    term, nan = PowerMean(on_unknown_behaviour="one"), torch.full_like(toy.old, math.nan)
+    assert toy.loss(term, behaviour_logprob=nan) == toy.loss(PowerMean(), behaviour_logprob=toy.logprob.detach())
+
+
+class ByEntropy(gate.Gate):
+    couples, outputs = "step", ("entropy",)
+
+    def loss(self, x):
+        return -x.credit * x.ratio * x.entropy
+
+
+def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
+    """-A rho H over the 5 tokens, A 1 0 -1 0 0 and H 1 2 3 4 5: -e^.3 + 3 e^-.4."""
+    term, entropy = PolicyGradient(gate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
+    assert (term.couples, term.outputs) == ("step", ("logprob", "entropy"))
+    credit = torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
+    found = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)
+    assert float(found.detach()) == pytest.approx((-math.exp(0.3) + 3 * math.exp(-0.4)) / 5)
+    assert term.active(toy.forest, credit.clamp_min(0), toy.weight).tolist() == [True] * 5
+    assert term.active(toy.forest, 0 * credit, toy.weight).tolist() == [False] * 5
+    with pytest.raises(
+        MissingSignal, match=r"^this objective's gate needs the policy's entropy: give it as `entropy`$"
+    ):
+        term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)
+
+
+class OfTokens(SequenceTerm):
+    couples = "token"
+
+
+def test_terms_on_single_tokens_read_those_that_have_a_weight(toy) -> None:
+    weight = torch.tensor([1.0, 0.0, 0.0, 2.0, 0.0], dtype=torch.float64)
+    assert OfTokens().active(toy.forest, toy.credit, weight).tolist() == [True, False, False, True, False]
+
+
+def test_a_sum_over_answers_needs_the_longest_one() -> None:
+    said = (
+        "objective.horizon is None, and objective.aggregate 'sequence_sum' divides by it: set it to the longest "
+        "trainable length a trajectory can have, in tokens"
+    )
+    one = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(GxpoError, match=f"^{re.escape(said)}$"):
+        coefficients(one, one == 0, "sequence_sum")
