@@ -71,7 +71,8 @@ def report(rows: list[dict[str, Any]], picture: Path | None) -> None:
     print("| objective | updates a batch | runs | held-out accuracy | less ppo at 1 (95%, paired) | KL | fell |")
     print("|---|---|---|---|---|---|---|")
     at = {(r["objective"], r["reuse"], r["seed"]): r for r in rows}
-    series: dict[str, list[tuple[float, float]]] = {}
+    rewards: dict[str, list[tuple[float, float]]] = {}
+    drifts: dict[str, list[tuple[float, float]]] = {}
     for name in OBJECTIVES:
         for reuse in REUSE:
             own = [r for r in rows if (r["objective"], r["reuse"]) == (name, reuse)]
@@ -87,11 +88,16 @@ def report(rows: list[dict[str, Any]], picture: Path | None) -> None:
                 f"| {name} | {reuse} | {len(own)} | {after:.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) "
                 f"| {kl:.2g} | {fell} of {len(own)} |"
             )
-            if reuse == max(REUSE):
-                series[name] = [(4.0 * i + 4, fmean(c[i] for c in ends)) for i in range(len(ends[0]))]
-    if picture is not None and series:
-        picture.write_text(svg_chart(series, title=f"{max(REUSE)} updates a batch", y_label="reward"))
-        print(picture)
+            if reuse == max(REUSE) and len(own) == len(SEEDS):
+                moved = [smoothed(r["approx_kl"]) for r in own]
+                rewards[name] = [(4.0 * i + 4, fmean(c[i] for c in ends)) for i in range(len(ends[0]))]
+                drifts[name] = [(4.0 * i + 4, fmean(c[i] for c in moved)) for i in range(len(moved[0]))]
+    title = f"{max(REUSE)} updates a batch"
+    if picture is not None and rewards:
+        picture.write_text(svg_chart(rewards, title=title, y_label="reward") + "\n")
+        other = picture.with_name(f"{picture.stem}_kl.svg")
+        other.write_text(svg_chart(drifts, title=title, y_label="KL, nats a token", y_range=(0.0, 1.0)) + "\n")
+        print(picture, other)
 
 
 def main() -> None:

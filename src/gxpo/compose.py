@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
@@ -57,6 +58,12 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     return _build(spec, definitions, merge(definitions, stated, METHODS))
 
 
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Types of a part's fields; resolving them costs more than making the part."""
+    return get_type_hints(kind)
+
+
 class _Keys:
     """Stated keys being consumed; every resolved value is noted with its origin."""
 
@@ -84,7 +91,7 @@ class _Keys:
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
         prefix = slot if prefix is None else prefix
-        hints = get_type_hints(kind)
+        hints = hints_of(kind)
         fields: dict[str, Any] = {}
         for entry in dataclasses.fields(kind):
             if not entry.init:
@@ -267,7 +274,7 @@ def _policy_term(keys: _Keys) -> Any:
     gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
     ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), parts.RATIOS, "objective", "ratio")
     fields: dict[str, Any] = {"gate": gate, "ratio": ratio() if isinstance(ratio, type) else ratio}
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     for entry in dataclasses.fields(kind):
         if entry.name not in fields:
             key = f"objective.{entry.name}"
@@ -312,7 +319,7 @@ def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> An
     """A KL or entropy term, its fields under `slot.FIELD`; those of `shared` follow the policy term's."""
     from gxpo import parts
 
-    hints, fields = get_type_hints(kind), {}
+    hints, fields = hints_of(kind), {}
     for entry in dataclasses.fields(kind):
         key = f"{slot}.{entry.name}"
         if entry.name == "control":

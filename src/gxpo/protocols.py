@@ -419,7 +419,7 @@ class Learner(Protocol):
         computed too. `given`: constants [P, ...] that some outputs are made with."""
         ...
 
-    def follow(self, policy: Learner, rate: float) -> None:
+    def follow(self, policy: Any, rate: float) -> None:
         """Every parameter moves that share of its way to another's of the same model."""
         ...
 

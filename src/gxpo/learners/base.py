@@ -97,7 +97,7 @@ class InProcess:
         active: Tensor | None,
         cuts: Sequence[Tensor] | None,
         two_pass: bool | None,
-        given: Mapping[str, Tensor] | None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """Leaves the summed gradient in the optimiser.
 

@@ -151,10 +151,21 @@ class FlowLearner(InProcess):
             copy.deepcopy(self.model), lr=lr, tokens_per_microbatch=size, device=self.device, **self._held
         )
 
+    def follow(self, policy: FlowLearner, rate: float) -> None:
+        """Every parameter moves that share of its way to another's of the same model."""
+        theirs = policy.snapshot()
+        self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
+
     def outputs(
-        self, forest: Forest, names: Sequence[str] = ("logprob",), *, policy: str = "current"
+        self,
+        forest: Forest,
+        names: Sequence[str] = ("logprob",),
+        *,
+        policy: str = "current",
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Detached float64 [P] outputs of the "current" or the "reference" policy, of every action token."""
+        """Detached float64 [P] outputs of the "current" or the "reference" policy, of every action token; none of them
+        is made with what is `given`."""
         model = self._policy(policy)
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
