@@ -10,8 +10,8 @@ was sampled, thinking included, where the code writes it into the user's message
 shown. A rollout that is right is taught too, by another right one. `alpha` 0 and 1 are KL(T || S) and KL(S || T), not
 the limits of D there, which are 0. The name is also another method's: `sdpo_segment` is a preference loss.
 
-A model that never read a solved example before a prompt is no teacher: the embedded tiny model forgets its task (held-out
-0.39 to 0.01 in 30 steps, once), where `srpo_routing`, which teaches failures alone beside GRPO, gains (0.39 to 0.82).
+A model that never read a solved example before a prompt is no teacher: the embedded tiny model forgets its task
+(held-out 0.39 to 0.01 in 30 steps, once), where `srpo_routing`, which teaches failures beside GRPO, gains (to 0.82).
 """
 
 from gxpo.keys import Definition
