@@ -273,7 +273,7 @@ def _policy_term(keys: _Keys) -> Any:
         return keys.part("objective", kind, parts.TERMS, what="term of the objective")
     gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
     ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), parts.RATIOS, "objective", "ratio")
-    fields: dict[str, Any] = {"gate": gate, "ratio": ratio() if isinstance(ratio, type) else ratio}
+    fields: dict[str, Any] = {"gate": gate, "ratio": ratio}
     hints = hints_of(kind)
     for entry in dataclasses.fields(kind):
         if entry.name not in fields:

@@ -16,17 +16,15 @@ from gxpo.objectives.gate_nested import NestedClip
 from gxpo.objectives.ratio_filtered import Filtered
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: TwoPhaseDecay(fall=0.0),
-        lambda: DualBudget(budget=0.0),
-        lambda: RatioMask(clip_low=0.0, clip_high=0.0, ring_low=0.0, ring_high=0.0, ratio_max=0.5),
-        lambda: Schedule(to=0.0),
-    ],
-)
-def test_edges_are_allowed(make):
-    make()
+def test_edges_are_allowed_and_mean_what_they_say():
+    assert TwoPhaseDecay(fall=0.0).coefficient(0.3) == 0.3
+    assert DualBudget(budget=0.0, rate=0.5).adjust({"kl": 0.25}) == {"kl_over_budget": 0.25}
+    falling = Schedule(to=0.0, total_steps=2)
+    falling.adjust({"step": 2})
+    assert falling.coefficient(0.3) == 0.0
+    exact = RatioMask(clip_low=0.0, clip_high=0.0, ring_low=0.0, ring_high=0.0, ratio_max=0.5)
+    seen = Entries.of(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 1.0]), torch.tensor([-2.0, -2.0]))
+    assert exact.loss(seen).tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize(
