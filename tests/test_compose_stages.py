@@ -8,7 +8,7 @@ import torch
 
 import gxpo
 from gxpo.credit import CreditPart, GroupRelative
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives import TermPart
 from gxpo.rewards import RewardPart
@@ -130,3 +130,31 @@ def test_the_context_is_one_of_two():
     assert gxpo.method("grpo", {"objective.context": "sampled"}).context == "sampled"
     with pytest.raises(ConfigError, match=r"objective\.context"):
         gxpo.method("grpo", {"objective.context": "hinted"})
+
+
+@dataclass(frozen=True)
+class EachStep(RewardPart):
+    """A number for every step; none for the last."""
+
+    def __call__(self, forest):
+        x = torch.arange(forest.n_steps, dtype=torch.float64)
+        x[-1] = torch.nan
+        return x
+
+
+def test_step_rewards_of_ones_own_are_added_to_the_steps(tmp_path):
+    from gxpo.trainer.loop import _with_step_rewards
+
+    own = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
+    own[0], own[1] = 0.5, -1.0
+    found = _with_step_rewards(FOREST.replace(step_reward=own), {"a": EachStep(), "b": EachStep()}).step_reward
+    assert found[:2].tolist() == [0.5, 1.0] and bool(found[2].isnan()) and len(found) == 3
+    with pytest.raises(GxpoError, match=r"reward\.step\.c gives one number for each of \d+ steps, not shape"):
+        _with_step_rewards(FOREST, {"c": lambda forest: torch.zeros(1)})
+    m = gxpo.method("gigpo", {"reward.step.paid": EachStep, "segment": "chunks", "segment.tokens": 2})
+    run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
+                     set={"tasks.per_step": 2, "sampling.max_new_tokens": 5, "eval.tasks": 2})  # fmt: skip
+    assert run.trainer.last is not None
+    forest = run.trainer.last[0]
+    assert forest.step_reward[:-1].tolist() == list(range(forest.n_steps - 1))
+    assert int(forest.segment.max()) == 2

@@ -98,7 +98,7 @@ def test_no_two_methods_compute_the_same():
 # ---------------------------------------------------------------- exact under micro-batching
 @pytest.fixture(scope="module")
 def learner():
-    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_head=True, reference=True)
+    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=("value",), reference=True)
 
 
 def around(logprob):
@@ -167,7 +167,7 @@ def test_groups_of_equal_rewards_move_nothing(name):
     """All rewards of a group are equal, groups differ; decay must not move anything either."""
     m = composed(name)
     forest = battery(5, rewards=(0.1, 0.7, 1 / 3))
-    own = TorchLearner(clean_llama(vocab_size=64), lr=1e-2, weight_decay=0.1, value_head=m.has_value_head)
+    own = TorchLearner(clean_llama(vocab_size=64), lr=1e-2, weight_decay=0.1, value_heads=m.value_heads)
     before = copy.deepcopy(own.snapshot())
     signals = made_up(m, forest, 5)
     credit = m.advantages(forest, signals)

@@ -53,7 +53,7 @@ def composed(credit: str, objective: str) -> gxpo.Method:
 
 @pytest.fixture(scope="module")
 def learner() -> TorchLearner:
-    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_head=True, reference=True)
+    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=("value",), reference=True)
 
 
 def two_steps(m: gxpo.Method, own: TorchLearner) -> str:

@@ -162,7 +162,10 @@ def _build(
         total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit")
     weights = _named(keys, "weight", parts.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", Independent), parts.ROLLOUTS, what="rollout")
+    named = keys.take("segment", None)
+    segmenter = None if named is None else keys.part("segment", named, parts.SEGMENTERS, what="segmenter")
     shapes = _named(keys, "reward.shape", parts.REWARDS, "reward")
+    step_rewards = _named(keys, "reward.step", parts.REWARDS, "reward")
     rewards = _named(keys, "reward.add", parts.REWARDS, "reward")
     signals = _named(keys, "signal", parts.SIGNALS, "signal")
     update = keys.part("update", keys.take("update", Epochs), parts.UPDATES, what="update")
@@ -191,6 +194,8 @@ def _build(
         signals,
         context,
         run_keys,
+        segmenter,
+        step_rewards,
     )
     _check_provided(made)
     _check_credit_is_read(made)
@@ -229,7 +234,7 @@ def _check_provided(made: Method) -> None:
                 raise ConfigError(f"signal.{owner[signal]} and signal.{name} both provide {signal!r}: leave one out")
             owner[signal] = name
     for signal in made.needs:
-        if signal not in BUILT_IN:
+        if signal not in BUILT_IN and signal not in made.value_heads:
             raise ConfigError(
                 f"{made.name} reads signal {signal!r}, which no part provides"
                 f"{did_you_mean(signal, [*owner, *BUILT_IN])}: add signal.NAME with a part that does"

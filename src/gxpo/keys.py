@@ -13,7 +13,7 @@ from typing import Any
 
 from gxpo.errors import ConfigError, MethodConflict, did_you_mean
 
-STAGES = ("credit", "weight", "rollout", "reward", "signal", "objective", "update")
+STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 
 

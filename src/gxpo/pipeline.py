@@ -70,6 +70,8 @@ class Method:
     signals: Mapping[str, Any] = field(default_factory=dict)  # parts that compute what others read
     context: str = "trained"  # which context the policy is read under: see `Forest.in_context`
     run_keys: Mapping[str, Stated] = field(default_factory=dict)
+    segmenter: Any = None  # writes the forest's column of segments, before anything reads it
+    step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
 
     # ------------------------------------------------------------ what it asks for
     def _parts(self) -> list[Any]:
@@ -78,7 +80,9 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
+            *([] if self.segmenter is None else [self.segmenter]),
             *self.shapes.values(),
+            *self.step_rewards.values(),
             *self.rewards.values(),
             *self.signals.values(),
             self.update,
@@ -115,9 +119,9 @@ class Method:
         return ("logprob", *(o for o in self._collect("outputs") if o != "logprob"))
 
     @property
-    def has_value_head(self) -> bool:
-        """Whether some part reads or trains the policy's value head."""
-        return "value" in self.outputs or "value" in self.needs
+    def value_heads(self) -> tuple[str, ...]:
+        """The value heads that some part reads or trains: "value", "value@NAME"."""
+        return tuple(sorted({x for x in (*self.outputs, *self.needs) if x.partition("@")[0] == "value"}))
 
     @property
     def reads_credit(self) -> bool:
@@ -287,7 +291,7 @@ class Method:
             "rollout": self.rollout,
             "update": self.update,
             **{f"weight.{k}": v for k, v in self.weights.items()},
-            **{f"reward.{k}": v for k, v in (*self.shapes.items(), *self.rewards.items())},
+            **{f"reward.{k}": v for k, v in (*self.shapes.items(), *self.step_rewards.items(), *self.rewards.items())},
             **{f"signal.{k}": v for k, v in self.signals.items()},
             **{f"objective.{k}": v for k, v in self.terms.items()},
         }

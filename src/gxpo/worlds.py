@@ -49,7 +49,7 @@ def make(
     pool = options.get("pool")
     made = EnvPool(spec, workers=workers, timeout=timeout)
     try:
-        return World(SeedTasks(name, made.contents, seed, pool), made)
+        return World(SeedTasks(name, made.contents, seed, pool, made.answers), made)
     except BaseException:
         made.close()
         raise

@@ -156,7 +156,7 @@ def push(learner: TorchLearner, forest: Forest) -> None:
     learner.step(forest, lambda x: -x["logprob"].sum())
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": LoraSettings(rank=2)}, {"value_head": True}])
+@pytest.mark.parametrize("options", [{}, {"lora": LoraSettings(rank=2)}, {"value_heads": ("value",)}])
 def test_the_teacher_is_an_average_of_the_policy(options) -> None:
     forest, learner = groups(), policy(**options)
     part, tools = bound(learner, rate=0.05)

@@ -46,7 +46,8 @@ class Host:
         reset     seed -> fields of a TimeStep         restore   snapshot -> None
         step      Reply -> fields of a TimeStep        snapshot  None -> text
         expert    None -> text or None                 legal     None -> texts
-        content   seed -> text; of no episode          close     None -> None; closes the instance
+        content   seed -> text; of no episode          answer    seed -> text or None; of no episode
+        close     None -> None; closes the instance
         """
         try:
             return to_json(["ok", getattr(self, f"_{operation}")(episode, payload)])
@@ -86,6 +87,10 @@ class Host:
     def _content(self, _: str, seed: int) -> str:
         return checked_text("the content", self._reader.content(seed))
 
+    def _answer(self, _: str, seed: int) -> str | None:
+        answer = self._reader.answer(seed)
+        return None if answer is None else checked_text("the answer", answer)
+
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)
         if _has(env, "close"):
@@ -94,7 +99,7 @@ class Host:
     def _provides(self) -> set[str]:
         """What the class has, what it says it has, and what a first step shows."""
         found = set(_declared(getattr(self._reader, "provides", ())))
-        found |= {name for name in ("expert", "legal", "content") if _has(self._reader, name)}
+        found |= {name for name in ("expert", "legal", "content", "answer") if _has(self._reader, name)}
         if _has(self._reader, "snapshot") and _has(self._reader, "restore"):
             found.add("snapshots")
         if self._first().state is not None:

@@ -14,7 +14,7 @@ from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import EnvFailure, Reply, TimeStep
 
 FAILURES = ("raised", "nonsense", "timeout", "died")
-PROVIDES = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
+PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "step_rewards")
 
 
 class EnvPool:
@@ -36,7 +36,7 @@ class EnvPool:
 
     name, instructions, max_turns, tools  as the class says
     provides  what it has of: "states" (its first step has a state id), "snapshots", "expert", "legal", "content",
-              "step_rewards" (a first action is paid for); the class can state more in `provides`
+              "answer", "step_rewards" (a first action is paid for); the class can state more in `provides`
     """
 
     def __init__(self, source: EnvSource, *, workers: int | None = None, timeout: float = 5.0) -> None:
@@ -99,9 +99,14 @@ class EnvPool:
 
     def contents(self, seeds: Sequence[int]) -> list[str]:
         """A text for each seed's instance, equal for equal instances; the seed itself where the class does not say."""
-        if "content" not in self.provides:
-            return [str(seed) for seed in seeds]
-        shares = [[("content", "", seed) for seed in seeds[k :: len(self._places)]] for k in range(len(self._places))]
+        return self._of_seeds("content", seeds) if "content" in self.provides else [str(seed) for seed in seeds]
+
+    def answers(self, seeds: Sequence[int]) -> list[str | None]:
+        """The right answer in each seed's instance; None where the class does not say."""
+        return self._of_seeds("answer", seeds) if "answer" in self.provides else [None] * len(seeds)
+
+    def _of_seeds(self, operation: str, seeds: Sequence[int]) -> list[Any]:
+        shares = [[(operation, "", seed) for seed in seeds[k :: len(self._places)]] for k in range(len(self._places))]
         answers = self._share(shares)
         texts = [answers[i % len(self._places)][i // len(self._places)] for i in range(len(seeds))]
         for seed, (status, value) in zip(seeds, texts, strict=True):

@@ -131,6 +131,10 @@ class ToolQA:
         question = self._ask(seed)
         return json.dumps([question.text, question.tables])
 
+    def answer(self, seed: int) -> str:
+        """What is right."""
+        return self._ask(seed).answer
+
     def expert(self) -> str | None:
         """The next call of somebody who knows where everything stands, and `finish` once all was looked up; None when
         the episode is over."""

@@ -28,6 +28,7 @@ SECTIONS = {  # of the list, in order
     "weight": "which rollouts and tokens count",
     "objective": "ratio, clip, aggregation, other losses",
     "signal": "what others read",
+    "segment": "where actions are cut",
     UNVERIFIED: EXPLAINED[UNVERIFIED],
 }
 

@@ -211,9 +211,16 @@ def _alpha(name: str) -> float:
     return alpha
 
 
-def _check_names(names: Sequence[str], head: nn.Linear | None, given: Mapping[str, Tensor] | None) -> None:
+def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
     for name in names:
         kind, _, asked = name.partition("@")
+        if kind == "value":
+            if name not in heads:
+                raise ModelError(
+                    f"there is no value head {name!r}, but {', '.join(heads) or 'none'}: make the learner with "
+                    f"value_heads=({name!r},)"
+                )
+            continue
         if kind not in ((*WITH_NUMBER,) if asked else OUTPUTS):
             known = ", ".join((*OUTPUTS, *(f"{x}@LAYER" for x in AT_LAYERS), *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
@@ -221,8 +228,6 @@ def _check_names(names: Sequence[str], head: nn.Linear | None, given: Mapping[st
             raise ModelError(
                 f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
             )
-    if "value" in names and head is None:
-        raise ModelError("no value head was made: make the learner with value_head=True")
 
 
 def read(
@@ -234,13 +239,15 @@ def read(
     names: Sequence[str],
     *,
     head: nn.Linear | None = None,
+    heads: Sequence[str] = (),
     logits_at_once: int = 2**23,
     given: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
 
     logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
-    z = logits / temperature over the allowed ids; value = head(state), of the state in which the token is chosen;
+    z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of
+    the state in which the token is chosen;
     "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
     given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
     -inf: 0); "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest`
@@ -250,7 +257,7 @@ def read(
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
     computes again instead of holding.
     """
-    _check_names(names, head, given)
+    _check_names(names, heads, given)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
         raise ValueError(
@@ -260,7 +267,9 @@ def read(
     teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
     if teacher and any(x.shape[0] != n for x in teacher):
         raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
-    values = {"value": head(states).squeeze(1)} if head is not None and "value" in names else {}
+    values: dict[str, Tensor] = {}
+    if head is not None and any(name in names for name in heads):
+        values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
     names = [name for name in names if name not in values]
     free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
     rows_per_chunk = max(1, logits_at_once // readout.vocabulary)

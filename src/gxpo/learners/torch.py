@@ -40,8 +40,8 @@ class TorchLearner(InProcess):
     policies  name -> "trained" | "frozen". Several are one model with an adapter for each trained one (needs `lora`),
               moved by one optimiser; a frozen one is the model without adapters. A token is read by the policy that
               wrote it. One policy alone reads every token, whatever name the forest gives its author
-    value_head  a linear head on the last hidden states for the output "value", trained with the policy: zero at first,
-              at `value_lr` times the learning rate
+    value_heads  linear heads on the last hidden states, by output: "value", "value@NAME". They are trained with the
+              policy: zero at first, at `value_lr` times the learning rate
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
     layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
     logits_at_once  how many logits are held at a time
@@ -72,7 +72,7 @@ class TorchLearner(InProcess):
         lora: LoraSettings | None = None,
         policies: Mapping[str, str] | None = None,
         reference: bool = False,
-        value_head: bool = False,
+        value_heads: Sequence[str] = (),
         value_lr: float = 1.0,
         layout: Layout = "packed",
         logits_at_once: int = 2**23,
@@ -115,8 +115,9 @@ class TorchLearner(InProcess):
             frozen = copy.deepcopy(self.model).requires_grad_(False)
             self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
         self.value_head: nn.Linear | None = None
-        if value_head:
-            self.value_head = _value_head(self._readout, next(self.model.parameters()))
+        self.value_heads = tuple(value_heads)
+        if value_heads:
+            self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
         self.optimiser = Optimiser(
             {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
@@ -130,7 +131,7 @@ class TorchLearner(InProcess):
         )
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's and the value head's."""
+        """The model's and the value heads', which are the rows of one matrix."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
@@ -294,6 +295,7 @@ class TorchLearner(InProcess):
                 None if support is None else here(support),
                 tuple(layers[layer].values()),
                 head=self.value_head,
+                heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
                 given=own,
             )
@@ -353,13 +355,13 @@ def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None)
     return model
 
 
-def _value_head(readout: Readout, like: Tensor) -> nn.Linear:
-    """A head that says 0 of every state."""
+def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
+    """Heads that say 0 of every state."""
     if not readout.split:
         raise ModelError(
             f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
         )
-    head = nn.Linear(readout.width, 1, device=like.device, dtype=like.dtype)
+    head = nn.Linear(readout.width, heads, device=like.device, dtype=like.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

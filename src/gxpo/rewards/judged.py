@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.rewards import group_level
 from gxpo.rewards.group_level import Failure
-from gxpo.rewards.judge import FunctionJudge, Judge, JudgeFailure, Server
+from gxpo.rewards.judge import FunctionJudge, Judge, Server, ask_all
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -81,20 +80,19 @@ class _Asking:
         self, questions: Sequence[Sequence[Mapping[str, str]]], read: Callable[[str], float]
     ) -> list[float | Failure]:
         """What is read from each answer; equal questions are asked once."""
-
-        def ask(question: Sequence[Mapping[str, str]]) -> float | Failure:
-            try:
-                return read(self.judge.ask(question))
-            except JudgeFailure as error:
-                return (error.kind, str(error))
-            except ValueError as error:
-                return ("nonsense", f"the judge's answer can't be read: {error}")
-
         keys = [tuple((m["role"], m["content"]) for m in question) for question in questions]
         first = dict(zip(keys, questions, strict=True))  # in the order in which they are asked first
-        with ThreadPoolExecutor(max(1, self.workers)) as threads:
-            asked = {key: threads.submit(ask, question) for key, question in first.items()}
-        return [asked[key].result() for key in keys]
+        said = dict(zip(first, ask_all(self.judge, list(first.values()), self.workers), strict=True))
+        return [_understood(said[key], read) for key in keys]
+
+
+def _understood(said: str | Failure, read: Callable[[str], float]) -> float | Failure:
+    if isinstance(said, tuple):
+        return said
+    try:
+        return read(said)
+    except ValueError as error:
+        return ("nonsense", f"the judge's answer can't be read: {error}")
 
 
 @dataclass(eq=False)

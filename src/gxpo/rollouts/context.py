@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,12 @@ class Context:
     summarising: bool = False
     rewritten: int = 0  # contexts that were built anew because the template rewrites earlier turns
     kept: int = 0  # turns in which it would have rewritten them, had it been let to
+
+    def copy(self) -> Context:
+        """An independent context that has gone as far."""
+        twin = dataclasses.replace(self, exchanges=list(self.exchanges), observation=list(self.observation))
+        twin.conversation = None if self.conversation is None else self.conversation.copy()
+        return twin
 
     def open(self, observation: str | Sequence[Message]) -> Opening:
         """The first context."""

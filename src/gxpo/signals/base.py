@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gxpo.errors import GxpoError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gxpo.forest import Forest
     from gxpo.protocols import Learner, Signals
+
+
+def _not_lent(_: Any) -> Any:
+    raise GxpoError("it turns text into token ids, or reads the tasks' answers, which are not lent to it here")
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class SignalTools:
     learner   the policy: `outputs`, `hidden`, and `beside` for a second model
     decode    token ids -> text
     blank_id  a token that says nothing, to put in the place of a hidden one
+    encode    text -> token ids, as it stands, without template or special tokens
+    answers   the right answer to each trajectory's task as a text; None where nobody knows one
     """
 
     learner: Learner
@@ -27,6 +35,8 @@ class SignalTools:
     blank_id: int
     step: int = 0
     seed: int = 0
+    encode: Callable[[str], Sequence[int]] = _not_lent
+    answers: Callable[[Forest], Sequence[str | None]] = _not_lent
 
 
 class SignalPart:

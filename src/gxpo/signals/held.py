@@ -43,7 +43,7 @@ class Signals(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            what = BUILT_IN[name][1] if name in BUILT_IN else "no part of this method provides it"
+            what = BUILT_IN.get(name.partition("@")[0], ("", "no part of this method provides it"))[1]
             raise MissingSignal(f"signal {name!r} is missing ({what}): pass it as signals={{{name!r}: ...}}")
         return self._values[name]
 

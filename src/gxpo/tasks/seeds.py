@@ -24,12 +24,14 @@ class SeedTasks(GeneratedTasks):
     contents  what the instances of some seeds are, as texts: equal texts are one instance, and one task
     pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
               `pool_tasks` against `held_out` shows); None: a new one for every draw
+    answers   what is right in the instances of some seeds, as texts; None where the environment does not say
     """
 
     name: str
     contents: Callable[[Sequence[int]], list[str]]
     seed: int = 0
     pool: int | None = None
+    answers: Callable[[Sequence[int]], Sequence[str | None]] | None = None
     _known: dict[int, str] = field(default_factory=dict, repr=False)
 
     scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
@@ -52,6 +54,10 @@ class SeedTasks(GeneratedTasks):
     def content(self, task: Task) -> str:
         seed = task.info["seed"]
         return self._known[seed] if seed in self._known else self.contents([seed])[0]
+
+    def answer(self, task: Task) -> str | None:
+        """The right answer, where the environment knows one."""
+        return None if self.answers is None else self.answers([task.info["seed"]])[0]
 
     def draw(self, n: int, step: int) -> list[Task]:
         if self.pool is None:

@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +123,8 @@ class Trainer:
             system=self.settings.chat.system,
             envs=self.envs,
             episode=self.episode,
+            segmenter=self.method.segmenter,
+            learner=self.learner,
         )
 
     # ------------------------------------------------------------ one step
@@ -135,12 +137,12 @@ class Trainer:
         tokens_before = self.budget.generated_tokens
         prefilled, reused = self.engine.prefilled_tokens, self.engine.reused_tokens
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
-        forest = method.rollout.grow(session.draw(self.settings.tasks.per_step), session)
+        forest = session.segment(method.rollout.grow(session.draw(self.settings.tasks.per_step), session))
         give_back()
         sampled = time.perf_counter()
         forest = self.shape(session.score(forest))
         scored = time.perf_counter()
-        tools = self.tools(number)
+        tools = self.tools(number, session)
         read = forest.in_context(method.context)  # as the policy reads it; S, P and R are the same
         signals = self.signals(read, tools)
         credit = method.advantages(read, signals, number)
@@ -210,6 +212,8 @@ class Trainer:
         outcome = forest.outcome.clone()
         for name, part in self.method.shapes.items():
             outcome = columns[name] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
+        if self.method.step_rewards:
+            forest = _with_step_rewards(forest.replace(outcome=outcome), self.method.step_rewards)
         for part in self.method.rewards.values():
             for name, value in part(forest).items():
                 columns[name] = _one_each(name, value, outcome)
@@ -227,9 +231,11 @@ class Trainer:
         named = "proximal_logprob" in self.method.needs
         return named or bool(self.method.weights) or self.method.kl_reward is not None
 
-    def tools(self, step: int) -> SignalTools:
-        """What signal parts may use."""
-        return SignalTools(self.learner, decoder(self.tokenizer), self.tokenizer.pad_token_id, step, self.settings.seed)
+    def tools(self, step: int, session: Session | None = None) -> SignalTools:
+        """What signal parts may use; texts and answers come with the session of a step."""
+        lent: dict[str, Any] = {} if session is None else {"encode": session.tokenize, "answers": session.answers}
+        pad, seed = self.tokenizer.pad_token_id, self.settings.seed
+        return SignalTools(self.learner, decoder(self.tokenizer), pad, step, seed, **lent)
 
     def signals(self, forest: Forest, tools: SignalTools) -> Signals:
         """What the method's parts read: computed once, with the policy at the start of the step."""
@@ -241,7 +247,7 @@ class Trainer:
             values["reference_logprob"] = self.learner.outputs(forest, ("logprob",), policy="reference")["logprob"]
         if "hidden" in needs:
             values["hidden"] = self.learner.hidden(forest)
-        current = [n for n in ("proximal_logprob", "entropy", "value") if n in needs]
+        current = [n for n in ("proximal_logprob", "entropy", *self.method.value_heads) if n in needs]
         if current:
             names = tuple("logprob" if n == "proximal_logprob" else n for n in current)
             found = self.learner.outputs(forest, names)
@@ -386,6 +392,23 @@ class Trainer:
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
         self._open.close()
+
+
+def _with_step_rewards(forest: Forest, parts: Mapping[str, Any]) -> Forest:
+    """The forest with what the parts give each step added to its step rewards; nan is none."""
+    reward = forest.step_reward
+    for name, part in parts.items():
+        found = part(forest)
+        if not isinstance(found, torch.Tensor) or found.shape != reward.shape:
+            raise GxpoError(f"reward.step.{name} gives one number for each of {len(reward)} steps, not {_shape(found)}")
+        known = reward.isfinite() | found.isfinite()
+        total = reward.nan_to_num(nan=0.0) + found.to(torch.float64).nan_to_num(nan=0.0)
+        reward = torch.where(known, total, torch.nan)
+    return forest.replace(step_reward=reward)
+
+
+def _shape(found: Any) -> str:
+    return f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
 
 
 def _one_each(name: str, value: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:

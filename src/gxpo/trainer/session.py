@@ -28,6 +28,7 @@ from gxpo.protocols import (
     TaskSource,
 )
 from gxpo.rollouts.context import with_system
+from gxpo.segments import Segmenter, SegmentTools
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -53,14 +54,18 @@ class Session:
         system: str | None = None,
         envs: Envs | None = None,
         episode: EpisodeRules | None = None,
+        segmenter: Segmenter | None = None,
+        learner: Any = None,
     ) -> None:
-        """See `protocols.Session`. Without `chat` prompts are encoded as they are."""
+        """See `protocols.Session`. Without `chat` prompts are encoded as they are. `learner`: the policy, where the
+        segmenter asks for its entropies."""
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
         self.seed, self.step, self.system, self.envs = seed, step, system, envs
         self.chat: Chat = PlainChat(tokenizer) if chat is None else chat
         self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
         self.episode = episode or EpisodeRules()
         self.budget = budget if budget is not None else Budget()
+        self._segmenter, self._learner = segmenter, learner
         self._drawn: list[Task] = []
         self._tasks: dict[str, Task] = {}
         self._scored: set[str] = set()
@@ -100,6 +105,16 @@ class Session:
         write = getattr(self.source, "worked_example", None)
         return None if write is None else write(task)
 
+    def answers(self, forest: Forest) -> list[str | None]:
+        """The right answer to each trajectory's task as a text: the task's own, or what its source knows of it."""
+        known = getattr(self.source, "answer", lambda task: None)
+        found: dict[str, str | None] = {}
+        for name in dict.fromkeys(forest.task):
+            task = self._tasks.get(name)
+            answer = None if task is None else known(task) if task.answer is None else task.answer
+            found[name] = None if answer is None else str(answer)
+        return [found[name] for name in forest.task]
+
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         """Completions of each request, in order; under several processes each samples its share."""
         sampling = self.sampling if sampling is None else sampling
@@ -127,6 +142,12 @@ class Session:
         for r, token in zip(entries, forest.token[forest.path_token].tolist(), strict=True):
             tokens[r].append(token)
         return [self.decode(t) for t in tokens]
+
+    def segment(self, forest: Forest) -> Forest:
+        """The forest cut into the method's segments; as it is where there is no segmenter, or where it has segments."""
+        if self._segmenter is None or bool((forest.segment >= 0).any()):
+            return forest
+        return self._segmenter(forest, SegmentTools(self.decode, self._learner))
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
         """The forest with outcomes, components and success.

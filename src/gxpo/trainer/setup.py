@@ -58,7 +58,9 @@ def sampling_of(s: RunSettings) -> Sampling:
 def check_requirements(method: Method, world: World, task: str) -> None:
     """Refuse a method whose needs nobody meets."""
     parts = [method.rollout, world.source, world.envs]
-    provided = {x for part in parts for x in getattr(part, "provides", ())}
+    provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
+    if world.envs is not None:
+        provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
     for need in method.requires:
         if need not in provided:
             raise ConfigError(
@@ -119,7 +121,7 @@ def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         **_learning(s, method, device),
         layout="packed" if s.learner.layout == "auto" else "flat",
         lora=lora_settings(s),
-        value_head=method.has_value_head,
+        value_heads=method.value_heads,
         value_lr=s.learner.value_lr,
         kernels=s.learner.kernels,
         products=s.learner.products,
@@ -137,7 +139,7 @@ def _flow_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
         "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
         "learner.lora_rank": s.learner.lora_rank > 0,
-        "a value head": method.has_value_head,
+        "a value head": bool(method.value_heads),
         "chat.system": s.chat.system is not None,
         f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }

@@ -31,15 +31,36 @@ class SharedEnvs:
         if parallel.rank() == 0:
             self.envs.finish(names)
 
-    def _shared(self, act: Callable[[], Steps]) -> Steps:
+    def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
+        return self._shared(lambda: self.envs.snapshot(names))
+
+    def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
+        return self._shared(lambda: self.envs.restore(snapshots))
+
+    def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
+        return self._shared(lambda: self.envs.expert(names))
+
+    def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
+        return self._shared(lambda: self.envs.legal(names))
+
+    def _shared(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         own: dict[str, Any] = {}
         if parallel.rank() == 0:
-            own = {n: {"failed": isinstance(a, EnvFailure), "fields": asdict(a)} for n, a in act().items()}
+            own = {name: _packed(answer) for name, answer in act().items()}
         everyone = json.loads(parallel.gather(json.dumps(own).encode())[0])
-        return {
-            n: EnvFailure(**a["fields"]) if a["failed"] else TimeStep(**_restored(a["fields"]))
-            for n, a in everyone.items()
-        }
+        return {name: _unpacked(*answer) for name, answer in everyone.items()}
+
+
+def _packed(answer: Any) -> tuple[str, Any]:
+    if isinstance(answer, (TimeStep, EnvFailure)):
+        return type(answer).__name__, asdict(answer)
+    return "plain", answer
+
+
+def _unpacked(kind: str, value: Any) -> Any:
+    if kind == "plain":
+        return value
+    return EnvFailure(**value) if kind == "EnvFailure" else TimeStep(**_restored(value))
 
 
 def _restored(fields: dict[str, Any]) -> dict[str, Any]:

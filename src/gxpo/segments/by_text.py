@@ -1,0 +1,89 @@
+"""Segments by what an action says: delimiters, regular expressions, tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gxpo.errors import ConfigError
+from gxpo.segments.base import Action, Segmenter
+
+
+@dataclass(frozen=True)
+class Delimiter(Segmenter):
+    """A segment ends with the token that completes `text`, such as an empty line between reasoning steps."""
+
+    text: str = "\n\n"
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ConfigError("segment.text is empty: give what ends a segment")
+
+    def begins(self, action: Action) -> list[int]:
+        found, at = [], action.text.find(self.text)
+        while at >= 0:
+            at += len(self.text)
+            found.append(action.first_from(at))
+            at = action.text.find(self.text, at)
+        return [i for i in found if i < len(action.tokens)]
+
+
+@dataclass(frozen=True)
+class Pattern(Segmenter):
+    """A segment begins with the token in which a match of the regular expression `regex` begins.
+
+    first, apart  characters before the first match that counts, and between two that do (VSRM: 1000 and 400, with
+                  `regex` for sentences that begin with "wait", "but", "however"...)
+    """
+
+    regex: str = r"(?i)(?<=[.!?\n])\s*(wait|but|however|hmm|so)\b"
+    first: int = 0
+    apart: int = 0
+
+    def __post_init__(self) -> None:
+        _compiled("regex", self.regex)
+
+    def begins(self, action: Action) -> list[int]:
+        out, last = [], None
+        for match in re.finditer(self.regex, action.text):
+            at = match.start()
+            if at < self.first or (last is not None and at - last < self.apart):
+                continue
+            last = at
+            out += list(action.holding(at, at + 1))[:1]
+        return out
+
+
+@dataclass(frozen=True)
+class Spans(Segmenter):
+    """A segment for every match of `patterns`, and for what stands between them; the tokens of a match of the k-th
+    pattern (from 1) have label k, others 0. Of a pattern with a group, what the group matched counts. Where matches
+    overlap, the earlier pattern has the tokens."""
+
+    patterns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.patterns:
+            raise ConfigError("segment.patterns names nothing: give regular expressions")
+        for pattern in self.patterns:
+            _compiled("patterns", pattern)
+
+    def labels(self, action: Action) -> list[int]:
+        out = [0] * len(action.tokens)
+        for number, pattern in reversed(list(enumerate(self.patterns, 1))):
+            for match in re.finditer(pattern, action.text, re.DOTALL):
+                for i in action.holding(*match.span(1 if match.re.groups and match.group(1) is not None else 0)):
+                    out[i] = number
+        return out
+
+    def begins(self, action: Action) -> list[int]:
+        marks = self.labels(action)
+        return [i for i in range(1, len(marks)) if marks[i] != marks[i - 1]]
+
+
+def _compiled(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"segment.{name}={pattern!r} is no regular expression: {error}") from None
