@@ -352,11 +352,50 @@ def check_env(
 
 
 @app.command()
+def signal(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As the setting `model`.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="As the setting `task`.")],
+    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="With commas between.")] = "grpo",
+    sizes: Annotated[str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes.")] = "4,8,16",
+    tasks: Annotated[int, typer.Option(help="Tasks to measure on.", min=3)] = 128,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.
+
+    Rollouts of the tasks are generated and differentiated; no parameter moves. Says which group size needs the fewest
+    generated tokens for two batches to agree on where to go.
+
+    Example: gxpo signal tiny arithmetic --methods grpo,rloo --sizes 4,8
+    """
+    from gxpo import config
+    from gxpo.errors import ConfigError
+    from gxpo.explain.gradient_signal import advice, show
+    from gxpo.trainer.gradient_signal import as_rows, measure, recommended
+
+    _quiet()
+    try:
+        numbers = [int(x) for x in sizes.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    found = measure(
+        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: typer.echo(line, err=True)
+    )
+    best, told_apart = recommended(found)
+    chosen = None if best is None else as_rows([best])[0]
+    if as_json:
+        _say(json.dumps({"rows": as_rows(found), "recommended": chosen, "advice": advice(chosen, told_apart)}))
+        return
+    show(as_rows(found), chosen, told_apart)
+
+
+@app.command()
 def bench(
     suite: Annotated[
         str | None,
         typer.Argument(
-            metavar="SUITE", help="credit, sample, update, step, peer, agreement or all.", show_default=False
+            metavar="SUITE", help="credit, fidelity, sample, update, step, peer, agreement or all.", show_default=False
         ),
     ] = None,
     names: Annotated[

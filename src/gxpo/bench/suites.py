@@ -76,6 +76,13 @@ def _agreement(plan: Plan) -> list[Entry]:
     return [Entry(case, lambda plan, case=case: measure(case, plan), timed=False, trl=True) for case in cases]
 
 
+def _fidelity(plan: Plan) -> list[Entry]:
+    from gxpo.bench.fidelity import WORLDS, rows
+
+    return [Entry(name, lambda plan, name=name: list(rows(name, plan)), timed=False) for name in WORLDS]
+
+
+TRUE = "ratio = rank correlation of a method's credit with the true advantage of turns / that of grpo"
 FASTER = "ratio = the other side's seconds / gxpo's: above 1 gxpo is faster"
 LINEAR = (
     "ratio = time per turn at the next smaller size / at this one: 1 is linear; at the smallest size, time of as many "
@@ -88,6 +95,7 @@ SUITES: dict[str, Suite] = {
     "update": Suite(FASTER, _update),  # forward, backward, optimiser step
     "step": Suite(FASTER, _step),  # whole steps of the trainer
     "peer": Suite(FASTER, _peer),  # whole steps, against TRL's GRPOTrainer
+    "fidelity": Suite(TRUE, _fidelity),  # credit against the true advantage of turns
     "agreement": Suite(SAME, _agreement),  # the same rollouts in TRL and under grpo@trl
 }
 

@@ -21,7 +21,8 @@ EXPLAINED = {
     "secondary": "somebody else's port or summary was read",
     "reconstruction": "made from an abstract and general knowledge; not verified",
 }
-HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment")  # the first that it changes
+# the first that it changes
+HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment")
 _OBJECTIVE = ("gate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
 
 

@@ -57,7 +57,7 @@ class BoundLearner:
         below = None if first or self.proximal is None else self.proximal[entries]
 
         def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
-            return _policy(x, sub, held, below)
+            return policy_tokens(x, sub, held, below)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return self.method.objective(sub, policy(x), credit, weight, held, self.step_number)
@@ -68,7 +68,7 @@ class BoundLearner:
             names=self._forward_names,
             couples=self.method.couples,
             active=self.method.active(sub, credit, weight, held),
-            **self._given(held),
+            **self.given(held),
         )
         self.infos.append(info)
         if not info.empty:
@@ -83,7 +83,7 @@ class BoundLearner:
                 self.sampler_gap = self._sampler_gap(x["logprob"], sub)
         return info
 
-    def _given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
+    def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
         names = dict.fromkeys(n for term in self.method.terms.values() for n in getattr(term, "given", ()))
         return {"given": {name: held[name] for name in names}} if names else {}
@@ -122,10 +122,10 @@ class BoundLearner:
 
         Asked for before the first step, it is the proximal policy.
         """
-        x = self.learner.outputs(forest, self._forward_names, **self._given(self.signals))
+        x = self.learner.outputs(forest, self._forward_names, **self.given(self.signals))
         if not self.infos and self.proximal is None:
             self.proximal = x["logprob"]
-        policy = _policy(x, forest, self.signals, self.proximal)
+        policy = policy_tokens(x, forest, self.signals, self.proximal)
         loss = self.method.objective(forest, policy, credit, weight, self.signals, self.step_number)
         return StepInfo(empty=False, loss=float(loss), outputs=x)
 
@@ -144,7 +144,7 @@ class BoundLearner:
             return self.learner.gradient(forest, lambda x: (slope * x["logprob"]).sum(), active=slope != 0)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
-            policy = _policy(x, forest, self.signals, self.proximal)
+            policy = policy_tokens(x, forest, self.signals, self.proximal)
             return self.method.objective(forest, policy, credit, weight, self.signals, self.step_number)
 
         return self.learner.gradient(
@@ -153,15 +153,25 @@ class BoundLearner:
             names=self._forward_names,
             couples=self.method.couples,
             active=self.method.active(forest, credit, weight, self.signals),
-            **self._given(self.signals),
+            **self.given(self.signals),
         )
+
+    def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """dL/dx of each output [P] for the policy as it is now: the objective's gradient is the sum of slope times
+        gradient of the output."""
+        x = self.learner.outputs(forest, self._forward_names, **self.given(self.signals))
+        live = {name: value.to(torch.float64).requires_grad_() for name, value in x.items()}
+        policy = policy_tokens(live, forest, self.signals, self.proximal)
+        loss = self.method.objective(forest, policy, credit, weight, self.signals, self.step_number)
+        found = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
+        return {n: torch.zeros_like(x[n]) if g is None else g for n, g in zip(live, found, strict=True)}
 
     def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
         """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
         first = not self.infos
         self.infos.append(info)
         if not info.empty:
-            policy = _policy(info.outputs, forest, self.signals, self.proximal)
+            policy = policy_tokens(info.outputs, forest, self.signals, self.proximal)
             found = self.method.metrics(forest, policy, credit, weight, self.signals)
             self.metrics.append(found | _observed(info.outputs, forest))
             if first and self.proximal is not None:
@@ -169,7 +179,7 @@ class BoundLearner:
         return info
 
 
-def _policy(x: Mapping[str, Tensor], forest: Forest, signals: Signals, proximal: Tensor | None) -> PolicyTokens:
+def policy_tokens(x: Mapping[str, Tensor], forest: Forest, signals: Signals, proximal: Tensor | None) -> PolicyTokens:
     """The outputs, and what is known of the other policies; proximal None: stop_gradient(current)."""
     return PolicyTokens(
         x["logprob"],

@@ -143,11 +143,7 @@ class Trainer:
         forest = self.shape(session.score(forest))
         scored = time.perf_counter()
         tools = self.tools(number, session)
-        read = forest.in_context(method.context)  # as the policy reads it; S, P and R are the same
-        signals = self.signals(read, tools)
-        credit = method.advantages(read, signals, number)
-        signals = Signals.of(read, {**signals, **method.targets(read, signals, number)}, signals.axes)
-        weight = method.token_weights(read, credit, signals, number)
+        read, signals, credit, weight = self.credited(forest, tools)
         lr = self.learner.optimiser.current_lr
         proximal = signals["proximal_logprob"] if self._needs_proximal else None
         bound = BoundLearner(self.learner, method, read, signals, number, proximal)
@@ -188,6 +184,15 @@ class Trainer:
             "time_update_tokens_per_s": forward / (updated - scored),
             "memory_peak_mb": peak_megabytes(),
         }
+
+    def credited(self, forest: Forest, tools: SignalTools) -> tuple[Forest, Signals, torch.Tensor, torch.Tensor]:
+        """Scored rollouts as the policy reads them (S, P and R are the same), their signals, credit and weights [P]."""
+        method, number = self.method, tools.step
+        read = forest.in_context(method.context)
+        signals = self.signals(read, tools)
+        credit = method.advantages(read, signals, number)
+        signals = Signals.of(read, {**signals, **method.targets(read, signals, number)}, signals.axes)
+        return read, signals, credit, method.token_weights(read, credit, signals, number)
 
     def _alarms(self, bound: BoundLearner, lr: float) -> None:
         """Warnings about sampler and learner disagreeing, and about steps too small for the precision."""

@@ -1,0 +1,310 @@
+"""How near the credit of each method comes to the true advantage of a turn, in worlds where that can be measured.
+
+The advantage of turn t is E[R | history with it] - E[R | history before it], R the outcome of the episode. Worlds can
+be taken back to any turn, so each expectation is estimated by episodes of the same policy that go on from there; the
+last is the outcome itself. What a method says of the turn is the mean credit of the turn's tokens.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError, GxpoError, MissingExtra
+from gxpo.protocols import Budget, Completion, StreamKey
+from gxpo.rollouts.episodes import Episode, Play
+from gxpo.signals import SignalPart
+
+if TYPE_CHECKING:
+    from gxpo.bench.plan import Plan, Row
+    from gxpo.forest import Forest
+    from gxpo.protocols import Session, Task
+    from gxpo.trainer.loop import Trainer
+
+STAGES = {"credit", "rollout", "reward", "segment"}  # a method that changes none of these has the credit of grpo
+
+
+@dataclass(frozen=True)
+class World:
+    """Where fidelity is measured: settings of a run with the warm-started tiny model, and how much is drawn.
+
+    samples   episodes that go on from each history; `practice` steps that critics and estimators learn for first, while
+              the policy stays as it is
+    """
+
+    keys: Mapping[str, Any]
+    tasks: int = 12
+    samples: int = 16
+    practice: int = 10
+
+
+SHARED = {
+    "model": "tiny",
+    "env.context": "window",
+    "sampling.max_new_tokens": 4,
+    "objective.aggregate": "token_mean",
+}
+WORLDS: Mapping[str, World] = {
+    "frozenlake": World({**SHARED, "task": "frozenlake", "tasks.options": {"style": "bare"}}),
+    "sokoban": World(
+        {**SHARED, "task": "sokoban", "tasks.options": {"style": "bare", "size": 5, "max_pushes": 2},
+         "env.max_turns": 12}
+    ),
+    "shop": World({**SHARED, "task": "shop", "tasks.options": {"style": "bare", "partial": False}}),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the truth
+@dataclass(frozen=True)
+class Truth:
+    """advantage [S] of each turn, and `error` [S], the standard error of the estimate; `continuations` went into it."""
+
+    advantage: Tensor
+    error: Tensor
+    continuations: int
+
+    @property
+    def reliability(self) -> float:
+        """Share of the variance of the estimates that is not their error: what the truth correlates with itself."""
+        spread = float(self.advantage.var(correction=0))
+        return max(0.0, 1 - float(self.error.square().mean()) / spread) if spread > 0 else 0.0
+
+
+def followed(forest: Forest, tasks: Mapping[str, Task], session: Session) -> tuple[Play, list[Episode]]:
+    """The forest's trajectories gone through again in the world, one episode each; GxpoError where one leads elsewhere
+    or was sampled under another context than the world's own."""
+    play = Play(session, restorable=True)
+    names = [f"{r}:{task}" for r, task in enumerate(forest.task)]
+    episodes = play.start([tasks[t] for t in forest.task], names, 1)
+    steps = _steps_of(forest)
+    token, node = forest.token.tolist(), forest.token_node
+    for turn in range(max(map(len, steps), default=0)):
+        acting = [r for r, own in enumerate(steps) if turn < len(own)]
+        actions = []
+        for r in acting:
+            places = forest.path_token[forest.path_step == steps[r][turn]].tolist()
+            if not places or episodes[r].end is not None:
+                raise GxpoError(f"trajectory {forest.id[r]} has a turn {turn} that is no turn of the world")
+            under = forest.context(int(forest.parent[int(node[places[0]])]))
+            if list(episodes[r].context.ids) != list(under):
+                raise GxpoError(
+                    f"turn {turn} of trajectory {forest.id[r]} was not sampled under the world's own context"
+                )
+            actions.append(Completion([token[p] for p in places], [0.0] * len(places), "stop"))
+        play.take([episodes[r] for r in acting], actions)
+    return play, episodes
+
+
+def _steps_of(forest: Forest) -> list[list[int]]:
+    """The steps of each trajectory, in order of time."""
+    out: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
+    for s, r in enumerate(forest.step_trajectory.tolist()):
+        out[r].append(s)
+    return out
+
+
+def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session, samples: int) -> Truth:
+    """Of every step of the forest, by `samples` episodes from every history; equal histories share theirs."""
+    play, episodes = followed(forest, tasks, session)
+    with play:
+        histories: dict[Any, tuple[Episode, int]] = {}
+        keys: list[list[Any]] = []
+        for episode in episodes:
+            paid = 0.0
+            own = []
+            for turn, at in enumerate(episode.stood):
+                key = (episode.task.id, at.context.ids, at.said.state, at.moves, round(paid, 9))
+                histories.setdefault(key, (episode, turn))
+                own.append(key)
+                paid += float(episode.turns[turn].get("reward") or 0.0)
+            keys.append(own)
+        value, error = _continued(histories, play, session, samples)
+    outcome = [_outcome(episode) for episode in episodes]
+    advantage = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
+    spread = torch.zeros(forest.n_steps, dtype=torch.float64)
+    for r, own in enumerate(_steps_of(forest)):
+        ends = [value[k] for k in keys[r]] + [outcome[r]]
+        errors = [error[k] for k in keys[r]] + [0.0]
+        for t, s in enumerate(own):
+            advantage[s] = ends[t + 1] - ends[t]
+            spread[s] = (errors[t + 1] ** 2 + errors[t] ** 2) ** 0.5
+    return Truth(advantage, spread, samples * len(histories))
+
+
+def _continued(
+    histories: Mapping[Any, tuple[Episode, int]], play: Play, session: Session, samples: int
+) -> tuple[dict[Any, float], dict[Any, float]]:
+    """Mean outcome of episodes that go on from each history, and its standard error."""
+    forks = []
+    for number, (episode, turn) in enumerate(histories.values()):
+        for k in range(samples):
+            key = StreamKey(session.seed, session.step, f"truth/{episode.task.id}", number, (k,))
+            forks.append((episode, turn, key, f"truth/{number}/{k}"))
+    play.finish(play.fork(forks))
+    going_on = play.episodes[-len(forks) :] if forks else []
+    found = torch.tensor([_outcome(e) for e in going_on], dtype=torch.float64).reshape(len(histories), samples)
+    mean, error = found.mean(1), found.std(1) / samples**0.5
+    return dict(zip(histories, mean.tolist(), strict=True)), dict(zip(histories, error.tolist(), strict=True))
+
+
+def _outcome(episode: Episode) -> float:
+    paid = episode.paid
+    if paid is None:
+        raise GxpoError(f"an episode of {episode.task.id} broke: {episode.failure}")
+    return paid
+
+
+# ---------------------------------------------------------------- the comparison
+def on_turns(forest: Forest, credit: Tensor) -> Tensor:
+    """[S]: mean credit of each turn's tokens."""
+    total = torch.zeros(forest.n_steps, dtype=torch.float64).index_add_(0, forest.path_step, credit.to(torch.float64))
+    return total / torch.bincount(forest.path_step, minlength=forest.n_steps).clamp_min(1)
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's: of ranks, equal values sharing their mean rank; nan where one of them does not vary.
+
+    >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 30.0, 20.0]))
+    0.5
+    """
+    one = torch.zeros(len(x), dtype=torch.int64)
+    a, b = (levels.rank(v, one) - (len(v) - 1) / 2 for v in (x, y))
+    size = float(a.square().sum() * b.square().sum()) ** 0.5
+    return float((a * b).sum()) / size if size > 0 else float("nan")
+
+
+def _tasks_of(forest: Forest) -> Tensor:
+    """[R] a number for each task, the same in whatever group."""
+    place = {name: i for i, name in enumerate(dict.fromkeys(forest.task))}
+    return torch.tensor([place[name] for name in forest.task])
+
+
+def left_out(estimates: Sequence[float]) -> float:
+    """The jackknife's standard error, from an estimate without each of the units."""
+    x = torch.tensor(estimates, dtype=torch.float64)
+    return float(((len(x) - 1) * x.var(correction=0)).sqrt())
+
+
+def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
+    """Figures of a method's credit [S] against the truth; `task` [S] ids.
+
+    rank      Spearman's rank correlation over all turns
+    rank_error  its standard error, by leaving out one task at a time
+    sign      share of the turns whose truth is more than two standard errors from 0 in which the credit has its sign; a
+              credit of 0 counts one half
+    bias, variance   mean and variance of credit - truth, each in units of its own root mean square
+    """
+    y = truth.advantage
+    sure = (y.abs() > 2 * truth.error) & (y != 0)
+    right = (credit.sign() == y.sign()).double() + 0.5 * (credit == 0).double()
+    size, own = credit.square().mean().sqrt(), y.square().mean().sqrt()
+    off = (credit / size if float(size) else credit) - y / own
+    return {
+        "rank": rank_correlation(credit, y),
+        "rank_error": left_out([rank_correlation(credit[task != t], y[task != t]) for t in task.unique()]),
+        "sign": float(right[sure].mean()) if bool(sure.any()) else float("nan"),
+        "bias": float(off.mean()),
+        "variance": float(off.var(correction=0)),
+    }
+
+
+# ---------------------------------------------------------------- a method in a world
+@dataclass
+class Measured:
+    """The truths of one world, by what was rolled out: methods with one rollout and seed share their forest."""
+
+    world: World
+    name: str
+    folder: Path
+    truths: dict[str, Truth] = field(default_factory=dict)
+
+    def row(self, method: str, quick: bool) -> Row:
+        """A method's figures; where it can't be measured here a row that says why."""
+        try:
+            return {"name": f"{self.name}/{method}", **self._figures(method, quick)}
+        except (ConfigError, MissingExtra, GxpoError) as error:
+            return {"name": f"{self.name}/{method}", "ratio": None, "note": f"left out: {error}"}
+
+    def _figures(self, method: str, quick: bool) -> Row:
+        world = replace(self.world, tasks=3, samples=4, practice=1) if quick else self.world
+        trainer = trainer_of(method, world, self.folder / method)
+        try:
+            learns = bool(trainer.method.value_heads) or any(
+                type(p).learn is not SignalPart.learn for p in trainer.method.signals.values()
+            )
+            for _ in range(world.practice if learns else 0):
+                trainer.step()
+            forest, credit, tokens, tasks, session = rolled_out(trainer, world.tasks)
+            key = repr([r["turns"] for r in forest.to_records()])
+            if key not in self.truths:
+                self.truths[key] = true_advantages(forest, tasks, session, world.samples)
+            truth = self.truths[key]
+        finally:
+            trainer.close()
+        figures = compared(on_turns(forest, credit), truth, _tasks_of(forest)[forest.step_trajectory])
+        per_task = tokens / world.tasks
+        return {
+            **figures,
+            "ceiling": truth.reliability**0.5,
+            "turns": forest.n_steps,
+            "tokens_per_task": per_task,
+            "rank_per_kilotoken": figures["rank"] / per_task * 1000,
+            "continuations": truth.continuations,
+            "practised": world.practice if learns else 0,
+        }
+
+
+def trainer_of(method: str, world: World, out: Path) -> Trainer:
+    """A run of the method whose policy does not move: its learning rate is 1e-12, that of its heads the usual one."""
+    from gxpo.config import resolve
+    from gxpo.keys import Stated
+    from gxpo.trainer.loop import Trainer
+
+    still = {"update.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
+    given = {**world.keys, **still}
+    return Trainer(resolve({k: Stated(v, "fidelity") for k, v in given.items()}), out=out)
+
+
+def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, dict[str, Task], Session]:
+    """One step's rollouts and their credit [P], the tokens generated for them, and the session that grew them."""
+    number = trainer.step_number + 1
+    budget = Budget()
+    session = trainer.session(number, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
+    drawn = session.draw(tasks)
+    forest = session.segment(trainer.method.rollout.grow(drawn, session))
+    forest = trainer.shape(session.score(forest))
+    _, _, credit, _ = trainer.credited(forest, trainer.tools(number, session))
+    return forest, credit, budget.generated_tokens, {t.id: t for t in drawn}, session
+
+
+def candidates() -> list[str]:
+    """Registered methods whose credit may differ from that of grpo, and grpo first."""
+    from gxpo.methods import METHODS
+
+    return ["grpo", *(n for n, d in METHODS.items() if n != "grpo" and d.alias_of is None and STAGES & set(d.stages))]
+
+
+def rows(world: str, plan: Plan) -> Iterator[Row]:
+    """The table of a world: a row a method, `ratio` its rank correlation over that of grpo."""
+    base: float | None = None
+    with tempfile.TemporaryDirectory(prefix="gxpo-fidelity-") as folder:
+        measured = Measured(WORLDS[world], world, Path(folder))
+        for method in candidates():
+            row = measured.row(method, plan.quick)
+            if "rank" in row:
+                base = row["rank"] if base is None else base
+                row["ratio"] = row["rank"] / base if base else None
+            plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
+            yield plan.marked(row)
+
+
+def prediction(fidelity: Sequence[float], gain: Sequence[float]) -> float:
+    """Rank correlation of methods' fidelity with what training by them gained, method by method."""
+    return rank_correlation(torch.tensor(fidelity, dtype=torch.float64), torch.tensor(gain, dtype=torch.float64))

@@ -1,0 +1,49 @@
+"""`gxpo signal`: the table, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told_apart: bool) -> None:
+    """Prints a row for each method and group size, and which needs the fewest tokens."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    columns = ("method", "group size", "agreement", "signal a task", "+-", "silent", "tokens a task", "tokens to agree")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        agree = row["tokens_to_agree"]
+        table.add_row(
+            row["method"],
+            str(row["group_size"]),
+            f"{row['agreement']:.3f}",
+            f"{row['signal']:.4f}",
+            f"{row['signal_error']:.4f}",
+            f"{row['silent']:.0%}",
+            f"{row['tokens_per_task']:.0f}",
+            "-" if agree is None else f"{agree:,.0f}",
+        )
+    console = Console(width=max(100, Console().width), highlight=False)
+    console.print(
+        "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
+        "need each for a cosine of 1/2",
+        soft_wrap=True,
+    )
+    console.print(table)
+    console.print(advice(best, told_apart), soft_wrap=True)
+
+
+def advice(best: Mapping[str, Any] | None, told_apart: bool) -> str:
+    """What to set, in a line."""
+    if best is None:
+        return (
+            "No method has a signal here: its gradients on different tasks do not agree. More --tasks, or easier ones."
+        )
+    what = f"rollout.group_size={best['group_size']} with {best['method']} needs the fewest tokens"
+    if told_apart:
+        return f"{what}: set that."
+    return f"{what}, but the next is within the error: more --tasks would tell them apart, or take what suits you."

@@ -1,0 +1,139 @@
+"""The true advantage of turns in a world where it is known, and how credit is compared with it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from gxpo.bench import fidelity
+from gxpo.bench.fidelity import Truth, compared, left_out, prediction, rank_correlation, true_advantages
+from gxpo.bench.plan import Plan
+from gxpo.chat import PlainChat
+from gxpo.credit import group_relative
+from gxpo.envs import EnvPool, source
+from gxpo.errors import GxpoError
+from gxpo.models import character_tokenizer
+from gxpo.protocols import Completion, EpisodeRules, Sampling
+from gxpo.rewards import RewardSet
+from gxpo.rollouts import Independent
+from gxpo.tasks.seeds import SeedTasks
+from gxpo.trainer.session import Session
+
+HEADS = 0.3
+TOKENS = character_tokenizer()
+
+
+class Coin:
+    """Says `a` with probability HEADS, else `b`; each stream has a throw of its own."""
+
+    def sample(self, requests, sampling):
+        out = []
+        for request in requests:
+            (stream,) = request.streams
+            number = int.from_bytes(hashlib.blake2b(repr(stream).encode(), digest_size=7).digest(), "big") / 2**56
+            said = "a" if number < HEADS else "b"
+            tokens = [*TOKENS(said, add_special_tokens=False).input_ids, TOKENS.eos_token_id]
+            out.append([Completion(tokens, [math.log(HEADS if said == "a" else 1 - HEADS), 0.0], "stop")])
+        return out
+
+    def release(self, names=None):
+        pass
+
+
+@pytest.fixture(scope="module", params=[{}, {"loaded": True}], ids=["two of three", "the first"])
+def world(request):
+    spec = source(f"{Path(__file__).with_name('coins.py')}:Throws", request.param)
+    with EnvPool(spec, workers=0) as pool:
+        yield pool, bool(request.param)
+
+
+def rollouts(pool):
+    tasks = SeedTasks("throws", lambda seeds: [str(s) for s in seeds])
+    s = Session(source=tasks, engine=Coin(), rewards=RewardSet.make(None, source=tasks), tokenizer=TOKENS,
+                sampling=Sampling(max_new_tokens=2), seed=0, step=1, chat=PlainChat(TOKENS), envs=pool,
+                episode=EpisodeRules(max_turns=3))  # fmt: skip
+    drawn = s.draw(4)
+    return s, s.score(Independent(6).grow(drawn, s)), {t.id: t for t in drawn}
+
+
+def chance(said: str, loaded: bool) -> float:
+    """Of success after these throws."""
+    if loaded:
+        return float(said[0] == "a") if said else HEADS
+    if len(said) == 3:
+        return float(said.count("a") >= 2)
+    return HEADS * chance(said + "a", loaded) + (1 - HEADS) * chance(said + "b", loaded)
+
+
+def test_the_estimate_is_the_expectation(world):
+    pool, loaded = world
+    s, forest, tasks = rollouts(pool)
+    truth = true_advantages(forest, tasks, s, samples=200)
+    said = ["".join("a" if "a" in s.decode(t["action"]) else "b" for t in r["turns"]) for r in forest.to_records()]
+    wanted = [chance(x[: t + 1], loaded) - chance(x[:t], loaded) for x in said for t in range(3)]
+    off = (truth.advantage - torch.tensor(wanted, dtype=torch.float64)) / truth.error.clamp_min(1e-9)
+    assert float(off.abs().max()) < 4.5 and float(off[truth.error > 0].square().mean()) < 2
+    last = torch.arange(forest.n_steps) % 3 == 2  # its second end is the outcome itself
+    assert bool((truth.error[last] <= truth.error.max()).all())
+    # 24 attempts share few histories: no more than 1 + 2 + 4 of each of four tasks
+    assert truth.continuations <= 200 * 28
+    assert 0.9 < truth.reliability < 1
+
+
+def test_credit_of_whole_episodes_against_the_truth(world):
+    pool, _ = world
+    s, forest, tasks = rollouts(pool)
+    truth = true_advantages(forest, tasks, s, samples=100)
+    task = torch.zeros(forest.n_steps, dtype=torch.int64)
+    perfect = compared(3.0 * truth.advantage, truth, task)
+    assert perfect["rank"] == pytest.approx(1) and perfect["sign"] == 1
+    assert perfect["bias"] == pytest.approx(0, abs=1e-12) and perfect["variance"] == pytest.approx(0, abs=1e-12)
+    assert compared(-truth.advantage, truth, task)["sign"] == 0
+    episode = group_relative(forest.outcome, forest.ids("group", axis="R"))[forest.step_trajectory]
+    found = compared(episode, truth, task)
+    assert 0 < found["rank"] < 1 and compared(torch.zeros(forest.n_steps), truth, task)["sign"] == 0.5
+
+
+def test_other_contexts_and_broken_worlds_are_refused(world):
+    pool, _ = world
+    s, forest, tasks = rollouts(pool)
+    elsewhere = forest.replace(token=torch.where(forest.kind[forest.token_node] == 2, forest.token, forest.token + 1))
+    with pytest.raises(GxpoError, match="was not sampled under the world's own context"):
+        true_advantages(elsewhere, tasks, s, samples=2)
+
+
+def test_ranks_by_hand():
+    assert rank_correlation(torch.tensor([1.0, 2, 3, 4]), torch.tensor([1.0, 3, 2, 4])) == pytest.approx(0.8)
+    # ranks 0.5 0.5 2 3 and 0 1 2 3, centred -1 -1 .5 1.5 and -1.5 -.5 .5 1.5: 4.5 / sqrt(4.5 * 5)
+    assert rank_correlation(torch.tensor([1.0, 1, 2, 5]), torch.tensor([0.0, 1, 2, 3])) == pytest.approx(
+        4.5 / 22.5**0.5
+    )
+    assert math.isnan(rank_correlation(torch.ones(3), torch.arange(3.0)))
+    assert prediction([0.1, 0.2, 0.3], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+
+
+def test_reliability_and_the_jackknife_by_hand():
+    # variance of 1, -1, 1, -1 is 1; mean square error 0.25
+    truth = Truth(torch.tensor([1.0, -1, 1, -1]).double(), torch.full((4,), 0.5).double(), 0)
+    assert truth.reliability == pytest.approx(0.75)
+    # of a mean of n numbers the jackknife gives std / sqrt(n): 1, 2, 6 -> means without each 4, 3.5, 1.5
+    assert left_out([4.0, 3.5, 1.5]) == pytest.approx(torch.tensor([1.0, 2, 6]).std().item() / 3**0.5)
+
+
+def test_a_sign_is_asked_only_where_the_truth_is_sure():
+    truth = Truth(torch.tensor([0.5, -0.5, 0.1, 0.0]).double(), torch.tensor([0.1, 0.1, 0.1, 0.0]).double(), 0)
+    found = compared(torch.tensor([1.0, 2.0, -9.0, 9.0]).double(), truth, torch.arange(4))
+    assert found["sign"] == 0.5
+
+
+def test_every_candidate_has_a_row_or_a_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(fidelity, "candidates", lambda: ["grpo", "gigpo", "tempflow_grpo", "gae"])
+    rows = list(fidelity.rows("frozenlake", Plan(tmp_path, threads=1, quick=True)))
+    assert [r["name"] for r in rows] == [f"frozenlake/{m}" for m in ("grpo", "gigpo", "tempflow_grpo", "gae")]
+    assert rows[0]["ratio"] == 1 and -1 <= rows[1]["rank"] <= 1 and rows[0]["turns"] == rows[1]["turns"]
+    assert rows[2]["ratio"] is None and rows[2]["note"].startswith("left out: ")
+    assert rows[3]["practised"] == 1 and rows[0]["practised"] == 0

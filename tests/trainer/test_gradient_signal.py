@@ -1,0 +1,123 @@
+"""The gradient-signal meter: what it estimates from known gradients, and that its gradients are the trainer's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gxpo.cli import app
+from gxpo.config import resolve
+from gxpo.errors import ConfigError
+from gxpo.keys import Stated
+from gxpo.protocols import Budget
+from gxpo.trainer import gradient_signal as meter
+from gxpo.trainer.bound import BoundLearner
+from gxpo.trainer.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
+from gxpo.trainer.loop import Trainer
+
+COLD = {
+    "model": "tiny:cold",
+    "task": "arithmetic",
+    "sampling.max_new_tokens": 6,
+    "reward": f"{Path(__file__).with_name('even_tokens.py')}:share",
+}
+
+
+def test_signal_and_agreement_of_known_gradients():
+    draws = torch.Generator().manual_seed(0)
+    mean = torch.zeros(50, dtype=torch.float64)
+    mean[:4] = 0.5  # |m|^2 = 1
+    parts = mean + 0.4 * torch.randn(4000, 50, generator=draws, dtype=torch.float64)  # tr C = 50 * 0.16 = 8
+    signal = signal_of(parts @ parts.T)
+    assert signal == pytest.approx(1 / 8, rel=0.05)
+    # two batches of 20 of them, many times over
+    halves = parts.reshape(200, 20, 50).sum(1)
+    cosines = torch.nn.functional.cosine_similarity(halves[::2], halves[1::2])
+    assert float(cosines.mean()) == pytest.approx(agreement_of(1 / 8, 20), abs=0.03)
+    pure = torch.randn(4000, 50, generator=draws, dtype=torch.float64)
+    assert abs(signal_of(pure @ pure.T)) < 0.002
+
+
+def test_edges_of_the_estimate():
+    assert signal_of(torch.zeros(3, 3)) == 0 and signal_of(torch.ones(3, 3)) == float("inf")
+    assert agreement_of(float("inf"), 4) == 1 and agreement_of(-0.1, 4) == 0
+    with pytest.raises(ConfigError, match="at least 2"):
+        signal_of(torch.ones(1, 1))
+
+
+def test_a_sketch_keeps_inner_products_on_average(monkeypatch):
+    draws = torch.Generator().manual_seed(1)
+    a = {"x": torch.randn(40, 30, generator=draws), "y": torch.randn(500, generator=draws)}
+    b = {k: x + torch.randn(x.shape, generator=draws) for k, x in a.items()}
+    exact = float(meter._sketched(a) @ meter._sketched(b))
+    monkeypatch.setattr(meter, "SKETCH", 1024)
+    one, other = meter._sketched(a), meter._sketched(b)
+    assert len(one) == 1024
+    size = float(one.norm() * other.norm())
+    assert abs(float(one @ other) - exact) < 4 * size / 1024**0.5
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    def make(method, **keys):
+        given = {**COLD, "method": method, "tasks.per_step": 5, "rollout.group_size": 4, **keys}
+        return Trainer(resolve({k: Stated(v, "test") for k, v in given.items()}), out=tmp_path / method)
+
+    return make
+
+
+@pytest.mark.parametrize("method", ["grpo", "gspo", "gvpo", "papo"])
+def test_the_tasks_gradients_add_up_to_the_steps(trainer, method):
+    t = trainer(method)
+    session = t.session(1, seed=0, sampling=t.sampling, budget=Budget())
+    forest = t.shape(session.score(t.method.rollout.grow(session.draw(5), session)))
+    tools = t.tools(1, session)
+    parts = meter.gradients(t, forest, tools)
+    read, signals, credit, weight = t.credited(forest, tools)
+    whole = BoundLearner(t.learner, t.method, read, signals, 1).gradient(read, credit, weight)
+    total = meter._sketched(whole)
+    assert parts.shape == (5, len(total))
+    assert float((parts.sum(0) - total).norm()) <= 1e-4 * float(total.norm()) and float(total.norm()) > 0
+
+
+def test_smaller_groups_are_the_first_attempts_of_larger_ones():
+    rows = measure("tiny:cold", "arithmetic", ["grpo"], [2, 3], 4, COLD)
+    assert [(r.method, r.group_size) for r in rows] == [("grpo", 2), ("grpo", 3)]
+    alone = measure("tiny:cold", "arithmetic", ["grpo"], [2], 4, COLD)
+    assert alone[0].signal == pytest.approx(rows[0].signal, rel=1e-6)
+    assert alone[0].tokens_per_task == rows[0].tokens_per_task < rows[1].tokens_per_task
+
+
+def row(size, signal, error, tokens):
+    return Measured("grpo", size, 10, 0.5, signal, error, tokens, tokens / signal if signal > 0 else None, 0.0)
+
+
+def test_the_recommendation_counts_tokens_and_knows_its_error():
+    few, many, none = row(4, 0.10, 0.001, 100.0), row(8, 0.12, 0.001, 200.0), row(16, -0.01, 0.02, 400.0)
+    assert recommended([many, few, none]) == (few, True)  # 0.001 against 0.0006 a token
+    assert recommended([row(4, 0.10, 0.06, 100.0), many])[1] is False
+    assert recommended([none]) == (None, False) and recommended([few]) == (few, True)
+
+
+def test_the_command(monkeypatch):
+    given = ["signal", "tiny:cold", "arithmetic", "--sizes", "2,3", "--tasks", "4", "--json"]
+    sets = [x for k, v in COLD.items() if k not in ("model", "task") for x in ("--set", f"{k}={v}")]
+    found = json.loads(CliRunner().invoke(app, [*given, *sets]).stdout)
+    assert [r["group_size"] for r in found["rows"]] == [2, 3] and found["advice"]
+    shown = CliRunner().invoke(app, [*given[:-1], *sets]).stdout
+    assert "tokens to agree" in shown and found["advice"].split(":")[0] in " ".join(shown.split())
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ConfigError, match="group sizes are whole numbers above 0, not 0"):
+        measure("tiny:cold", "arithmetic", ["grpo"], [0], 4)
+    with pytest.raises(ConfigError, match=r"unknown key 'rollout\.group_size'"):
+        measure("tiny:cold", "arithmetic", ["tree_grpo"], [4], 4)
+    with pytest.raises(ConfigError, match="unknown method"):
+        measure("tiny:cold", "arithmetic", ["grop"], [2], 4)
+    with pytest.raises(ConfigError, match=r"--sizes '2;4'"):
+        CliRunner().invoke(app, ["signal", "tiny:cold", "arithmetic", "--sizes", "2;4"], catch_exceptions=False)
