@@ -4,8 +4,8 @@
     python scripts/agent_study.py --report [--fidelity fidelity.json]
 
 Every run of a world ends at the first step after which its rollouts have cost the world's budget. Runs of a seed see
-the same tasks in the same order. With --fidelity the rank correlation between a method's fidelity (`gxpo bench fidelity`) and
-what it gained here is printed, whatever it is.
+the same tasks in the same order. With --fidelity the rank correlation between a method's fidelity (`gxpo bench
+fidelity`) and what it gained here is printed, whatever it is.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # what is set beside the method's 
     "grpo": {},
     "gigpo": {},
     "hgpo": {},
-    "matchtir_turns": {"method": "grpo", "credit": "pooled_turns"},
+    "gae_turn": {},
     "tree_grpo": {},
-    "himac": {},
+    "himac": {"rollout.trial": 1.0},  # plans tried out by sampling: greedy, a policy without memory walks in circles
 }
 
 
@@ -72,22 +72,17 @@ WORLDS: Mapping[str, World] = {
 
 def trained(world: str, method: str, seed: int) -> dict[str, Any]:
     """One run: success on held-out tasks before and after, and in training by tokens generated."""
-    import gxpo
+    from gxpo.config import resolve
+    from gxpo.keys import Stated
+    from gxpo.trainer.loop import Trainer
 
     place = WORLDS[world]
-    keys = {**place.keys, **METHODS[method]}
-    spec = keys.pop("method", method)
-    model, task = keys.pop("model"), keys.pop("task")
+    keys = {**place.keys, **METHODS[method], "method": method, "seed": seed, "trainer.steps": 10_000}
     held: list[float] = []
     curve: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from gxpo.config import resolve
-        from gxpo.keys import Stated
-        from gxpo.trainer.loop import Trainer
-
-        given = {**keys, "model": model, "task": task, "method": spec, "seed": seed, "trainer.steps": 10_000}
-        trainer = Trainer(resolve({k: Stated(v, "study") for k, v in given.items()}), out=Path(folder) / "run")
+        trainer = Trainer(resolve({k: Stated(v, "study") for k, v in keys.items()}), out=Path(folder) / "run")
         try:
             held.append(trainer.evaluate().figures["eval_accuracy"])
             while trainer.budget.generated_tokens < place.budget:
@@ -96,7 +91,6 @@ def trained(world: str, method: str, seed: int) -> dict[str, Any]:
             held.append(trainer.evaluate().figures["eval_accuracy"])
         finally:
             trainer.close()
-    assert gxpo is not None
     return {
         "world": world,
         "method": method,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,9 +52,15 @@ def battery(
                     "info": {"tree": i % 2},
                 }
             )
+    named = {r["id"]: r for r in records}
+    for g in (g for g, size in enumerate(sizes) if size > 1):  # the first two act alike and end in one state
+        named[f"{g}.1"]["turns"] = copy.deepcopy(named[f"{g}.0"]["turns"])
+        named[f"{g}.0"]["final_state"] = named[f"{g}.1"]["final_state"] = "end"
     forest = Forest.from_records(records)
     noise = 0.1 + torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return forest.replace(extras={"noise_scale": noise})
+    label = (torch.arange(forest.n_tokens) + seed) % 5  # of four kinds of text, 0 none
+    value = torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    return forest.replace(extras={"noise_scale": noise, "label": label, "state_value": value})
 
 
 def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:

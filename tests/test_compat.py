@@ -86,7 +86,8 @@ RAW = [
     "dr_grpo@verl",
     "asymre@trinity",
 ]
-ZERO = ["grpo@trl", "grpo@openrlhf", "grpo@areal", "grpo@nemo-rl", "grpo@tinker", "rloo@trl", "rloo@nemo-rl",
+ZERO = ["grpo@trl", "grpo@roll",
+        "grpo@openrlhf", "grpo@areal", "grpo@nemo-rl", "grpo@tinker", "rloo@trl", "rloo@nemo-rl",
         "rloo@skyrl",
         "dr_grpo@trl", "grpo", "asymre"]  # fmt: skip
 
@@ -252,3 +253,57 @@ def test_a_system_for_a_whole_composition() -> None:
     made = gxpo.method("grpo+gdpo_multi", compat="verl")
     assert (made.credit.over, made.credit.eps, made.credit.single) == ("tokens", 1e-6, "raw")
     assert gxpo.method("grpo+dapo", compat="areal").credit.eps == 1e-5
+
+
+# ---------------------------------------------------------------- turns
+Episode = tuple[tuple[str, ...], tuple[float, ...]]  # the states acted in, and what each action paid
+
+
+def episodes(rows: Sequence[Episode]) -> Forest:
+    """One group."""
+    return Forest.from_records(
+        [
+            {
+                "schema": "gxpo.rollouts/1",
+                "group": "g",
+                "id": str(i),
+                "prompt": [1],
+                "reward": sum(paid),
+                "success": sum(paid) > 0,
+                "turns": [
+                    {"observation": [2], "action": [3], "state": s, "reward": r}
+                    for s, r in zip(states, paid, strict=True)
+                ],
+            }
+            for i, (states, paid) in enumerate(rows)
+        ]
+    )
+
+
+ANCHORS: list[Episode] = [(("s0", "s1"), (0.0, 10.0)), (("s0", "s0", "s2"), (0.0, 0.0, 0.0))]
+WAYS: list[Episode] = [
+    (("s0", "s1", "s2"), (0.0, 0.0, 1.0)),
+    (("s0", "s1", "s2"), (0.0, 0.0, 0.0)),
+    (("s0", "s3", "s2"), (0.0, 0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "expected"),
+    [
+        # rows 10 10 0 0 0, mean 4; returns 9.5 10 0 0 0, in s0 mean 19/6
+        ("gigpo@verl-agent", ANCHORS, [12.333333, 6, -7.166667, -7.166667, -4]),
+        # discount 1: returns 10 10 0 0 0, in s0 mean 10/3
+        ("gigpo@trinity", ANCHORS, [11.666667, 5, -8.333333, -8.333333, -5]),
+        # std over rows 5.477226: 1.095445 and -.730297; in s0 1.154700 and -.577350
+        ("gigpo@roll", ANCHORS, [2.250145, 1.095445, -1.307647, -1.307647, -0.730297]),
+        # of the first's s2: levels .707105 .999998 .999998 by 2 3 4, over 9
+        (
+            "hgpo@verl-agent",
+            WAYS,
+            [0.707105, 0.999998, 0.934911, -1.414210, -0.999998, -1.092045, 0.707105, 0, 0.707105],
+        ),
+    ],
+)
+def test_credit_of_states(spec: str, rows: list[Episode], expected: list[float]) -> None:
+    assert gxpo.method(spec).advantages(episodes(rows)).tolist() == pytest.approx(expected, abs=2e-6)

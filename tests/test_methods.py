@@ -26,6 +26,12 @@ EQUAL_GROUPS_LEARN = {
     "sdpo_self", "srpo_routing",  # the battery's teachers, whatever the verdicts
     "reinforce_pp",  # groups equal within but not between
     "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
+    "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
+    "igpo", "grpo_vps", "spae",  # steps that raise the belief in the answer, whatever was won
+    "prorag", "capo_genprm", "hrm",  # somebody scores the steps
+    "matchtir",  # turns of one number, of which some are the last and paid
+    "alphamath", "masprm",  # a head is trained; what is right is imitated
+    "polychromic",  # attempts that say the same beside others that do not
     "ngrpo", "psr_nsr", "asymre",  # built to push: a virtual member, no baseline, a shifted one
     "ospo",  # steps of one turn: some attempts end there and are paid
     "progrpo",  # groups in which all are right, by how sure the policy was
@@ -35,6 +41,7 @@ EQUAL_GROUPS_LEARN = {
     "papo", "epo",  # a term on every token, whatever it earned
     "mdpo",  # several updates: a pull back to the old policy
     "gtpo",  # an entropy cost on every answer
+    "vineppo", "spo_segment", "vsrm", "pav",  # values of states, measured beside the group
     "trpa",  # groups of one level are set against score 0
 }  # fmt: skip
 
@@ -83,7 +90,7 @@ def fingerprint(name):
 def elsewhere(name):
     """The stages that credit and gradient on given rollouts do not show."""
     m = gxpo.method(name)
-    stages = (m.rollout, m.update, m.shapes, m.rewards, m.signals, m.context, controls(m))
+    stages = (m.rollout, m.segmenter, m.update, m.shapes, m.step_rewards, m.rewards, m.signals, m.context, controls(m))
     return repr((stages, {k: s.value for k, s in m.run_keys.items()}))
 
 
@@ -98,7 +105,8 @@ def test_no_two_methods_compute_the_same():
 # ---------------------------------------------------------------- exact under micro-batching
 @pytest.fixture(scope="module")
 def learner():
-    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=("value",), reference=True)
+    heads = sorted({head for name in NAMES for head in gxpo.method(name).value_heads})
+    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=heads, reference=True)
 
 
 def around(logprob):
@@ -176,7 +184,8 @@ def test_groups_of_equal_rewards_move_nothing(name):
     bound = BoundLearner(own, m, forest, signals, 1)
     infos = m.update.run(forest, credit, weight, bound)
     same = all(torch.equal(before[k], v) for k, v in own.snapshot().items())
-    state_returns_differ = name == "gigpo"  # steps of one state may still differ in what followed
+    # steps of one state may still differ in what followed, or in how near they led
+    state_returns_differ = name in {"gigpo", "hgpo", "graph_gpo"}
     if name in EQUAL_GROUPS_LEARN:
         assert not same and not any(i.empty for i in infos)
     elif not state_returns_differ:
@@ -194,6 +203,8 @@ def parity(completion):
     return {"correct": float(sum(map(ord, completion)) % 2), "format": float(len(completion) % 2)}
 
 
+DOORS = {"task": "keydoor", "tasks.options": {"style": "bare", "size": 3, "max_turns": 4}}  # a world with an expert
+LAKE = {"task": "frozenlake", "tasks.options": {"style": "bare", "size": 3}, "env.max_turns": 4}
 SMOKE = {  # what a method needs to have something to learn from in two steps of a model that has never learnt anything
     "ttrl": {
         "task": str(Path(__file__).with_name("questions.jsonl")),
@@ -210,7 +221,25 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
     "spectral_po": {"reward.shape.correct_prefix.component": "format"},
     "seed_grpo": {"weight.answer_entropy.alpha": 0.5},  # a cold model never says the same twice
-    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "luffy", "gcpo_gold", "tempsamp_r1")},
+    **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "pta_grpo", "luffy", "gcpo_gold", "tempsamp_r1")},
+    **{name: DOORS for name in ("thor", "hi_agent")},
+    "step_grpo_router": {"task": str(Path(__file__).parent / "rollouts" / "expert_env.py") + ":Asked"},
+    "deepsearch": {"rollout.width": 2},  # of four ends that a cold model reaches one is right, and that one is kept
+    # steps of an episode: a cold model says nothing that a world understands, so what it is judged by is made up
+    "arpo_agentic": {**LAKE, "rollout.group_size": 4},
+    "portool": {**LAKE, "rollout.group_size": 4},
+    "slate": {**LAKE, "rollout.score": f"{Path(__file__).with_name('rollouts') / 'candidate_scores.py'}:vowels"},
+    "prorag": {"signal.step_judge.score": "tests.signals.step_scorer:by_length"},
+    "capo_genprm": {"signal.step_judge.ask": "tests.signals.step_scorer:judge"},
+    "matchtir": {
+        "task": "toolqa",
+        "tasks.options": {"style": "bare", "kinds": ["calculator"]},
+        "sampling.max_new_tokens": 1,  # one character in six is a call of the calculator
+        "env.max_turns": 2,
+    },
+    "pav": {"credit.add.value_difference.best_of": 1},  # the made-up rewards are no chances
+    "e_grpo": {"reward.shape.entity_match.component": "format"},
+    "step_grpo_r1vl": {f"reward.shape.{name}_reward.component": "format" for name in ("key_step", "order")},
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},  # the reference is the model without adapters
     **{name: {"model": "flow", "task": "points", "sampling.max_new_tokens": 9} for name in FLOWS},
 }

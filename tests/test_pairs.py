@@ -29,6 +29,7 @@ def distinct(*stages: str) -> list[str]:
     return sorted(found.values())
 
 
+HEADS = sorted({head for name in METHODS for head in gxpo.method(name).value_heads})
 CREDITS, OBJECTIVES = distinct("credit", "weight", "signal"), distinct("objective")
 
 
@@ -53,7 +54,7 @@ def composed(credit: str, objective: str) -> gxpo.Method:
 
 @pytest.fixture(scope="module")
 def learner() -> TorchLearner:
-    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=("value",), reference=True)
+    return TorchLearner(clean_llama(vocab_size=64), lr=1e-3, weight_decay=0.0, value_heads=HEADS, reference=True)
 
 
 def two_steps(m: gxpo.Method, own: TorchLearner) -> str:

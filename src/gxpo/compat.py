@@ -2,8 +2,8 @@
 
 Each entry holds the keys in which a system, left at its defaults, differs from this catalogue; an empty one says that
 it does not. Held against the installed package: verl 0.9.1 (estimators and losses), and TRL 1.16 (in runs). Read in
-the code: NeMo-RL, OpenRLHF 0.11 and SkyRL. From published comparisons of their numbers: AReaL, rLLM, tinker-cookbook,
-verl-agent, Trinity-RFT, slime.
+the code: NeMo-RL, OpenRLHF 0.11 and SkyRL; of Trinity-RFT, ROLL and verl-agent's recipes the credit of turns. From
+published comparisons of their numbers: AReaL, rLLM, tinker-cookbook, verl-agent, Trinity-RFT, slime.
 
 A paper's own bounds stay where a system asks its user for them (DAPO's 0.28, GSPO's 3e-4 and 4e-4), since at the
 defaults it would be another method. CISPO's are the systems' own, which say one bound in three ways: TRL's
@@ -16,7 +16,9 @@ were not read (TRL's RLOO takes one ratio for a whole sequence, tinker sums over
 its micro-batches' means, and its "dapo" divides by the average step's tokens where a generation batch has several);
 clamps of the log-ratio at +-20 (verl) and of GSPO's at 10; and float32 residues where rewards are equal, which those
 systems may divide by eps: here such groups have exactly 0. OpenRLHF further clips what it has normalised at +-10,
-which no group of fewer than 102 reaches.
+which no group of fewer than 102 reaches. Of turns: equal states of different tasks, which Trinity-RFT's GiGPO compares;
+verl-agent's penalty on invalid actions and its copies of rows that fill a batch; and the 1e-6 that HGPO's recipe adds
+to the sum of the weights.
 """
 
 from __future__ import annotations
@@ -101,8 +103,17 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "cispo": {"credit.single": "raw", "objective.ratio_max": 5.0},
     },
     # every turn is a row: long trajectories weigh more in the mean and the std
-    "verl-agent": {"grpo": {"credit.unit": "step", "credit.single": "raw"}},
+    "verl-agent": {
+        "grpo": {"credit.unit": "step", "credit.single": "raw"},
+        # the mean alone is its yaml's default; its ALFWorld scripts divide by the std
+        "gigpo": {"credit.scale": "none", "credit.unit": "step", "credit.single": "raw"},
+        "hgpo": {"credit.offset": 2, "credit.ignore": "zero"},
+        "graph_gpo": {"credit.unit": "step", "credit.single": "raw"},
+    },
+    # every turn is a row of mean and std; a group of one has 0
+    "roll": {"grpo": {"credit.unit": "step"}, "gigpo": {"credit.unit": "step"}},
     "trinity": {
+        "gigpo": {"credit.scale": "none", "credit.discount": 1.0, "credit.single": "raw"},
         "grpo": {"credit.single": "raw", "objective.aggregate": "token_mean"},
         "asymre": {"credit.single": "raw", "objective.aggregate": "token_mean"},
         "cispo": {"credit.single": "raw"},  # bounds 1 - 1 and 1 + 0.28

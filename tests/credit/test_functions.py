@@ -32,6 +32,8 @@ from gxpo.credit.shrunk import prior_weight, shrunk
 from gxpo.credit.step_reward import step_reward
 from gxpo.credit.tree_relative import tree_relative
 from gxpo.credit.turn_relative import turn_relative
+from gxpo.credit.value_difference import value_difference
+from gxpo.credit.value_trend import trend, value_trend
 from gxpo.credit.virtual_members import virtual_members
 from gxpo.errors import ConfigError
 from gxpo.parts import CREDITS
@@ -81,6 +83,9 @@ DEFAULTS = [
     (prior_weight, (X, Y, Y / 10), {}),
     (tree_relative, (X, GROUP, TREE), {"compare": "both", "ddof": 1, "eps": 1e-6, "where": ALL}),
     (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
+    (value_difference, (X, Y, GROUP), {"best_of": 1}),
+    (trend, (X - 0.45, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
+    (value_trend, (X, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
     (virtual_members, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
 ]
 NAMES = [f"{i}-{f.__name__}" for i, (f, *_) in enumerate(DEFAULTS)]
@@ -142,7 +147,7 @@ def test_the_quantile_that_is_asked_for():
 def test_words_of_functions():
     with pytest.raises(ConfigError, match=r"^credit\.compare is 'other'; it is one of both, nested, tree$"):
         tree_relative(PAIR, ONE, ONE, "other")
-    with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released$"):
+    with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released, edge$"):
         node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, ONE == 0, "other")
 
 

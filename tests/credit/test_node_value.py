@@ -189,9 +189,112 @@ def test_equal_prompts_of_two_groups_are_two_trees():
 
 
 def test_refusals():
+    with pytest.raises(ConfigError, match=r"set credit\.form=edge"):
+        NodeValue("paper", scale="sibling_std")
+    with pytest.raises(ConfigError, match=r"set credit\.value=leaf_mean"):
+        NodeValue("released", "child_mean")
+    with pytest.raises(ConfigError, match=r"credit\.value is 'max'"):
+        NodeValue("edge", "max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is 'code'"):
         NodeValue("code")  # type: ignore[arg-type]
     assert NodeValue.requires == ("forks",)
+
+
+# ---------------------------------------------------------------- edges, and values of children
+SPO_TREE = [
+    ("a", 1.0, [2, 3], None), ("b", 0.0, [4], ("a", 1)), ("c", 1.0, [5, 6], None), ("d", 1.0, [7], ("c", 1)),
+]  # fmt: skip
+
+
+def test_spo_tree() -> None:
+    # V(root) = .75; n1 (leaves 1, 0): .5, n2 (1, 1): 1; leaves .5, -.5, 0, 0
+    # by the siblings' std: n1, n2 over .25: -1, 1; a, b over .5: 1, -1; c and d do not differ
+    forest = tree(*SPO_TREE)
+    credit = NodeValue("edge", "child_mean")(forest, {}, 0)
+    assert credit.tolist() == pytest.approx([-0.25, 0.5, -0.25, -0.5, 0.25, 0.0, 0.25, 0.0], abs=1e-12)
+    scaled = NodeValue("edge", "child_mean", "sibling_std")(forest, {}, 0)
+    assert scaled.tolist() == pytest.approx([-1.0, 1.0, -1.0, -1.0, 1.0, 0.0, 1.0, 0.0], abs=1e-6)
+
+
+def test_a_node_counts_once_however_many_leaves_it_has() -> None:
+    # leaves 1, 0, 0 below n1 (b and c leave a after its first token), 1 beside it: V(root) is (1/3 + 1) / 2, or 2/4
+    rows = [("a", 1.0, [2, 3], None), ("b", 0.0, [4], ("a", 1)), ("c", 0.0, [5], ("a", 1)), ("d", 1.0, [6], None)]
+    forest = tree(*rows)
+    by_child, by_leaf = (NodeValue("edge", value)(forest, {}, 0).tolist() for value in ("child_mean", "leaf_mean"))
+    assert by_child == pytest.approx([-1 / 3, 2 / 3, -1 / 3, -1 / 3, -1 / 3, -1 / 3, 1 / 3], abs=1e-12)
+    assert by_leaf == pytest.approx([-1 / 6, 2 / 3, -1 / 6, -1 / 3, -1 / 6, -1 / 3, 1 / 2], abs=1e-12)
+
+
+def edge_loop(forest: Forest, value: str, scaled: bool) -> list[float]:
+    """From the leaves up, over dictionaries of sets of leaves: a node is the set that goes through it."""
+    out = [0.0] * forest.n_entries
+    for name in set(forest.group):
+        rows = [r for r in range(forest.n_trajectories) if forest.group[r] == name]
+        counted = [r for r in rows if forest.compared[r]]
+        ways = {r: forest.path(int(forest.last_action[r])).tolist() for r in rows}
+        through = defaultdict(set)
+        for r in counted:
+            for node in ways[r]:
+                through[node].add(r)
+        children, ending = defaultdict(set), defaultdict(set)  # of each node, and of None, the root
+        for r in counted:
+            for above, node in zip([None, *ways[r]], ways[r], strict=False):
+                children[above].add(node)
+            ending[ways[r][-1]].add(r)
+
+        def worth(node, through=through, children=children, ending=ending, counted=counted):
+            leaves = counted if node is None else through[node]
+            if value == "leaf_mean":
+                return math.fsum(float(forest.outcome[r]) for r in sorted(leaves)) / len(leaves)
+            return math.fsum(below(node)) / len(below(node))
+
+        def below(node, children=children, ending=ending):
+            ends = [float(forest.outcome[r]) for r in sorted(ending[node])] if node is not None else []
+            return ends + [worth(child) for child in sorted(children[node])]
+
+        for p in range(forest.n_entries):
+            r = int(forest.path_trajectory[p])
+            if r not in rows:
+                continue
+            node = int(forest.token_node[forest.path_token[p]])
+            if not through[node]:
+                continue
+            way = [None, *ways[r][: ways[r].index(node) + 1]]
+            above = [n for n in way[:-1] if len(counted if n is None else through[n]) > len(through[node])]
+            if not above:
+                continue
+            change = worth(node) - worth(above[-1])
+            siblings = below(above[-1])
+            mean = math.fsum(siblings) / len(siblings)
+            spread = math.sqrt(math.fsum((x - mean) ** 2 for x in siblings) / len(siblings))
+            if abs(change) > 1e-12:
+                out[p] = change / (spread + 1e-8) if scaled else change
+    return out
+
+
+PLAIN = {"contexts": False, "after": False, "sampled_under": False, "agents": ("agent",)}  # one way from the root
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["leaf_mean", "child_mean"]), st.booleans())
+def test_edges_agree_with_a_recursion(seed, value, scaled):
+    forest = strategies.random_forest(seed, groups=2, rollouts=8, unscored=False, **PLAIN)
+    found = NodeValue("edge", value, "sibling_std" if scaled else "none")(forest, {}, 0)
+    assert found.tolist() == pytest.approx(edge_loop(forest, value, scaled), rel=1e-6, abs=1e-9)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.sampled_from(["leaf_mean", "child_mean"]))
+def test_edges_of_a_path_add_up_to_the_leaf_against_the_root(outcomes, value):
+    # b, c, d leave a after 1, 2 and 3 of its tokens
+    rows = [("a", outcomes[0], [2, 3, 4, 5], None)]
+    rows += [(name, outcomes[k], [6], ("a", k)) for k, name in enumerate("bcd", 1)]
+    forest = tree(*rows)
+    a, b, c, d = outcomes
+    root = sum(outcomes) / 4 if value == "leaf_mean" else (((a + d) / 2 + c) / 2 + b) / 2
+    credit, nodes = NodeValue("edge", value)(forest, {}, 0), forest.token_node[forest.path_token]
+    for r, outcome in enumerate(outcomes):
+        of_node = {int(nodes[p]): float(credit[p]) for p in forest.path_of(r)}
+        assert sum(of_node.values()) == pytest.approx(outcome - root, abs=1e-9)
 
 
 def test_by_itself_the_function_counts_everybody_and_goes_by_the_paper():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.credit.recursion import linear_recursion, next_in, td_residual
+from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
 
 F64 = torch.float64
 ROWS = st.lists(
@@ -83,3 +84,27 @@ def test_a_temporal_difference_has_a_discount_for_each_transition() -> None:
     assert td_residual(reward, value, following, discount).tolist() == pytest.approx([1.0, 3.2, -5.0])
     found = td_residual(reward, value, following, discount, at_end=torch.full((3,), 10.0))
     assert found.tolist() == pytest.approx([1.0, 3.2, 4.0]) and not math.isnan(float(found.sum()))
+
+
+def test_options_have_the_reward_and_the_discount_of_their_time() -> None:
+    """Two turns that pay 0 0, three that pay .5 0 1, at .9: 0 and .81; .5 + .81*1 = 1.31 and .729."""
+    option = torch.tensor([0, 0, 1, 1, 1])
+    earned, after = semi_mdp(torch.tensor([0, 0, 0.5, 0, 1], dtype=F64), next_in(option), 0.9)
+    assert earned[[0, 2]].tolist() == pytest.approx([0.0, 1.31])
+    assert after[[0, 2]].tolist() == pytest.approx([0.81, 0.729]) and float(after[4]) == pytest.approx(0.9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), discount=st.sampled_from([1.0, 0.9, 0.0]))
+def test_options_equal_a_loop(seed, discount) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randrange(1, 5) for _ in range(rng.randrange(1, 5))]
+    option = torch.tensor([k for k, n in enumerate(sizes) for _ in range(n)])
+    reward = [rng.uniform(-1, 1) for _ in option]
+    earned, after = semi_mdp(torch.tensor(reward, dtype=F64), next_in(option), discount)
+    at = 0
+    for n in sizes:
+        for i in range(n):
+            total = sum(discount**j * reward[at + i + j] for j in range(n - i))
+            assert float(earned[at + i]) == pytest.approx(total) and float(after[at + i]) == discount ** (n - i)
+        at += n

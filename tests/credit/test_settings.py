@@ -14,6 +14,7 @@ ALL_CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "n
 ALL_SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
 
 WORDS = {
+    "ancestor_groups": {"weight": ("size", "equal"), "whiten": ("token", "none")},
     "anchor_state": {"center": CENTERS, "scale": ("std", "none")},
     "batch_whiten": {
         "center": ("none", "mean", "leave_one_out"),
@@ -24,15 +25,20 @@ WORDS = {
     "decoupled": {"over": ("trajectories", "tokens"), "single": ("zero", "raw")},
     "difficulty_weighted": {"center": CENTERS, "scale": ("std", "none")},
     "diversity_adjusted": {"center": CENTERS, "scale": ("std", "none")},
-    "gae": {"cut": ("end", "extend"), "whiten": ("none", "token")},
+    "gae": {"anchor": ("first", "last"), "cut": ("end", "extend")},
     "group_relative": {
         "center": ALL_CENTERS,
         "scale": (*ALL_SCALES, "batch_std"),
         "single": ("zero", "raw"),
         "unit": ("trajectory", "step"),
     },
+    "hierarchical_gae": {"cut": ("end", "extend"), "keep_mode": ("each", "shared")},
     "negative_groups": {"center": ALL_CENTERS, "scale": ALL_SCALES},
-    "node_value": {"form": ("paper", "released")},
+    "node_value": {
+        "form": ("paper", "released", "edge"),
+        "value": ("leaf_mean", "child_mean"),
+        "scale": ("none", "sibling_std"),
+    },
     "pass_atk": {"kind": ("analytic", "leave_one_out", "max_second")},
     "retrospective": {"center": CENTERS, "scale": ("std", "none")},
     "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
@@ -40,6 +46,8 @@ WORDS = {
     "shrunk": {"variance": ("prior", "sample")},
     "step_reward": {"center": CENTERS, "scale": ("std", "none")},
     "tree_relative": {"compare": ("both", "nested", "tree")},
+    "value_difference": {"whiten": ("none", "token")},
+    "value_trend": {"whiten": ("token", "none")},
     "virtual_members": {"center": ALL_CENTERS, "scale": ALL_SCALES},
 }
 
@@ -47,8 +55,9 @@ WORDS = {
 @pytest.mark.parametrize(("part", "setting"), [(p, s) for p, settings in WORDS.items() for s in settings])
 def test_words(part, setting):
     make, words = CREDITS[part], WORDS[part][setting]
+    beside = {"form": "edge"} if (part, setting) == ("node_value", "scale") else {}
     for word in words:
-        assert getattr(make(**{setting: word}), setting) == word
+        assert getattr(make(**{**beside, setting: word}), setting) == word
     said = f"credit.{setting} is 'other'; it is one of {', '.join(words)}"
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         make(**{setting: "other"})
@@ -71,6 +80,10 @@ EDGES = [
     ("set_relative", {"size": 1}),
     ("turn_relative", {"discount": 0.0, "time": "step_info.time"}),
     ("turn_relative", {"discount": 1.0}),
+    ("value_difference", {"best_of": 1, "confident": 1.0}),
+    ("value_difference", {"confident": 0.01}),
+    ("value_trend", {"decay": 0.0, "lookahead": 0}),
+    ("value_trend", {"decay": 1.0}),
     ("virtual_members", {"count": 1, "value": -3.0}),
 ]
 
@@ -106,6 +119,14 @@ OUTSIDE = [
     ("turn_relative", {"time": "state"}, "credit.time is 'state'; it is 'turn' or 'step_info.KEY'"),
     ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is between 0 and 1"),
     ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is between 0 and 1"),
+    (
+        "value_difference",
+        {"confident": 0.0},
+        "credit.confident is 0.0; it is a probability above 0, up to 1 (no mask)",
+    ),
+    ("value_difference", {"best_of": 0}, "credit.best_of is 0; it is a number of attempts, at least 1"),
+    ("value_trend", {"decay": 1.01}, "credit.decay is 1.01; it is between 0 and 1"),
+    ("value_trend", {"lookahead": -1}, "credit.lookahead (-1) is at least 0, credit.tolerance (1e-05) above 0"),
     (
         "virtual_members",
         {"count": 0},
@@ -147,9 +168,7 @@ def test_what_lies_outside_is_refused(part, given, said):
         CREDITS[part](**given)
 
 
-@pytest.mark.parametrize(
-    "part", ["anchor_state", "difficulty_weighted", "group_relative", "retrospective", "step_reward"]
-)
+@pytest.mark.parametrize("part", ["anchor_state", "difficulty_weighted", "group_relative", "retrospective"])
 def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing_scales(part):
     make = CREDITS[part]
     for center in CENTERS:

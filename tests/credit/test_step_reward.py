@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gxpo
 from gxpo.credit import GroupRelative
 from gxpo.credit.step_reward import StepReward, step_reward
 from gxpo.errors import ConfigError
@@ -77,6 +78,16 @@ def test_a_reward_model_that_still_is_the_policy_gives_the_outcome_alone(grow: G
     forest = grow([(g, r, [1] * len(steps), {"compared": c}) for g, r, steps, c in rows])
     found = StepReward()(forest, {"process_reward": torch.full((forest.n_steps,), same, dtype=F64)}, 0)
     assert torch.equal(found, GroupRelative()(forest, {}, 0))
+
+
+def test_steps_of_equal_outcomes_are_told_apart_and_that_is_declared(grow: Grow) -> None:
+    """Rewards .3 and .1 of two turns: mean .2, std sqrt(.02): +-.707107. A filter of equal groups would drop them."""
+    forest = grow([("g", 1.0, [1, 1])])
+    found = StepReward(eps=0.0)(forest, {"process_reward": torch.tensor([0.3, 0.1], dtype=F64)}, 0)
+    assert found.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+    assert StepReward.on_equal == "signal"
+    with pytest.raises(ConfigError, match="rollout=independent"):
+        gxpo.method("oprl+dapo")
 
 
 def test_bad_settings_are_refused() -> None:

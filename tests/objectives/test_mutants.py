@@ -65,6 +65,19 @@ WORDS = {
         "objective.score": ("logprob", "ratio"),
         "objective.ratio_over": ("proximal", "behaviour"),
     },
+    "distillation": {"over": ("taught", "all")},
+    "entropy_band": {"objective.add.entropy_band.aggregate": (*AGGREGATES, "turn_mean")},
+    "mirror_kl": {"objective.add.mirror_kl.aggregate": AGGREGATES},
+    "implicit_negative": {
+        "objective.emphasis": ("failure_rate", "root_odds"),
+        "objective.aggregate": AGGREGATES,
+    },
+    "squared_log_ratio": {
+        "objective.baseline": ("mean", "log_mean_exp", "others"),
+        "objective.level": ("sequence", "token"),
+        "objective.aggregate": AGGREGATES,
+    },
+    "uniform_value": {"objective.aggregate": AGGREGATES},
 }
 
 

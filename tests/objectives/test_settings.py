@@ -1,19 +1,27 @@
-"""What settings of gates, ratios and controls may be, to the edge, and what is said of those that may not."""
+"""What settings of gates, ratios, controls and terms may be, to the edge, and what is said of those that may not.
+
+Parts are made inside the tests: what a module makes when it is imported is no test of how parts are made.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
-from gxpo.errors import ConfigError
+from gxpo.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import Entries
-from gxpo.objectives.control import DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
+from gxpo.objectives.aggregate import coefficients
+from gxpo.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
+from gxpo.objectives.control_annealed import Annealed
 from gxpo.objectives.gate_divergence import DivergenceMask
 from gxpo.objectives.gate_mask import RatioMask
 from gxpo.objectives.gate_nested import NestedClip
+from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.ratio_filtered import Filtered
+from gxpo.parts import GATES, RATIOS, TERMS
 
 
 def test_edges_are_allowed_and_mean_what_they_say():
@@ -25,6 +33,36 @@ def test_edges_are_allowed_and_mean_what_they_say():
     exact = RatioMask(clip_low=0.0, clip_high=0.0, ring_low=0.0, ring_high=0.0, ratio_max=0.5)
     seen = Entries.of(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 1.0]), torch.tensor([-2.0, -2.0]))
     assert exact.loss(seen).tolist() == [2.0, 0.0]
+
+
+EDGES = [
+    (lambda: AdaptiveKl, {"horizon": 0.5}),
+    (lambda: Schedule, {"total_steps": 1}),
+    (lambda: TwoPhaseDecay, {"fall": 1.0, "total_steps": 1}),
+    (lambda: ByAccuracy, {"slope": 0.0}),
+    (lambda: GATES["truncate"], {"ratio_min": 1.28}),
+    (lambda: GATES["divergence_mask"], {"divergence_low": 0.0, "divergence_high": 0.0, "ratio_max": 0.5}),
+    (lambda: GATES["drift"], {"drift_positive": 0.5, "drift_negative": 0.5}),
+    (lambda: GATES["future_drift"], {"safe_ratio": 0.5}),
+    (lambda: GATES["gamma"], {f"{k}_{s}": 0.5 for k in ("power", "decay") for s in ("positive", "negative")}),
+    (lambda: GATES["hybrid_clip"], {"sequence_clip_low": 0.0, "sequence_clip_high": 0.0}),
+    (lambda: GATES["nested_clip"], {"trajectory_clip": 0.0, "residual_clip": 0.0}),
+    (lambda: GATES["sigmoid"], {"tau_positive": 0.5, "tau_negative": 0.5}),
+    (lambda: GATES["ratio_target"], {"clip_low": 0.0, "clip_high": 0.0}),
+    (lambda: RATIOS["sequence_sum"], {"log_ratio_max": 0.5}),
+    (lambda: RATIOS["sequence_sum"], {"log_ratio_max": 80.0}),
+    (lambda: TERMS["distillation"], {"ratio_max": 0.5}),
+    (lambda: TERMS["entropy_band"], {"low": 0.0, "size": 0.0}),
+    (lambda: TERMS["entropy_band"], {"low": 1.0, "high": 1.0}),
+    (lambda: TERMS["implicit_negative"], {"rate_min": 0.5, "negative_weight": 0.0}),
+    (lambda: TERMS["uniform_value"], {"next_scale": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("part", "given"), EDGES)
+def test_edges_are_inside(part, given):
+    made = part()(**given)
+    assert {name: getattr(made, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
@@ -43,8 +81,190 @@ def test_what_is_beyond_them_is_refused_by_name(make, says):
         make()
 
 
+REFUSED = [
+    (lambda: AdaptiveKl(bound=0.0), "control: target (0.06), bound (0.0) and horizon (10000.0) are above 0"),
+    (lambda: AdaptiveKl(horizon=0.0), "control: target (0.06), bound (0.2) and horizon (0.0) are above 0"),
+    (
+        lambda: Schedule(to=0.0, shape="exponential"),
+        "control: an exponential schedule never reaches 0: set control.shape=cosine",
+    ),
+    (lambda: EntropyTarget(target=0.0), "control: target (0.0) and by (0.005) are above 0"),
+    (lambda: Annealed(least=1.5), "control: least (1.5) is above 0, up to 1, and total_steps (None) at least 1"),
+    (lambda: GATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
+    (
+        lambda: DivergenceMask(ratio_max=0.0),
+        "objective: divergence_low (0.2) and divergence_high (0.2) are 0 or more, ratio_max (0.0) is above 0",
+    ),
+    (
+        lambda: GATES["drift"](drift_positive=0.0),
+        "objective.drift_positive and objective.drift_negative are above 0, not 0.0, 0.6",
+    ),
+    (
+        lambda: GATES["entropy_adaptive_clip"](credit_gain=1.5),
+        "objective.clip_gain (1.0) is 0 or more, and objective.credit_gain (1.5) between 0 and 1",
+    ),
+    (
+        lambda: GATES["future_drift"](factor_low=0.0),
+        "objective: 0 < factor_low (0.0) <= 1 <= factor_high (1.2), both finite",
+    ),
+    (
+        lambda: GATES["future_drift"](safe_ratio=0.0),
+        "objective.half_life (32.0) and objective.safe_ratio (0.0) are above 0",
+    ),
+    (
+        lambda: GATES["hybrid_clip"](sequence_clip_low=-0.1),
+        "objective.sequence_clip_low and objective.sequence_clip_high are widths, >= 0, not -0.1, 0.0004",
+    ),
+    (
+        lambda: RatioMask(ratio_max=0.0),
+        "objective: 0 <= clip_low (0.2) <= ring_low (0.6), 0 <= clip_high (0.2) <= ring_high (2.0), and ratio_max "
+        "(0.0) is above 0",
+    ),
+    (
+        lambda: NestedClip(-0.1),
+        "objective.trajectory_clip and objective.residual_clip are widths, >= 0, not -0.1, 0.2",
+    ),
+    (
+        lambda: GATES["sigmoid"](tau_negative=0.0),
+        "objective.tau_positive and objective.tau_negative are above 0, not 1.0, 0.0",
+    ),
+    (
+        lambda: Filtered(process_noise=0.0),
+        "objective: with process_noise and initial_variance 0 the ratio is always 1: raise one",
+    ),
+    (lambda: RATIOS["sequence_sum"](log_ratio_max=80.5), "objective.log_ratio_max is 80.5; it is above 0, at most 80"),
+    (
+        lambda: TERMS["preference_pairs"](by_gap=True),
+        "objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome",
+    ),
+    *(
+        (
+            lambda name=name: TERMS["value_regression"](**{name: ""}),
+            "value regression: head and target are names, or null for the plain value",
+        )
+        for name in ("head", "target")
+    ),
+    (lambda: TERMS["positive_likelihood"](coef=-0.1), "positive_likelihood.coef is -0.1; it is 0 or more"),
+    (lambda: TERMS["distillation"](beta=math.inf), "distillation: beta and coef are >= 0, not inf and 1.0"),
+    (
+        lambda: TERMS["implicit_negative"](rate_min=0.6),
+        "objective.rate_min is 0.6; it is a rate above 0, up to 0.5",
+    ),
+    (
+        lambda: TERMS["inner_layer"](ratio_over="behaviour"),
+        "an inner layer's ratio is over the same layer at the start of the step, and nobody sampled from it: set "
+        "objective.ratio_over=proximal",
+    ),
+    (
+        lambda: TERMS["squared_log_ratio"](level="token", baseline="others"),
+        "objective.baseline 'others' compares whole trajectories: set objective.level=sequence",
+    ),
+]
+
+WORDS = [
+    (lambda x: Schedule(shape=x), "control.shape", "linear, cosine, exponential"),
+    (lambda x: GATES["hybrid_clip"](mixing=x), "objective.mixing", "average, entropy"),
+    (lambda x: GATES["hybrid_clip"](sides=x), "objective.sides", "both, improving"),
+    (lambda x: RatioMask(side=x), "objective.side", "one, two, ring"),
+    (lambda x: RATIOS["prefix"](prefix=x), "objective.prefix", "min, mean, sum"),
+    (lambda x: KLReward(1.0, x), "objective.kl.estimator", "k1, abs, k2, k3, k3+"),
+    (
+        lambda x: coefficients(torch.zeros(1).long(), torch.ones(1).bool(), x),
+        "objective.aggregate",
+        "token_mean, sequence_mean, sequence_sum",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED)
+def test_what_lies_outside_is_refused(make, said):
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        make()
+
+
+@pytest.mark.parametrize(("make", "key", "words"), WORDS)
+def test_words_that_do_not_exist_are_refused(make, key, words):
+    said = f"{key} is 'other'; it is one of {words}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        make("other")
+
+
+# ---------------------------------------------------------------- what is missing when a term is called
+UNKNOWN = (
+    "objective.add.mirror_kl: 5 of 5 trained tokens have no log-prob of the old policy: record `logprob` for them, or "
+    "give a proximal policy"
+)
+NO_VERDICT = (
+    "this objective learns from verdicts, and 2 of 2 trajectories have none: give `success` in the records, use a "
+    "reward with a verdict, or set objective.success_at to the outcome that counts as one"
+)
+MISSING = [
+    ("entropy", {"coef": 1.0}, "objective.entropy needs the policy's entropy: give it, or set its coef to 0"),
+    ("entropy_band", {}, "entropy_band needs the policy's entropy: give it, or leave the term out"),
+    ("kl", {"coef": 1.0}, "objective.kl needs reference_logprob: give a reference, or set objective.kl.coef to 0"),
+    ("mirror_kl", {}, UNKNOWN),
+    (
+        "group_variance",
+        {"ratio_over": "reference"},
+        "this objective needs reference_logprob: give the reference policy's log-probs",
+    ),
+    ("classification", {}, NO_VERDICT),
+    (
+        "uniform_value",
+        {"on_unknown_behaviour": "one"},
+        "this objective reads the policy's mean log-prob over the vocabulary: output mean_logprob",
+    ),
+    ("value_regression", {}, "value_target is infinite for some tokens: check the rewards"),
+]
+
+
+@pytest.mark.parametrize(("term", "given", "said"), MISSING)
+def test_what_is_missing_is_asked_for(toy, term, given, said):
+    nan = torch.full_like(toy.old, math.nan)
+    policy = toy.policy(behaviour_logprob=nan, value=toy.old)
+    with pytest.raises(GxpoError, match=f"^{re.escape(said)}$") as caught:
+        TERMS[term](**given)(toy.forest, policy, toy.credit, toy.weight, {"value_target": toy.old + math.inf}, 0)
+    assert isinstance(caught.value, MissingSignal) == (term not in ("mirror_kl", "classification", "value_regression"))
+
+
+def test_a_horizon_of_zero_divides_nothing():
+    with pytest.raises(GxpoError, match=r"^objective\.horizon is 0\.0, and objective\.aggregate 'sequence_sum'"):
+        coefficients(torch.zeros(1).long(), torch.ones(1).bool(), "sequence_sum", 0.0)
+
+
+# ---------------------------------------------------------------- what follows from settings
+@pytest.mark.parametrize(
+    ("term", "given", "couples"),
+    [
+        ("discriminative", {}, "step"),
+        ("discriminative", {"beta": 0.5}, "step"),
+        ("discriminative", {"beta": 0.0}, "group"),
+        ("squared_log_ratio", {}, "trajectory"),
+        ("squared_log_ratio", {"baseline": "others", "tau": 0.5}, "group"),
+        ("squared_log_ratio", {"baseline": "others", "tau": 0.0}, "trajectory"),
+        ("squared_log_ratio", {"level": "token"}, "token"),
+    ],
+)
+def test_what_is_coupled(term, given, couples):
+    assert TERMS[term](**given).couples == couples
+
+
+def test_a_band_reads_the_entropy():
+    assert TERMS["entropy_band"]().outputs == ("logprob", "entropy")
+
+
+# ---------------------------------------------------------------- controls and gates
 def test_a_control_starts_in_force():
-    assert EntropyTarget().adjust({}) == {"entropy_below_target": 1.0}
+    fresh = EntropyTarget()
+    assert fresh.state_dict() == {"total": 0.0, "lowest": 0.0, "below": 1.0}
+    assert fresh.adjust({}) == {"entropy_below_target": 1.0}
+
+
+def test_a_control_says_how_far_the_run_is_and_refuses_the_memory_of_another():
+    assert TwoPhaseDecay(total_steps=4).adjust({"step": 1}) == {"schedule_progress": 0.25}
+    said = "the control's part of the checkpoint has ['factor'], not ['progress']: is it of another control?"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):
+        TwoPhaseDecay().load_state_dict({"factor": 1.0})
 
 
 def test_the_nested_clip_counts_what_it_holds_and_nothing_else():

@@ -148,3 +148,32 @@ def test_what_it_asks_for_and_refuses(grow: Grow) -> None:
         ValueRegression()(forest, policy_of(zero), zero, zero, {"value_target": zero + math.inf}, 0)
     with pytest.raises(ConfigError, match="coef"):
         ValueRegression(coef=-1.0)
+
+
+# ---------------------------------------------------------------- heads by name
+def test_a_named_head_reads_its_own_output_and_target(grow: Grow) -> None:
+    """V@low - target = [1, -2] on the two that have a target: .5 * mean([.5, 2]); no gradient for the plain value."""
+    forest, term = grow([("a", 3)]), ValueRegression(head="low")
+    plain, low = column(9, 9, 9).requires_grad_(), column(1, 5, 0).requires_grad_()
+    policy = PolicyTokens(torch.zeros(3), torch.zeros(3), value=plain, outputs={"value@low": low})
+    zero, signals = torch.zeros(3, dtype=F64), {"value_target@low": column(0, NAN, 2)}
+    loss = term(forest, policy, zero, zero + 1, signals, 0)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.625) and plain.grad is None
+    assert low.grad is not None and low.grad.tolist() == pytest.approx([0.25, 0.0, -0.5])
+    found = term.metrics(forest, policy, zero, zero, signals)
+    assert found == pytest.approx({"value_loss@low": 1.25, "value_explained@low": 1 - 2.5})
+    assert term.outputs == ("logprob", "value@low") and term.needs == ("value_target@low",)
+    clipped = ValueRegression(head="low", clip=0.5, target="returns")
+    assert clipped.needs == ("returns", "value@low")
+    held = {"returns": column(0, NAN, 2), "value@low": column(0, 0, 0)}
+    # 1 from 0 towards 0 is not held; 0 to 2: old 0, held 0: both as before
+    assert float(clipped(forest, policy, zero, zero + 1, held, 0).detach()) == pytest.approx(0.625)
+
+
+def test_a_named_head_that_is_missing_is_asked_for(grow: Grow) -> None:
+    forest, zero = grow([("a", 1)]), torch.zeros(1, dtype=F64)
+    with pytest.raises(MissingSignal, match=r"outputs\['value@q1'\]"):
+        ValueRegression(head="q1")(forest, policy_of(zero), zero, zero, {"value_target@q1": zero}, 0)
+    with pytest.raises(ConfigError, match="head and target are names"):
+        ValueRegression(head="")

@@ -232,14 +232,9 @@ def test_the_learner_reads_what_was_sampled_and_runs_what_is_trained(step):
 # ---------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     "fields",
-    [{"blueprints": 0}, {"group_size": 0}, {"alternate": 0}, {"plan_tokens": -1}, {"delimiter": ""},
-     {"plan_prompt": "plan"}, {"execute_prompt": "{plan}"}],
+    [{"blueprints": 0}, {"group_size": 0}, {"alternate": 0}, {"trial": -1.0}, {"plan_tokens": -1}, {"delimiter": ""},
+     {"done": ""}, {"plan_prompt": "plan"}, {"execute_prompt": "{plan}"}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(fields):
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(fields))}"):
         PlanExecute(**fields)
-
-
-def test_environments_are_refused():
-    with pytest.raises(ConfigError, match="played in an environment"):
-        PlanExecute().grow([A], TreeSession(envs=object()))

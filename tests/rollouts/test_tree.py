@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
+from tests.rollouts.branching_session import kinds, pool, session, tasks_of
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
 from gxpo.credit.node_value import NodeValue
@@ -16,7 +17,8 @@ from gxpo.credit.tree_relative import TreeRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.protocols import Sampling, StreamKey, Task
+from gxpo.models import tiny_model
+from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
 from gxpo.rollouts import Independent
 from gxpo.rollouts.tree import Tree, step_ends
 
@@ -291,6 +293,122 @@ def test_a_budget_that_does_not_hold_the_first_chains_is_refused():
         Tree(token_budget=23).grow([A], TreeSession())
 
 
-def test_environments_are_refused():
-    with pytest.raises(ConfigError, match="can't be taken back"):
-        Tree().grow([A], TreeSession(envs=object()))
+def test_a_budget_of_calls_that_does_not_hold_the_first_chains_is_refused():
+    with pytest.raises(ConfigError, match=r"call_budget=1 does not hold the first 2 chains"):
+        Tree(call_budget=1).grow([A], TreeSession())
+
+
+@pytest.mark.parametrize("where", ["step", "surprisal"])
+def test_a_budget_of_calls_bounds_the_chains(where):
+    without = own(Tree(rounds=2, where=where).grow([A, B], TreeSession()))
+    for calls in range(2, 11):
+        forest = Tree(rounds=2, where=where, call_budget=calls).grow([A, B], TreeSession())
+        assert [forest.group.count(g) for g in dict.fromkeys(forest.group)] == [calls, calls]
+    assert own(Tree(rounds=2, where=where, call_budget=10).grow([A, B], TreeSession())) == without
+
+
+# ---------------------------------------------------------------- branches that begin at the prompt
+@pytest.mark.parametrize("where", ["step", "surprisal"])
+def test_some_branches_begin_at_the_prompt_instead(where):
+    options = {"trees": 1, "rounds": 7, "expansions": 1, "where": where}
+    never, always = (Tree(**options, explore=p).grow([A, B], TreeSession()) for p in (0.0, 1.0))
+    assert all(kept == 0 for kept, _ in own(always)) and any(kept for kept, _ in own(never))
+    # without exploration it is as if there were no such setting
+    assert [tokens_of(never, r) for r in range(16)] == [
+        tokens_of(f, r) for f in [Tree(**options).grow([A, B], TreeSession())] for r in range(16)
+    ]
+    begun = []
+    for step in range(80):
+        forest = Tree(**options, explore=0.5).grow([A], TreeSession(step=step, end=-9.0))
+        begun += [kept == 0 for kept, _ in own(forest)[1:]]
+    share = sum(begun) / len(begun)  # "step" draws the prompt as a point, too
+    low = 0.5 + (0 if where == "surprisal" else 0.02)
+    assert low - 5 * (0.25 / len(begun)) ** 0.5 < share < 0.85
+
+
+def test_a_token_that_was_not_branched_at_waits():
+    """Of 560 branches about half leave at the least likely token: as many distinct points as there are branches."""
+    for step in range(20):
+        forest = Tree(trees=1, rounds=7, expansions=1, where="surprisal", explore=0.5).grow([A], TreeSession(step=step))
+        order = list(chains(forest).values())
+        used: set[int] = set()
+        for r in order[1:]:
+            kept, _ = own(forest)[r]
+            before = {t for q in order[: order.index(r)] for t in forest.path_token[forest.path_of(q)].tolist()} - used
+            path = tuple(forest.info[r]["path"])
+            base = forest.path_token[forest.path_of(chains(forest)[forest.group[r], 0, path[:-1]])].tolist()
+            if kept:
+                least = min(before, key=lambda t: float(forest.behaviour_logprob[t]))
+                assert base[kept] == least
+                used.add(least)
+            elif min(before, key=lambda t: float(forest.behaviour_logprob[t])) == base[0]:
+                break  # at the prompt either way: which of the two it was can't be told any more
+
+
+# ---------------------------------------------------------------- episodes: see also test_branching
+@pytest.fixture(scope="module")
+def small():
+    return tiny_model(hidden_size=32, intermediate_size=48, num_hidden_layers=2).to(torch.float64)
+
+
+def taken_over(forest: Forest) -> list[int]:
+    """Turns that each episode took over from the one that it leaves."""
+    turns = torch.bincount(forest.step_trajectory, minlength=forest.n_trajectories).tolist()
+    return [n - info["calls"] for n, info in zip(turns, forest.info, strict=True)]
+
+
+def test_episodes_without_rounds_are_independent(small):
+    with pool() as envs:
+        trees, plain = session(small, envs), session(small, envs)
+        one = Tree(trees=4, rounds=0).grow(tasks_of(trees), trees)
+        assert kinds(one) == kinds(Independent(4).grow(tasks_of(plain), plain))
+        assert trees.streams == plain.streams
+
+
+def test_points_of_an_episode_are_its_beginning_and_the_ends_of_its_turns(small):
+    with pool(start=9, good="") as envs:  # nobody gets anywhere: all episodes have six turns
+        s = session(small, envs, tokens=1)
+        forest = Tree(trees=1, rounds=1, expansions=600).grow(tasks_of(s, (0,)), s)
+    begun = taken_over(forest)[1:]
+    assert set(begun) == set(range(6))  # its last turn is a leaf and no point
+    assert all(abs(begun.count(k) - 100) < 5 * (600 / 6 * 5 / 6) ** 0.5 for k in range(6))
+
+
+def test_a_branch_of_a_branch_is_drawn_once_among_the_points(small):
+    with pool(start=9, good="") as envs:
+        counts = [0] * 2
+        for step in range(1, 13):
+            s = session(small, envs, step=step, tokens=1, rules=EpisodeRules(3))
+            forest = Tree(trees=1, rounds=2, expansions=3).grow(tasks_of(s, (0,)), s)
+            for info, n in zip(forest.info, taken_over(forest), strict=True):
+                if len(info["path"]) == 2:
+                    counts[0] += 1
+                    base = taken_over(forest)[[i["path"] for i in forest.info].index(info["path"][:1])]
+                    assert n > base  # what a branch took over are its base's points
+                counts[1] += 1
+    assert 0 < counts[0] < counts[1]
+
+
+def test_kept_episodes_are_some_of_all(small):
+    with pool() as envs:
+        everything, some = session(small, envs), session(small, envs)
+        whole = kinds(Tree(trees=2, rounds=2).grow(tasks_of(everything), everything))
+        forest = Tree(trees=2, rounds=2, keep=3).grow(tasks_of(some), some)
+    found = kinds(forest)
+    assert found == {name: whole[name] for name in found} and len(found) == 3 * 2 * 3
+    assert some.budget.discarded == len(whole) - len(found)
+    assert some.budget.generated_tokens == everything.budget.generated_tokens
+
+
+def test_all_branches_may_begin_at_the_beginning(small):
+    with pool() as envs:
+        s = session(small, envs)
+        forest = Tree(trees=2, rounds=2, explore=1.0).grow(tasks_of(s), s)
+    assert taken_over(forest) == [0] * forest.n_trajectories
+
+
+def test_an_environment_is_not_taken_back_into_an_answer(small):
+    with pool() as envs:
+        s = session(small, envs)
+        with pytest.raises(ConfigError, match=r"rollout.where=surprisal branches in the middle of an answer"):
+            Tree(where="surprisal").grow(tasks_of(s), s)

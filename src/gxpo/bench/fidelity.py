@@ -7,9 +7,9 @@ last is the outcome itself. What a method says of the turn is the mean credit of
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, GxpoError, MissingExtra
+from gxpo.bench.plan import Entry, Plan, Row
+from gxpo.errors import GxpoError
 from gxpo.protocols import Budget, Completion, StreamKey
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.signals import SignalPart
 
 if TYPE_CHECKING:
-    from gxpo.bench.plan import Plan, Row
     from gxpo.forest import Forest
-    from gxpo.protocols import Session, Task
+    from gxpo.protocols import Task
     from gxpo.trainer.loop import Trainer
+    from gxpo.trainer.session import Session
 
 STAGES = {"credit", "rollout", "reward", "segment"}  # a method that changes none of these has the credit of grpo
 
@@ -59,6 +60,12 @@ WORLDS: Mapping[str, World] = {
     ),
     "shop": World({**SHARED, "task": "shop", "tasks.options": {"style": "bare", "partial": False}}),
 }  # fmt: skip
+
+ON_EPISODES: Mapping[str, Mapping[str, Any]] = {  # by default these cut answers to prompts
+    **{name: {"rollout.at": "turn"} for name in ("vineppo", "vsrm", "pav", "spo_segment")},
+    **{name: {"rollout.where": "step"} for name in ("rose", "tree_rl")},
+    **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},
+}
 
 
 # ---------------------------------------------------------------- the truth
@@ -224,16 +231,26 @@ class Measured:
     name: str
     folder: Path
     truths: dict[str, Truth] = field(default_factory=dict)
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def row(self, method: str, quick: bool) -> Row:
-        """A method's figures; where it can't be measured here a row that says why."""
+    def row(self, method: str) -> Row:
+        """A method's figures, `ratio` its rank correlation over that of grpo; where it can't be measured here a row
+        that says why."""
         try:
-            return {"name": f"{self.name}/{method}", **self._figures(method, quick)}
-        except (ConfigError, MissingExtra, GxpoError) as error:
+            found = self.figures(method)
+            base = self.figures("grpo")["rank"]
+        except GxpoError as error:
             return {"name": f"{self.name}/{method}", "ratio": None, "note": f"left out: {error}"}
+        return {"name": f"{self.name}/{method}", "ratio": found["rank"] / base if base else None, **found}
 
-    def _figures(self, method: str, quick: bool) -> Row:
-        world = replace(self.world, tasks=3, samples=4, practice=1) if quick else self.world
+    def figures(self, method: str) -> dict[str, Any]:
+        """Measured once."""
+        if method not in self.found:
+            self.found[method] = self._figures(method)
+        return self.found[method]
+
+    def _figures(self, method: str) -> dict[str, Any]:
+        world = self.world
         trainer = trainer_of(method, world, self.folder / method)
         try:
             learns = bool(trainer.method.value_heads) or any(
@@ -241,10 +258,10 @@ class Measured:
             )
             for _ in range(world.practice if learns else 0):
                 trainer.step()
-            forest, credit, tokens, tasks, session = rolled_out(trainer, world.tasks)
+            forest, credit, tokens, session = rolled_out(trainer, world.tasks)
             key = repr([r["turns"] for r in forest.to_records()])
             if key not in self.truths:
-                self.truths[key] = true_advantages(forest, tasks, session, world.samples)
+                self.truths[key] = true_advantages(forest, session.known, session, world.samples)
             truth = self.truths[key]
         finally:
             trainer.close()
@@ -268,20 +285,37 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
     from gxpo.trainer.loop import Trainer
 
     still = {"update.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
-    given = {**world.keys, **still}
+    given = {**world.keys, **still, **ON_EPISODES.get(method, {})}
     return Trainer(resolve({k: Stated(v, "fidelity") for k, v in given.items()}), out=out)
 
 
-def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, dict[str, Task], Session]:
+def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Session]:
     """One step's rollouts and their credit [P], the tokens generated for them, and the session that grew them."""
     number = trainer.step_number + 1
     budget = Budget()
     session = trainer.session(number, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
-    drawn = session.draw(tasks)
-    forest = session.segment(trainer.method.rollout.grow(drawn, session))
+    forest = session.segment(trainer.method.rollout.grow(session.draw(tasks), session))
     forest = trainer.shape(session.score(forest))
     _, _, credit, _ = trainer.credited(forest, trainer.tools(number, session))
-    return forest, credit, budget.generated_tokens, {t.id: t for t in drawn}, session
+    return forest, credit, budget.generated_tokens, session
+
+
+def entries(plan: Plan) -> list[Entry]:
+    """A row for every method in every world."""
+    found = []
+    for name, world in WORLDS.items():
+        drawn = replace(world, tasks=3, samples=4, practice=1) if plan.quick else world
+        measured = Measured(drawn, name, plan.folder / name)
+
+        def measure(plan: Plan, measured: Measured, method: str) -> list[Row]:
+            row = plan.marked(measured.row(method))
+            plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
+            return [row]
+
+        for method in candidates():
+            run = partial(measure, measured=measured, method=method)
+            found.append(Entry(f"{name}/{method}", run, timed=False))
+    return found
 
 
 def candidates() -> list[str]:
@@ -289,20 +323,6 @@ def candidates() -> list[str]:
     from gxpo.methods import METHODS
 
     return ["grpo", *(n for n, d in METHODS.items() if n != "grpo" and d.alias_of is None and STAGES & set(d.stages))]
-
-
-def rows(world: str, plan: Plan) -> Iterator[Row]:
-    """The table of a world: a row a method, `ratio` its rank correlation over that of grpo."""
-    base: float | None = None
-    with tempfile.TemporaryDirectory(prefix="gxpo-fidelity-") as folder:
-        measured = Measured(WORLDS[world], world, Path(folder))
-        for method in candidates():
-            row = measured.row(method, plan.quick)
-            if "rank" in row:
-                base = row["rank"] if base is None else base
-                row["ratio"] = row["rank"] / base if base else None
-            plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
-            yield plan.marked(row)
 
 
 def prediction(fidelity: Sequence[float], gain: Sequence[float]) -> float:

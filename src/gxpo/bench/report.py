@@ -102,6 +102,10 @@ def heading(results: Results, reads: str) -> str:
     return f"{results.suite}: {', '.join(parts)}; {reads}"
 
 
+def _left_out(row: Row) -> bool:
+    return str(row.get("note", "")).startswith("left out: ")
+
+
 def table(results: Results, reads: str) -> None:
     """Prints the rows. Figures that no row has get no column."""
     from rich.console import Console
@@ -112,12 +116,15 @@ def table(results: Results, reads: str) -> None:
     shown.add_column("name", no_wrap=True)
     for name in ("ratio", "spread", *(name for name, _ in columns)):
         shown.add_column(name, justify="right")
-    for row in results.rows:
+    rows = [row for row in results.rows if not _left_out(row)]
+    for row in rows:
         shown.add_row(row["name"], _ratio(row), _spread(row), *(_number(read(row)) for _, read in columns))
     console = Console(width=max(140, Console().width), highlight=False)
     console.print(heading(results, reads), soft_wrap=True, markup=False)
     console.print(shown)
-    notes = [f"{row['name']}: {row['note']}" for row in results.rows if row.get("note")]
+    notes = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
+    if away := [row["name"] for row in results.rows if _left_out(row)]:
+        notes.append(f"left out ({len(away)}; --json says why): {', '.join(away)}")
     if any(row.get("busy") for row in results.rows):
         notes.append("* others were using the machine meanwhile: not to be quoted")
     if any(row.get("quick") for row in results.rows):

@@ -77,9 +77,9 @@ def _agreement(plan: Plan) -> list[Entry]:
 
 
 def _fidelity(plan: Plan) -> list[Entry]:
-    from gxpo.bench.fidelity import WORLDS, rows
+    from gxpo.bench.fidelity import entries
 
-    return [Entry(name, lambda plan, name=name: list(rows(name, plan)), timed=False) for name in WORLDS]
+    return entries(plan)
 
 
 TRUE = "ratio = rank correlation of a method's credit with the true advantage of turns / that of grpo"

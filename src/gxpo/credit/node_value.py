@@ -10,14 +10,16 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import one_of
-from gxpo.trees import dense, last_before, place_in
+from gxpo.errors import ConfigError, one_of
+from gxpo.trees import dense, last_before, place_in, sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
-Form = Literal["paper", "released"]
+Form = Literal["paper", "released", "edge"]
+Value = Literal["leaf_mean", "child_mean"]
+EdgeScale = Literal["none", "sibling_std"]
 FLAT = 1e-8  # a change of value below it is none, in the released code
 
 
@@ -43,11 +45,15 @@ def node_value(
     counted: Tensor,
     form: str = "paper",
     where: Tensor | None = None,
+    value: str = "leaf_mean",
+    scale: str = "none",
+    eps: float = 1e-8,
 ) -> Tensor:
     """Credit of each path token from the values V of the nodes: V(s) = mean outcome of the leaves below s.
 
     GA(s) = V(s) - V(root),  LA(s) = V(s) - V(parent of s);  V(root) is the mean outcome of the group
     "paper"     (GA + LA) / sqrt(leaves below s)
+    "edge"      LA, over std + eps of the values of the parent's children (ddof 0) where `scale` is "sibling_std"
     "released"  n / (n - 1) (GA + LA) - m, n the group's leaves, m the mean of n / (n - 1) GA over the group's trained
                 path tokens; where |LA| < 1e-8 the node has the LA of its parent
 
@@ -57,25 +63,36 @@ def node_value(
     row      [P] which row of `visits` each path token belongs to
     counted  [P] bool, trained tokens
     where    [R] bool, compared (default: all): the leaves that make values
+    value    "leaf_mean" | "child_mean": V(s) is the mean of the values of its children, however many leaves each has; a
+             trajectory that ends at s is one of them. V(root) likewise. Not with "released", which counts leaves
 
-    Returns [P] float64. Nodes that the same leaves go through are one node: where a branch was dropped, a cut in an
-    action is none. Exactly 0: tokens of nodes without a compared leaf, and everything in a group of equal outcomes or
-    of one leaf (a difference of values of at most 1e-12 of the larger is rounding, and none).
+    Returns [P] float64. Over a path the LA of its nodes add up to outcome - V(root), whatever the value. Nodes that the
+    same leaves go through are one node: where a branch was dropped, a cut in an action is none. Exactly 0: tokens of
+    nodes without a compared leaf, and everything in a group of equal outcomes or of one leaf (a difference of values of
+    at most 1e-12 of the larger is rounding, and none).
 
     Source: TreeRL, arXiv 2506.11902; reference code for "released", which scores leaves leave-one-out (hence
-    n / (n - 1)), centres token-weighted, and leaves 1 / sqrt(leaves) off by default.
+    n / (n - 1)), centres token-weighted, and leaves 1 / sqrt(leaves) off by default. "edge" with "child_mean" is
+    SPO-tree, arXiv 2505.23564, and its code: scale "none" is called "rloo" there, although a node is one of the
+    children whose mean it is measured against; "sibling_std" is its "grpo".
     """
-    one_of("credit.form", form, ("paper", "released"))
+    one_of("credit.form", form, ("paper", "released", "edge"))
     members = (group >= 0) if where is None else (group >= 0) & where
     leaf = visits.trajectory
-    value = levels.mean(outcome[leaf], visits.place, members[leaf])
+    odds = None if value == "leaf_mean" else _chance(group, visits, members)
+    held = levels.mean(outcome[leaf], visits.place, members[leaf], None if odds is None else odds[leaf])
     leaves = levels.count(visits.place, members[leaf])
-    root = levels.mean(outcome, group, members)[leaf]
+    root = levels.mean(outcome, group, members, odds)[leaf]
     up = visits.above
     head = last_before(up, (up >= 0) & (leaves[up.clamp_min(0)] == leaves))  # where the row's node begins
-    parent = torch.where(up[head] >= 0, value[up[head].clamp_min(0)], root)
-    overall, local = _change(root, value), _change(parent, value)
-    if form == "paper":
+    parent = torch.where(up[head] >= 0, held[up[head].clamp_min(0)], root)
+    overall, local = _change(root, held), _change(parent, held)
+    if form == "edge":
+        if scale == "sibling_std":
+            spread = _sibling_std(outcome, group, visits, members, held, head)
+            local = torch.where(spread > 0, local / (spread + eps), 0.0)
+        credit = local[row]
+    elif form == "paper":
         credit = ((overall + local) / leaves.clamp_min(1).sqrt())[row]
     else:
         size = levels.count(group, members)[leaf]
@@ -92,6 +109,56 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
     change = after - before
     return torch.where(change.abs() <= rounding, 0.0, change)
+
+
+def _ends(visits: Visits) -> Tensor:
+    """[V] bool: no node of the same trajectory comes below."""
+    ends = torch.ones(visits.above.shape, dtype=torch.bool)
+    ends[visits.above[visits.above >= 0]] = False
+    return ends
+
+
+def _first_of_place(visits: Visits, among: Tensor) -> Tensor:
+    """One of the rows `among` [V] for each place that they are of, in order of the places."""
+    rows = among.nonzero().squeeze(1)
+    first = torch.full((int(visits.place.max()) + 1 if len(rows) else 0,), len(among))
+    first.scatter_reduce_(0, visits.place[rows], rows, "amin")
+    return first[first < len(among)]
+
+
+def _chance(group: Tensor, visits: Visits, members: Tensor) -> Tensor:
+    """[R] with what chance a walk ends in each leaf that goes down from the group's root, by every child alike.
+
+    The mean of the leaves below a node, weighted by it, is the mean of the node's children, each weighted alike.
+    """
+    own, up = members[visits.trajectory], visits.above
+    first = _first_of_place(visits, own)
+    top = first[up[first] < 0]
+    inner = first[up[first] >= 0]
+    ends = _ends(visits)
+    children = torch.zeros(int(visits.place.max()) + 1 if len(up) else 0, dtype=torch.float64)
+    for child in (visits.place[up[inner]], visits.place[ends & own]):
+        children.index_add_(0, child, torch.ones(len(child), dtype=torch.float64))
+    tops = torch.bincount(group[visits.trajectory[top]], minlength=int(group.max()) + 1 if len(group) else 0)
+    split = children.clamp_min(1).log()[visits.place]
+    walked = split + sum_before(up, split)
+    last = torch.zeros_like(group).scatter_reduce_(
+        0, visits.trajectory, torch.where(ends, torch.arange(len(ends)), -1), "amax", include_self=False
+    )
+    return (-walked[last]).exp() / tops.clamp_min(1)[group.clamp_min(0)]
+
+
+def _sibling_std(outcome: Tensor, group: Tensor, visits: Visits, members: Tensor, held: Tensor, head: Tensor) -> Tensor:
+    """[V] the population std of the values of all children of the node that the row's node is a child of."""
+    up, own = visits.above[head], members[visits.trajectory]
+    apart = int(visits.place.max()) + 1 if len(up) else 0
+    parent = torch.where(up >= 0, visits.place[up.clamp_min(0)], apart + group[visits.trajectory])
+    one = torch.zeros_like(own)
+    one[_first_of_place(visits, own & (head == torch.arange(len(head))))] = True
+    end = (_ends(visits) & own).nonzero().squeeze(1)  # a trajectory that ends at a node is a child of it
+    values = torch.cat([held, outcome.to(torch.float64)[visits.trajectory[end]]])
+    ids = torch.cat([parent, visits.place[end]])
+    return levels.std(values, ids, torch.cat([one, torch.ones(len(end), dtype=torch.bool)]), 0)[: len(held)]
 
 
 def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
@@ -123,13 +190,33 @@ class NodeValue(CreditPart):
     """
 
     form: Form = "paper"
+    value: Value = "leaf_mean"
+    scale: EdgeScale = "none"
+    eps: float = 1e-8
 
     requires = ("forks",)
 
     def __post_init__(self) -> None:
-        one_of("credit.form", self.form, ("paper", "released"))
+        one_of("credit.form", self.form, ("paper", "released", "edge"))
+        one_of("credit.value", self.value, ("leaf_mean", "child_mean"))
+        one_of("credit.scale", self.scale, ("none", "sibling_std"))
+        if self.scale != "none" and self.form != "edge":
+            raise ConfigError(f"credit.scale={self.scale} divides a difference to the parent: set credit.form=edge")
+        if self.value == "child_mean" and self.form == "released":
+            raise ConfigError("credit.form=released counts leaves: set credit.value=leaf_mean, or another form")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         visits, row = visits_of(forest)
         group = forest.ids("group", axis="R")
-        return node_value(forest.outcome, group, visits, row, forest.path_trainable, self.form, where=forest.compared)
+        return node_value(
+            forest.outcome,
+            group,
+            visits,
+            row,
+            forest.path_trainable,
+            self.form,
+            where=forest.compared,
+            value=self.value,
+            scale=self.scale,
+            eps=self.eps,
+        )

@@ -76,3 +76,22 @@ def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tens
         torch.index_select(jump, 0, jump, out=further)
         jump, further = further, jump
     return total[:-1]
+
+
+@torch.no_grad()
+def semi_mdp(reward: Tensor, inside: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """(R, g): what is earned from each row to the end of its option, and the discount of what comes after it.
+
+    R_i = reward_i + discount * R(what follows i inside), g_i = discount^(rows from i to the end). At an option's first
+    row these are sum_j discount^j r_j and discount^d of its d rows, the reward and the discount of one transition of
+    the semi-Markov process: an option that lasts counts as the time that it takes.
+
+    reward  [n]
+    inside  [n] the row that follows within the same option, -1 at its last (`next_in` of the options)
+
+    >>> earned, after = semi_mdp(torch.tensor([0.0, 0.0, 0.5, 0.0, 1.0]), torch.tensor([1, -1, 3, 4, -1]), 0.5)
+    >>> earned.tolist(), after.tolist()
+    ([0.0, 0.0, 0.75, 0.5, 1.0], [0.25, 0.5, 0.125, 0.25, 0.5])
+    """
+    rows = linear_recursion(torch.ones_like(reward, dtype=torch.float64), 1.0, inside)
+    return linear_recursion(reward, discount, inside), discount**rows

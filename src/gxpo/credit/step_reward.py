@@ -56,7 +56,7 @@ def step_reward(
 class StepReward(CreditPart):
     """`step_reward` of the outcomes and the signal "process_reward" [S], the same for every token of a step.
 
-    In a group of equal outcomes A^E is 0, but its steps may differ.
+    In a group of equal outcomes A^E is 0, but its steps may differ: no filter may drop it.
     """
 
     step_weight: float = 1.0
@@ -66,12 +66,11 @@ class StepReward(CreditPart):
     eps: float = 1e-6
 
     needs = ("process_reward",)
+    on_equal = "signal"
 
     def __post_init__(self) -> None:
         one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
         one_of("credit.scale", self.scale, ("std", "none"))
-        if self.center == "none" and self.scale == "none":
-            object.__setattr__(self, "on_equal", "signal")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         advantage = step_reward(

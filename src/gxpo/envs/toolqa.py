@@ -38,7 +38,8 @@ class ToolQA:
 
     Pays 1 for the right answer (`toolqa_tools.normalised` says what counts as equal) and 0 for another; either ends the
     episode. A call that can't be carried out is answered with what is wrong, and is illegal; a turn without call and
-    answer is malformed. A state is the set of results seen so far.
+    answer is malformed. A state is the set of results seen so far. The info of the first TimeStep has the `gold_calls`
+    and the `expected` answer, that of every other the `calls` of its turn, that of the last the `answer` as well.
 
     style   "chat": the policy's calls come to `call` and results go back as messages of tools. Calls in plain text are
             `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as the expert writes them.
@@ -82,18 +83,21 @@ class ToolQA:
         self._question: Question | None = None
         self._seed, self._turn, self._finished = 0, 0, False
         self._made: dict[str, Call] = {}  # the calls that were carried out, by the result that they gave
+        self._calls: list[dict[str, Any]] = []  # of this turn, as far as they could be read
 
     # the protocol
     def reset(self, seed: int) -> TimeStep:
         self._question = self._ask(seed)
         self._seed, self._turn, self._finished, self._made = seed, 0, False, {}
-        return TimeStep(self._screen() if self._bare else opening(self._question), self._state)
+        gold = [{"name": name, "arguments": dict(arguments)} for name, arguments in self._question.calls]
+        about = {**self._about(self._question), "gold_calls": gold}
+        return TimeStep(self._screen() if self._bare else opening(self._question), self._state, info=about)
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
         """Carries out the calls, in their order, up to a `finish`. `content` is what was said beside them: where there
         are none, it may have calls in plain text, or else an answer, the last `<answer>`."""
         question = self._open()
-        self._turn += 1
+        self._turn, self._calls = self._turn + 1, []
         calls = calls or [plain_call(text) for text in PLAIN_CALL.findall(content)]
         if not calls:
             said = ANSWER.findall(content)
@@ -120,7 +124,7 @@ class ToolQA:
         if not self._bare:
             return self.call(action, ())
         question = self._open()
-        self._turn += 1
+        self._turn, self._calls = self._turn + 1, []
         wanted = bare_call(action.strip())
         if wanted is None:
             return self._time_step(self._screen(), "malformed")
@@ -196,6 +200,9 @@ class ToolQA:
         """What the tool says; "malformed", "illegal" or None; the answer, where the call gives it."""
         if made.error is not None:
             return f"Error: {made.error}", "malformed", None
+        if made.name != "finish":
+            plain = {key: x if isinstance(x, str | int) else str(x) for key, x in made.arguments.items()}
+            self._calls.append({"name": made.name, "arguments": plain})
         try:
             arguments = checked(made.name, made.arguments, self._offered)
             if made.name == "finish":
@@ -234,15 +241,20 @@ class ToolQA:
     # what comes back
     def _time_step(self, observation: str | tuple[Message, ...], error: str | None) -> TimeStep:
         success = False if self._over else None
-        return TimeStep(observation, self._state, 0.0, self._over, success, error, truncated=self._over)
+        info = {"calls": self._calls}
+        return TimeStep(observation, self._state, 0.0, self._over, success, error, truncated=self._over, info=info)
 
     def _finish(
         self, question: Question, answer: str, observation: str | tuple[Message, ...], error: str | None = None
     ) -> TimeStep:
         self._finished = True
         right = normalised(answer) == normalised(question.answer)
-        info = {"kind": question.kind, "hops": question.hops, "answer": answer.strip(), "expected": question.answer}
+        info = {**self._about(question), "answer": answer.strip(), "calls": self._calls}
         return TimeStep(observation, f"{self._state};finished", float(right), True, right, error, info=info)
+
+    @staticmethod
+    def _about(question: Question) -> dict[str, Any]:
+        return {"kind": question.kind, "hops": question.hops, "expected": question.answer}
 
 
 def _worst(errors: Collection[str | None]) -> str | None:

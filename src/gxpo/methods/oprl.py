@@ -6,8 +6,9 @@ phi: -log sigmoid(beta (log phi/pi_old of the better trajectory - that of the wo
 
 Choices. Our source is a summary; beta and the weight of A^S are recollections, not verified. Where it is open: all
 pairs of different outcomes of a group are preferences, each group counting the same, and the rewards of a step come
-from phi before it has seen that step's outcomes. The ratio is the token's; the summary says the step's. With
-phi = pi_old all step rewards are 0, and this is GRPO.
+from phi before it has seen that step's outcomes. The ratio is the step's, as in the summary, here the geometric mean
+over the step's tokens (`objective.ratio: token` for the usual one). With phi = pi_old all step rewards are 0, and the
+credit is GRPO's. Steps of a group of equal outcomes may differ: it learns.
 """
 
 from gxpo.credit.step_reward import StepReward
@@ -24,7 +25,7 @@ oprl = Definition(
     idea="a model trained to prefer the better trajectories rewards each step by how much likelier it finds it",
     formula="r_t = beta log phi/pi_old; A = (R - mean_g) / std_g + (r_t - mean_g) / std_g over the group's steps",
     evidence="secondary",
-    keys={"credit": StepReward, "signal.implicit_reward": ImplicitReward},
-    choices="token ratio (the summary: the step's); all pairs of a group; beta 0.05 and weight 1 unverified",
+    keys={"credit": StepReward, "signal.implicit_reward": ImplicitReward, "objective.ratio": "turn"},
+    choices="the step's ratio as a geometric mean; all pairs of a group; beta 0.05 and weight 1 unverified",
     cost="a second model with an optimiser: a forward pass for the step rewards, a training step of its own",
 )

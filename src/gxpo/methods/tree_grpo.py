@@ -4,10 +4,11 @@ A_i = z_prompt(R_i) + z_tree(R_i),  z(x) = (x - mean) / (std + 1e-6), one degree
 the leaf's whole path, inherited ones included, so a token that m leaves share is trained with the sum of m credits.
 M = 2 trees, each a chain and then N = 2 branches at points drawn uniformly among the prompt and the ends of steps.
 
-Choices. A tree of one leaf adds 0 (the reference adds its raw reward). A step is a stretch of a single answer up to a
-delimiter, where the paper's is a turn of an agent: trees over episodes need environments that can be taken back, and
-are refused. `rollout.token_budget` bounds a prompt's generated tokens; the paper compares at equal budgets, its code
-has no such bound. The paper's KL coefficient is 0.001: `tree_grpo@paper`.
+Choices. A tree of one leaf adds 0 (the reference adds its raw reward). A step is a turn, as in the paper, where the
+task has an environment; the answer to a prompt has stretches up to a delimiter instead. A branch's environment is
+restored, or its actions are replayed. `rollout.token_budget` and `rollout.call_budget` bound a prompt's tokens and
+calls; the paper compares at equal budgets, its code has no such bound. The paper's KL coefficient is 0.001:
+`tree_grpo@paper`.
 """
 
 from gxpo.credit.tree_relative import TreeRelative
@@ -25,6 +26,6 @@ tree_grpo = Definition(
     evidence="reference-code",
     keys={"credit": TreeRelative, "rollout": Tree},
     paper_defaults={"objective.kl.coef": 1e-3},
-    choices="a tree of one leaf adds 0, not its raw reward; steps are stretches of one answer, not turns",
+    choices="a tree of one leaf adds 0, not its raw reward; steps are turns, or stretches of the answer to a prompt",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
 )

@@ -7,7 +7,7 @@ Choices. The paper's formula; `credit.form: released` gives what the authors' sc
 over tokens, no root of the leaves, and a node that changed nothing has its predecessor's LA. The reference trains 16 of
 the 30 leaves and has values from all; here all are trained (`rollout.keep` drops leaves before values are made). The
 tokens of largest -log p are taken, each once; temperature 1.2 and the learning rate are under `tree_rl@paper`. TreePO,
-which averages a leaf's advantages over the groups below all its ancestors, is another credit.
+which averages a leaf's advantages over the groups below all its ancestors, is `tree_po`.
 """
 
 from gxpo.credit.node_value import NodeValue

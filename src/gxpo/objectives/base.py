@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,8 +103,8 @@ class TermSum(TermPart):
         for term in self.terms:
             own = term.metrics(forest, policy, credit, weight, signals) if isinstance(term, TermPart) else {}
             for name, value in own.items():
-                taken = sum(k == name or k.rpartition("_")[0] == name for k in found)
-                found[f"{name}_{taken + 1}" if taken else name] = value
+                numbered = (f"{name}_{k}" for k in count(2))
+                found[next(n for n in chain((name,), numbered) if n not in found)] = value
         return found
 
 

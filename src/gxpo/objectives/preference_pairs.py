@@ -69,6 +69,7 @@ class PreferencePairs(LabelTerm):
     length_mean      score a trajectory by the mean over its tokens instead of the sum
     success_at       None: the verifier's verdict is the label; otherwise: outcome >= success_at
     success_weight   multiplies the loss of pairs whose better one is a success by that label
+    by_gap           multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
 
     Groups without a pair are in the mean over groups with 0, unless `unpaired`. Pairs are of at least one compared
@@ -76,6 +77,7 @@ class PreferencePairs(LabelTerm):
 
     With these settings this is
       DPO   verdict, sum, beta 0.1                                         arXiv 2305.18290
+      StepORLM  ordered, sum, beta 0.1, by_gap: W-DPO                      arXiv 2509.22558
       TRPA  ordered, length_mean, beta 0.1, success_weight 2.5, unpaired   arXiv 2504.04524
     """
 
@@ -86,6 +88,7 @@ class PreferencePairs(LabelTerm):
     length_mean: bool = False
     success_at: float | None = None
     success_weight: float = 1.0
+    by_gap: bool = False
     unpaired: bool = False
 
     ratio_over = "reference"
@@ -102,6 +105,8 @@ class PreferencePairs(LabelTerm):
             raise ConfigError("objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out")
         if not self.success_weight > 0:
             raise ConfigError(f"objective.success_weight is {self.success_weight}; it must be above 0, such as 2.5")
+        if self.by_gap and self.pairs == "verdict":
+            raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
         object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
@@ -141,10 +146,12 @@ class PreferencePairs(LabelTerm):
         margin = torch.where(known[right], score[left], score[left].detach())
         margin = margin - torch.where(known[left], score[right], score[right].detach())
         factor = torch.ones_like(margin.detach())
+        if self.by_gap:
+            factor = factor * (forest.outcome[left] - forest.outcome[right])
         alone = (self._alone(forest, better) & run).nonzero().squeeze(1)
         if self.success_weight != 1 or alone.numel():
             good, _ = self.sides(forest)
-            factor[good[left]] = self.success_weight
+            factor[good[left]] *= self.success_weight
             sign = good[alone].to(torch.float64) * 2 - 1
             margin, factor = torch.cat([margin, sign * score[alone]]), torch.cat([factor, torch.ones_like(sign)])
         return _Margins(margin, group[torch.cat([left, alone])], factor, left.numel())

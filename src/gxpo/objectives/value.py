@@ -1,4 +1,4 @@
-"""Regression of the policy's value head on a target that credit leaves to it."""
+"""Regression of one of the policy's value heads on a target that credit leaves to it."""
 
 from __future__ import annotations
 
@@ -38,38 +38,47 @@ def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: f
 class ValueRegression(TermPart):
     """coef * aggregate of `value_loss` over the trainable entries that have a target.
 
-    Reads `policy.value` and the signal "value_target" [P], a constant of the step; entries whose target is nan are not
-    trained and not counted, trajectories without any neither. By default the plain mean over tokens, whatever the
+    Reads the head's output and the signal "value_target" [P], a constant of the step; entries whose target is nan are
+    not trained and not counted, trajectories without any neither. By default the plain mean over tokens, whatever the
     policy term's aggregation. Not importance weighted, and trained where the credit is 0 too; `forest.weight` counts.
 
-    coef  the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
-    clip  None: no clip
+    coef    the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
+    clip    None: no clip
+    head    NAME of the head whose output is "value@NAME" and whose target "value_target@NAME"; None: the plain "value"
+            and "value_target". Its figures are named after it too
+    target  another name of the target's signal
     """
 
     coef: float = 0.5
     clip: float | None = None
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     horizon: float | None = None
-
-    outputs = ("logprob", "value")
+    head: str | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         one_of("objective.add.value_regression.aggregate", self.aggregate, AGGREGATES)
         if self.coef < 0 or (self.clip is not None and not self.clip > 0):
             raise ConfigError(f"value regression: coef {self.coef} is at least 0, clip {self.clip} above 0 or null")
-        object.__setattr__(self, "needs", ("value_target",) if self.clip is None else ("value_target", "value"))
+        if self.head == "" or self.target == "":
+            raise ConfigError("value regression: head and target are names, or null for the plain value")
+        needs = (self._target,) if self.clip is None else (self._target, self._output)
+        object.__setattr__(self, "needs", needs)
+        object.__setattr__(self, "outputs", ("logprob", self._output))
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        if policy.value is None:
-            raise MissingSignal("the value term needs the policy's value: give PolicyTokens.value")
+        said = self._said(policy)
+        if said is None:
+            where = "PolicyTokens.value" if self.head is None else f"PolicyTokens.outputs[{self._output!r}]"
+            raise MissingSignal(f"the value term needs the policy's value: give {where}")
         target, counted = self._counted(forest, signals)
         scale = coefficients(forest.path_trajectory, counted, self.aggregate, self.horizon)
         scale = self.coef * scale * forest.to_path(forest.weight, "R")
         entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
-        value = policy.value[entries]
-        old = None if self.clip is None else signals["value"][entries].detach().to(value)
+        value = said[entries]
+        old = None if self.clip is None else signals[self._output][entries].detach().to(value)
         return (scale[entries].to(value) * value_loss(value, target[entries].to(value), old, self.clip)).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -85,21 +94,38 @@ class ValueRegression(TermPart):
     ) -> dict[str, float]:
         """value_loss       mean of (value - target)^2 / 2, before coef and clip
         value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
+
+        Of a named head, "value_loss@NAME" and "value_explained@NAME".
         """
-        if signals is None or policy.value is None:
+        said = self._said(policy)
+        if signals is None or said is None:
             return {}
         target, counted = self._counted(forest, signals)
         entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
         if not entries.numel():
             return {}
-        target, value = target[entries].double(), policy.value[entries].double()
+        target, value = target[entries].double(), said[entries].double()
         error, spread = (value - target).square().mean(), target.var(correction=0)
         explained = float(1 - error / spread) if float(spread) > 0 else 0.0
-        return {"value_loss": float(error) / 2, "value_explained": explained}
+        of = "" if self.head is None else f"@{self.head}"
+        return {f"value_loss{of}": float(error) / 2, f"value_explained{of}": explained}
+
+    @property
+    def _output(self) -> str:
+        return "value" if self.head is None else f"value@{self.head}"
+
+    @property
+    def _target(self) -> str:
+        if self.target is not None:
+            return self.target
+        return "value_target" if self.head is None else f"value_target@{self.head}"
+
+    def _said(self, policy: PolicyTokens) -> Tensor | None:
+        return policy.value if self.head is None else policy.outputs.get(self._output)
 
     def _counted(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
         """The target, and [P] bool: trainable entries that have one."""
-        target = signals["value_target"].detach()
+        target = signals[self._target].detach()
         if bool(target.isinf().any()):
-            raise GxpoError("value_target is infinite for some tokens: check the rewards")
+            raise GxpoError(f"{self._target} is infinite for some tokens: check the rewards")
         return target, forest.path_trainable & target.isfinite()

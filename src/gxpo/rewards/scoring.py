@@ -21,9 +21,11 @@ from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import group_level, user
 from gxpo.rewards.code import CodeReward
+from gxpo.rewards.entity_match import Entities
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.group_level import Grouped
 from gxpo.rewards.judged import judged
+from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
 from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.pool import Workers
@@ -37,6 +39,8 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "code": lambda options: group_level.made(CodeReward, options, "code"),
     "judge": judged,
     "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
+    "entities": lambda options: group_level.made(Entities, options, "entities"),
+    "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 

@@ -15,8 +15,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.independent import Independent
-
-PLANNER, EXECUTOR = "planner", "executor"
+from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, Planning, attempts, two_phases
 
 
 @dataclass(eq=False)
@@ -32,13 +31,17 @@ class _Attempt:
     execution: Completion | None = None
     path: tuple[int, ...] = ()  # which of several executions of the plan
 
+    def again(self, number: int) -> _Attempt:
+        """The plan for another execution."""
+        return dataclasses.replace(self, execution=None, path=(number,))
+
 
 @dataclass(frozen=True)
 class PlanExecute:
     """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
 
-    macro  `blueprints` plans of each task, each executed greedily, whose outcome is the plan's. Group: the task. Only
-           plan tokens are trained
+    macro  `blueprints` plans of each task, each executed once, greedily, whose outcome is the plan's. Group: the task.
+           Only plan tokens are trained
     micro  as many plans, tried out in the same way; the best one z* (the first of equals) is executed `group_size`
            times by sampling. Group: (task, z*). Only execution tokens are trained; z* stands in all of them, stored
            once. What was tried out is discarded, its tokens charged
@@ -46,20 +49,27 @@ class PlanExecute:
     blueprints      M
     group_size      N
     alternate       steps of a phase, macro first
+    trial           temperature at which plans are tried out; 0: greedily. A policy that remembers nothing goes round in
+                    circles when it is greedy, and then no plan succeeds: try the run's own
     plan_tokens     longest plan; 0: no plan, and every step is `independent`
-    delimiter       a plan ends with the token that completes it
-    plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt itself
+    delimiter       a plan ends with the token that completes it; in an environment it stands between sub-goals
+    plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt, or first observation, itself
     execute_prompt  what the executor is asked, with {prompt} and {plan}; "": the execution goes on, token by token,
-                    from the planner's prompt and the plan
+                    from the planner's prompt and the plan. In an environment: what the executor is told every turn,
+                    {prompt} the observation and {plan} the sub-goal in force; "": "Sub-goal: " and it, before the other
+    done            in an environment: what the executor says to go on to the next sub-goal
 
-    Without `execute_prompt` the plan is the beginning of the answer: plan and execution are judged together and have
-    `sampling.max_new_tokens` between them, and a plan that ends the answer has an empty execution. With it the
-    execution alone is judged. Held-out tasks are attempted by one plan and one execution, both sampled as evaluations
-    are.
+    On prompts a plan is one text. Without `execute_prompt` it is the beginning of the answer: plan and execution are
+    judged together and have `sampling.max_new_tokens` between them, and a plan that ends the answer has an empty
+    execution. With it the execution alone is judged. Held-out tasks are attempted by one plan and one execution, both
+    sampled as evaluations are.
 
-    Plan and execution are two turns, of agents "planner" and "executor", of one trajectory. Greedy tokens have the
-    greedy policy's log-prob, 0, and are never trained. A plan is one text: going through its subgoals one by one needs
-    an environment, and tasks in environments are refused.
+    In an environment the planner reads the first observation and writes sub-goals; the executor acts turn by turn
+    under one of them, in a context of its own. `done` in an action brings the next sub-goal into force (the last one
+    stays) and is taken out of what the environment is told; an action that says nothing else takes no turn of it.
+
+    Plan and execution are turns of agents "planner" and "executor" in one trajectory. Tokens of trials are never
+    trained; greedy ones have the greedy policy's log-prob, 0.
 
     Source: HiMAC, arXiv 2603.00977, after secondary notes: no code, group sizes unknown. That plans are made and tried
     out afresh in the micro phase is ours. The task's own reward chooses z*; as the best of M it is optimistic, and it
@@ -69,10 +79,12 @@ class PlanExecute:
     blueprints: int = 8
     group_size: int = 8
     alternate: int = 1
+    trial: float = 0.0
     plan_tokens: int = 8
     delimiter: str = ","
     plan_prompt: str = ""
     execute_prompt: str = ""
+    done: str = "<sub_done>"
 
     provides = ("states", "forks")
 
@@ -81,8 +93,12 @@ class PlanExecute:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
+        if not self.trial >= 0:
+            raise ConfigError(f"rollout.trial is {self.trial}; it is a temperature, 0 or more")
         if not self.delimiter:
             raise ConfigError("rollout.delimiter is empty: give the text that ends a plan")
+        if not self.done:
+            raise ConfigError("rollout.done is empty: give the text that ends a sub-goal, such as <sub_done>")
         for name, holes in (("plan_prompt", ("{prompt}",)), ("execute_prompt", ("{prompt}", "{plan}"))):
             text = getattr(self, name)
             if text and any(hole not in text for hole in holes):
@@ -92,6 +108,17 @@ class PlanExecute:
         """The phase, "macro" or "micro", of a step, counted from 1."""
         return ("macro", "micro")[(step - 1) // self.alternate % 2]
 
+    @property
+    def planning(self) -> Planning:
+        """How plans are made and told in an environment."""
+        return Planning(self.plan_tokens, self.delimiter, self.done, self.plan_prompt, self.execute_prompt)
+
+    def tried(self, sampling: Sampling) -> Sampling:
+        """How plans are tried out."""
+        if self.trial:
+            return dataclasses.replace(sampling, temperature=self.trial)
+        return dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
+
     def evaluation(self, samples: int) -> _OneEach | Independent:
         """How held-out tasks are attempted."""
         return _OneEach(self, samples) if self.plan_tokens else Independent(samples)
@@ -99,8 +126,11 @@ class PlanExecute:
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if not self.plan_tokens:
             return Independent(self.group_size).grow(tasks, session)
+        if session.envs is not None:
+            sizes, phase = (self.blueprints, self.group_size), self.phase(session.step)
+            return two_phases(self.planning, tasks, sizes, phase, self.tried(session.sampling), session)
         tried = self.planned(tasks, self.blueprints, session)
-        self.execute(tried, dataclasses.replace(session.sampling, temperature=0.0, top_k=0, top_p=1.0), session)
+        self.execute(tried, self.tried(session.sampling), session)
         trials = self.forest([[a] for a in tried], "macro", (True, False), session)
         if self.phase(session.step) == "macro":
             return trials
@@ -109,18 +139,13 @@ class PlanExecute:
         groups = []
         for begin in range(0, len(tried), self.blueprints):
             best = tried[max(range(begin, begin + self.blueprints), key=lambda r: outcome[r])]
-            groups.append([dataclasses.replace(best, execution=None, path=(i,)) for i in range(self.group_size)])
+            groups.append([best.again(i) for i in range(self.group_size)])
         self.execute([a for group in groups for a in group], session.sampling, session)
         return self.forest(groups, "micro", (False, True), session)
 
     # ------------------------------------------------------------ sampling
     def planned(self, tasks: Sequence[Task], samples: int, session: Session) -> list[_Attempt]:
-        """`samples` plans of each task, with the contexts that their executions begin in."""
-        if session.envs is not None:
-            raise ConfigError(
-                "rollout=plan_execute plans answers to prompts, and this task is played in an environment: use a task "
-                "of prompts, or rollout=independent"
-            )
+        """`samples` plans of each task that is a prompt, with the contexts that their executions begin in."""
         draws = name_draws(tasks, Counter())
         prompts = [self._asked(task, self.plan_prompt, "", session) for task in tasks]
         requests = [
@@ -196,20 +221,31 @@ class _OneEach:
     samples: int
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        attempts = self.part.planned(tasks, self.samples, session)
-        self.part.execute(attempts, session.sampling, session)
-        return self.part.forest([[a] for a in attempts], "attempt", (True, True), session)
+        return grow_together(self.part, tasks, self.samples, 1, session)
+
+
+def grow_together(part: PlanExecute, tasks: Sequence[Task], plans: int, executions: int, session: Session) -> Forest:
+    """`plans` plans of each task, `executions` of every one: all sampled, trained and in the task's group; scored."""
+    if session.envs is not None:
+        forest, _ = attempts(
+            part.planning, tasks, plans, executions, session,
+            sampling=session.sampling, phase="together", trained=(True, True),
+        )  # fmt: skip
+        return session.score(forest)
+    groups = [[plan.again(j) for j in range(executions)] for plan in part.planned(tasks, plans, session)]
+    part.execute([attempt for group in groups for attempt in group], session.sampling, session)
+    return part.forest(groups, "together", (True, True), session)
 
 
 def _records(
     group: Sequence[_Attempt], phase: str, trained: tuple[bool, bool], session: Session
 ) -> Iterator[dict[str, Any]]:
     """Attempts with one plan as lines of `gxpo.rollouts/1`; all but the first are forks after its plan."""
-    first = group[0]
+    first, base = group[0], ""
     name = f"s{session.step}/{first.draw}" + (f"/z{first.number}" if phase == "micro" else "")
     for i, attempt in enumerate(group):
         assert attempt.execution is not None
-        number = i if phase == "micro" else attempt.number
+        number = {"micro": f"{i}", "together": f"{attempt.number}.{i}"}.get(phase, f"{attempt.number}")
         state = f"{attempt.task.id}:{'.'.join(map(str, attempt.plan.tokens))}"
         execution = {"context": list(attempt.context), **_turn(EXECUTOR, attempt.execution, trained[1], state)}
         record: dict[str, Any] = {
@@ -223,8 +259,9 @@ def _records(
             "info": {"phase": phase, "plan": attempt.number},
         }
         if i:
-            yield record | {"fork": {"of": f"{name}/0", "turn": 0, "token": None}}
+            yield record | {"fork": {"of": base, "turn": 0, "token": None}}
         else:
+            base = record["id"]
             text = attempt.task.prompt if isinstance(attempt.task.prompt, str) else None
             plan = _turn(PLANNER, attempt.plan, trained[0], attempt.task.id)
             yield record | {"prompt": list(attempt.prompt), "prompt_text": text, "turns": [plan, execution]}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,9 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.rollouts.branching import Grove, Purse, check_counts, groves_of, kept_of, keyed
 from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.episodes import Episode, Play
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -65,14 +67,14 @@ class _Grove:
     spent: int = 0
     closed: bool = False  # the budget leaves no room for another branch
 
-    def affordable(self, budget: int, limit: int) -> list[_Chain]:
-        """The waiting chains, in order, that fit into the budget even if each goes on as long as it may.
+    def affordable(self, tokens: int, calls: int, limit: int) -> list[_Chain]:
+        """The waiting chains, in order, that fit into the budgets even if each goes on as long as it may.
 
-        Where the first of them does not fit, the grove is closed. budget 0: no limit.
+        Where the first of them does not fit, the grove is closed. 0: no limit.
         """
-        left, ready = budget - self.spent, []
-        while self.waiting and (not budget or limit - self.waiting[0].kept <= left):
-            left -= limit - self.waiting[0].kept
+        left, more, ready = tokens - self.spent, calls - sum(map(len, self.chains)), []
+        while self.waiting and (not tokens or limit - self.waiting[0].kept <= left) and (not calls or more):
+            left, more = left - (limit - self.waiting[0].kept), more - 1
             ready.append(self.waiting.pop(0))
         self.closed = bool(self.waiting) and not ready
         return ready
@@ -98,32 +100,34 @@ def step_ends(tokens: Sequence[int], decode: Decode, delimiter: str) -> list[int
 class Tree:
     """`trees` chains of each prompt; in each of `rounds` rounds every tree is expanded at `expansions` points.
 
-    All chains of a prompt, initial ones and branches, are one group "s{step}/{task}"; `info["tree"]` numbers the trees
-    in it. A branch keeps the beginning of a chain, tokens and log-probs, and is a declared fork of it: what is shared
-    is generated, stored and trained once. No path is longer than `sampling.max_new_tokens`.
+    A chain is an answer to a prompt, or an episode in an environment. All chains of a prompt, initial ones and
+    branches, are one group "s{step}/{task}"; `info["tree"]` numbers the trees in it. A branch keeps the beginning of a
+    chain, tokens and log-probs, and is a declared fork of it: what is shared is generated, stored and trained once. No
+    answer is longer than `sampling.max_new_tokens`, no episode than `env.max_turns`.
 
     trees         M
     rounds        L
     expansions    N points a tree and round
     branches      new chains at each point
     where         "step": points are drawn uniformly, with replacement, among the prompt and the ends of the tree's
-                  steps, which are separated by `delimiter`; a step that ends a chain is a leaf and no point.
+                  steps; a step that ends a chain is a leaf and no point. Steps of an episode are its turns; those of
+                  an answer are separated by `delimiter`.
                   "surprisal": the tree's tokens of largest -log p, each of which is drawn anew; a token once, and
-                  as many as there are
-    delimiter     a step ends with the token that completes it
+                  as many as there are. Of answers only
+    delimiter     a step of an answer ends with the token that completes it
+    explore       probability that a branch begins at the prompt instead of at its point, which is then left for later
     keep          chains kept of each tree, drawn uniformly; 0: all. The others are discarded, tokens charged
     token_budget  a bound on the tokens generated for one prompt, 0: none. A branch is begun if it fits in what is left
                   even at its longest; once one does not, the prompt is done. Initial chains have to fit
+    call_budget   likewise of the calls of the policy: turns of episodes, answers
 
     Chain 0 of tree t is drawn from the stream (seed, step, task, t), the k-th branch of a chain from the chain's
     stream with k added to `path`: without rounds this is `independent` with `group_size` = `trees`.
 
-    Environments would have to be taken back to where a branch leaves; that is not done, and they are refused.
-
     Source: Tree-GRPO, arXiv 2509.21240 ("step", M 2, N 2, L 1, 3 kept: all); TreeRL, arXiv 2506.11902 ("surprisal",
-    M 6, N 2, L 1, 2 branches). `keep` drops chains before anything is computed from them, where TreeRL's reference
-    trains some and has values from all. The bound on tokens and the order of expansions under it (the first point of
-    every tree, then the second) are ours.
+    M 6, N 2, L 1, 2 branches); `explore`: ROSE, arXiv 2601.05053. `keep` drops chains before anything is computed from
+    them, where TreeRL's reference trains some and has values from all. The bounds and the order of expansions under
+    them (the first point of every tree, then the second) are ours.
     """
 
     trees: int = 2
@@ -132,20 +136,22 @@ class Tree:
     branches: int = 1
     where: Literal["step", "surprisal"] = "step"
     delimiter: str = ","
+    explore: float = 0.0
     keep: int = 0
     token_budget: int = 0
+    call_budget: int = 0
 
     provides = ("states", "forks")
 
     def __post_init__(self) -> None:
         least = {"trees": 1, "rounds": 0, "expansions": 1, "branches": 1, "keep": 0, "token_budget": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
+        check_counts(self, {**least, "call_budget": 0})
         if self.where not in ("step", "surprisal"):
             raise ConfigError(f"rollout.where is 'step' or 'surprisal', not {self.where!r}")
         if not self.delimiter:
             raise ConfigError("rollout.delimiter is empty: give the text that ends a step")
+        if not 0 <= self.explore <= 1:
+            raise ConfigError(f"rollout.explore is {self.explore}; it is a probability, between 0 and 1")
 
     @property
     def group_size(self) -> int:
@@ -155,16 +161,14 @@ class Tree:
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is not None:
-            raise ConfigError(
-                "rollout=tree branches in the middle of an answer, and environments can't be taken back to there: use "
-                "a task of prompts, or rollout=independent"
-            )
+            return self._grow_episodes(tasks, session)
         limit = session.sampling.max_new_tokens
-        if 0 < self.token_budget < self.trees * limit:
-            raise ConfigError(
-                f"rollout.token_budget={self.token_budget} does not hold the first {self.trees} chains of up to "
-                f"{limit} tokens: raise it, or lower rollout.trees or sampling.max_new_tokens"
-            )
+        for name, budget, size in (("token_budget", self.token_budget, limit), ("call_budget", self.call_budget, 1)):
+            if 0 < budget < self.trees * size:
+                raise ConfigError(
+                    f"rollout.{name}={budget} does not hold the first {self.trees} chains of up to "
+                    f"{limit} tokens: raise it, or lower rollout.trees or sampling.max_new_tokens"
+                )
         groves = [
             _Grove(task, draw, session.encode(task), [[_Chain(t, ())] for t in range(self.trees)])
             for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True)
@@ -174,7 +178,7 @@ class Tree:
             growing = [grove for grove in groves if not grove.closed]
             for grove in growing:
                 grove.waiting = self._planned(grove, number, session)
-            while batch := [(g, c) for g in growing for c in g.affordable(self.token_budget, limit)]:
+            while batch := [(g, c) for g in growing for c in g.affordable(self.token_budget, self.call_budget, limit)]:
                 self._sample(batch, session)
                 for grove, chain in batch:
                     grove.chains[chain.tree].append(chain)
@@ -189,16 +193,27 @@ class Tree:
     def _planned(self, grove: _Grove, number: int, session: Session) -> list[_Chain]:
         """Branches of the next round: for each point of every tree in turn, all branches there."""
         find = self._steps if self.where == "step" else self._surprising
-        points = [list(find(grove, chains, number, session)) for chains in grove.chains]
+        points = [list(self._points(find, grove, chains, number, session)) for chains in grove.chains]
         order = [at[i] for i in range(self.expansions) for at in points if i < len(at)]
         return [chain.branch(kept) for chain, kept in order for _ in range(self.branches)]
+
+    def _points(
+        self, find: Any, grove: _Grove, chains: Sequence[_Chain], number: int, session: Session
+    ) -> Iterator[Point]:
+        found: Iterator[Point] = find(grove, chains, number, session)
+        draws = keyed(session, grove.draw, chains[0].tree, "explore", number)
+        for _ in range(self.expansions):
+            if self.explore and draws.random() < self.explore:
+                yield chains[0], 0
+            else:
+                yield from islice(found, 1)
 
     def _steps(self, grove: _Grove, chains: Sequence[_Chain], number: int, session: Session) -> Iterator[Point]:
         known: list[Point] = [(chains[0], 0)]
         for chain in chains:
             ends = step_ends(chain.tokens, session.decode, self.delimiter)
             known += [(chain, end) for end in ends if end > chain.kept]
-        draws = _random(grove, session, chains[0].tree, "expand", number)
+        draws = keyed(session, grove.draw, chains[0].tree, "expand", number)
         for _ in range(self.expansions):
             yield known[int(draws.random() * len(known))]
 
@@ -235,15 +250,75 @@ class Tree:
     # ------------------------------------------------------------ leaves
     def _kept(self, grove: _Grove, session: Session) -> Iterator[bool]:
         for chains in grove.chains:
-            draws = _random(grove, session, chains[0].tree, "keep", 0)
-            ranks = [draws.random() for _ in chains]
-            chosen = set(sorted(range(len(chains)), key=lambda i: ranks[i])[: self.keep])
+            chosen = self._leaves(len(chains), grove.draw, chains[0].tree, session)
             yield from (i in chosen for i in range(len(chains)))
 
+    def _leaves(self, n: int, draw: str, tree: int, session: Session) -> set[int]:
+        """Which of a tree's n chains are kept."""
+        draws = keyed(session, draw, tree, "keep", 0)
+        ranks = [draws.random() for _ in range(n)]
+        return set(sorted(range(n), key=lambda i: ranks[i])[: self.keep or n])
 
-def _random(grove: _Grove, session: Session, tree: int, what: str, number: int) -> random.Random:
-    """Numbers for one decision, whatever else is in the batch."""
-    return random.Random(f"{session.seed}/{session.step}/{grove.draw}/{tree}/{what}/{number}")
+    # ------------------------------------------------------------ episodes
+    def _grow_episodes(self, tasks: Sequence[Task], session: Session) -> Forest:
+        if self.where != "step":
+            raise ConfigError(
+                f"rollout.where={self.where} branches in the middle of an answer, and an environment can be taken back "
+                "to the beginning of a turn only: set rollout.where=step"
+            )
+        purse = Purse(self.token_budget, self.call_budget, session.episode, session.sampling.max_new_tokens)
+        purse.check(self.trees)
+        with Play(session, restorable=True) as play:
+            groves = groves_of(play, tasks, self.trees)
+            play.finish(play.episodes)
+            growing = list(groves)
+            for number in range(self.rounds):
+                waiting = {grove: self._turns(grove, number, session) for grove in growing}
+                while batch := [(g, ready) for g in growing if (ready := _affordable(g, waiting[g], purse))]:
+                    play.finish([new for grove, ready in batch for new in grove.fork(play, ready)])
+                growing = [grove for grove in growing if not waiting[grove]]
+            dropped = {e for g in groves for t in range(self.trees) for e in self._dropped(g, t, session)}
+            return kept_of(play, dropped, session)
+
+    def _turns(self, grove: Grove, number: int, session: Session) -> list[Turn]:
+        """Points of the next round: for each point of every tree in turn, once for each branch there."""
+        points = [self._drawn(grove, tree, number, session) for tree in range(self.trees)]
+        order = [at[i] for i in range(self.expansions) for at in points if i < len(at)]
+        return [point for point in order for _ in range(self.branches)]
+
+    def _drawn(self, grove: Grove, tree: int, number: int, session: Session) -> list[Turn]:
+        # before its first turn of its own a branch stands where its base stood
+        known = [
+            (e, turn)
+            for e in grove.episodes
+            if e.key.attempt == tree
+            for turn in range(e.inherited + bool(e.key.path), len(e.stood))
+        ]
+        draws = keyed(session, grove.draw, tree, "expand", number)
+        points = [known[int(draws.random() * len(known))] for _ in range(self.expansions if known else 0)]
+        draws = keyed(session, grove.draw, tree, "explore", number)
+        return [known[0] if self.explore and draws.random() < self.explore else point for point in points]
+
+    def _dropped(self, grove: Grove, tree: int, session: Session) -> list[Episode]:
+        chains = [e for e in grove.episodes if e.key.attempt == tree]
+        kept = self._leaves(len(chains), grove.draw, tree, session)
+        return [e for i, e in enumerate(chains) if i not in kept]
+
+
+Turn = tuple[Episode, int]  # a branch may leave the episode before its turn of this number
+
+
+def _affordable(grove: Grove, waiting: list[Turn], purse: Purse) -> list[Turn]:
+    """The waiting points, in order, whose branches fit; they wait no longer."""
+    ready: list[Turn] = []
+    ahead = 0
+    while waiting:
+        episode, turn = waiting[0]
+        ahead += purse.rules.max_turns - episode.stood[turn].moves
+        if not purse.holds(grove, ahead):
+            break
+        ready.append(waiting.pop(0))
+    return ready
 
 
 def _records(grove: _Grove, session: Session) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What every segmenter shares: it says where segments begin in an action, and the forest's column is written from that."""
+"""What every segmenter shares: it says where segments begin in an action; the column is written from that."""
 
 from __future__ import annotations
 

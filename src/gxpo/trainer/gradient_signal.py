@@ -168,7 +168,7 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
         if not bool((pushed & own).any()):
             rows.append(None)
             continue
-        part = trainer.learner.gradient(
+        part = bound.learner.gradient(
             read,
             lambda x, own=own: torch.stack([(slopes[n] * x[n])[own].sum() for n in slopes]).sum(),
             names=tuple(slopes),

@@ -76,6 +76,9 @@ NAMES: dict[str, Metric] = {
     "origin_NAME": Metric("share of rollouts of that origin, where not all are the policy's", "share", "rollouts"),
     "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
     "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
+    "positive_nll": Metric(
+        "mean -log p of the tokens of positive credit, before its coefficient", "nats", f"trained tokens {_UPDATES}"
+    ),
     "clip_fraction": Metric(
         "share of tokens whose gradient the gate cuts, shrinks or turns, against that of the unclipped loss",
         "share",
@@ -160,6 +163,46 @@ NAMES: dict[str, Metric] = {
     "masked_kl": Metric(
         "mean k3 of the policy with hidden observations to the policy without", "nats", "trained tokens of the step"
     ),
+    "value_loss@NAME": Metric(
+        "mean of (value - target)^2 / 2 of the value head NAME", "reward squared", f"tokens with a target {_UPDATES}"
+    ),
+    "value_explained@NAME": Metric(
+        "1 - mean (target - value)^2 / variance of the target, of the value head NAME",
+        "share",
+        f"tokens with a target {_UPDATES}",
+    ),
+    "steps_rows": Metric(
+        "steps and merged pairs of earlier steps that the reward model of steps is fitted on", "rows", "its buffer"
+    ),
+    "steps_used": Metric("1 where steps are rewarded by it, 0 as long as it has seen too little", "flag", "the step"),
+    "steps_error": Metric(
+        "mean square of a step's reward less what came of the step", "reward squared", "scored, compared steps"
+    ),
+    "steps_spread": Metric("variance of what came of the steps", "reward squared", "scored, compared steps"),
+    "belief_start": Metric(
+        "mean belief in the right answer before the first turn or segment",
+        "probability",
+        "rollouts whose answer is known",
+    ),
+    "belief_end": Metric(
+        "mean belief in the right answer after the last turn or segment that is asked",
+        "probability",
+        "rollouts whose answer is known",
+    ),
+    "belief_unknown": Metric("share of rollouts whose task has no answer that can be asked for", "share", "the step"),
+    "effective_rank": Metric("mean effective rank of a rollout's hidden states", "directions", "scored rollouts"),
+    "rank_velocity": Metric(
+        "mean growth of the effective rank over prefixes, against all before", "directions", "scored rollouts"
+    ),
+    "rank_acceleration": Metric("mean change of that growth from prefix to prefix", "directions", "scored rollouts"),
+    "progress_loss": Metric(
+        "mean square of outcome less the sum of the turns' shares in it", "reward squared", "scored, compared rollouts"
+    ),
+    "progress_explained": Metric("1 - progress_loss / variance of the outcomes", "share", "scored, compared rollouts"),
+    "progress_spread": Metric("standard deviation of the turns' shares in the outcome", "reward", "turns of the step"),
+    "judge_asked": Metric("different rollouts whose steps were judged", "rollouts", "the step"),
+    "judge_failures": Metric("answers of the judge of steps that are missing or can't be read", "answers", "the step"),
+    "steps_unscored": Metric("steps (segments, or turns) of scored rollouts that have no score", "steps", "the step"),
     "probe_rows": Metric(
         "rollouts of earlier steps that the value probe is fitted on", "rollouts", "the probe's buffer"
     ),
@@ -225,11 +268,17 @@ NAMES: dict[str, Metric] = {
 }
 
 
+PREFIXES = (
+    ("eval_pass_at_", "K"),
+    *((prefix, "NAME") for prefix in ("eval_", "reward_", "origin_", "value_loss@", "value_explained@")),
+)
+
+
 def metric(name: str) -> Metric | None:
     """The entry of `NAMES` for a key of a line, with its own number or reward in it; None if unknown."""
     if name in NAMES:
         return NAMES[name]
-    for prefix, word in (("eval_pass_at_", "K"), ("eval_", "NAME"), ("reward_", "NAME"), ("origin_", "NAME")):
+    for prefix, word in PREFIXES:
         if name.startswith(prefix) and len(name) > len(prefix):
             found = NAMES[prefix + word]
             return replace(found, meaning=found.meaning.replace(word, name.removeprefix(prefix)))

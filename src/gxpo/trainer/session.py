@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -77,6 +77,11 @@ class Session:
         fresh = self._drawn[begin:]
         self.know(fresh)
         return fresh
+
+    @property
+    def known(self) -> Mapping[str, Task]:
+        """The tasks of this step by id: what was drawn, and what `know` was told."""
+        return self._tasks
 
     def know(self, tasks: Sequence[Task]) -> None:
         """Remember tasks, so that rollouts of them can be scored."""

@@ -1,0 +1,141 @@
+"""Credit of a step: how the value of its state changed, the values being those of the graph of the group's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.recursion import linear_recursion, next_in, td_residual
+from gxpo.credit.state_keys import StateKeyed
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+TOLERANCE = 1e-10  # a sweep that changes no value by more, relative to the largest, is the last
+
+
+@torch.no_grad()
+def graph_values(
+    source: Tensor, target: Tensor, payment: Tensor, start: Tensor, discount: float = 1.0, tolerance: float = TOLERANCE
+) -> Tensor:
+    """V(s) = mean over the edges out of s of payment + discount V(target), [n] float64: Bellman's equation of a policy
+    that takes each edge as often as it was taken.
+
+    source   [E] node that the edge leaves
+    target   [E] node that it leads to, -1: it is over
+    payment  [E]
+    start    [n] values to start from
+
+    Value iteration: all nodes at once, until a sweep changes no value by more than `tolerance` of the largest
+    magnitude in `start`. From every node that was left a trajectory leads to its end, so that this ends with discount 1
+    and with cycles too, after about as many sweeps as turns that a walk over the graph takes. Nodes without an edge are
+    worth 0.
+
+    >>> edges = torch.tensor([[0, 0, 1], [1, -1, -1]])
+    >>> graph_values(*edges, torch.tensor([0.0, 0.0, 1.0]), torch.zeros(2) + 1).tolist()
+    [0.5, 1.0]
+    """
+    n = len(start)
+    times = torch.bincount(source, minlength=n).clamp_min(1).to(torch.float64)
+    share = 1.0 / times[source]
+    paid = torch.zeros(n, dtype=torch.float64).index_add_(0, source, share * payment.to(torch.float64))
+    onward = target >= 0
+    leads, leaves, carried = target[onward], source[onward], discount * share[onward]
+    value = start.to(torch.float64)
+    small = tolerance * float(value.abs().max()) if n else 0.0
+    while True:
+        swept = paid.index_add(0, leaves, carried * value[leads])
+        if not n or float((swept - value).abs().max()) <= small:
+            return swept
+        value = swept
+
+
+@torch.no_grad()
+def graph_advantage(
+    payment: Tensor,
+    state: Tensor,
+    trajectory: Tensor,
+    discount: float = 1.0,
+    lam: float = 0.95,
+    where: Tensor | None = None,
+) -> Tensor:
+    """delta_t = payment_t + discount V(s_{t+1}) - V(s_t);  A_t = delta_t + discount lam A_{t+1}, along each trajectory.
+
+    V are the `graph_values` of the steps of all trajectories, 0 at a trajectory's end.
+
+    payment     [S] step rewards, the outcome on the last step where there are none
+    state       [S] int64 dense ids of (group, state), -1 unknown
+    trajectory  [S], steps by trajectory, then time
+    where       [S] bool, compared (default: all): whose steps make values
+
+    Returns [S] float64. With lam 0 it is the edge's own advantage, whose sum over the compared steps of a state is 0;
+    with lam 1 it is return - V(s_t), which differs from GiGPO's A^S (with the mean alone) where trajectories met later
+    on. With discount 1 and lam 0 a trajectory's credits sum to its return - V(s_0). Steps without a value (in an
+    unknown state, or in one that no compared trajectory was in) are passed over and given 0; what they were paid goes
+    to the step before. Exactly 0 where it is within 1e-12 of the largest return of the batch: with discount 1, where
+    all of a group return the same.
+
+    Source: reconstructed from the abstract of GRAFT, arXiv 2609.28963, which says neither discount nor lambda, nor how
+    the estimate goes over a graph: here it follows each trajectory's own steps, since under values that solve Bellman's
+    equation the mean over a node's edges is 0 and would end every sum after one step.
+    """
+    enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
+    counted = (state >= 0) & (levels.count(state, enters) > 0)
+    following = next_in(trajectory, counted)
+    payment = _onto(payment, trajectory, counted)
+    onward = linear_recursion(payment, discount, following)  # Monte-Carlo returns: the values to start at
+    n = int(state.max()) + 1 if len(state) else 0
+    start = torch.zeros(n, dtype=torch.float64)
+    start[state[counted]] = levels.mean(onward, state, enters)[counted]
+    edges = (counted & enters).nonzero().squeeze(1)
+    after = torch.where(following >= 0, state[following.clamp_min(0)], -1)
+    value = graph_values(state[edges], after[edges], payment[edges], start, discount)
+    value = torch.where(counted, value[state.clamp_min(0)], 0.0) if n else torch.zeros_like(payment)
+    advantage = linear_recursion(td_residual(payment, value, following, discount), discount * lam, following)
+    rounding = levels.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
+    return torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
+
+
+def _onto(payment: Tensor, trajectory: Tensor, counted: Tensor) -> Tensor:
+    """[S]: payments, each on the last counted step of its trajectory that is not later; lost where there is none."""
+    if not len(payment):
+        return payment
+    last = torch.where(counted, torch.arange(len(payment)), -1).cummax(0).values
+    due = (last >= 0) & (trajectory[last.clamp_min(0)] == trajectory)
+    return torch.zeros(payment.shape, dtype=torch.float64).index_add_(0, last[due], payment.to(torch.float64)[due])
+
+
+@dataclass(frozen=True)
+class GraphValues(StateKeyed, CreditPart):
+    """`graph_advantage` (GRAFT) of the step rewards, or of the outcome, the same for every token of a step.
+
+    discount  per turn
+    lam       lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
+
+    Nothing is scaled: with outcomes of 0 and 1, values are rates of success and credits changes of them. A trajectory
+    that was cut off is over: value 0 beyond it.
+    """
+
+    discount: float = 1.0
+    lam: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name in ("discount", "lam"):
+            given = getattr(self, name)
+            if not 0 <= given <= 1:
+                raise ConfigError(f"credit.{name} is {given}; it lies between 0 and 1")
+        self.check_keys()
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        own = forest.step_trajectory
+        found = graph_advantage(
+            forest.returns(0.0), self.states(forest), own, self.discount, self.lam, forest.compared[own]
+        )
+        return forest.to_path(found, "S")

@@ -1,0 +1,87 @@
+"""Credit of a turn: what it and later turns gained, all turns of the group on one scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.progress import progress
+from gxpo.credit.recursion import linear_recursion, next_in
+from gxpo.errors import ConfigError
+from gxpo.trees import begins_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def pooled_turns(
+    reward: Tensor,
+    group: Tensor,
+    following: Tensor,
+    discount: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    where: Tensor | None = None,
+) -> Tensor:
+    """A_t = sum over k >= t of discount^(k - t) (reward_k - mean) / (std + eps), in each trajectory.
+
+    reward     [S] of each turn by itself; nan: none, it is in no statistic and adds nothing
+    group      [S] int64 ids, -1 = in no group; mean and std are over all turns of the group, of whatever place
+    following  [S] the turn that follows, -1 none
+    where      [S] bool, compared (default: all): whose turns enter the statistics
+
+    Returns [S] float64; all 0 in a group of equal rewards. What is added up is centred over turns, not over
+    trajectories: a turn has the more summands the earlier it is, and where the mean is above 0, as with rewards that
+    are mostly won in the last turn, a long trajectory is worse off by that alone.
+
+    >>> x = torch.tensor([0.1, 0.2, 1.0, 0.0, 0.3, -0.1, 0.1, 0.0, 0.0], dtype=torch.float64)
+    >>> after = torch.tensor([1, 2, -1, 4, -1, 6, 7, 8, -1])
+    >>> [round(v, 6) for v in pooled_turns(x, torch.zeros(9).long(), after).tolist()[:3]]
+    [2.31744, 2.552542, 2.48537]
+    """
+    known = reward.isfinite() if where is None else reward.isfinite() & where
+    own = torch.where(
+        reward.isfinite(), levels.normalize(reward.nan_to_num(nan=0.0), group, known, ddof=ddof, eps=eps), 0.0
+    )
+    return linear_recursion(own, discount, following)
+
+
+@dataclass(frozen=True)
+class PooledTurns(CreditPart):
+    """`pooled_turns` of the gains in belief, the same for every token of a turn: IGPO.
+
+    The reward of a turn is what it raised the belief in the right answer by (signals "belief_before", "belief_after");
+    of a trajectory's last turn, its outcome. In a group of equal outcomes the earlier turns may differ.
+    """
+
+    discount: float = 1.0
+    ddof: int = 1
+    eps: float = 1e-6
+
+    needs = ("belief_before", "belief_after")
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise ConfigError(f"credit.discount is {self.discount}; it is between 0 and 1")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        before, after = signals["belief_before"], signals["belief_after"]
+        first = begins_of(forest.path_step, forest.n_steps)
+        acts = first.diff() > 0
+        reward = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
+        at = first[:-1][acts]
+        reward[acts] = torch.where((before + after)[at].isfinite(), progress(before[at], after[at]), torch.nan)
+        following = next_in(forest.step_trajectory)
+        last = following < 0
+        reward[last] = forest.outcome[forest.step_trajectory[last]]
+        group, compared = forest.ids("group", axis="S"), forest.compared[forest.step_trajectory]
+        advantage = pooled_turns(reward, group, following, self.discount, self.ddof, self.eps, where=compared)
+        return forest.to_path(advantage, "S")

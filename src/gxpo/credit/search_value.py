@@ -1,0 +1,121 @@
+"""Credit of a piece of an attempt in a search tree: what its node has come to be worth, within the tree's attempts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.pieces import pieces_of
+from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where: Tensor, floor: float = 0.1) -> Tensor:
+    """Value of the node of each entry: sum of w over the successes below it, or, without any, - sum over the failures.
+
+        w = max((depth + 1) / (leaf + 1), floor)
+
+    sign    [n] +1 or -1: how the entry's trajectory ended; 0 unknown, which adds nothing
+    depth   [n] of the entry's node: 1 for the first piece, since the prompt, the root, has 0
+    leaf    [n] depth of the last piece of the entry's trajectory
+    place   [n] int64 dense ids: entries of one node and group, from the trajectories that go through it; -1 = none
+    where   [n] bool: the trajectories that make values; another that no such one goes with has its own value
+
+    Returns [n] float64. A node that ever led to a success is not negative, whatever else came of it, and the order in
+    which outcomes came does not matter. A last piece that is nobody else's is worth its sign.
+
+    Source: DeepSearch, arXiv 2509.25454, as its code backs up (values are sums and not divided by visits).
+    """
+    weight = ((depth + 1).to(torch.float64) / (leaf + 1)).clamp_min(floor)
+    zero = torch.zeros_like(weight)
+    won = levels.sum(torch.where(sign > 0, weight, zero), place, where)
+    lost = levels.sum(torch.where(sign < 0, weight, zero), place, where)
+    value = torch.where(won > 0, won, -lost)
+    return torch.where(levels.count(place, where) > 0, value, weight * sign)
+
+
+@torch.no_grad()
+def against_ends(
+    score: Tensor,
+    end: Tensor,
+    group: Tensor,
+    trajectory: Tensor,
+    where: Tensor,
+    scale: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """A = (score - mean) / (std + eps) of every entry, with the mean and std (population) of the group's ends.
+
+    score       [P]
+    end         [R] the score that each trajectory ends with
+    group       [R] int64 dense ids, -1 = in no group
+    trajectory  [P] index into R
+    where       [R] bool, compared: whose ends are in the statistics
+    scale       False: the mean is taken off, and nothing is divided
+
+    Returns [P] float64, exactly 0 in a group of one or of equal ends. The reference divides by eps alone there: a group
+    that failed as a whole has advantages of 10^5 on every piece but the last. It gives a group of one its raw scores.
+    """
+    mean, spread = levels.mean(end, group, where), levels.std(end, group, where, ddof=0)
+    flat = levels.degenerate(end, group, where) | (levels.count(group, where) < 2) | (group < 0)
+    divisor = spread + eps if scale else torch.ones_like(spread)
+    centred = (score.to(torch.float64) - mean[trajectory]) / divisor[trajectory]
+    return torch.where(flat[trajectory], 0.0, centred)
+
+
+@dataclass(frozen=True)
+class SearchValue(CreditPart):
+    """`against_ends` of bound * tanh(`search_value` / temperature) at every piece but a trajectory's last, whose score
+    is the value itself, +-1.
+
+    A piece is a segment of an action, or a turn without segments: in a forest of rollout `search` a node of the search.
+    Values are worked out from the forest's attempts, which are all that was backed up. Success is the verdict (where
+    there is none: an outcome above 0), so shaped rewards do not enter.
+
+    temperature, bound   T and q_max
+    floor                least weight of an outcome, at the top of a long attempt
+    scale                divide by the group's spread
+    """
+
+    temperature: float = 1.0
+    bound: float = 1.0
+    floor: float = 0.1
+    scale: bool = True
+    eps: float = 1e-6
+
+    requires = ("forks",)
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and self.bound > 0 and 0 <= self.floor <= 1):
+            raise ConfigError(
+                f"credit.temperature ({self.temperature}) and credit.bound ({self.bound}) must be above 0, "
+                f"credit.floor ({self.floor}) from 0 to 1"
+            )
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        pieces, owner = pieces_of(forest), forest.path_trajectory
+        sign = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0).to(torch.float64) * 2 - 1
+        deepest = torch.zeros(forest.n_trajectories, dtype=torch.int64).scatter_reduce_(
+            0, owner, pieces.number + 1, "amax"
+        )
+        last = deepest[owner] == pieces.number + 1
+        value = search_value(
+            sign[owner],
+            pieces.number + 1,
+            deepest[owner],
+            forest.ids("group", "token", axis="P"),
+            forest.to_path(forest.compared, "R"),
+            self.floor,
+        )
+        score = torch.where(last, sign[owner], self.bound * (value / self.temperature).tanh())
+        group = forest.ids("group", axis="R")
+        return against_ends(score, sign, group, owner, forest.compared, self.scale, self.eps)

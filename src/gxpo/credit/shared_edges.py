@@ -1,0 +1,81 @@
+"""Credit of a step: the mean credit of the trajectories that took the same action between the same states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.group_relative import Center, Scale, group_relative
+from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
+from gxpo.errors import ConfigError, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -> Tensor:
+    """The mean advantage over the steps that are one edge.
+
+    advantage  [S] of each step's trajectory
+    edge       [S] int64 dense ids of (history, state, action, next state) inside a group; -1: like no other
+    where      [S] bool, compared (default: all): who enters the means; another step is averaged with those of its edge
+               that do, and changes nobody's
+
+    Returns [S] float64. The sum over the compared steps stays what it was; a step that all trajectories of a group
+    share has the mean of their advantages, 0 for GRPO; without equal edges nothing changes. An edge taken twice in a
+    trajectory counts twice.
+
+    Source: SALT, arXiv 2510.20022, reconstructed from its abstract and an overview. The opposite of `anchor_state`,
+    which sets different actions of one state against each other.
+    """
+    advantage = advantage.to(torch.float64)
+    enters = torch.ones_like(edge, dtype=torch.bool) if where is None else where
+    guest = torch.where(enters, 0.0, 1.0)
+    total = levels.sum(advantage, edge, enters) + guest * advantage
+    return torch.where(edge >= 0, total / (levels.count(edge, enters) + guest), advantage)
+
+
+@dataclass(frozen=True)
+class SharedEdges(StateKeyed, CreditPart):
+    """`shared_edges` (SALT) of a trajectory's outcome within its group, the same for every token of a step.
+
+    center, scale, ddof, eps  of `group_relative`: GRPO's here; "leave_one_out" and "none" are RLOO's
+    history                   states before the step that must be equal too. A step with fewer before it is equal to
+                              those that began their trajectory in the same way
+
+    Actions are equal token by token. The last action of a trajectory leads to `final_state`; where that is not known
+    (and where states are told by observations) it is like no other.
+    """
+
+    center: Center = "mean"
+    scale: Scale = "std"
+    ddof: int = 1
+    eps: float = 1e-6
+    history: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
+        one_of("credit.scale", self.scale, ("std", "none"))
+        if self.history < 0:
+            raise ConfigError(f"credit.history is {self.history}; it is a number of states, 0 or more")
+        self.check_keys()
+        if self.center == "none" and self.scale == "none":
+            object.__setattr__(self, "on_equal", "signal")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        group = forest.ids("group", axis="R")
+        advantage = group_relative(
+            forest.outcome, group, self.center, self.scale, self.ddof, self.eps, where=forest.compared
+        )
+        moves = self.moves(forest)
+        here = history_ids(moves.before, moves.following, self.history, whole=False)[-1]
+        edge = combined(here, action_ids(forest), moves.after)
+        own = forest.step_trajectory
+        return forest.to_path(shared_edges(advantage[own], edge, forest.compared[own]), "S")

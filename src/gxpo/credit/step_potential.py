@@ -1,0 +1,110 @@
+"""Credit of a reasoning step from how right and how sure the policy would be after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.credit.base import CreditPart
+from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.credit.group_relative import group_relative
+from gxpo.credit.recursion import next_in
+from gxpo.errors import ConfigError
+from gxpo.trees import sum_before
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def step_potential(belief: Tensor, confidence: Tensor) -> Tensor:
+    """Phi = 1.5 belief confidence + 0.5 belief - confidence, float64; from -1 (sure and wrong) to 1 (sure and right).
+
+    Unsure and wrong is 0, right by luck 0.5.
+
+    >>> step_potential(torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 0.0, 0.5])).tolist()
+    [1.0, -1.0, 0.5, 0.0, 0.125]
+    """
+    belief, confidence = belief.to(torch.float64), confidence.to(torch.float64)
+    return 1.5 * belief * confidence + 0.5 * belief - confidence
+
+
+@torch.no_grad()
+def saturation(potential: Tensor, previous: Tensor, threshold: float = 0.9, alpha: float = 0.5) -> Tensor:
+    """f = 1 - alpha (1 - exp(-c)), c = how many of the steps before it have a potential above `threshold`; [n] float64.
+
+    previous  [n] the step before, -1 none
+    """
+    count = sum_before(previous, (potential > threshold).to(torch.float64))
+    return 1 - alpha * (1 - (-count).exp())
+
+
+@torch.no_grad()
+def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
+    """g = exp(d) - mean exp(d), d the change brought to [0, 1] by the batch's extremes; [n] float64.
+
+    where  [n] bool: who enters extremes and mean (default: all); the others are held in [0, 1] before. nan: in no
+           statistic, and given 0. 0 for all where those who enter are equal, or there is none. Over them the sum is 0.
+    """
+    known = change.isfinite()
+    enters = known if where is None else known & where
+    x, one = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
+    low, high = levels.min(x, one, enters), levels.max(x, one, enters)
+    flat = levels.degenerate(x, one, enters)
+    raised = ((x - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0).exp()
+    return torch.where(known & ~flat, raised - levels.mean(raised, one, enters), 0.0)
+
+
+@dataclass(frozen=True)
+class StepPotential(CreditPart):
+    """A = whiten(A_group f + xi g), Phi the `step_potential` after each segment: SPAE.
+
+    A_group    outcome - mean of the group, no std
+    f          `saturation` of the segments: outcome credit fades, of either sign, once the answer was found
+    g          `shaping` of Phi's change over the segment, 0 for a trajectory's first; extremes and mean are over the
+               batch's segments, each once, whatever its length
+    whiten     over the batch's trainable tokens, as REINFORCE++-baseline: see `batch_whiten`
+
+    Reads "belief_after" and "answer_confidence" (nan: f = 1, g = 0) and the forest's segments; a token without one has
+    f = 1 and g = 0. With alpha and xi 0 this is `batch_whiten` of the outcomes less their group's mean.
+    """
+
+    xi: float = 0.5
+    alpha: float = 0.5
+    threshold: float = 0.9
+    eps: float = 1e-8
+
+    needs = ("belief_after", "answer_confidence")
+    requires = ("segments",)
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.xi < math.inf and 0 <= self.alpha <= 1):
+            raise ConfigError(f"credit.xi ({self.xi}) is 0 or more, credit.alpha ({self.alpha}) between 0 and 1")
+        object.__setattr__(self, "on_equal", "signal" if self.xi else "zero")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        group, compared = forest.ids("group", axis="R"), forest.compared
+        outcome = forest.to_path(group_relative(forest.outcome, group, "mean", "none", where=compared), "R")
+        segment, place = forest.ids("step", "segment", axis="P"), torch.arange(forest.n_entries)
+        held = segment >= 0
+        n = int(segment.max()) + 1 if len(segment) else 0
+        first = torch.full((n,), forest.n_entries).scatter_reduce_(0, segment[held], place[held], "amin").sort().values
+        of = torch.zeros_like(segment)
+        of[first] = 1  # where segments begin, in time: each entry's is the newest
+        of = of.cumsum(0) - 1
+        phi = step_potential(signals["belief_after"][first], signals["answer_confidence"][first])
+        following = next_in(forest.path_trajectory[first])
+        previous = torch.full((n,), -1)
+        previous[following[following >= 0]] = (following >= 0).nonzero().squeeze(1)
+        change = torch.where(previous >= 0, phi - phi[previous.clamp_min(0)], 0.0 * phi)
+        fading = saturation(phi, previous, self.threshold, self.alpha)
+        gain = shaping(change, compared[forest.path_trajectory[first]])
+        if n:
+            outcome = torch.where(held, outcome * fading[of.clamp_min(0)] + self.xi * gain[of.clamp_min(0)], outcome)
+        return batch_whiten(outcome, forest.path_trainable, forest.to_path(compared, "R"), self.eps)

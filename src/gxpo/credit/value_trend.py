@@ -1,0 +1,102 @@
+"""Credit of a stretch between two valued states: what it and later ones are paid, flat ones for what they led to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.credit.base import CreditPart
+from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.credit.recursion import linear_recursion, next_in
+from gxpo.credit.value_difference import known_values, stretches
+from gxpo.errors import ConfigError, one_of
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@torch.no_grad()
+def trend(change: Tensor, chain: Tensor, decay: float = 0.7, lookahead: int = 4, tolerance: float = 1e-5) -> Tensor:
+    """r_j = d_k decay^(k - j), d_k the first change from j on that is none below `tolerance`, at most `lookahead` on.
+
+    change  [n] d_j of each stretch;  chain  [n] which trajectory, ascending: nothing is looked for beyond its end
+
+    Returns [n] float64; exactly 0 where all of d_j ... d_(j + lookahead), or all to the end, are flat. At the end of a
+    trajectory the reference pays a flat row the sum of its changes, each below the tolerance: 0 here.
+
+    Source: VSRM, arXiv 2508.10293, and its code (0.7, 4, 1e-5).
+
+    >>> trend(torch.tensor([0.25, 0.0, 0.0, 0.25]), torch.zeros(4, dtype=torch.int64)).round(decimals=4).tolist()
+    [0.25, 0.1225, 0.175, 0.25]
+    """
+    change, n = change.to(torch.float64), len(change)
+    rows = torch.arange(n)
+    moved = torch.where(change.abs() >= tolerance, rows, n)
+    first = moved.flip(0).cummin(0).values.flip(0) if n else moved
+    ahead, there = first - rows, first.clamp_max(n - 1)
+    found = (first < n) & (ahead <= lookahead) & (chain[there] == chain)
+    return torch.where(found, change[there] * decay ** ahead.to(torch.float64), 0.0)
+
+
+@torch.no_grad()
+def value_trend(
+    value: Tensor, trajectory: Tensor, decay: float = 0.7, lookahead: int = 4, tolerance: float = 1e-5
+) -> Tensor:
+    """For each entry the sum of the `trend` rewards of its stretch and of all later ones of its trajectory.
+
+    value       [P] of the state just before each entry, nan unknown: a stretch goes from one known value to the next,
+                and its d is their difference. What follows the last known value is no stretch, and has no reward
+    trajectory  [P] int64, entries by trajectory, then time
+
+    Returns [P] float64. Without look-ahead (lookahead 0) an entry has V(last known) - V(begin of its stretch).
+    """
+    reach = stretches(value, trajectory)
+    inner = (reach.following >= 0).nonzero().squeeze(1)
+    at = value.to(torch.float64)[reach.begin]
+    change = at[reach.following[inner]] - at[inner]
+    paid = torch.zeros(value.shape, dtype=torch.float64)
+    last = reach.begin[reach.following[inner]] - 1  # the stretch's last entry
+    paid[last] = trend(change, trajectory[last], decay, lookahead, tolerance)
+    return linear_recursion(paid, 1.0, next_in(trajectory))
+
+
+@dataclass(frozen=True)
+class ValueTrend(CreditPart):
+    """outcome + `value_trend` of the values in `forest.extras["state_value"]`: what is paid from each entry on.
+
+    decay, lookahead, tolerance   see `trend`
+    whiten                        "token": (x - mean) / sqrt(var + 1e-8) over the trainable entries of the batch, as
+                                  REINFORCE++ does | "none"
+
+    The rewards are added to those of later steps (a return, discount 1), so an early step has all that came after it.
+    Nothing else is taken off: without whitening there is no baseline.
+    """
+
+    decay: float = 0.7
+    lookahead: int = 4
+    tolerance: float = 1e-5
+    whiten: Literal["token", "none"] = "token"
+
+    requires = ("state_values",)
+    on_equal = "signal"
+
+    def __post_init__(self) -> None:
+        one_of("credit.whiten", self.whiten, ("token", "none"))
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"credit.decay is {self.decay}; it is between 0 and 1")
+        if self.lookahead < 0 or self.tolerance <= 0:
+            raise ConfigError(
+                f"credit.lookahead ({self.lookahead}) is at least 0, credit.tolerance ({self.tolerance}) above 0"
+            )
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        value = known_values(forest, "value_trend")
+        ahead = value_trend(value, forest.path_trajectory, self.decay, self.lookahead, self.tolerance)
+        total = ahead + forest.to_path(forest.outcome, "R")
+        if self.whiten == "none":
+            return total
+        return batch_whiten(total, forest.path_trainable, forest.to_path(forest.compared, "R"))

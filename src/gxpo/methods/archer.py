@@ -1,0 +1,40 @@
+r"""ArCHer: critics over utterances, twice each, and a policy gradient over tokens with a learned baseline.
+
+A   = min(Q1, Q2) - min(V1, V2) of the utterance;   credit of a token: A - b_t, b_t a baseline fitted to A
+Q_i -> r + gamma V_i(next turn), V_i -> Q_i(what was said): squared errors;   actor: -A log pi, no ratio, no clip
+
+Choices. On policy: the reference keeps a replay buffer, samples the utterance anew for the targets of V and for the
+actor, and has target networks that follow with 0.1 a step. Here what was said is a sample of the policy already, the
+step's own rollouts are all there is, and targets are of the heads at the start of the step: with that nothing is off
+policy, and each rollout is learned from once. The critic is linear heads on the policy's own body (there a second
+model). They begin at 0, so that the two of a pair are told apart by what they learn from, half of the rollouts each,
+and not by random beginnings as there. Q is read in the state before the utterance's last token. gamma 0.9. The loss of
+a rollout is the mean over its tokens (the base's); there it is the sum over an utterance. Other epochs and rates of the
+reference are not taken over.
+"""
+
+from gxpo.credit.twin_critic import TwinCritic
+from gxpo.keys import Definition
+from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.value import ValueRegression
+
+HEADS = ("q1", "q2", "v1", "v2", "baseline")
+
+archer = Definition(
+    name="archer",
+    title="ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL",
+    arxiv="2402.19446",
+    authors="Zhou, Yifei and Zanette, Andrea and Pan, Jiayi and Levine, Sergey and Kumar, Aviral",
+    year=2024,
+    idea="utterances have values, learned by temporal differences; tokens are trained to say the better ones",
+    formula="A = min(Q1, Q2) - min(V1, V2); L = -mean (A - b_t) rho_t + squared errors of Q, V and b",
+    evidence="reference-code",
+    keys={
+        "credit": TwinCritic,
+        "objective.gate": Unclipped,
+        **{f"objective.add.{name}": ValueRegression for name in HEADS},
+        **{f"objective.add.{name}.head": name for name in HEADS},
+    },
+    choices="on policy: no replay, no second sampling, no slow targets; each critic learns from half of the rollouts",
+    cost="a forward pass for five values at the start of the step; five vectors of parameters",
+)

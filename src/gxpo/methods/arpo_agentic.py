@@ -1,0 +1,31 @@
+r"""ARPO: episodes branch after turns in which the policy was more surprised than in its first.
+
+P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  H_t the mean -log p of the turn's first 20 tokens;
+N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch;  A = GRPO's over all n.
+
+Choices. The paper's "soft" credit, which is all that the code has: every attempt has its own A on its whole path, so
+that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean in all
+of them: up to the clip, and with attempts of one length, the same gradient. H is an estimate from the sampled tokens,
+per token and in nats; it is the turn's own, as in the code, where the paper's words are of the tokens after a tool's
+answer, which are the next turn's. P is drawn, as in the code; the paper compares it with a threshold. The weight is
+the scripts' 0.2 (the code's default 0.5).
+"""
+
+from gxpo.keys import Definition
+from gxpo.rollouts.branching import BranchAtSurprise
+
+arpo_agentic = Definition(
+    name="arpo_agentic",
+    title="Agentic Reinforced Policy Optimization",
+    arxiv="2507.19849",
+    authors="Dong, Guanting and Mao, Hangyu and Ma, Kai and Bao, Licheng and Chen, Yifei and Wang, Zhongyuan and "
+    "Chen, Zhongxia and Du, Jiazhen and Wang, Huiyang and Zhang, Fuzheng and Zhou, Guorui and Zhu, Yutao and "
+    "Wen, Ji-Rong and Dou, Zhicheng",
+    year=2025,
+    idea="attempts branch where a tool's answer has left the policy unsure of how to go on",
+    formula="P(branch) = clip(p_b + w (H_t - H_1), 0, 1), p_b 0.5, w 0.2; A = (R - mean_g) / std_g over all attempts",
+    evidence="reference-code",
+    keys={"rollout": BranchAtSurprise},
+    choices="surprise of the sampled tokens for the entropy of the ten likeliest, a mean over tokens, not their sum",
+    cost="fewer generated tokens an attempt: turns before a branch are shared; the environment is restored for each",
+)

@@ -1,0 +1,42 @@
+r"""AVATAR: the two ends of an answer count more than its middle, and old answers are judged by what is usual now.
+
+w_t   = 1 + 0.3 (2 t - 1)^2, t from 0 to 1 along the answer; not divided out
+fresh:    A = (R - mean_g) / std_g over the task's fresh rollouts
+replayed: A = (R - mean of the task's newest 20 outcomes) / std over its replayed rollouts
+L     = over fresh and replayed rows together, the ratio against who sampled them
+
+Choices. From an analysis with formulas. An answer of one token has t = 0 and weight 1.3. Replayed rollouts of equal
+outcomes have no std and are not scaled, so that they teach where no group does. The paper's sequence ratio of replayed
+rows is the token's here, as for fresh ones (`objective.ratio: sequence` has it for both); `rollout.coef` weighs
+replayed rows. Not built: the buffer in tiers of easy, medium and hard prompts, from which prompts are drawn again (here
+a task's rollouts come back when the task does), and hints where a hard prompt's policy stops exploring. The weight
+alone: `grpo` with `weight.u_shape: u_shape`.
+"""
+
+from gxpo.credit.replay_baseline import ReplayBaseline
+from gxpo.keys import Definition
+from gxpo.rollouts.replay import Replay
+from gxpo.signals.newest_mean import NewestMean
+from gxpo.weighting.u_shape import UShape
+
+avatar_tas = Definition(
+    name="avatar_tas",
+    title="AVATAR: Reinforcement Learning to See, Hear, and Reason Over Video",
+    arxiv="2508.03100",
+    authors="Kulkarni, Yogesh and Fazli, Pooyan",
+    year=2025,
+    idea="a U-shaped weight over an answer's tokens; replayed answers against the task's moving mean",
+    formula="w_t = 1 + 0.3 (2 t - 1)^2; replayed: A = (R - mean of the newest 20 of q) / std of the replayed",
+    evidence="secondary",
+    keys={
+        "rollout": Replay,
+        "rollout.choice": "random",
+        "credit": ReplayBaseline,
+        "signal.newest_mean": NewestMean,
+        "weight.u_shape": UShape,
+        "objective.ratio_over": "behaviour",
+    },
+    paper_defaults={"rollout.group_size": 4, "rollout.replays": 4, "rollout.min_stored": 4},
+    choices="token ratio; replays of the drawn task, without tiers or hints; no std where replays are equal",
+    cost="K more trajectories a task in the update; about 70 bytes of memory for every stored token",
+)

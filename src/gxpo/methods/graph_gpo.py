@@ -1,0 +1,29 @@
+r"""GraphGPO: a step is worth what is left to success from where it led, in the graph of the group's trajectories.
+
+d(s) = fewest steps from s to success in the union of the group's trajectories; largest + 1 where nothing leads there
+R_t  = 10 * 0.1^d(s_{t+1})
+A    = z_group(outcome) + z_state(R_t),  z(x) = (x - mean) / (std + 1e-6), ddof 1; z_state over the steps in one state
+
+A step of a failed trajectory counts as much as the same step of a successful one.
+
+Choices. The recipe's R_t; the paper's is 10 * 0.1^(d + 1), which is a tenth of it and the same after scaling. Steps are
+compared with multiplicity, as in the recipe. A^E over trajectories (the recipe: over steps, `credit.unit: step`); a
+state met once and a group of one have 0. Where nobody succeeds all R_t are equal, and this is GRPO. With
+`credit.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
+"""
+
+from gxpo.credit.graph_distance import GraphDistance
+from gxpo.keys import Definition
+
+graph_gpo = Definition(
+    name="graph_gpo",
+    title="Beyond Trajectory-Level Attribution: Graph-Based Credit Assignment for Agentic Reinforcement Learning",
+    arxiv="2605.26684",
+    authors="Cheng, Xin and He, Shuo and Feng, Lang and Xu, Haiyang and Yan, Ming and Feng, Lei and An, Bo",
+    year=2026,
+    idea="a step is judged by how near to success it led, along any way that some trajectory of the group found",
+    formula="A = (R - mean_g) / std_g + (R_t - mean_state) / std_state, R_t = 10 * 0.1^d(s_{t+1})",
+    evidence="reference-code",
+    keys={"credit": GraphDistance},
+    choices="the recipe's return, without the step itself; episode level over trajectories (recipe: over steps)",
+)

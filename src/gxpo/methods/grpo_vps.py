@@ -1,0 +1,41 @@
+r"""GRPO-VPS: to GRPO's advantage each segment adds what it raised the policy's belief in the right answer by.
+
+C_k = pi_old(a* | x, z_<=k, cue), the product over a*'s tokens, teacher-forced; C_0 of the prompt alone
+A_k = A_i + alpha (C_k - C_(k-1)) on the tokens of segment k; alpha 1
+Segments: 4 with equally many uncertain tokens in each
+
+Choices. From an abstract, a digest and reviews. The value of alpha and what "high entropy" is were not found: 1, and
+the quantile 0.8 of the answer. One list has differences of log C; contradicted by the others, it is `form: log`. A
+product is near 0 for long answers: `signal.answer_belief.reduce: exp_mean_log` is its root. Nothing is normalised:
+alpha says how the gains stand to a standardised outcome. After the segment that gives the answer, too, the policy is
+asked; if it can make nothing of a cue there, right answers are held against it: `signal.answer_belief.answered: true`
+gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
+"""
+
+from gxpo.credit.progress import Progress
+from gxpo.keys import Definition
+from gxpo.segments import Uncertain
+from gxpo.signals.answer_belief import AnswerBelief
+
+grpo_vps = Definition(
+    name="grpo_vps",
+    title="GRPO-VPS: Enhancing Group Relative Policy Optimization with Verifiable Process Supervision for Effective "
+    "Reasoning",
+    arxiv="2604.20659",
+    authors="Wang, Jingyi and Zhu, Lei and Weng, Tengjin and Wu, Song-Li and Tan, Haochen and Chen, Jierun and "
+    "Tao, Chaofan and Bai, Haoli and Hou, Lu and Shang, Lifeng and Zhang, Xiao-Ping",
+    year=2026,
+    idea="segments that raise the policy's belief in the right answer are given more than the others",
+    formula="A_k = (R - mean_g) / std_g + alpha (C_k - C_(k-1)), C_k = pi(a* | x, z_<=k)",
+    evidence="secondary",
+    keys={
+        "segment": Uncertain,
+        "credit.add.progress": Progress,
+        "signal.answer_belief": AnswerBelief,
+        "signal.answer_belief.at": "segment",
+        "signal.answer_belief.reduce": "joint",
+    },
+    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
+    choices="alpha 1 and the entropy quantile 0.8 are ours; the joint probability, as in the paper",
+    cost="a forward pass for entropies, one over the rollouts and, after every segment, over cue and answer",
+)

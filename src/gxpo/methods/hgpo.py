@@ -1,0 +1,29 @@
+r"""HGPO: steps of one state are compared in nested groups, those that also share the state before, two before, ...
+
+key_h(t) = (s_{t-h}, ..., s_t),  h = 0..K, K = 2;   G_t the return with discount 0.95
+A_h = (G_t - mean) / (std + eps) over the group's steps with the same key_h, std over all of them (ddof 0)
+A   = sum_h w_h A_h / sum_h w_h,  w_h = (h + 1)^alpha, alpha 1, over the levels with another step; 0 where there is none
+
+Choices. Only states are compared, not actions, as in the authors' code. Weights 1, 2, 3 as in the paper; the recipe in
+verl-agent has 2, 3, 4 (`credit.offset: 2`). The code leaves out levels whose advantage is exactly 0, so that a step
+which is average by floating point is judged by the other levels alone (`credit.ignore: zero`); here levels are left out
+at which all returns are equal, and there is nothing to compare. No level of whole trajectories, as by default there.
+K is the window of history that the policy sees.
+"""
+
+from gxpo.credit.history_groups import HistoryGroups
+from gxpo.keys import Definition
+
+hgpo = Definition(
+    name="hgpo",
+    title="Hierarchy-of-Groups Policy Optimization for Long-Horizon Agentic Tasks",
+    arxiv="2602.22817",
+    authors="He, Shuo and Feng, Lang and Wei, Qi and Cheng, Xin and Feng, Lei and An, Bo",
+    year=2026,
+    idea="a step is compared with those of its state, and the more so the more of their history is the same",
+    formula="A = sum_h w_h A_h / sum_h w_h, A_h over steps with equal (s_{t-h}, ..., s_t), w_h = h + 1, h = 0..2",
+    evidence="reference-code",
+    keys={"credit": HistoryGroups},
+    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
+    choices="weights h + 1 (paper), not h + 2 (recipe); levels of equal returns left out, exact zeros not",
+)

@@ -1,0 +1,52 @@
+r"""HiPER: a policy that says whether it goes on with its sub-goal, which it has, and what it does; credit for each.
+
+A turn: <switch>KEEP|SWITCH</switch><subgoal>...</subgoal><action>...</action>; an option: turns up to the next SWITCH
+action tokens    A_t = r_t + g V' - VL_t + g l A_{t+1} inside the option; V' = VL_{t+1}, at its end VH of the next
+sub-goal tokens  where an option begins: D = sum_j g^j r_j + g^d VH(next) - VH, A = D + g^d l_H A(next)
+switch tokens    T_t - VT_t;  T_t = r_t + g T_{t+1}, g VH(next) at the option's end
+each of the three over its own turns: (A - mean) / (std + 1e-8)
+
+Choices, after the released code and its scripts: g = l = 1, l_H 0.95; a keep costs 0.3 / T, one with another sub-goal
+than before 0.3; truncated episodes are worth what was expected at their last turn. The switch advantage is the
+return's, not the option-critic form that the code has commented out. Values at the turn's first token (VH, VT) and
+the first after the sub-goal (VL). Tokens outside the tags have credit 0, but stay in the mean's denominator (there they
+are masked). The penalty for actions that can't be read, 0.1 there, is the environment's affair here. The format has to
+be asked for in the prompt or the system message; worlds read the last <action> of a reply. KL coefficient: `@paper`.
+"""
+
+from gxpo.credit.gae_hierarchical import HierarchicalGae
+from gxpo.keys import Definition
+from gxpo.objectives.value import ValueRegression
+from gxpo.segments.by_text import Spans
+
+HEADS = ("low", "high", "switch")
+
+hiper = Definition(
+    name="hiper",
+    title="HiPER: Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model Agents",
+    arxiv="2602.16165",
+    authors="Peng, Jiangweizhi and Liu, Yuanxin and Zhou, Ruida and Fleming, Charles and Wang, Zhaoran and "
+    "Garcia, Alfredo and Hong, Mingyi",
+    year=2026,
+    idea="sub-goals that last are one decision each, with the reward and the discount of the time that they take",
+    formula="A = A_low on action tokens + A_high on sub-goal tokens where an option begins + (T - VT) on switch tokens",
+    evidence="reference-code",
+    keys={
+        "segment": Spans,
+        "segment.patterns": (
+            r"(?i)<switch>\s*keep\s*</switch>",
+            r"(?i)<switch>\s*switch\s*</switch>",
+            r"(?i)<subgoal>.*?</subgoal>",
+            r"(?i)<action>.*?</action>",
+        ),
+        "credit": HierarchicalGae,
+        "credit.keep_penalty": -0.3,
+        "credit.consistency_penalty": -0.3,
+        "credit.cut": "extend",
+        **{f"objective.add.{name}": ValueRegression for name in HEADS},
+        **{f"objective.add.{name}.head": name for name in HEADS},
+    },
+    paper_defaults={"objective.kl.coef": 0.01, "update.lr": 1e-6},
+    choices="switch credit T - VT; penalties, lambdas and truncation as in the scripts; thinking has credit 0",
+    cost="a forward pass for three values at the start of the step; three vectors of parameters",
+)

@@ -1,0 +1,29 @@
+r"""MatchTIR: tool calls are matched with those of a reference; turns are paid for theirs, and compared by their number.
+
+S(p, g) = [same tool] (1 + J(argument names) + #equal arguments) / (2 + #arguments of g);   one-to-one matching of calls
+r_t     = mean of S over the turn's calls, 0 for a call without a partner; of the answer, F1 of its words
+A       = (z_g(sum_t r_t) + z_t(D_t)) / 2;   D_t = r_t + 0.9 D_{t+1}, z_t over the group's turns of the same number
+
+Choices. The matching is optimal, as the paper says; the function called Hungarian in its code takes the largest pair
+first (`reward.step.matched_calls.matching: greedy`; soft: `sinkhorn`). Alone at a number, a turn has 0 there; the code
+gives it D_t itself, which pays the longest attempt for its length (`credit.single: raw`). The sum of the turns' rewards
+is what trajectories are compared by: more right calls are worth more, whatever the answer. Needs an environment that
+names the reference's calls, as toolqa.
+"""
+
+from gxpo.credit.turn_position import TurnPosition
+from gxpo.keys import Definition
+from gxpo.rewards.matched_calls import MatchedCalls
+
+matchtir = Definition(
+    name="matchtir",
+    title="MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
+    arxiv="2601.10712",
+    authors="Qu, Changle and Dai, Sunhao and Cai, Hengyi and Xu, Jun and Wang, Shuaiqiang and Yin, Dawei",
+    year=2026,
+    idea="each tool call earns its likeness to the one of the reference that it is matched with",
+    formula="A = (z_g(sum_t r_t) + z_t(r_t + 0.9 D_{t+1})) / 2, r_t the mean likeness of the turn's matched calls",
+    evidence="reference-code",
+    keys={"credit": TurnPosition, "reward.step.matched_calls": MatchedCalls},
+    choices="optimal matching (the code: greedy); a turn alone at its number has 0 there (the code: its raw return)",
+)

@@ -1,0 +1,39 @@
+r"""MT-GRPO: turns that use a tool are compared by what the tool gave, on top of the outcome.
+
+A_k    = A^O + A^T_k for a turn k that a result follows;   A = A^O for the last turn
+A^O    = (R - mean_g) / (std_g + 1e-4);   A^T_k = (r_k - mean) / (std + 1e-4) over the group's turns of number k
+r_k    = 0.2 if the tool ran + 0.5 if its result holds the answer
+
+Choices. The paper and its code have two turns with one result between them; K turns, compared by their number, are our
+extension, which is theirs for K = 2. The code weighs the turn's part (`credit.turn_weight`), the paper the outcome's;
+both weights are 1. A completion without a result has A^O here; the code gives it the standardised sum of both rewards,
+another scale in one batch. Turn rewards take the place of the environment's step rewards. On tasks of one turn this is
+GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
+"""
+
+from gxpo.credit.turn_position import TurnPosition
+from gxpo.keys import Definition
+from gxpo.rewards.tool_result import ToolResult
+
+mt_grpo = Definition(
+    name="mt_grpo",
+    title="Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit Assignment",
+    arxiv="2505.11821",
+    authors="Zeng, Siliang and Wei, Quan and Brown, William and Frunza, Oana and Nevmyvaka, Yuriy and Hong, Mingyi",
+    year=2025,
+    idea="what a tool gave is credited to the turn that called it, the outcome to all turns",
+    formula="A_k = (R - mean_g) / std_g + (r_k - mean) / std over turns of number k; the last turn: first part alone",
+    evidence="reference-code",
+    keys={
+        "credit": TurnPosition,
+        "credit.over": "outcome",
+        "credit.discount": 0.0,
+        "credit.whole_weight": 1.0,
+        "credit.turn_weight": 1.0,
+        "credit.last": False,
+        "credit.eps": 1e-4,
+        "reward.step.tool_result": ToolResult,
+    },
+    paper_defaults={"rollout.group_size": 21, "update.lr": 1e-6},
+    choices="K turns compared by their number are an extension of ours; no result: the outcome's part alone",
+)

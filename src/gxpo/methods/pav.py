@@ -1,0 +1,39 @@
+r"""PAV: beside the outcome, each step is paid the progress that it makes for a prover, a policy other than the trained.
+
+A = (R - mean_g R) + alpha (V^mu(end of the step) - V^mu(its beginning)),   alpha 5
+V^mu = 1 - (1 - V)^K: mu is the best of K = 4 attempts of the policy, V the mean outcome of 9 continuations
+
+Choices (after the abstract and general knowledge; alpha and K are those of another paper's code that tried it out). The
+gradient is that of Q^pi + alpha A^mu: a step's progress is credit of that step alone, not of those before. Outcomes are
+not divided by their std, since alpha weighs one chance against another. The paper trains a model to predict A^mu; here
+it is measured in every step, so nothing is learnt but the policy. The prover is the best of K of the policy itself;
+others, such as a weaker model, aren't built. Steps end with a comma, as in the built-in arithmetic.
+"""
+
+from gxpo.credit.value_difference import ValueDifference
+from gxpo.keys import Definition
+from gxpo.rollouts.continuations import Continuations
+from gxpo.segments import Delimiter
+
+pav = Definition(
+    name="pav",
+    title="Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
+    arxiv="2410.08146",
+    authors="Setlur, Amrith and Nagpal, Chirag and Fisch, Adam and Geng, Xinyang and Eisenstein, Jacob and "
+    "Agarwal, Rishabh and Agarwal, Alekh and Berant, Jonathan and Kumar, Aviral",
+    year=2024,
+    idea="a step is worth what it does for a prover that can still tell good steps from bad ones",
+    formula="A = R - mean_g + 5 (V^mu(next step) - V^mu(this step)), V^mu = 1 - (1 - V)^4",
+    evidence="reconstruction",
+    keys={
+        "credit.scale": "none",
+        "credit.add.value_difference": ValueDifference,
+        "credit.add.value_difference.best_of": 4,
+        "credit.add.value_difference.factor": 5.0,
+        "rollout": Continuations,
+        "segment": Delimiter,
+        "segment.text": ",",
+    },
+    choices="measured progress instead of a trained verifier; best of 4 of the policy as prover; outcomes not scaled",
+    cost="9 continuations from every step of every attempt, generated and thrown away",
+)

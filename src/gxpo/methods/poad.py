@@ -1,0 +1,35 @@
+r"""POAD: an action is decomposed into its tokens, and time passes between actions only.
+
+inside an action:  delta_j = V_{j+1} - V_j,               A_j = delta_j + lambda A_{j+1}
+its last token:    delta = r + gamma V(next action) - V,   A = delta + gamma lambda A(next action)
+
+The optimal policy over tokens is then that over actions. Discounting inside too (NTPO, the paper's contrast) is
+`credit.discount: 0.95`; one value an action (TWOSOME) `gae_turn`; gamma 1 is GAE over tokens.
+
+Choices. gamma 0.95 and lambda 0.95 as in the released code. Its entropy coefficient, 0.01: `poad@paper`. The critic is
+a head on the policy's body, there a network of its own.
+"""
+
+from gxpo.credit.gae import Gae
+from gxpo.keys import Definition
+from gxpo.objectives.value import ValueRegression
+
+poad = Definition(
+    name="poad",
+    title="Reinforcing Language Agents via Policy Optimization with Action Decomposition",
+    arxiv="2405.15821",
+    authors="Wen, Muning and Wan, Ziyu and Zhang, Weinan and Wang, Jun and Wen, Ying",
+    year=2024,
+    idea="credit for each token of an action, and no discount for saying it in more of them",
+    formula="A_j = V_{j+1} - V_j + l A_{j+1} inside an action; r + g V' - V + g l A' at its last token",
+    evidence="reference-code",
+    keys={
+        "credit": Gae,
+        "credit.turn_discount": 0.95,
+        "credit.lam": 0.95,
+        "objective.add.value": ValueRegression,
+    },
+    paper_defaults={"objective.entropy.coef": 0.01},
+    choices="discount and lambda of the released code; a head on the policy's own body",
+    cost="a forward pass for the values at the start of the step; one vector of parameters",
+)

@@ -1,0 +1,30 @@
+r"""ProRAG: the outcome against the group, and the score of a process reward model against all tokens of the group.
+
+A_t = (R - mean_g R) / (std_g R + 1e-4) + 0.5 z_t;   z_t = (s_t - mu) / (std + 1e-8), s_t the score of the token's step,
+mu and std (population) over all tokens of all attempts of the group, so that a long step moves them more
+
+Choices. Who scores is yours to name: `signal.step_judge.score=prm.py:score`, a judge, or a server (the paper's model is
+trained on trees of its own, which is no part of this). A step is a turn, or a segment where `segment` names a
+segmenter. The reference has 1e-8 inside the root, here it is added to the std; and divides by 1 where a group has one
+token, which is 0 either way. A step without a score has z 0 and is in no statistic. Groups of equal outcomes learn from
+the scores alone. Warm-up and refinement of the policy before the training are other stages.
+"""
+
+from gxpo.credit.token_normalised import TokenNormalised
+from gxpo.keys import Definition
+from gxpo.signals.step_judge import StepJudge
+
+prorag = Definition(
+    name="prorag",
+    title="ProRAG: Process-Supervised Reinforcement Learning for Retrieval-Augmented Generation",
+    arxiv="2601.21912",
+    authors="Wang, Zhao and Zhao, Ziliang and Dou, Zhicheng",
+    year=2026,
+    idea="a process reward model's step scores, standardised over the group's tokens, are added to GRPO's credit",
+    formula="A_t = (R - mean_g) / std_g + 0.5 (s_t - mu) / std, mu and std over all tokens of the group",
+    evidence="reference-code",
+    keys={"credit.eps": 1e-4, "credit.add.token_normalised": TokenNormalised, "signal.step_judge": StepJudge},
+    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-5},
+    choices="the scorer is named by the user; steps are turns or segments; eps added to the std",
+    cost="a score for every step, by a model or a judge of your choice",
+)

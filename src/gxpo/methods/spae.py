@@ -1,0 +1,43 @@
+r"""SPAE: reasoning steps are judged by how right and how sure the policy would be if it had to answer after them.
+
+Phi_k = 1.5 acc conf + 0.5 acc - conf after step k: acc the mean probability of the right answer's tokens, conf
+        exp(-mean entropy) there;   d_k = Phi_k - Phi_(k-1), 0 for the first
+f_k   = 1 - alpha (1 - exp(-#{t < k: Phi_t > 0.9})),   g_k = exp(d~_k) - mean exp(d~), d~ in [0, 1] over the batch
+A     = whiten((R - mean_g) f_k + xi g_k), over the batch's tokens; xi = alpha = 0.5
+
+Choices. Probes and potential from released code and the paper; the training code is not released, and the advantage is
+from a detailed note. The paper samples 5 short answers a step for conf; here conf is the entropy over the right
+answer's own tokens, teacher-forced as acc is: nothing is generated, and one pass gives both. acc is the paper's mean
+probability; the code divides the product by the number of tokens, with which no answer of two tokens or more can
+exceed 0.5, nor saturate at 0.9 (`signal.answer_belief.reduce: joint_over_length`). Extremes and mean of g are over the
+batch's steps, each once; the note does not say. f fades credit of either sign. Steps end with ".\n\n" in the whole
+answer, not inside <think> alone. The paper builds on DAPO: `spae+dapo`. With xi = alpha = 0 it is REINFORCE++-baseline.
+"""
+
+from gxpo.credit.step_potential import StepPotential
+from gxpo.keys import Definition
+from gxpo.segments import Delimiter
+from gxpo.signals.answer_belief import AnswerBelief
+
+spae = Definition(
+    name="spae",
+    title="Step Potential Advantage Estimation: Harnessing Intermediate Confidence and Correctness for Efficient "
+    "Mathematical Reasoning",
+    arxiv="2601.03823",
+    authors="Wu, Fei and Zhang, Zhenrong and Chang, Qikai and Zhang, Jianshu and Liu, Quan and Du, Jun",
+    year=2026,
+    idea="steps that bring the answer nearer are given more, and steps after it was found less",
+    formula="A = whiten((R - mean_g) f + xi g), Phi = 1.5 acc conf + 0.5 acc - conf after each step",
+    evidence="secondary",
+    keys={
+        "segment": Delimiter,
+        "segment.text": ".\n\n",
+        "credit": StepPotential,
+        "signal.answer_belief": AnswerBelief,
+        "signal.answer_belief.at": "segment",
+        "signal.answer_belief.cue": "\n**Final Answer**\n\\boxed{",
+        "signal.answer_belief.reduce": "mean_prob",
+    },
+    choices="confidence teacher-forced on the right answer (paper: 5 sampled answers); acc the mean probability",
+    cost="a forward pass over the rollouts and, after every step, over cue and answer",
+)

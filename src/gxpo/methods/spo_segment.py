@@ -1,0 +1,41 @@
+r"""SPO: values by continuations at a few cut points, where the policy was unsure; confident tokens have no credit.
+
+A segment begins before every 5th token of probability < 0.9 (SPO-chain);  V = mean outcome of 9 continuations
+A = V(end of the segment) - V(its beginning), the outcome at the end of the last; 0 on tokens of probability > 0.9
+PPO's clip, a mean over tokens
+
+Choices. The first segment has the prompt's value to begin with (the code: only where a cut falls on the first token;
+else its credit is 0: `rollout.prompt: false`). Confident tokens keep their place in the token mean, as every token of
+weight 0 does; the code leaves them out there too, which multiplies the step's gradient by one number, all tokens /
+unsure tokens. Its runs also whiten over the unsure tokens: `credit.whiten: token`. The chain is the default. The tree
+is `rollout: tree`, `credit: node_value`, `credit.form: edge`, `credit.value: child_mean`, with `credit.scale:
+sibling_std` for its "grpo" mode (its "rloo", without, measures a node against a mean that it is part of), and edges are
+trained once each with `objective.once_per_token: true`. The code's tree is 6-6-6 of segments of 600 tokens, whose edges
+are replayed in later steps; that is not done.
+"""
+
+from gxpo.credit.value_difference import ValueDifference
+from gxpo.keys import Definition
+from gxpo.rollouts.continuations import Continuations
+from gxpo.segments import Surprising
+
+spo_segment = Definition(
+    name="spo_segment",
+    title="Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large Language Models",
+    arxiv="2505.23564",
+    authors="Guo, Yiran and Xu, Lijie and Liu, Jie and Ye, Dan and Qiu, Shuang",
+    year=2025,
+    idea="few segments, cut where the policy was unsure, so that their values can be measured by sampling",
+    formula="A = (V(end of segment) - V(begin)) [p <= 0.9], V the mean outcome of 9 continuations",
+    evidence="reference-code",
+    keys={
+        "credit": ValueDifference,
+        "credit.confident": 0.9,
+        "rollout": Continuations,
+        "segment": Surprising,
+        "objective.aggregate": "token_mean",
+    },
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "update.lr": 1e-6},
+    choices="the prompt is valued; confident tokens stay in the denominator; not whitened (the code's runs are)",
+    cost="9 continuations from every cut, generated and thrown away",
+)

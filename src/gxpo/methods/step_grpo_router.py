@@ -1,0 +1,30 @@
+r"""Step-GRPO (R1-Router): every step behind an expert's history is a GRPO prompt of its own, rewarded by its kind.
+
+rows (question, expert's history up to step t); G samples of the next step;  A = z within (question, t)
+r = 0.5 cos(query, the expert's) + 0.5 [the same source alone is asked]    on a step that asks a source
+r = recall of the expert's answer, 1 or 0 where that is short              on the last step
+
+Choices. As the code, but for the cosine: there of sentence embeddings, here of word counts. A source is the name of
+what is called (a tool, a verb of the world), a query its argument; one step of an expert's way is drawn for each task
+(`rollout.steps: 0` takes them all), where the paper's data set lists all. Histories are the expert's, so the policy
+never acts on what it did itself: no credit goes from step to step, and nothing is off-policy in the loss.
+"""
+
+from gxpo.keys import Definition
+from gxpo.rewards.agreement import Agreement
+from gxpo.rollouts.expert_prefix import ExpertSteps
+
+step_grpo_router = Definition(
+    name="step_grpo_router",
+    title="Learning to Route Queries Across Knowledge Bases for Step-wise Retrieval-Augmented Reasoning",
+    arxiv="2505.22095",
+    authors="Peng, Chunyi and Xu, Zhipeng and Liu, Zhenghao and Li, Yishan and Yan, Yukun and Wang, Shuo and "
+    "Liu, Zhiyuan and Gu, Yu and Yu, Minghe and Yu, Ge and Sun, Maosong",
+    year=2025,
+    idea="one step at a time is sampled behind an expert's history, and compared with others of that very step",
+    formula="A = z over G samples of step t given the expert's steps before t; r by the kind of step",
+    evidence="reference-code",
+    keys={"rollout": ExpertSteps, "reward.shape.agreement": Agreement},
+    choices="cosine of word counts, not of embeddings; one step of each task's way, drawn anew every time",
+    cost="one action a sample, where an episode has many; an expert has to be there",
+)

@@ -1,0 +1,30 @@
+r"""StepORLM: preferences between a group's attempts, each weighted by how far apart their qualities are (W-DPO).
+
+quality q = the outcome: what a solver verifies, and what a judge of the whole process adds to it (`reward`)
+s_i = sum_t (log policy - log reference);  l = -(q_better - q_worse) log sigmoid(beta (s_better - s_worse)),  beta 0.1
+L = mean over groups of the mean over the group's pairs of l
+
+Choices (from the abstract; no code or equations were read). Every two attempts of different quality are a pair; the gap
+is the plain difference, and the weights of a group's pairs are not normalised. Without a judge among the rewards the
+quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that judges, and is
+refined by what the solver finds; a judge of the run's settings has its place. Credit is not read.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.preference_pairs import PreferencePairs
+
+steporlm = Definition(
+    name="steporlm",
+    title="StepORLM: A Self-Evolving Framework With Generative Process Supervision For Operations Research Language "
+    "Models",
+    arxiv="2509.22558",
+    authors="Zhou, Chenyu and Xu, Tianyi and Lin, Jianghao and Ge, Dongdong",
+    year=2025,
+    idea="a pair of attempts teaches as much as their qualities differ, by outcome and by judged process",
+    formula="L = mean_g mean_pairs -(q_w - q_l) log sigmoid(beta (s_w - s_l)), s = sum_t log(pi/ref)",
+    evidence="reconstruction",
+    keys={"objective": PreferencePairs, "objective.pairs": "ordered", "objective.by_gap": True},
+    refuses={"objective.kl.place": ("reward",)},
+    choices="the gap of outcomes is the weight; all pairs of different outcomes; no generative reward model",
+    cost="a frozen reference model and its forward pass over the rollouts",
+)

@@ -1,0 +1,34 @@
+r"""StepPO: PPO on steps of an agent: GAE over turns, whitened over turns, given to every token of the turn.
+
+delta_k = r_k + gamma V_{k+1} - V_k;   A_k = delta_k + gamma lambda A_{k+1};   A = (A_k - mean) / (std + 1e-8)
+L = PPO's clip by the token's ratio + 0.5 mean_t (V_t - (A_k + V_k))^2 / 2 over all tokens of the turn
+
+Choices. As in the released code: V_k is read before the turn's first token but trained on all tokens of the turn, the
+ratio is the token's (the paper's step is in advantage and critic), std with ddof 1, gamma 1 and lambda 1. Without
+whitening and with the value trained where it is read this is `gae_turn`. Its scaling of rewards by a running std, an
+option there, is not part of it here.
+"""
+
+from gxpo.credit.gae import Gae
+from gxpo.keys import Definition
+from gxpo.objectives.value import ValueRegression
+
+steppo = Definition(
+    name="steppo",
+    title="StepPO: Step-Aligned Policy Optimization for Agentic Reinforcement Learning",
+    arxiv="2604.18401",
+    authors="Wang, Daoyu and Li, Qingchuan and Cheng, Mingyue and Yu, Shuo and Ouyang, Jie and Liu, Qi and "
+    "Chen, Enhong",
+    year=2026,
+    idea="steps, not tokens, are what a critic values and what advantages are whitened over",
+    formula="A_k = r_k + g V_{k+1} - V_k + g l A_{k+1}; A = (A_k - mean) / (std + 1e-8) over the batch's turns",
+    evidence="reference-code",
+    keys={
+        "credit": Gae,
+        "credit.level": "turn",
+        "credit.whiten": "turn",
+        "objective.add.value": ValueRegression,
+    },
+    choices="the released code's: token ratio, value trained on all tokens of the turn, whitened over turns",
+    cost="a forward pass for the values at the start of the step; one vector of parameters",
+)

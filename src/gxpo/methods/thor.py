@@ -1,0 +1,39 @@
+r"""THOR: GRPO on whole episodes, a second GRPO on single steps whose call failed, and a little imitation of the good.
+
+L = L_episodes + L_steps + 0.01 mean_{t: A_t > 0} -log pi(t)
+steps: an episode's failing call, cut before the call, is written anew n times; r_j = 1 where it can be carried out,
+A_j = (r_j - mean) / (std + eps) over the n, on what was written anew
+
+Choices. As the code: the groups of steps are a batch with the episodes, so both are in one mean; the cut drops the last
+100 tokens of the failing action. Not followed: the prefix is not tokenised again; where no call failed there is no
+second group (the code takes one random episode); n is 8, the code's 16, with its clip of 0.28, dual clip 3 and token
+mean, is `thor@paper`. A failing call is an action that the environment calls malformed or illegal; the first of an
+episode is taken. The paper's correction of failed calls at inference is no training and is left out.
+"""
+
+from gxpo.keys import Definition
+from gxpo.objectives.gate import DualClip
+from gxpo.objectives.positive_likelihood import PositiveLikelihood
+from gxpo.rollouts.regenerate import Regenerate
+
+thor = Definition(
+    name="thor",
+    title="THOR: Tool-Integrated Hierarchical Optimization via RL for Mathematical Reasoning",
+    arxiv="2509.13761",
+    authors="Chang, Qikai and Zhang, Zhenrong and Hu, Pengfei and Du, Jun and Ma, Jiefeng and Pan, Yicheng and "
+    "Zhang, Jianshu and Liu, Quan and Gao, Jianqing",
+    year=2025,
+    idea="a call that failed is written anew several times and judged by whether it works: a second, finer group",
+    formula="L = GRPO over episodes + GRPO over rewritten failing steps (r = it works) + 0.01 mean_{A > 0} -log pi",
+    evidence="reference-code",
+    keys={"rollout": Regenerate, "objective.add.positive": PositiveLikelihood},
+    paper_defaults={
+        "rollout.group_size": 16,
+        "rollout.samples": 16,
+        "objective.gate": DualClip,
+        "objective.clip_high": 0.28,
+        "objective.aggregate": "token_mean",
+    },
+    choices="first failing call of an episode; no second group where none failed; prefixes keep their token ids",
+    cost="`samples` more actions for as many failed episodes as there are tasks",
+)

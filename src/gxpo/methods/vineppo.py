@@ -1,0 +1,38 @@
+r"""VinePPO: the value of the state before each reasoning step, by continuations from it, instead of a critic.
+
+V(s) = mean outcome of 9 continuations from s;  A_t = r_t + V(s_{t+1}) - V(s_t) for all tokens of step t,
+r_t = 0 before the last step, whose V(s_{t+1}) is 0 and whose r_t the outcome;  PPO's clip, a mean over tokens.
+The advantages of an attempt add up to its outcome less V(prompt).
+
+Choices. A step ends with a comma, as in the built-in arithmetic (`segment.text: "\n"` for models that write a step a
+line). V(prompt) is estimated once a group, not once an attempt. The authors' code whitens advantages over the tokens of
+the batch, which their formula does not: `credit.whiten: token`. In environments a step is a turn: `rollout.at: turn`.
+Their temperature, 0.6 at top_p 0.9, and learning rate are under `vineppo@paper`, without the KL.
+"""
+
+from gxpo.credit.value_difference import ValueDifference
+from gxpo.keys import Definition
+from gxpo.rollouts.continuations import Continuations
+from gxpo.segments import Delimiter
+
+vineppo = Definition(
+    name="vineppo",
+    title="VinePPO: Refining Credit Assignment in RL Training of LLMs",
+    arxiv="2410.01679",
+    authors="Kazemnejad, Amirhossein and Aghajohari, Milad and Portelance, Eva and Sordoni, Alessandro and Reddy, Siva "
+    "and Courville, Aaron and Le Roux, Nicolas",
+    year=2024,
+    idea="the policy itself says what a state is worth: it is continued from there, several times",
+    formula="A = r + V(next step) - V(this step), V the mean outcome of 9 continuations",
+    evidence="reference-code",
+    keys={
+        "credit": ValueDifference,
+        "rollout": Continuations,
+        "segment": Delimiter,
+        "segment.text": ",",
+        "objective.aggregate": "token_mean",
+    },
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "update.lr": 1e-6},
+    choices="not whitened (the code's runs are); the prompt valued once a group; steps end with a comma",
+    cost="9 continuations from every step of every attempt, generated and thrown away",
+)

@@ -1,0 +1,42 @@
+r"""VSRM: a reasoning step is paid the change that it made to the share of right answers, given at once.
+
+acc_j = mean outcome of 5 answers asked for after the first j steps;  d_j = acc_{j+1} - acc_j;
+r_j = d_k 0.7^(k - j), d_k the first of d_j ... d_{j+4} that is not 0, and 0 if all are (steps that lead nowhere)
+A_t = whitened over tokens (outcome + r_j + r_{j+1} + ... from token t's step on)
+
+Choices. REINFORCE++ of the paper's two (the other is PPO with a critic). All tokens of step j have r_j; the code writes
+it on the first one, so that the others of the step do not have it and all steps before do. The last acc is of the whole
+chain, where the attempt ended it by itself; of one that did not, the code measures the first 7 characters, and here its
+last step has no reward. The code's outcome of -9.5 or -10 for answers of the wrong form is left to the task. Steps and
+cue are those of the built-in arithmetic (a comma; "#" opens the result). For models that think: `segment: pattern` with
+`segment.first: 1000` and `segment.apart: 400` characters (its default expression is such words: wait, but, however...),
+`rollout.answer_cue: "</think>"`, `rollout.answer_tokens: 768`.
+"""
+
+from gxpo.credit.value_trend import ValueTrend
+from gxpo.keys import Definition
+from gxpo.rollouts.continuations import Continuations
+from gxpo.segments import Delimiter
+
+vsrm = Definition(
+    name="vsrm",
+    title="Promoting Efficient Reasoning with Verifiable Stepwise Reward",
+    arxiv="2508.10293",
+    authors="Yue, Chuhuai and Dong, Chengqi and Gao, Yinan and He, Hang and Chai, Jiajun and Yin, Guojun and Lin, Wei",
+    year=2025,
+    idea="steps after which answers are no better are paid nothing, steps that mislead are charged",
+    formula="A = whiten(R + sum of later r_j), r_j the next change of the answers' success rate, 0.7 a step away",
+    evidence="reference-code",
+    keys={
+        "credit": ValueTrend,
+        "rollout": Continuations,
+        "rollout.samples": 5,
+        "rollout.prompt": False,
+        "rollout.answer_cue": "#",
+        "segment": Delimiter,
+        "segment.text": ",",
+    },
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "update.lr": 1e-6},
+    choices="REINFORCE++; a step's reward on all its tokens; no charge for the form; unended chains lack a last value",
+    cost="5 short answers after every step of every attempt, generated and thrown away",
+)

@@ -1,0 +1,39 @@
+"""Rewards of turns by what their tool calls gave: that they worked, and that the answer stood in the result."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gxpo.forest import Forest
+from gxpo.rewards.base import RewardPart
+
+
+@dataclass(frozen=True)
+class ToolResult(RewardPart):
+    """`reward.step`: `executed` for a turn that the environment carried out (its `info` has no "action_error"), and
+    `found` where the text that came back holds the expected answer (`info["expected"]` of the trajectory, case aside).
+
+    The last turn of a trajectory, after which nothing comes back, has none (nan). These are the turns' whole rewards:
+    what the environment paid for them is taken off, so that the sum that stands in the forest is this reward alone.
+
+    Source: MT-GRPO, arXiv 2505.11821, and its rubric: about .2 for a tool that ran, .5 for the answer in its result.
+    """
+
+    executed: float = 0.2
+    found: float = 0.5
+
+    def __call__(self, forest: Forest) -> Tensor:
+        value = [math.nan] * forest.n_steps
+        for step, before in enumerate(forest.step_previous.tolist()):
+            if before < 0:
+                continue
+            expected = forest.info[int(forest.step_trajectory[step])].get("expected")
+            came = (forest.observation_text[step] or "").lower()
+            inside = expected is not None and str(expected).lower() in came
+            worked = not forest.step_info[before].get("action_error")
+            value[before] = self.executed * worked + self.found * inside
+        return torch.tensor(value, dtype=torch.float64) - forest.step_reward.nan_to_num(0.0)

@@ -1,0 +1,196 @@
+"""Single steps on an expert's way: the policy is put where the expert stood, and acts once."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
+from gxpo.rollouts.again import action, record
+from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.episodes import AGENT, Episode, Play
+
+_TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expert stood: before turn `turn` of its `episode`, whose last turn that is where `last`."""
+
+    episode: Episode
+    draw: str
+    turn: int
+    last: bool
+
+    @property
+    def said(self) -> TimeStep:
+        """What the environment had said."""
+        return self.episode.stood[self.turn].said
+
+    @property
+    def led_to(self) -> str | None:
+        """The state that the expert's action led to."""
+        after = self.episode.stood[self.turn + 1].said if not self.last else self.episode.said
+        return after.state
+
+    @property
+    def choice(self) -> Reply:
+        """What the expert did there."""
+        reply = self.episode.replies[self.turn]
+        assert reply is not None
+        return reply
+
+    def heard(self, completion: Completion) -> Reply:
+        """What an action says there."""
+        return self.episode.stood[self.turn].context.copy().act(completion.tokens)
+
+
+def need_expert(session: Session, rollout: str) -> None:
+    """Refuse tasks without an expert."""
+    if session.envs is None or "expert" not in session.envs.provides:
+        raise ConfigError(f"rollout {rollout} begins on an expert's way: choose an environment that has expert()")
+
+
+def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list[list[Place]]:
+    """Every place on the expert's way through each task; none where it has no way, or the environment broke.
+
+    The expert's texts are actions of its own in the episodes' contexts, tokenised and ended as a chat ends them; they
+    are in no forest. Nothing is sampled. `play` is restorable.
+    """
+    session = play.session
+    if play.rules.context == "summary":
+        raise ConfigError("an expert writes no summaries of its way: set env.context to full or window")
+    end = tuple(session.chat.stop_ids[:1])
+    episodes = play.start(tasks, draws, 1)
+    while running := play.running(episodes):
+        knows = play.envs.expert([e.name for e in running])
+        for episode in running:
+            found = knows[episode.name]
+            if isinstance(found, EnvFailure):
+                episode.end, episode.failure = found.kind, found.message
+            elif found is None:
+                episode.end = "lost"
+        acting = [e for e in running if e.end is None]
+        said = [(*session.tokenize(str(knows[e.name])), *end) for e in acting]
+        play.take(acting, [Completion(list(ids), [], "stop") for ids in said])
+        for episode in acting:
+            if error := episode.turns[-1].get("info", {}).get("action_error"):
+                raise GxpoError(
+                    f"environment {play.envs.name} calls what its expert does {error}: "
+                    f"{session.decode(episode.turns[-1]['action'])!r}"
+                )
+    turns_of = [0 if e.end == "lost" or e.failure else len(e.stood) for e in episodes]
+    return [
+        [Place(e, draw, turn, turn == turns - 1) for turn in range(turns)]
+        for e, draw, turns in zip(episodes, draws, turns_of, strict=True)
+    ]
+
+
+def chosen(ways: Sequence[Sequence[Place]], steps: int, session: Session) -> list[Place]:
+    """`steps` places of each way, drawn without replacement, or all where it has fewer or `steps` is 0."""
+    out = []
+    for way in ways:
+        if steps and len(way) > steps:
+            draws = random.Random(f"{session.seed}/{session.step}/{way[0].draw}/expert")
+            out += [way[i] for i in sorted(draws.sample(range(len(way)), steps))]
+        else:
+            out += way
+    if not out:
+        raise GxpoError("no task of the step has an expert's way: its environment's expert() gave nothing")
+    return out
+
+
+def named_call(reply: Reply) -> tuple[str, str]:
+    """What a reply does, as a name and what it is done with.
+
+    Of its only call; else of its last `<tag>...</tag>`, or all of it: the call that stands there as JSON, or its first
+    word and the rest. The name is empty where there are several calls, or one that can't be read.
+
+    >>> named_call(Reply("so <action>search[red shoes]</action>")), named_call(Reply("left"))
+    (('search', '[red shoes]'), ('left', ''))
+    >>> named_call(Reply('<tool_call>{"name": "lookup", "arguments": {"row": "b"}}</tool_call>'))
+    ('lookup', 'b')
+    """
+    if reply.calls:
+        call = reply.calls[0]
+        alone = len(reply.calls) == 1 and call.error is None
+        return (call.name if alone else "", _texts(call.arguments))
+    tagged = _TAGGED.findall(reply.content)
+    text = (tagged[-1][1] if tagged else reply.content).strip()
+    with suppress(ValueError, KeyError, TypeError):
+        made = json.loads(text)
+        return (str(made["name"]), _texts(made["arguments"]))
+    name = re.match(r"\w*", text)
+    assert name is not None
+    return (name[0], text[name.end() :].strip())
+
+
+def _texts(arguments: Mapping[str, Any]) -> str:
+    return " ".join(map(str, arguments.values()))
+
+
+@dataclass(frozen=True)
+class ExpertSteps:
+    """`group_size` samples of one step, at each of `steps` places on an expert's way through a task.
+
+    The expert plays each task once, unsampled and uncharged, with every text of its in the context: what the policy is
+    asked next stands behind the expert's history. A place is a group of its own, "s{step}/{task}/t{turn}", of single
+    actions, and no credit passes from one to another. The environment does not hear of them: what they are worth is for
+    a reward to say, by what was done (info["call"]: name and argument), what the expert did (info["expert"]) and
+    whether it was the expert's last step (info["last"]). Without one the outcome is 1 for the very same call, else 0.
+
+    Member j before turn t has the stream (seed, step, draw, j, path (t,)). Held-out tasks are attempted as episodes,
+    without the expert.
+
+    Source: Step-GRPO of R1-Router, arXiv 2505.22095: one row for every (question, history up to step t).
+    """
+
+    group_size: int = 8
+    steps: int = 1
+
+    provides = ("states",)
+    requires = ("expert", "restarts")
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.steps < 0:
+            raise ConfigError(
+                f"rollout.group_size must be at least 1 and rollout.steps at least 0, not {self.group_size!r} and "
+                f"{self.steps!r}"
+            )
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        need_expert(session, "expert_steps")
+        with Play(session, restorable=True) as play:
+            places = chosen(expert_ways(play, tasks, name_draws(tasks, Counter())), self.steps, session)
+        requests = [
+            Request(
+                place.episode.stood[place.turn].context.ids,
+                tuple(
+                    StreamKey(session.seed, session.step, place.draw, j, (place.turn,)) for j in range(self.group_size)
+                ),
+            )
+            for place in places
+        ]
+        records: list[dict[str, Any]] = []
+        for place, request, found in zip(places, requests, session.sample(requests), strict=True):
+            group = f"s{session.step}/{place.draw}/t{place.turn}"
+            wanted = named_call(place.choice)
+            for j, completion in enumerate(found):
+                call = named_call(place.heard(completion))
+                columns = {
+                    "prompt": list(request.prompt),
+                    "turns": [{"agent": AGENT, "state": place.said.state, **action(completion)}],
+                    "reward": float(call == wanted),
+                    "truncated": completion.finish == "length",
+                    "info": {"call": list(call), "expert": list(wanted), "last": place.last, "turn": place.turn},
+                }
+                records.append(record(place.episode.task, group, f"{group}/{j}", session.sampling, **columns))
+        return session.score(Forest.from_records(records))

@@ -1,0 +1,197 @@
+"""Completions of prefixes: beginnings of answers that somebody's search tree holds, each gone on with by the policy."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.records import load
+from gxpo.rollouts.again import need_single_turn, record
+from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.search import Search
+
+
+class Prefix(NamedTuple):
+    """The first tokens of an answer, and where each of its pieces begins."""
+
+    tokens: tuple[int, ...] = ()
+    begins: tuple[int, ...] = ()
+
+
+def beginnings(forest: Forest) -> dict[str, list[Prefix]]:
+    """By task: the empty prefix, and what each attempt had written when each of its pieces ended, but for the last;
+    each once, in the order in which they come. A piece is a segment of the first turn."""
+    found: dict[str, dict[Prefix, None]] = {}
+    token, segment = forest.token[forest.path_token].tolist(), forest.segment[forest.path_token].tolist()
+    turn = forest.step_turn[forest.path_step].tolist()
+    for r in range(forest.n_trajectories):
+        own = [p for p in forest.path_of(r).tolist() if turn[p] == 0]
+        ends = [i for i in range(1, len(own)) if segment[own[i]] != segment[own[i - 1]]]
+        known = found.setdefault(forest.task[r], {Prefix(): None})
+        begins = [0, *ends]
+        for i, end in enumerate(ends):
+            known.setdefault(Prefix(tuple(token[p] for p in own[:end]), tuple(begins[: i + 1])))
+    return {task: list(prefixes) for task, prefixes in found.items()}
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """`group_size` completions of each task, each of a prefix that is drawn uniformly from a tree of the task's.
+
+    group_size  completions a task, which are one group "s{step}/{task}"
+    tree        file of rollouts (`gxpo.rollouts/1`, in the policy's tokens, with segments) of whoever made the
+                prefixes, such as a teacher's search, written by a run of rollout `search`; "": the policy searches by
+                itself in every step, and what that generates is charged
+    terminals, width, chunks   of that search, see `Search`
+
+    Prefixes end where a piece of an attempt does; the empty one, which is the task itself, is always among them, and
+    the only one of a task that the file does not have. They are drawn with replacement from the stream (seed, step,
+    task); completion i is sampled under (seed, step, task, i). A prefix is untrained, completions are declared forks
+    where they share one. The whole of prefix and completion is judged; attempts are as long as
+    `sampling.max_new_tokens` at most, prefix included.
+
+    Source: Tree-OPO, arXiv 2509.09284: an offline tree of a stronger model's search; `tree` "" is ours.
+    """
+
+    group_size: int = 8
+    tree: str = ""
+    terminals: int = 4
+    width: int = 4
+    chunks: int = 8
+
+    provides = ("states", "forks", "segments")
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1:
+            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
+        _ = self._search  # its settings are refused where these are
+
+    @property
+    def _search(self) -> Search:
+        return Search(self.terminals, self.width, chunks=self.chunks)
+
+    @cached_property
+    def _given(self) -> Mapping[str, list[Prefix]]:
+        """The file's, read once."""
+        forest = load(self.tree)
+        if not bool((forest.segment >= 0).any()):
+            raise ConfigError(f"rollout.tree: {self.tree} has no segments, so there is nowhere that a prefix could end")
+        return beginnings(forest)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        need_single_turn(session, "prefixes", "goes on from the middle")
+        known = self._given if self.tree else self._searched(tasks, session)
+        limit, attempts = session.sampling.max_new_tokens, []
+        for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True):
+            usable = [p for p in known.get(task.id, [Prefix()]) if len(p.tokens) < limit]
+            draws = random.Random(f"{session.seed}/{session.step}/{draw}/prefix")
+            prompt = session.encode(task)
+            attempts += [_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)]
+        self._completed(attempts, session)
+        forest = Forest.from_records([line for group in _groups(attempts) for line in _records(group, session)])
+        return session.score(forest)
+
+    def _searched(self, tasks: Sequence[Task], session: Session) -> dict[str, list[Prefix]]:
+        distinct = list({task.id: task for task in tasks}.values())
+        found = self._search.grow(distinct, session)
+        session.budget.discarded += found.n_trajectories
+        return beginnings(found)
+
+    @staticmethod
+    def _completed(attempts: Sequence[_Attempt], session: Session) -> None:
+        """A completion for every attempt, those with prefixes of one length together."""
+        limit = session.sampling.max_new_tokens
+        for size in sorted({len(a.prefix.tokens) for a in attempts}):
+            together = [a for a in attempts if len(a.prefix.tokens) == size]
+            requests = [
+                Request(
+                    (*a.prompt, *a.prefix.tokens),
+                    (StreamKey(session.seed, session.step, a.draw, a.number),),
+                )
+                for a in together
+            ]
+            sampling = replace(session.sampling, max_new_tokens=limit - size)
+            for attempt, (done,) in zip(together, session.sample(requests, sampling), strict=True):
+                attempt.done = done
+
+
+@dataclass(eq=False)
+class _Attempt:
+    task: Task
+    draw: str
+    number: int
+    prompt: tuple[int, ...]
+    prefix: Prefix
+    done: Completion | None = None
+
+
+def _groups(attempts: Sequence[_Attempt]) -> Iterator[list[_Attempt]]:
+    by_draw: dict[str, list[_Attempt]] = {}
+    for attempt in attempts:
+        by_draw.setdefault(attempt.draw, []).append(attempt)
+    yield from by_draw.values()
+
+
+def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, Any]]:
+    """Each attempt leaves the earlier one whose prefix it shares most with."""
+    for i, attempt in enumerate(group):
+        done, tokens, begins = attempt.done, attempt.prefix.tokens, [*attempt.prefix.begins, len(attempt.prefix.tokens)]
+        assert done is not None
+        shared, base = max(
+            ((_common(tokens, other.prefix.tokens), -j) for j, other in enumerate(group[:i])), default=(0, 0)
+        )
+        name = f"s{session.step}/{attempt.draw}"
+        given = tokens[shared:]
+        where: dict[str, Any] = {"prompt": list(attempt.prompt)}
+        if shared:
+            where = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": shared}}
+        turn = {
+            "action": [*given, *done.tokens],
+            "logprob": [None] * len(given) + done.logprobs,
+            "trainable": [False] * len(given) + [True] * len(done.tokens),
+            "segments": [b - shared for b in begins if b >= shared],
+            "finish": done.finish,
+            "policy_version": done.policy_version,
+            "state": attempt.task.id,
+            "extras": _support(given, done),
+        }
+        yield record(
+            attempt.task,
+            name,
+            f"{name}/{attempt.number}",
+            session.sampling,
+            **where,
+            turns=[turn],
+            truncated=done.finish == "length",
+            info={"prefix": len(tokens)},
+        )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same."""
+    same = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        same += 1
+    return same
+
+
+def _support(given: Sequence[int], done: Completion) -> dict[str, torch.Tensor]:
+    """The completion's support; a given token has itself."""
+    if done.support is None:
+        return {}
+    own = torch.as_tensor(done.support)
+    alone = torch.full((len(given), own.shape[1]), -1, dtype=own.dtype)
+    if len(given):
+        alone[:, 0] = torch.tensor(given, dtype=own.dtype)
+    return {"support": torch.cat([alone, own])}

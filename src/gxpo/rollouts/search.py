@@ -1,0 +1,374 @@
+"""Attempts by Monte-Carlo tree search: where the next one leaves the tree is decided by what came of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
+
+
+class Answers(Grower):
+    """Answers to prompts, in pieces of `longest` tokens."""
+
+    def __init__(self, session: Session, width: int, chunks: int) -> None:
+        super().__init__(session, width)
+        limit = session.sampling.max_new_tokens
+        self.longest = -(-limit // chunks)
+        self.most = -(-limit // self.longest)
+
+    def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
+        trees = super().plant(tasks)
+        for tree in trees:
+            tree.context = self.session.encode(tree.task)
+        return trees
+
+    def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
+        limit, by_room = self.session.sampling.max_new_tokens, defaultdict(list)
+        for tree, node in batch:
+            by_room[min(self.longest, limit - node.length)].append((tree, node))
+        for room, together in sorted(by_room.items()):
+            requests = [
+                Request(
+                    (*tree.context, *_tokens(node)),
+                    tuple(self.stream(tree, (*node.path, k)) for k in range(self.width)),
+                )
+                for tree, node in together
+            ]
+            sampling = dataclasses.replace(self.session.sampling, max_new_tokens=room)
+            for (tree, node), found in zip(together, self.session.sample(requests, sampling), strict=True):
+                for done in found:
+                    ended = done.finish == "stop" or self._stopped([*_tokens(node), *done.tokens])
+                    full = node.length + len(done.tokens) >= limit
+                    node.add(done, done.logprobs, terminal=ended or full, cut=not ended)
+                    tree.spent += len(done.tokens)
+
+    def _stopped(self, tokens: Sequence[int]) -> bool:
+        """Whether a text that ends answers began in one piece and ended in the next."""
+        stop = self.session.sampling.stop
+        return bool(stop) and any(text in self.session.decode(tokens) for text in stop)
+
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+        way = leaf.way()[shared:]
+        pieces: list[Completion] = [node.piece for node in way]
+        begins = [node.length - node.tokens for node in way]
+        task = tree.task
+        where: dict[str, Any] = {"prompt": list(tree.context)}
+        if base is not None:
+            where = {"fork": {"of": self.name(tree, base), "turn": 0, "token": begins[0]}}
+        elif isinstance(task.prompt, str):
+            where["prompt_text"] = task.prompt
+        turn = {
+            "action": [t for p in pieces for t in p.tokens],
+            "logprob": [x for p in pieces for x in p.logprobs],
+            "segments": [b - begins[0] for b in begins],
+            "finish": "length" if leaf.cut else "stop",
+            "policy_version": pieces[-1].policy_version,
+            "state": task.id,
+            "extras": _support(pieces),
+        }
+        return {
+            "schema": "gxpo.rollouts/1",
+            "task": task.id,
+            "group": tree.group,
+            "id": self.name(tree, leaf),
+            **where,
+            "turns": [turn],
+            "reward": None,
+            "truncated": leaf.cut,
+            "sampling": dataclasses.asdict(self.session.sampling),
+            "info": {"path": list(leaf.path), "tree_tokens": tree.spent},
+        }
+
+
+class Episodes(Grower):
+    """Episodes in environments, a turn a piece: every child is a fork of its parent's episode."""
+
+    def __init__(self, session: Session, width: int, play: Play) -> None:
+        super().__init__(session, width)
+        self.play, self.longest, self.most = play, session.sampling.max_new_tokens, session.episode.max_turns
+
+    def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
+        trees = super().plant(tasks)
+        for tree, episode in zip(trees, self.play.start(tasks, [t.draw for t in trees], 1), strict=True):
+            tree.root.piece = episode
+            if episode.end is not None:  # its environment broke: the attempt is there, and counted
+                tree.leaves.append(tree.root.add(episode, (), terminal=True, cut=True))
+                tree.current = None
+        return trees
+
+    def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
+        forks = []
+        for tree, node in batch:
+            for k in range(self.width):
+                key = self.stream(tree, (*node.path, k))
+                forks.append((node.piece, node.depth, key, f"{tree.draw}/{'.'.join(map(str, (0, *key.path)))}"))
+        twins = self.play.fork(forks)
+        self.play.turn(self.play.running(twins))
+        running = set(map(id, self.play.running(twins)))
+        for i, (tree, node) in enumerate(batch):
+            for twin in twins[i * self.width : (i + 1) * self.width]:
+                own = twin.turns[-1]
+                node.add(twin, own["logprob"], terminal=id(twin) not in running, cut=twin.end != "done")
+                tree.spent += len(own["action"])
+
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+        episode: Episode = leaf.piece
+        episode.base, episode.inherited = None if base is None else base.piece, shared
+        line = episode.record(dataclasses.asdict(self.session.sampling))
+        line["info"] |= {"path": list(leaf.path), "tree_tokens": tree.spent}
+        return line
+
+
+def _tokens(node: Node) -> list[int]:
+    """All tokens down to a node of an answer."""
+    return [t for n in node.way() for t in n.piece.tokens]
+
+
+def _support(pieces: Sequence[Completion]) -> dict[str, Tensor]:
+    blocks = [torch.as_tensor(p.support) for p in pieces if p.support is not None]
+    if not blocks:
+        return {}
+    widest = max(b.shape[1] for b in blocks)
+    return {"support": torch.cat([torch.nn.functional.pad(b, (0, widest - b.shape[1]), value=-1) for b in blocks])}
+
+
+# ---------------------------------------------------------------- the part
+@dataclass(frozen=True)
+class Searching:
+    """A tree for each task, grown piece by piece until `terminals` of its ends are backed up: those are the group.
+
+    All trees expand one node each at a time, so the engine has them together.
+
+    terminals     attempts a task; fewer where the tree or the budget ends before
+    width         children of every node that is expanded
+    values        "weighted": the value of a node adds up +-1 of the terminals below it times `depth_weight`, successes
+                  driving out failures (`backed_up`); its visits count the expansion that made it, too. "mean": the mean
+                  of +-1. q = value / visits
+    backup        of the terminals that one expansion brings: "one", a success before a failure before one that was cut,
+                  of these the one of least mean -log p; the others are discarded. Or "all"
+    following     where the search goes on after a terminal: "frontier", the best of all nodes without children; "root",
+                  down from the root. Without a terminal it goes on with one of the new children
+    exploration   c of `uct`, which chooses among children: drawn by softmax, or `greedy`, the first of the largest
+    floor         least of `depth_weight`
+    quality, surprisal, depth   of the frontier: score = quality tanh(q of the parent) + surprisal (mean -log p of the
+                  piece) + depth sqrt(depth / most), the first of the largest
+    token_budget  a bound on the tokens generated for one task, 0: none; a node is expanded if all its children fit in
+                  what is left even at their longest
+
+    The verdict decides between +1 and -1 (where there is none: an outcome above 0); an unscored end counts as 0. Ends
+    are scored as they come. Every attempt is a declared fork of the earlier one that it shares most with. `info`:
+    "path" (which child of which child) and "tree_tokens" (generated for the task, with what was dropped). Branches that
+    were sampled and did not become attempts are charged, and counted as discarded. A child is sampled under the stream
+    (seed, step, task, 0, path). Under "one" successes are kept before failures: the group is better than the policy.
+
+    Source: DeepSearch, arXiv 2509.25454, and its code ("weighted", "one", "frontier"; there `greedy`, and `width` the
+    group's size unless it is set); "mean", "all", "root" is plain UCT with every end scored, as AlphaMath (arXiv
+    2405.03553) without its value estimates at nodes, and MASPRM (arXiv 2510.24803).
+    """
+
+    terminals: int = 8
+    width: int = 4
+    values: Literal["weighted", "mean"] = "weighted"
+    backup: Literal["one", "all"] = "one"
+    following: Literal["frontier", "root"] = "frontier"
+    exploration: float = 2.0
+    greedy: bool = False
+    floor: float = 0.1
+    quality: float = 0.4
+    surprisal: float = 0.0
+    depth: float = 0.01
+    token_budget: int = 0
+
+    provides = ("states", "forks")
+
+    def __post_init__(self) -> None:
+        for name, low in {"terminals": 1, "width": 1, "token_budget": 0}.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
+        for name, known in {
+            "values": ("weighted", "mean"),
+            "backup": ("one", "all"),
+            "following": ("frontier", "root"),
+        }.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"rollout.{name} is {' or '.join(map(repr, known))}, not {getattr(self, name)!r}")
+        if not (0 <= self.floor <= 1 and self.exploration >= 0):
+            raise ConfigError(
+                f"rollout.floor is from 0 to 1 and rollout.exploration >= 0, not {self.floor} and {self.exploration}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Attempts a task, where tree and budget allow them all."""
+        return self.terminals
+
+    def searched(self, tasks: Sequence[Task], grower: Grower) -> Forest:
+        """The trees' terminals, scored."""
+        if 0 < self.token_budget < (least := self.width * grower.longest):
+            raise ConfigError(
+                f"rollout.token_budget={self.token_budget} does not hold one expansion of {self.width} pieces of up to "
+                f"{grower.longest} tokens: raise it to {least} at least, or lower rollout.width"
+            )
+        trees, scores = grower.plant(tasks), _Scores()
+        if ends := [(tree, leaf) for tree in trees for leaf in tree.leaves]:
+            scores.note(grower.judged(ends), [leaf for _, leaf in ends])
+        while batch := [(tree, tree.current) for tree in trees if tree.current is not None]:
+            grower.expand(batch)
+            ends = [(tree, child) for tree, node in batch for child in node.children if child.terminal]
+            if ends:
+                scores.note(grower.judged(ends), [leaf for _, leaf in ends])
+            for tree, node in batch:
+                self._settle(tree, node, grower)
+        for tree in trees:
+            tips = sum(not node.children for node in tree.root.below())
+            grower.session.budget.discarded += tips - len(tree.leaves)
+        return scores.of(Forest.from_records([r for tree in trees for r in _records(tree, grower)]))
+
+    # ------------------------------------------------------------ backing up
+    def _settle(self, tree: SearchTree, node: Node, grower: Grower) -> None:
+        """What the newest expansion says of the tree, and where it goes on."""
+        ends = [child for child in node.children if child.terminal]
+        if self.values == "weighted":
+            for child in node.children:
+                child.visits += not child.terminal
+        chosen = sorted(ends, key=_preference)[:1] if self.backup == "one" else ends
+        for leaf in chosen[: self.terminals - len(tree.leaves)]:
+            self._back_up(leaf)
+            tree.leaves.append(leaf)
+        full = len(tree.leaves) >= self.terminals
+        spent = tree.spent + self.width * grower.longest
+        if full or (self.token_budget and spent > self.token_budget):
+            tree.current = None
+        elif not ends:
+            tree.current = self._chosen(node.children, node, tree.draws)
+        else:
+            tree.current = (
+                self._frontier(tree.root, grower.most)
+                if self.following == "frontier"
+                else self._descended(tree.root, tree.draws)
+            )
+
+    def _back_up(self, leaf: Node) -> None:
+        at: Node | None = leaf
+        while at is not None:
+            at.visits += 1
+            if self.values == "mean":
+                at.value += leaf.outcome
+            elif leaf.outcome:
+                at.value = backed_up(at.value, leaf.outcome, depth_weight(at.depth, leaf.depth, self.floor))
+            at = at.above
+
+    # ------------------------------------------------------------ selection
+    def _frontier(self, root: Node, most: int) -> Node | None:
+        """The best node that has no children yet and could have some; None: there is none."""
+        best, highest = None, -math.inf
+        for node in root.below():
+            if node.terminal or node.children or node.above is None:
+                continue
+            score = self.quality * math.tanh(node.above.q) + self.surprisal * node.surprise
+            score += self.depth * math.sqrt(node.depth / most)
+            if score > highest:
+                best, highest = node, score
+        return best
+
+    def _descended(self, root: Node, draws: random.Random) -> Node | None:
+        """Down from the root by `uct` to a node without children; None: everything has ended."""
+        node = root
+        while not root.closed:
+            if not node.children:
+                return node
+            node.closed = all(child.closed for child in node.children)
+            node = root if node.closed else self._chosen([c for c in node.children if not c.closed], node, draws)
+        return None
+
+    def _chosen(self, children: Sequence[Node], above: Node, draws: random.Random) -> Node:
+        scores = [uct(c.q, c.visits, above.visits, self.exploration) for c in children]
+        high = max(scores)
+        if self.greedy:
+            return children[scores.index(high)]
+        weights = [float(s == high) if math.isinf(high) else math.exp(s - high) for s in scores]
+        return draws.choices(children, weights)[0]
+
+
+def _preference(leaf: Node) -> tuple[int, float]:
+    """Smaller is preferred: successes, failures, those that were cut, those of unknown outcome; then the surest."""
+    rank = 0 if leaf.outcome > 0 else 3 if leaf.outcome == 0 else 2 if leaf.cut else 1
+    return rank, leaf.total / max(leaf.length, 1)
+
+
+@dataclass(frozen=True)
+class Search(Searching):
+    """`Searching` where a piece is a stretch of tokens of an answer, or a turn in an environment (taken back by
+    snapshot, or by going through the actions again).
+
+    chunks  an answer has at most so many pieces: one is `sampling.max_new_tokens` / `chunks` tokens (rounded up), and
+            is a segment
+    """
+
+    chunks: int = 8
+
+    provides = ("states", "forks", "segments")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunks < 1:
+            raise ConfigError(f"rollout.chunks must be at least 1, not {self.chunks!r}")
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        if session.envs is None:
+            return self.searched(tasks, Answers(session, self.width, self.chunks))
+        with Play(session, restorable=True) as play:
+            return self.searched(tasks, Episodes(session, self.width, play))
+
+
+class _Scores:
+    """What the task's rewards said of each end."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[float, float, Mapping[str, float]]] = {}
+        self._names: dict[str, None] = {}
+
+    def note(self, forest: Forest, leaves: Sequence[Node]) -> None:
+        """Takes the scores in, and tells the leaves how they came out."""
+        self._names |= dict.fromkeys(forest.component_names)
+        rows = zip(forest.id, forest.outcome.tolist(), forest.success.tolist(), forest.components.tolist(), strict=True)
+        for (name, outcome, success, components), leaf in zip(rows, leaves, strict=True):
+            self._rows[name] = outcome, success, dict(zip(forest.component_names, components, strict=True))
+            verdict = outcome > 0 if math.isnan(success) else success >= 1
+            leaf.outcome = 0.0 if math.isnan(outcome) else 1.0 if verdict else -1.0
+
+    def of(self, forest: Forest) -> Forest:
+        """The forest with the scores of its trajectories."""
+        rows = [self._rows[name] for name in forest.id]
+
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64)
+
+        return forest.with_rewards(
+            column([outcome for outcome, _, _ in rows]),
+            components={name: column([known.get(name, math.nan) for _, _, known in rows]) for name in self._names},
+            success=column([success for _, success, _ in rows]),
+        )
+
+
+def _records(tree: SearchTree, grower: Grower) -> Iterator[dict[str, Any]]:
+    """The attempts in the order in which they were backed up: each leaves the earlier one that it shares most with."""
+    through: dict[tuple[int, ...], Node] = {}  # the first attempt that goes through each node
+    for leaf in tree.leaves:
+        shared = max((n.depth for n in leaf.way() if n.path in through), default=0)
+        yield grower.record(tree, leaf, through.get(leaf.path[:shared]), shared)
+        for node in leaf.way():
+            through.setdefault(node.path, leaf)

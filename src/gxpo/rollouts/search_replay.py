@@ -1,0 +1,68 @@
+"""Tree search that remembers: where it finds no solution of a task, one that it found before stands beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Session, Task
+from gxpo.rollouts.replay import ReplayBuffer, as_replay, side_by_side
+from gxpo.rollouts.search import Search
+
+
+@dataclass(frozen=True)
+class SearchReplay(Search):
+    """`Search`, and for a group without a success up to `replays` of the task's stored solutions as further members.
+
+    replays     the newest
+    hard        a group's successes are stored once they have been trained on, if they are at most this share of it
+    max_stored  of a task, the newest; `max_tasks`: see `ReplayBuffer`
+
+    A replayed row has origin "replay" and the log-probs and policy version that it was sampled with, and is compared.
+    Source: DeepSearch, arXiv 2509.25454: between rounds, solutions of tasks that up to a quarter of the attempts solve
+    are cached (`hard`), and later take the place of attempts at them, which are then sampled without a tree. Here the
+    search goes on, and they come in only where it fails.
+    """
+
+    replays: int = 1
+    hard: float = 0.25
+    max_stored: int = 8
+    max_tasks: int = 10_000
+    buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replays < 1 or not 0 < self.hard <= 1:
+            raise ConfigError(
+                f"rollout.replays is at least 1 and rollout.hard a share above 0, not {self.replays} and {self.hard}"
+            )
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        fresh = super().grow(tasks, session)
+        right = fresh.success >= 1
+        share = levels.mean(right, fresh.ids("group", axis="R"), fresh.scored)
+        solved = right & (share <= self.hard)
+        if bool(solved.any()):
+            self.buffer.hold(fresh.select(solved))
+        failed = dict.fromkeys(g for g, s in zip(fresh.group, share.tolist(), strict=True) if s == 0)
+        task_of = dict(zip(fresh.group, fresh.task, strict=True))
+        records = [
+            as_replay(record, group=group, id=f"{group}/replay/{i}")
+            for group in failed
+            for i, record in enumerate(self.buffer.of(task_of[group])[-self.replays :])
+        ]
+        return side_by_side(Forest.concat([fresh, Forest.from_records(records)])) if records else fresh
+
+    def observe(self, forest: Forest) -> None:
+        self.buffer.store(forest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)

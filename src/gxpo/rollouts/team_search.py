@@ -1,0 +1,142 @@
+"""Tree search over the calls of a team: every role's turn is a node, with several things that it might say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from gxpo.errors import ConfigError
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.rollouts.graph import Graph, graph
+from gxpo.rollouts.search import Searching
+from gxpo.rollouts.search_nodes import Grower, Node, SearchTree
+from gxpo.rollouts.team import Cast, Team, Walk
+
+
+class _Branch(Walk):
+    """A walk that can be gone on with in several ways."""
+
+    def with_said(self, completion: Completion) -> _Branch:
+        """Another walk, in which this was said next."""
+        twin = copy.copy(self)
+        twin._spoken = set(self._spoken)
+        twin._running = {name: context.copy() for name, context in self._running.items()}
+        twin.take(completion)
+        return twin
+
+
+class _Call(NamedTuple):
+    walk: _Branch  # after it
+    turn: dict[str, Any]
+
+
+class Calls(Grower):
+    """Calls of a team, one a piece; a frozen role says one thing."""
+
+    def __init__(self, session: Session, width: int, cast: Cast) -> None:
+        super().__init__(session, width)
+        self.cast, self.longest, self.most = cast, session.sampling.max_new_tokens, cast.graph.longest
+
+    def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
+        trees = super().plant(tasks)
+        for tree in trees:
+            walk = _Branch(self.cast, tree.task, self.session)
+            tree.root.piece = _Call(walk, {})
+            if walk.stops():  # not even the first context has room: the attempt is there, and counted
+                walk.role = self.cast.graph.roles[0]
+                call = _Call(walk, walk.turn(Completion([], [], "none")))
+                tree.leaves.append(tree.root.add(call, (), terminal=True, cut=True))
+                tree.current = None
+        return trees
+
+    def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
+        requests = []
+        for tree, node in batch:
+            walk: _Branch = node.piece.walk
+            assert walk.role is not None
+            ways = 1 if walk.role.name in self.cast.frozen else self.width
+            streams = tuple(self.stream(tree, (*node.path, k)) for k in range(ways))
+            requests.append(Request(walk.context, streams, policy=self.cast.of(walk.role)))
+        for (tree, node), found in zip(batch, self.session.sample(requests), strict=True):
+            walk = node.piece.walk
+            for done in found:
+                after = walk.with_said(done)
+                node.add(_Call(after, walk.turn(done)), done.logprobs, terminal=after.stops(), cut=after.cut)
+                tree.spent += len(done.tokens)
+
+    def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
+        first, *rest = (node.piece.turn for node in leaf.way()[shared:])
+        if base is None:
+            where = {"prompt": first["context"], "prompt_text": first["observation_text"]}
+            first = {k: v for k, v in first.items() if k != "context"}
+        else:
+            where = {"fork": {"of": self.name(tree, base), "turn": shared - 1, "token": None}}
+        walk: _Branch = leaf.piece.walk
+        return {
+            "schema": "gxpo.rollouts/1",
+            "task": tree.task.id,
+            "group": tree.group,
+            "id": self.name(tree, leaf),
+            **where,
+            "turns": [first, *rest],
+            "reward": None,
+            "truncated": walk.cut,
+            "sampling": dataclasses.asdict(self.session.sampling),
+            "info": {"answer": walk.answer, "path": list(leaf.path), "tree_tokens": tree.spent},
+        }
+
+    def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
+        forest = Forest.from_records([self.record(tree, leaf, None, 0) for tree, leaf in leaves])
+        return self.session.score(forest, [leaf.piece.walk.answer for _, leaf in leaves])
+
+
+@dataclass(frozen=True)
+class TeamSearch(Searching):
+    """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's
+    answer. An attempt is written as in `Team`, its turns with their agent, policy and context.
+
+    graph, policy, frozen   see `Team`; a frozen role has one child instead of `width`
+
+    Held-out tasks are attempted by the team, without search. Source: MASPRM, arXiv 2510.24803.
+    """
+
+    graph: str | Graph = "solver_verifier"
+    policy: Literal["shared", "per_role"] = "shared"
+    frozen: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.cast  # whatever is wrong with the team is found here
+
+    @cached_property
+    def cast(self) -> Cast:
+        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policy name -> "trained" or "frozen"."""
+        return self.cast.policies
+
+    @property
+    def max_turns(self) -> int:
+        """The most actions that a trajectory can have."""
+        return self.cast.graph.longest
+
+    @property
+    def calls(self) -> int:
+        """The most actions that are sampled for each of `group_size`, about."""
+        return self.max_turns
+
+    def evaluation(self, samples: int) -> Team:
+        """Held-out tasks are attempted by the team."""
+        return Team(samples, self.graph, self.policy, self.frozen)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        if session.envs is not None:
+            raise ConfigError("a team works on tasks that are prompts: give it such a task, or set rollout=search")
+        return self.searched(tasks, Calls(session, self.width, self.cast))

@@ -1,0 +1,145 @@
+"""How many directions a trajectory's hidden states take up, how that grows, and a bonus for growing more than usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import CheckpointError, ConfigError
+from gxpo.signals.base import SignalPart, SignalTools
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+NAMES = ("effective_rank", "rank_velocity", "rank_acceleration")
+SMALL = 1e-12  # eigenvalues of a Gram matrix, relative to the largest, that are rounding
+BOUND = 5.0  # of a relative deviation
+
+
+@torch.no_grad()
+def effective_rank(singular: Tensor) -> float:
+    """exp(-sum p ln p), p the singular values [k] (not squared) over their sum; 1 where all are 0.
+
+    >>> round(effective_rank(torch.tensor([3.0, 1.0, 0.0])), 6)
+    1.754765
+    """
+    total = singular.to(torch.float64).sum()
+    p = singular.to(torch.float64) / torch.where(total > 0, total, 1.0)
+    return float(torch.special.entr(p).sum().exp())
+
+
+@torch.no_grad()
+def rank_dynamics(hidden: Tensor, stride: int) -> tuple[float, float, float]:
+    """Effective rank, velocity and acceleration of the states [n, H] of n tokens; all 0 for fewer than two.
+
+    m_j           effective rank of the first j * stride states about their mean, and at last of all, where more than
+                  one is left over
+    velocity      mean over j >= 2 of d_j = m_j - mean(m_1..m_(j-1)): against all that was before, not the last alone
+    acceleration  mean over j >= 3 of d_j - d_(j-1); both 0 where there is none
+    """
+    n, width = hidden.shape
+    if n < 2:
+        return 0.0, 0.0, 0.0
+    x = hidden.to(torch.float64)
+    whole = _rank(x, width)
+    ends = range(stride, n + 1, stride)
+    m = [whole if k == n else _rank(x[:k], width) for k in ends]
+    if m and n - ends[-1] > 1:
+        m.append(whole)
+    ranks = torch.tensor(m, dtype=torch.float64)
+    d = ranks[1:] - (ranks.cumsum(0) / torch.arange(1, len(m) + 1))[:-1]
+    velocity = float(d.mean()) if len(d) else 0.0
+    return whole, velocity, float(d.diff().mean()) if len(d) > 1 else 0.0
+
+
+def _rank(x: Tensor, width: int) -> float:
+    """Effective rank of rows about their mean, by the smaller Gram matrix."""
+    centred = x - x.mean(0)
+    square = torch.linalg.eigvalsh(centred @ centred.T if len(x) < width else centred.T @ centred).clamp_min(0.0)
+    return effective_rank(torch.where(square > SMALL * square.max(), square, 0.0).sqrt())
+
+
+@torch.no_grad()
+def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1e-8) -> Tensor:
+    """beta tanh(dev rank) + (1 - beta) tanh(dev velocity), beta = sigmoid(gain dev acceleration); [R] float64.
+
+    figures  [R, 3] effective rank, velocity, acceleration;   usual [3]
+    dev      (x - usual) / (|usual| + eps), held in [-5, 5]
+
+    Where the rank's growth speeds up, a high rank is what counts (exploration); where it slows, a fast growth.
+    """
+    rank, velocity, acceleration = ((figures - usual) / (usual.abs() + eps)).clamp(-BOUND, BOUND).unbind(1)
+    beta = torch.sigmoid(gain * acceleration)
+    return beta * rank.tanh() + (1 - beta) * velocity.tanh()
+
+
+@dataclass(frozen=True)
+class EffectiveRank(SignalPart):
+    """The signal "bonus" [R]: `scale` times `rank_bonus` of `rank_dynamics` against what was usual before; 0 in the
+    first step, when nothing is.
+
+    Usual is an average over the steps before, of each step's mean over its scored trajectories with tokens:
+    usual <- usual + rate (mean - usual), at first the first step's mean.
+
+    stride  tokens from one prefix to the next
+    layer   which hidden states; -1 the last
+
+    Costs a forward pass, and for every prefix a symmetric eigenvalue problem of min(tokens, width) rows.
+    Figures: effective_rank, rank_velocity, rank_acceleration, the step's means.
+
+    Source: VERL, arXiv 2509.23808, and its code, where the average begins at 0 and lags a step behind.
+    """
+
+    stride: int = 40
+    gain: float = 2.0
+    rate: float = 0.3
+    scale: float = 1.0
+    layer: int = -1
+    memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    provides = ("bonus",)
+    axes = {"bonus": "R"}  # noqa: RUF012  never changed
+
+    def __post_init__(self) -> None:
+        if self.stride < 2 or not 0 < self.rate <= 1:
+            raise ConfigError(
+                f"signal effective_rank: stride {self.stride} is at least 2, rate {self.rate} above 0 and up to 1"
+            )
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        hidden = tools.learner.hidden(forest, layer=self.layer)
+        rows = [
+            rank_dynamics(hidden[forest.path_token[forest.path_of(r)]], self.stride)
+            for r in range(forest.n_trajectories)
+        ]
+        figures = torch.tensor(rows, dtype=torch.float64).reshape(-1, len(NAMES))
+        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
+        self.latest["figures"] = figures[acts & forest.scored]
+        if "usual" not in self.memory:
+            return {"bonus": torch.zeros(forest.n_trajectories, dtype=torch.float64)}
+        usual = torch.tensor(self.memory["usual"], dtype=torch.float64)
+        return {"bonus": self.scale * rank_bonus(figures, usual, self.gain)}
+
+    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
+        figures = self.latest["figures"]
+        if not len(figures):
+            return {}
+        mean = figures.mean(0)
+        usual = torch.tensor(self.memory.get("usual", mean.tolist()), dtype=torch.float64)
+        self.memory["usual"] = (usual + self.rate * (mean - usual)).tolist()
+        return dict(zip(NAMES, mean.tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: list(values) for name, values in self.memory.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not set(state) <= {"usual"}:
+            raise CheckpointError(f"the checkpoint's signal effective_rank holds {sorted(state)}, not 'usual'")
+        self.memory.clear()
+        self.memory.update({name: [float(x) for x in values] for name, values in state.items()})

@@ -1,0 +1,58 @@
+"""Rewards for what a tool gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gxpo.forest import Forest
+from gxpo.rewards.tool_result import ToolResult
+
+
+def episode(i: int, turns: list[tuple[str, str | None, float | None]], expected: str | None) -> dict[str, Any]:
+    """Turns as (what was seen before it, its error, what the environment paid)."""
+    return {
+        "schema": "gxpo.rollouts/1",
+        "group": "g",
+        "id": f"t{i}",
+        "prompt": [1],
+        "turns": [
+            {
+                "observation": [2],
+                "observation_text": seen,
+                "action": [3],
+                "reward": paid,
+                "info": {} if error is None else {"action_error": error},
+            }
+            for seen, error, paid in turns
+        ],
+        "reward": 1.0,
+        "info": {} if expected is None else {"expected": expected},
+    }
+
+
+def test_a_tool_that_ran_and_an_answer_in_its_result() -> None:
+    """Ran, and "the Grey Sea" holds the answer: .7; failed: 0; failed, though the text holds it: .5; the last: none."""
+    turns = [
+        ("q", None, None),
+        ("Into the Grey Sea", "illegal", None),
+        ("no", "malformed", None),
+        ("grey sea", None, None),
+    ]
+    found = ToolResult()(Forest.from_records([episode(0, turns, "grey sea")]))
+    assert found[:3].tolist() == pytest.approx([0.7, 0.0, 0.5]) and found.isnan().tolist() == [False] * 3 + [True]
+
+
+def test_without_an_expected_answer_only_running_counts_and_one_turn_has_nothing() -> None:
+    forest = Forest.from_records(
+        [episode(0, [("q", None, None), ("7", None, None)], None), episode(1, [("q", None, None)], "7")]
+    )
+    found = ToolResult(executed=0.3)(forest)
+    assert float(found[0]) == 0.3 and found.isnan().tolist() == [False, True, True]
+
+
+def test_what_the_environment_paid_for_the_turn_gives_way() -> None:
+    forest = Forest.from_records([episode(0, [("q", None, 0.25), ("7", None, 1.0)], "7")])
+    total = forest.step_reward + ToolResult()(forest).nan_to_num(0.0)
+    assert total.tolist() == pytest.approx([0.7, 1.0])
