@@ -14,7 +14,7 @@ from gxpo import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
-OF_THE_READER = ("resume", "demo", "bench", "eval", "export", "check-reward", "check-template", "check-env")
+OF_THE_READER = ("resume", "demo", "bench", "signal", "eval", "export", "check-reward", "check-template", "check-env")
 COMMANDS = sorted(
     {
         line.split("#")[0].split("&&")[0].strip()

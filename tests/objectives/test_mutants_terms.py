@@ -110,6 +110,7 @@ class ByEntropy(gate.Gate):
     outputs = ("entropy",)
 
     def loss(self, x):
+        assert x.entropy is not None
         return -x.credit * x.ratio * x.entropy
 
 
@@ -192,6 +193,16 @@ def test_the_gap_of_scores_is_a_mean_over_the_groups_that_were_read(term) -> Non
     a, b, c, d, _ = x.tolist()
     found = figures(made[term](), forest_of(LABELLED), PolicyTokens(x, torch.zeros(5)))
     assert found["score_gap"] == pytest.approx(((a - b) + (c - d)) / 2, rel=1e-12)
+
+
+def test_the_gap_of_scores_leaves_out_what_was_not_read() -> None:
+    """The second success of the first group and the failure of the second have no weight, and are not run: .3 + .1."""
+    forest = forest_of([("a", 1, 1), ("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 0)])
+    one, weight = torch.ones(5, dtype=F64), column(1, 0, 1, 1, 0)
+    found = ImplicitNegative().metrics(forest, moved(0.3, NAN, -0.1, 0.7, NAN), one, weight)
+    assert found["score_gap"] == pytest.approx(0.4)
+    found = ImplicitNegative().metrics(forest, moved(NAN, NAN, NAN, 0.7, NAN), one, column(0, 0, 0, 1, 0))
+    assert found["score_gap"] == 0.0
 
 
 def test_scores_of_float32_are_means_in_float64() -> None:

@@ -192,6 +192,14 @@ def test_broken_environments_are_unscored_and_the_others_go_on(model):
     assert "planned" in forest.info[0]["failure"]
 
 
+def _noted(forest):
+    """With what some rollouts note at action tokens: a label, a value of the state before."""
+    label, value = torch.zeros(forest.n_tokens, dtype=torch.int64), torch.full((forest.n_tokens,), torch.nan).double()
+    label[forest.path_token] = torch.arange(forest.n_entries) % 5
+    value[forest.path_token] = torch.arange(forest.n_entries).double() % 7 / 7
+    return forest.replace(extras={**forest.extras, "label": label, "state_value": value})
+
+
 def test_inserted_observation_tokens_change_no_credit(model, steps):
     """T11: the same actions after longer observations have the same returns and the same credit, bit for bit."""
     s = session(model, steps)
@@ -202,6 +210,7 @@ def test_inserted_observation_tokens_change_no_credit(model, steps):
         for turn in record["turns"][1:]:
             turn["observation"] = [*turn["observation"], *[5] * 40]
     other = gxpo.Forest.from_records(records)
+    one, other = (_noted(forest) for forest in (one, other))
     assert one.n_tokens < other.n_tokens and one.n_entries == other.n_entries
     assert torch.equal(one.returns(0.9), other.returns(0.9))
     for name in METHODS:

@@ -33,6 +33,7 @@ OWN: dict[str, dict[str, Any]] = {
     "t_ppo": {"learner.value_lr": 10.0},
     "poise": {"signal.value_probe.enough": 12, "signal.value_probe.buffer": 20},
     "oprl": {"signal.implicit_reward.lr": 1e-3},
+    "spa_rl": {"signal.progress_estimator.enough": 12, "signal.progress_estimator.buffer": 20},
     "sfpo": {"update.window": 2, "update.threshold": -9.0},  # plain steps from the third on
     "riskpo": {"credit.size": 2, "credit.add.length_weighted": "length_weighted"},  # a summand that remembers
     "himac": {"rollout.blueprints": 3, "rollout.plan_tokens": 3},
@@ -45,6 +46,7 @@ HELD = {
     "t_ppo": "value",
     "poise": "signal/value_probe/",
     "oprl": "signal/implicit_reward/",
+    "spa_rl": "signal/progress_estimator/",
 }
 
 

@@ -22,7 +22,8 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
     forks  the five trajectories of a tree share their first five turns; without, groups share their prompt alone
 
     Outcomes, verdicts and named rewards are random, half of the turns have a step reward, every action token is a
-    segment. GxpoError where `turns` is no multiple of 100, which is one group.
+    segment, every token has a label and a value of the state before it. GxpoError where `turns` is no multiple of 100,
+    which is one group.
     """
     if turns % PER_GROUP:
         raise GxpoError(f"{turns} turns are no whole groups: take a multiple of {PER_GROUP}")
@@ -35,6 +36,7 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
     kind, step_action = columns["kind"], columns["step_action"]
     state = torch.randint(STATES, kind.shape, generator=draw) + STATES * _copy_of(kind, groups)
     paid = uniform(len(kind))[step_action]
+    tokens = len(columns["token"])
     success = (uniform(groups * GROUP) < 0.5).to(torch.float64)
     return Forest(
         **columns
@@ -49,6 +51,7 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
             "success": success,
             "components": torch.stack([success, (uniform(groups * GROUP) < 0.9).to(torch.float64)], 1),
             "component_names": ("correct", "format"),
+            "extras": {"label": torch.arange(tokens) % 5, "state_value": uniform(tokens)},
         }
     )
 

@@ -1,4 +1,4 @@
-"""The pages docs/methods/NAME.md and their index docs/methods.md, written from the methods themselves."""
+"""The pages docs/methods/NAME.md and their indices docs/methods.md and more-methods.md, written from the methods."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from gxpo.methods import METHODS
 from gxpo.pipeline import Method
 
 FENCE = "```"
+INDICES = {  # pages, and the sections that stand on each
+    "methods.md": ("base", "rollout", "update", "credit"),
+    "more-methods.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
+}
 
 
 def pages() -> dict[str, str]:
-    """Every generated file, by its path below docs/: the index, a page for each method, and pictures."""
+    """Every generated file, by its path below docs/: two indices, a page for each method, and pictures."""
     rows = entries()
-    found = {"methods.md": _index(rows)}
+    found = {"methods.md": _index(rows), "more-methods.md": _rest(rows)}
     base, plain = effect(method("grpo")), gate_effect(method("grpo"))
     if isinstance(base, str) or isinstance(plain, str):
         raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}, {plain}")
@@ -63,17 +67,32 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
-        "| stage | method | evidence | equal groups | cost | idea |",
-        "|---|---|---|---|---|---|",
+        "Here: those of rollouts, updates and credit. Rewards, weights, objectives and reconstructions: "
+        "[more methods](more-methods.md).",
+        "",
+        *_table(rows, "methods.md"),
     ]
+    told = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
+    return "\n".join([*lines, "", f"Stages: {told}.", ""])
+
+
+def _rest(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["# More methods", "", f"{FENCE}bash", "gxpo methods --stage objective", FENCE, ""]
+    told = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](methods.md)."
+    return "\n".join([*head, told, "", *_table(rows, "more-methods.md"), ""])
+
+
+def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
+    lines = ["| stage | method | evidence | equal groups | cost | idea |", "|---|---|---|---|---|---|"]
     for section, members in sections(rows).items():
+        if section not in INDICES[page]:
+            continue
         for i, row in enumerate(members):
             cost = "" if free(row["cost"]) else "*"
             link = f"[{row['name']}](methods/{row['name']}.md)"
             cells = [section if i == 0 else "", link, row["evidence"], row["on_equal"], cost, row["idea"]]
             lines.append(_cells(cells))
-    told = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
-    return "\n".join([*lines, "", f"Stages: {told}.", ""])
+    return lines
 
 
 def _cells(cells: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ the search, and beam search by steps at inference. A step is 1/8 of the longest 
 that is run); a head that is linear, in units of the outcome, where theirs is tanh of one.
 """
 
-from gxpo.credit.group_relative import GroupRelative
 from gxpo.credit.tree_progress import TreeProgress
 from gxpo.keys import Definition
 from gxpo.objectives.gate_log_likelihood import LogLikelihood
@@ -29,7 +28,6 @@ alphamath = Definition(
     formula="L = mean -r log pi + 0.5 mean_steps (value - V)^2 / 2, V the mean outcome of the search below the step",
     evidence="reconstruction",
     keys={
-        "credit": GroupRelative,
         "credit.center": "none",
         "credit.scale": "none",
         "credit.add.tree_progress": TreeProgress,

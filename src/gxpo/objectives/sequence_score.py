@@ -207,10 +207,12 @@ class LabelTerm(SequenceTerm):
         return contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
 
     def score_gap(self, forest: Forest, score: Tensor, run: Tensor) -> float:
-        """Mean over the groups that were read of the mean score of successes less that of failures."""
-        group, (positive, negative) = forest.ids("group", axis="R"), self.sides(forest)
+        """Mean over the groups with both labels among what was read of the mean score of successes less that of
+        failures; 0 without any."""
+        group, (positive, negative) = forest.ids("group", axis="R"), (side & run for side in self.sides(forest))
+        both = contrasted(group, positive, negative, run)
         apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
-        return float(over_groups(apart, group, run)) / n_groups(group, run)
+        return float(over_groups(apart, group, both)) / n_groups(group, both)
 
 
 def rows_of(forest: Forest, entries: Tensor) -> Tensor:

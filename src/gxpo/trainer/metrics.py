@@ -199,6 +199,10 @@ NAMES: dict[str, Metric] = {
         "mean square of outcome less the sum of the turns' shares in it", "reward squared", "scored, compared rollouts"
     ),
     "progress_explained": Metric("1 - progress_loss / variance of the outcomes", "share", "scored, compared rollouts"),
+    "progress_used": Metric(
+        "1 where turns are paid by the estimator of progress, 0 as long as it has seen too little", "flag", "the step"
+    ),
+    "progress_fit": Metric("progress_loss on the estimator's own buffer", "reward squared", "the estimator's buffer"),
     "progress_spread": Metric("standard deviation of the turns' shares in the outcome", "reward", "turns of the step"),
     "judge_asked": Metric("different rollouts whose steps were judged", "rollouts", "the step"),
     "judge_failures": Metric("answers of the judge of steps that are missing or can't be read", "answers", "the step"),
