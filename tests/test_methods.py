@@ -248,7 +248,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
-    keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 8, "update.weight_decay": 0.0}
+    keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "update.weight_decay": 0.0}
     keys |= {"rollout.group_size": 4} if "rollout.group_size" in gxpo.method(name).keys else {}
     keys |= SMOKE.get(name, {})
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")

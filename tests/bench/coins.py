@@ -9,9 +9,11 @@ from gxpo import TimeStep
 
 @dataclass
 class Throws:
-    """`a` is heads. Success after three throws with at least two; `loaded`: the first throw decides alone."""
+    """`a` is heads. Success after three throws with at least two; `loaded`: the first throw decides alone; `any_sign`:
+    every second sign is heads, whatever a policy writes that has never learnt anything."""
 
     loaded: bool = False
+    any_sign: bool = False
     max_turns: int = 3
 
     instructions = ""
@@ -21,7 +23,7 @@ class Throws:
         return self._show()
 
     def step(self, action: str) -> TimeStep:
-        self.said += action[:1]
+        self.said += ("a" if ord(action[:1] or "b") % 2 else "b") if self.any_sign else action[:1]
         return self._show()
 
     def _show(self) -> TimeStep:

@@ -131,11 +131,19 @@ def test_a_sign_is_asked_only_where_the_truth_is_sure():
 
 
 def test_every_candidate_has_a_row_or_a_reason(monkeypatch, tmp_path):
+    spec = f"{Path(__file__).with_name('coins.py')}:Throws"
+    keys = {
+        **fidelity.SHARED,
+        "model": "tiny:cold",
+        "task": spec,
+        "tasks.options": {"any_sign": True},
+        "env.workers": 0,
+    }
+    monkeypatch.setattr(fidelity, "WORLDS", {"throws": fidelity.World(keys)})
     monkeypatch.setattr(fidelity, "candidates", lambda: ["grpo", "gigpo", "tempflow_grpo", "gae"])
     plan = Plan(tmp_path, threads=1, quick=True)
-    found = [entry for entry in fidelity.entries(plan) if entry.name.startswith("frozenlake/")]
-    rows = [row for entry in found for row in entry.measure(plan)]
-    assert [r["name"] for r in rows] == [f"frozenlake/{m}" for m in ("grpo", "gigpo", "tempflow_grpo", "gae")]
+    rows = [row for entry in fidelity.entries(plan) for row in entry.measure(plan)]
+    assert [r["name"] for r in rows] == [f"throws/{m}" for m in ("grpo", "gigpo", "tempflow_grpo", "gae")]
     assert rows[0]["ratio"] == 1 and -1 <= rows[1]["rank"] <= 1 and rows[0]["turns"] == rows[1]["turns"]
     assert rows[2]["ratio"] is None and rows[2]["note"].startswith("left out: ")
     assert rows[3]["practised"] == 1 and rows[0]["practised"] == 0

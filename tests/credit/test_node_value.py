@@ -275,7 +275,7 @@ def edge_loop(forest: Forest, value: str, scaled: bool) -> list[float]:
 PLAIN = {"contexts": False, "after": False, "sampled_under": False, "agents": ("agent",)}  # one way from the root
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["leaf_mean", "child_mean"]), st.booleans())
 def test_edges_agree_with_a_recursion(seed, value, scaled):
     forest = strategies.random_forest(seed, groups=2, rollouts=8, unscored=False, **PLAIN)

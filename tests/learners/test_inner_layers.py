@@ -99,7 +99,7 @@ def test_shares_of_the_depth():
     found = learner.outputs(forest, ("logprob@0.5", "logprob@2"))
     assert torch.equal(found["logprob@0.5"], found["logprob@2"])
     for bad in ("logprob@0", "logprob@5", "logprob@-1", "logprob@1.3", "logprob@0.0", "logprob@first", "value@1"):
-        with pytest.raises(ModelError, match=r"layers 1 to 4|'@LAYER'|no output"):
+        with pytest.raises(ModelError, match=r"layers 1 to 4|'@LAYER'|no output|no value head"):
             learner.outputs(forest, (bad,))
 
 

@@ -26,7 +26,7 @@ def call_similarity(predicted: Call, gold: Call) -> float:
     equal  arguments of gold that the predicted call has with the same value
 
     >>> call_similarity({"name": "f", "arguments": {"a": 1, "b": 2}}, {"name": "f", "arguments": {"a": 1, "c": 2}})
-    0.5833333333333334
+    0.5833333333333333
     """
     if predicted["name"] != gold["name"]:
         return 0.0
