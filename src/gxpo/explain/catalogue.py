@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from gxpo.compose import method
@@ -110,16 +111,23 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
             field = key.split(".")[1]
             for slot in ("objective", "objective.gate"):
                 part = owner.keys.get(slot)
+                if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
+                    continue
                 if isinstance(part, type) and issubclass(part, PolicyGradient):
                     continue  # it takes gate and ratio as the base's does
                 known = (*_OBJECTIVE[slot == "objective" :], *(_fields(PolicyGradient) if slot != "objective" else ()))
-                if slot not in other.keys and dataclasses.is_dataclass(part) and field not in (*known, *_fields(part)):
+                if field not in (*known, *_fields(part)):
                     found.add(slot)
     return found
 
 
 def _fields(part: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(part))
+    return _fields_of(part if isinstance(part, type) else type(part))
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 # ---------------------------------------------------------------- what is asked for
