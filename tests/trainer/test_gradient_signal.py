@@ -92,6 +92,21 @@ def test_smaller_groups_are_the_first_attempts_of_larger_ones():
     assert alone[0].tokens_per_task == rows[0].tokens_per_task < rows[1].tokens_per_task
 
 
+def test_methods_that_share_attempts_cut_them_their_own_way(monkeypatch):
+    cut = []
+    real = meter.gradients
+
+    def seen(trainer, forest, tools):
+        cut.append(int(forest.segment.max()))
+        return real(trainer, forest, tools)
+
+    monkeypatch.setattr(meter, "gradients", seen)
+    keys = {**COLD, "sampling.max_new_tokens": 4}
+    measure("tiny:cold", "arithmetic", ["grpo_vps", "grpo"], [2], 3, keys)
+    measure("tiny:cold", "arithmetic", ["grpo", "grpo_vps"], [2], 3, keys)
+    assert cut[1] == cut[2] == -1 and cut[0] == cut[3] >= 0
+
+
 def row(size, signal, error, tokens):
     return Measured("grpo", size, 10, 0.5, signal, error, tokens, tokens / signal if signal > 0 else None, 0.0)
 

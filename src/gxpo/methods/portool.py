@@ -23,8 +23,8 @@ portool = Definition(
     year=2025,
     idea="steps at one fork are compared by what became of all attempts that took them",
     formula="A = z_g(R_i) + z_fork(R(s)), R(s) = mean over attempts through s of 0.95^(turns after s) R_i",
-    evidence="secondary",
+    evidence="reconstruction",
     keys={"credit": ForkRelative, "rollout": ForkOpen},
-    choices="two forks, equal weights, no reward for well-formed calls, decay from the end: none of them verified",
+    choices="two forks, equal weights, no reward for well-formed calls, decay from the end: all of them guesses",
     cost="the turns of open attempts that are not chosen; the environment is restored for every fork",
 )

@@ -93,7 +93,7 @@ def measure(
     if min(sizes, default=0) < 1:
         raise ConfigError(f"group sizes are whole numbers above 0, not {', '.join(map(str, sizes)) or 'none'}")
     out: list[Measured] = []
-    grown: dict[str, Forest] = {}  # independent attempts, which all methods share
+    shared: Forest | None = None  # independent attempts, not yet cut into any method's segments
     for method in methods:
         given = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
         nested = isinstance(_resolved(given, max(sizes)).method.rollout, Independent)
@@ -104,11 +104,12 @@ def measure(
                     budget = Budget()
                     session = trainer.session(1, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
                     drawn = session.draw(tasks)
-                    forest = grown.get("all") if nested else None
+                    forest = shared if nested else None
                     if forest is None:
-                        forest = session.score(session.segment(trainer.method.rollout.grow(drawn, session)))
+                        forest = session.score(trainer.method.rollout.grow(drawn, session))
                     if nested:
-                        grown["all"] = forest
+                        shared = forest
+                    forest = session.segment(forest)
                     tools = trainer.tools(1, session)
                     for own in sizes if nested else [size]:
                         sub = forest.select(_first(forest, own)) if nested else forest
