@@ -17,3 +17,8 @@ slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=40, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
+
+
+def pytest_collection_modifyitems(items):
+    """First, and one after the other in one process: what needs the warm start of the arithmetic, made on first use."""
+    items.sort(key=lambda item: item.get_closest_marker("warm_start") is None)

@@ -26,7 +26,9 @@ COMMANDS = sorted(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=[pytest.mark.warm_start] * (p == PAGES[0])) for p in PAGES], ids=lambda p: p.name
+)
 @pytest.mark.filterwarnings("ignore:reward")
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

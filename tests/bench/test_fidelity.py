@@ -16,6 +16,7 @@ from gxpo.chat import PlainChat
 from gxpo.credit import group_relative
 from gxpo.envs import EnvPool, source
 from gxpo.errors import GxpoError
+from gxpo.forest import Forest
 from gxpo.models import character_tokenizer
 from gxpo.protocols import Completion, EpisodeRules, Sampling
 from gxpo.rewards import RewardSet
@@ -122,6 +123,27 @@ def test_reliability_and_the_jackknife_by_hand():
     assert truth.reliability == pytest.approx(0.75)
     # of a mean of n numbers the jackknife gives std / sqrt(n): 1, 2, 6 -> means without each 4, 3.5, 1.5
     assert left_out([4.0, 3.5, 1.5]) == pytest.approx(torch.tensor([1.0, 2, 6]).std().item() / 3**0.5)
+
+
+def walks(*rows: tuple[str, str]) -> Forest:
+    """(group, its states as letters)."""
+    return Forest.from_records(
+        [
+            {
+                "schema": "gxpo.rollouts/1",
+                "group": group,
+                "id": str(i),
+                "turns": [{"observation": [2], "action": [3], "state": state} for state in states],
+            }
+            for i, (group, states) in enumerate(rows)
+        ]
+    )
+
+
+def test_the_overlap_of_states_by_hand():
+    """Of six steps after the first: x, x, and the y that the third began with; z z are one attempt's, or group's."""
+    assert fidelity.overlap(walks(("a", "sxy"), ("a", "sx"), ("a", "yz"), ("b", "szz"))) == pytest.approx(3 / 6)
+    assert math.isnan(fidelity.overlap(walks(("a", "s"))))
 
 
 def test_a_sign_is_asked_only_where_the_truth_is_sure():

@@ -164,7 +164,7 @@ def test_the_credit_by_hand():
     high, low, one = 1.154699, -0.577350, 1.581136
     expected = [high, high, high + one, low, low, low - one, low, low]
     assert credit.tolist() == pytest.approx(expected, abs=1e-5)
-    none = PieceReward(weight=0.0)(forest, {"piece_reward": reward}, 0)
+    none = PieceReward(step_weight=0.0)(forest, {"piece_reward": reward}, 0)
     assert none.tolist() == pytest.approx([high] * 3 + [low] * 5, abs=1e-5)
 
 

@@ -112,6 +112,9 @@ def test_a_shaping_reward_is_added_and_one_of_another_shape_is_refused(tmp_path,
     bad = gxpo.method("grpo", {"reward.add.bad": lambda forest: {"bad": torch.ones(3)}})
     with pytest.raises(gxpo.errors.GxpoError, match=r"reward 'bad' has shape \(3,\)"):
         gxpo.train("tiny:cold", "arithmetic", bad, 1, f"{reward}:parity", out=tmp_path / "bad", set=SHORT)
+    known = gxpo.method("grpo", {"reward.add.own": lambda forest: {"correct": torch.ones(forest.n_trajectories)}})
+    with pytest.raises(gxpo.errors.GxpoError, match="'correct' has the name of a component of the task's"):
+        gxpo.train("tiny:cold", "arithmetic", known, 1, f"{reward}:parity", out=tmp_path / "known", set=SHORT)
 
 
 def test_rewards_are_weighted_by_name(tmp_path, reward):

@@ -222,6 +222,20 @@ def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
     }
 
 
+def overlap(forest: Forest) -> float:
+    """Share of the steps after their trajectory's first whose state another trajectory of the group was in too; nan
+    where there is no such step. Steps in unknown states are not counted."""
+    state, owner = forest.step_state, forest.step_trajectory
+    later = torch.zeros_like(state, dtype=torch.bool)
+    later[1:] = owner[1:] == owner[:-1]
+    group = forest.ids("group", axis="R")[owner]
+    known = state >= 0
+    _, place = torch.unique(torch.stack([group, state], 1), dim=0, return_inverse=True)
+    met = torch.unique(torch.stack([place, owner], 1)[known], dim=0)[:, 0]
+    shared = torch.bincount(met, minlength=len(state))[place] > 1
+    return float(shared[later & known].double().mean())
+
+
 # ---------------------------------------------------------------- a method in a world
 @dataclass
 class Measured:
@@ -271,6 +285,8 @@ class Measured:
             **figures,
             "ceiling": truth.reliability**0.5,
             "turns": forest.n_steps,
+            "turns_each": forest.n_steps / forest.n_trajectories,
+            "overlap": overlap(forest),
             "tokens_per_task": per_task,
             "rank_per_kilotoken": figures["rank"] / per_task * 1000,
             "continuations": truth.continuations,

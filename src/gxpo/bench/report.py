@@ -63,6 +63,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
     ("other MB", lambda row: _of_side(1, "memory_mb")(row) or None),
     ("micro-batch", lambda row: row.get("micro_batch")),
     ("turns", lambda row: row.get("turns")),
+    ("turns each", lambda row: row.get("turns_each")),
+    ("overlap", lambda row: row.get("overlap")),
     ("rank", lambda row: row.get("rank")),
     ("+-", lambda row: row.get("rank_error")),
     ("ceiling", lambda row: row.get("ceiling")),

@@ -73,11 +73,16 @@ class StepReward(CreditPart):
         one_of("credit.scale", self.scale, ("std", "none"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        advantage = step_reward(
+        advantage = self.among(forest, signals["process_reward"], forest.step_trajectory)
+        return forest.to_path(advantage, "S")
+
+    def among(self, forest: Forest, reward: Tensor, trajectory: Tensor) -> Tensor:
+        """`step_reward` of things with a `reward` each, that the `trajectory` has."""
+        return step_reward(
             forest.outcome,
-            signals["process_reward"],
+            reward,
             forest.ids("group", axis="R"),
-            forest.step_trajectory,
+            trajectory,
             self.step_weight,
             self.center,
             self.scale,
@@ -85,4 +90,3 @@ class StepReward(CreditPart):
             self.eps,
             where=forest.compared,
         )
-        return forest.to_path(advantage, "S")

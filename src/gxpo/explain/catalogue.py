@@ -27,8 +27,9 @@ HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal
 _OBJECTIVE = ("gate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
 
 
-def entry(definition: Definition) -> dict[str, Any]:
-    """One method as an object."""
+def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str, Any]:
+    """One method as an object; `known` are the methods that there are, where they were looked up already."""
+    known = known or list(METHODS.values())
     made = method(definition.name)
     return {
         "name": definition.name,
@@ -48,15 +49,16 @@ def entry(definition: Definition) -> dict[str, Any]:
         "on_equal": on_equal(made),
         "choices": definition.choices,
         "alias_of": definition.alias_of,
-        "aliases": [d.name for d in METHODS.values() if d.alias_of == definition.name],
+        "aliases": [d.name for d in known if d.alias_of == definition.name],
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
-        "conflicts": conflicts(definition),
+        "conflicts": conflicts(definition, known),
     }
 
 
 def entries() -> list[dict[str, Any]]:
     """Every method, those with the weakest evidence last."""
-    return [entry(d) for d in sorted(METHODS.values(), key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
+    known = list(METHODS.values())
+    return [entry(d, known) for d in sorted(known, key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
 
 
 def free(cost: str) -> bool:
@@ -83,10 +85,10 @@ def home(definition: Definition) -> str:
 
 
 # ---------------------------------------------------------------- composition
-def conflicts(definition: Definition) -> dict[str, list[str]]:
-    """Key -> the methods with which this one merges only once the caller has decided that key."""
+def conflicts(definition: Definition, known: Sequence[Definition]) -> dict[str, list[str]]:
+    """Key -> the `known` methods with which this one merges only once the caller has decided that key."""
     found: dict[str, list[str]] = {}
-    for other in METHODS.values():
+    for other in known:
         if other.name != definition.name:
             keys = _unequal(definition, other) | _homeless(definition, other) | _homeless(other, definition)
             for key in sorted(keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -131,6 +131,30 @@ class Walk:
             "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
         }
 
+    def line(
+        self,
+        name: str,
+        group: str,
+        turns: Sequence[Mapping[str, Any]],
+        fork: Mapping[str, Any] | None = None,
+        **info: Any,
+    ) -> dict[str, Any]:
+        """The walk as a line of `gxpo.rollouts/1`: all its turns, or those after a fork."""
+        first, *rest = turns
+        opened = {"prompt": first["context"], "prompt_text": first["observation_text"]}
+        return {
+            "schema": "gxpo.rollouts/1",
+            "task": self.task.id,
+            "group": group,
+            "id": name,
+            **(opened if fork is None else {"fork": fork}),
+            "turns": [first if fork else {k: v for k, v in first.items() if k != "context"}, *rest],
+            "reward": None,
+            "truncated": self.cut,
+            "sampling": dataclasses.asdict(self.session.sampling),
+            "info": {"answer": self.answer, **info},
+        }
+
     def take(self, completion: Completion) -> None:
         """The action is said, and it is the next one's turn."""
         role, said = self.role, self.heard(completion)
@@ -245,20 +269,7 @@ class _Attempt(Walk):
         if not self.turns:  # not even the first context has room: the attempt is there, and counted
             self.role = self.cast.graph.roles[0]
             self.turns.append(self.turn(Completion([], [], "none")))
-        first, *rest = self.turns
-        return {
-            "schema": "gxpo.rollouts/1",
-            "task": self.task.id,
-            "group": self.group,
-            "id": f"{self.group}/{self.key.attempt}",
-            "prompt": first["context"],
-            "prompt_text": first["observation_text"],
-            "turns": [{k: v for k, v in first.items() if k != "context"}, *rest],
-            "reward": None,
-            "truncated": self.cut,
-            "sampling": dataclasses.asdict(self.session.sampling),
-            "info": {"answer": self.answer, "rounds": self.round},
-        }
+        return self.line(f"{self.group}/{self.key.attempt}", self.group, self.turns, rounds=self.round)
 
 
 def draws_of(tasks: Sequence[Task], session: Session) -> list[str]:

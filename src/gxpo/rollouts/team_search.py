@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,25 +69,11 @@ class Calls(Grower):
                 tree.spent += len(done.tokens)
 
     def record(self, tree: SearchTree, leaf: Node, base: Node | None, shared: int) -> dict[str, Any]:
-        first, *rest = (node.piece.turn for node in leaf.way()[shared:])
-        if base is None:
-            where = {"prompt": first["context"], "prompt_text": first["observation_text"]}
-            first = {k: v for k, v in first.items() if k != "context"}
-        else:
-            where = {"fork": {"of": self.name(tree, base), "turn": shared - 1, "token": None}}
         walk: _Branch = leaf.piece.walk
-        return {
-            "schema": "gxpo.rollouts/1",
-            "task": tree.task.id,
-            "group": tree.group,
-            "id": self.name(tree, leaf),
-            **where,
-            "turns": [first, *rest],
-            "reward": None,
-            "truncated": walk.cut,
-            "sampling": dataclasses.asdict(self.session.sampling),
-            "info": {"answer": walk.answer, "path": list(leaf.path), "tree_tokens": tree.spent},
-        }
+        turns = [node.piece.turn for node in leaf.way()[shared:]]
+        fork = None if base is None else {"of": self.name(tree, base), "turn": shared - 1, "token": None}
+        name = self.name(tree, leaf)
+        return walk.line(name, tree.group, turns, fork, path=list(leaf.path), tree_tokens=tree.spent)
 
     def judged(self, leaves: Sequence[tuple[SearchTree, Node]]) -> Forest:
         forest = Forest.from_records([self.record(tree, leaf, None, 0) for tree, leaf in leaves])

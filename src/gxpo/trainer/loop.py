@@ -216,12 +216,12 @@ class Trainer:
         columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
         outcome = forest.outcome.clone()
         for name, part in self.method.shapes.items():
-            outcome = columns[name] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
+            outcome = columns[_new(name, forest)] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
         if self.method.step_rewards:
             forest = _with_step_rewards(forest.replace(outcome=outcome), self.method.step_rewards)
         for part in self.method.rewards.values():
             for name, value in part(forest).items():
-                columns[name] = _one_each(name, value, outcome)
+                columns[_new(name, forest)] = _one_each(name, value, outcome)
                 outcome = outcome + value
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
@@ -414,6 +414,13 @@ def _with_step_rewards(forest: Forest, parts: Mapping[str, Any]) -> Forest:
 
 def _shape(found: Any) -> str:
     return f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+
+
+def _new(name: str, forest: Forest) -> str:
+    """GxpoError where the forest has a component of that name, which would be lost."""
+    if name in forest.component_names:
+        raise GxpoError(f"the method's reward {name!r} has the name of a component of the task's: rename one of them")
+    return name
 
 
 def _one_each(name: str, value: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
