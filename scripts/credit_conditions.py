@@ -1,7 +1,6 @@
 """When credit by state helps: worlds that differ in one thing at a time, with exact advantages.
 
     python scripts/credit_conditions.py            # a minute
-    python scripts/credit_conditions.py --learn    # about ten
 
 In each of `turns` turns one of two actions is right; the episode succeeds if at least `needed` were. A state is the
 turn, the number right so far and one of `looks` irrelevant looks, drawn anew each turn. The policy is a table over turn
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,10 +19,8 @@ from torch import Tensor
 
 import gxpo
 from gxpo.bench.fidelity import on_turns, overlap, rank_correlation
-from gxpo.trainer.statistics import mean_interval
 
 CREDITS = ("grpo", "gigpo", "hgpo", "salt", "graph_gpo", "graft", "known_value", "exact")
-RUNS, STEPS, RATES = 20, 40, (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -154,39 +150,18 @@ def _exact_slope(world: World, right: Tensor) -> Tensor:
     return (slope / slope.norm()).flatten()
 
 
-def trained(world: World, method: str, lr: float) -> list[float]:
-    """The mean over the steps of each run's probability of success, computed; runs are paired by their seed."""
-    generator = torch.Generator().manual_seed(1)
-    logit = torch.zeros(RUNS, world.turns, world.turns + 2, dtype=torch.float64)
-    optimizer = torch.optim.Adam([logit], lr=lr, maximize=True)
-    reached = []
-    for _ in range(STEPS):
-        right = logit.sigmoid()
-        steps = Steps.drawn(world, right, generator)
-        reached.append(steps.value[:, 0, 0])
-        logit.grad = steps.slope(steps.credit(method, steps.episodes.forest()), right)
-        optimizer.step()
-    return torch.stack(reached).mean(0).tolist()
-
-
-BASE = World()
 CONDITIONS = {
     "horizon": [World(2, 2), World(4, 3), World(8, 5), World(16, 9), World(32, 17)],
     "overlap of states": [World(looks=n) for n in (1, 2, 4, 16, 256)],
     "sparsity of reward": [World(needed=n) for n in (4, 5, 6, 7, 8)],
     "group size": [World(members=g) for g in (2, 4, 8, 16, 32)],
 }
-LEARNT = [World(), World(16, 9), World(looks=256), World(needed=7), World(members=32)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--learn", action="store_true", help="train in some of them instead; about ten minutes")
-    given = parser.parse_args()
+    parser.parse_args()
     torch.set_num_threads(1)
-    if given.learn:
-        learn()
-        return
     columns = ("turns", "needed", "looks", "members", "success", "silent", "overlap", *CREDITS)
     for name, worlds in CONDITIONS.items():
         print(
@@ -196,24 +171,6 @@ def main() -> None:
             found = {**vars(world), **measured(world)}
             found |= {m: f"{found['rank'][m]:.2f}, {found['worth'][m]:.2f}" for m in CREDITS}
             print("| " + " | ".join(str(found[c]) for c in columns) + " |", flush=True)
-
-
-def learn() -> None:
-    """The area under the probability of success, each credit at the rate of RATES that is best for it."""
-    for world in LEARNT:
-        print(f"\n{world}, {STEPS} steps of one group, {RUNS} runs\n")
-        print("| credit | rate | area | less grpo (95%, paired) |\n|---|---|---|---|", flush=True)
-        base: list[float] = []
-        for method in CREDITS:
-            tried = {rate: trained(world, method, rate) for rate in RATES}
-            rate = max(tried, key=lambda r: fmean(tried[r]))
-            base = base or tried[rate]
-            gaps = [x - y for x, y in zip(tried[rate], base, strict=True)]
-            low, high = mean_interval(gaps)
-            print(
-                f"| {method} | {rate} | {fmean(tried[rate]):.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) |",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":

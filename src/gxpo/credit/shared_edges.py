@@ -32,6 +32,10 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
     share has the mean of their advantages, 0 for GRPO; without equal edges nothing changes. An edge taken twice in a
     trajectory counts twice.
 
+    Sums by (state, action) stay what they were too. So for a policy that sees the state and nothing else, on-policy
+    and with every token in one mean, the gradient is that of the advantages unmerged: only a policy that sees more than
+    the state, ratios other than 1 or gates make a difference.
+
     Source: SALT, arXiv 2510.20022, reconstructed from its abstract and an overview. The opposite of `anchor_state`,
     which sets different actions of one state against each other.
     """
