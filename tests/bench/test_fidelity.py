@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gxpo.bench import fidelity
-from gxpo.bench.fidelity import Truth, compared, left_out, prediction, rank_correlation, true_advantages
+from gxpo.bench.fidelity import Truth, compared, prediction, rank_correlation, true_advantages
 from gxpo.bench.plan import Plan
 from gxpo.chat import PlainChat
 from gxpo.credit import group_relative
@@ -117,12 +117,10 @@ def test_ranks_by_hand():
     assert prediction([0.1, 0.2, 0.3], [3.0, 2.0, 1.0]) == pytest.approx(-1)
 
 
-def test_reliability_and_the_jackknife_by_hand():
+def test_reliability_by_hand():
     # variance of 1, -1, 1, -1 is 1; mean square error 0.25
     truth = Truth(torch.tensor([1.0, -1, 1, -1]).double(), torch.full((4,), 0.5).double(), 0)
     assert truth.reliability == pytest.approx(0.75)
-    # of a mean of n numbers the jackknife gives std / sqrt(n): 1, 2, 6 -> means without each 4, 3.5, 1.5
-    assert left_out([4.0, 3.5, 1.5]) == pytest.approx(torch.tensor([1.0, 2, 6]).std().item() / 3**0.5)
 
 
 def walks(*rows: tuple[str, str]) -> Forest:

@@ -107,15 +107,34 @@ def test_methods_that_share_attempts_cut_them_their_own_way(monkeypatch):
     assert cut[1] == cut[2] == -1 and cut[0] == cut[3] >= 0
 
 
-def row(size, signal, error, tokens):
-    return Measured("grpo", size, 10, 0.5, signal, error, tokens, tokens / signal if signal > 0 else None, 0.0)
+def row(size, signal, error, tokens, signs=(1, -1)):
+    """Of 8 tasks; without each of them the signal is error / sqrt(7) more or less: the jackknife's is `error`."""
+    without = tuple(signal + sign * error / 7**0.5 for sign in (signs * 8)[:8])
+    to_agree = tokens / signal if signal > 0 else None
+    return Measured("grpo", size, 8, 0.5, signal, error, tokens, to_agree, 0.0, without=without)
 
 
 def test_the_recommendation_counts_tokens_and_knows_its_error():
     few, many, none = row(4, 0.10, 0.001, 100.0), row(8, 0.12, 0.001, 200.0), row(16, -0.01, 0.02, 400.0)
     assert recommended([many, few, none]) == (few, True)  # 0.001 against 0.0006 a token
-    assert recommended([row(4, 0.10, 0.06, 100.0), many])[1] is False
     assert recommended([none]) == (None, False) and recommended([few]) == (few, True)
+    # 0.001 (0.0006) a token against 0.0006 (0.00024): one error of the difference where tasks move them alike, and
+    # sqrt(0.0006^2 + 0.00024^2) where they do not
+    unsure = row(4, 0.10, 0.06, 100.0)
+    assert recommended([unsure, row(8, 0.12, 0.048, 200.0, (1, 1, -1, -1))])[1] is False
+    assert recommended([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # the difference has an error of 0.0001
+
+
+def test_signals_are_related_on_the_same_tasks():
+    base, twice = row(4, 0.10, 0.05, 100.0), row(8, 0.30, 0.15, 200.0)
+    assert meter._related(base, base).relative == 1 and meter._related(base, base).relative_error == 0
+    found = meter._related(twice, base)  # three times the signal at twice the tokens, without any task
+    assert found.relative == pytest.approx(1.5) and found.relative_error == pytest.approx(0, abs=1e-9)
+    # 3 (1 + e) / (1 - e) / 2 and the inverse, e = 0.5 / sqrt(7): half the difference times sqrt(7)
+    e = 0.5 / 7**0.5
+    other = meter._related(row(8, 0.30, 0.15, 200.0, (-1, 1)), base)
+    assert other.relative_error == pytest.approx(7**0.5 * 0.75 * ((1 + e) / (1 - e) - (1 - e) / (1 + e)))
+    assert meter._related(base, row(4, -0.1, 0.05, 100.0)).relative is None
 
 
 def test_the_command(monkeypatch):
@@ -123,6 +142,7 @@ def test_the_command(monkeypatch):
     sets = [x for k, v in COLD.items() if k not in ("model", "task") for x in ("--set", f"{k}={v}")]
     found = json.loads(CliRunner().invoke(app, [*given, *sets]).stdout)
     assert [r["group_size"] for r in found["rows"]] == [2, 3] and found["advice"]
+    assert found["rows"][0]["relative"] in (1.0, None) and "without" not in found["rows"][0]
     shown = CliRunner().invoke(app, [*given[:-1], *sets]).stdout
     assert "tokens to agree" in shown and found["advice"].split(":")[0] in " ".join(shown.split())
 

@@ -22,6 +22,7 @@ from gxpo.errors import GxpoError
 from gxpo.protocols import Budget, Completion, StreamKey
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.signals import SignalPart
+from gxpo.trainer.statistics import left_out
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -191,12 +192,6 @@ def _tasks_of(forest: Forest) -> Tensor:
     """[R] a number for each task, the same in whatever group."""
     place = {name: i for i, name in enumerate(dict.fromkeys(forest.task))}
     return torch.tensor([place[name] for name in forest.task])
-
-
-def left_out(estimates: Sequence[float]) -> float:
-    """The jackknife's standard error, from an estimate without each of the units."""
-    x = torch.tensor(estimates, dtype=torch.float64)
-    return float(((len(x) - 1) * x.var(correction=0)).sqrt())
 
 
 def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:

@@ -12,7 +12,18 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    columns = ("method", "group size", "agreement", "signal a task", "+-", "silent", "tokens a task", "tokens to agree")
+    columns = (
+        "method",
+        "group size",
+        "agreement",
+        "signal a task",
+        "+-",
+        "silent",
+        "tokens a task",
+        "tokens to agree",
+        "against the first",
+        "+-",
+    )
     for name in columns:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
@@ -26,11 +37,13 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             f"{row['silent']:.0%}",
             f"{row['tokens_per_task']:.0f}",
             "-" if agree is None else f"{agree:,.0f}",
+            "-" if row["relative"] is None else f"{row['relative']:.2f}",
+            "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
         )
     console = Console(width=max(100, Console().width), highlight=False)
     console.print(
         "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
-        "need each for a cosine of 1/2",
+        "need each for a cosine of 1/2; against the first: signal per token over that of the first row",
         soft_wrap=True,
     )
     console.print(table)

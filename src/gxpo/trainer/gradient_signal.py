@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from gxpo.rollouts import Independent
 from gxpo.signals import SignalTools
 from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.loop import Trainer
+from gxpo.trainer.statistics import left_out
 
 SKETCH = 1 << 18  # numbers that stand for a gradient of more parameters than that
 
@@ -39,6 +40,9 @@ class Measured:
     tokens_per_task   generated, discarded ones included
     tokens_to_agree   that two batches need each to agree with a cosine of 1/2: tokens_per_task / S; None: no signal
     silent            share of the groups that add nothing
+    relative          S per generated token over that of the first row, and `relative_error`; None: that one's is not
+                      above 0
+    without           S without each of the tasks
     """
 
     method: str
@@ -50,6 +54,9 @@ class Measured:
     tokens_per_task: float
     tokens_to_agree: float | None
     silent: float
+    relative: float | None = None
+    relative_error: float | None = None
+    without: tuple[float, ...] = field(default=(), repr=False)
 
 
 def signal_of(gram: Tensor) -> float:
@@ -119,7 +126,7 @@ def measure(
                         out.append(found)
                 finally:
                     trainer.close()
-    return out
+    return [_related(m, out[0]) for m in out]
 
 
 def _resolved(given: Mapping[str, Any], size: int) -> Resolved:
@@ -138,19 +145,28 @@ def _measured(method: str, size: int, parts: Tensor, per_task: float) -> Measure
     gram = parts @ parts.T
     signal, n = signal_of(gram), len(gram)
     others = ~torch.eye(n, dtype=torch.bool)
-    without = torch.tensor([signal_of(gram[keep][:, keep]) for keep in others], dtype=torch.float64)
-    error = float(((n - 1) * without.var(correction=0)).sqrt()) if n > 2 else float("nan")
+    without = tuple(signal_of(gram[keep][:, keep]) for keep in others) if n > 2 else ()
     return Measured(
         method,
         size,
         n,
         agreement_of(signal, n / 2),
         signal,
-        error,
+        left_out(without),
         per_task,
         per_task / signal if signal > 0 else None,
         float((gram.diagonal() == 0).double().mean()),
+        without=without,
     )
+
+
+def _related(m: Measured, base: Measured) -> Measured:
+    """Against the signal of `base` per token, on the same tasks; the error is that of the ratio itself."""
+    if not 0 < base.signal < float("inf"):
+        return m
+    cost = m.tokens_per_task / base.tokens_per_task
+    ratios = [x / y / cost if y else float("nan") for x, y in zip(m.without, base.without, strict=True)]
+    return replace(m, relative=m.signal / base.signal / cost, relative_error=left_out(ratios))
 
 
 def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
@@ -202,11 +218,12 @@ def recommended(found: Sequence[Measured]) -> tuple[Measured | None, bool]:
         return None, False
     if len(ordered) == 1:
         return ordered[0], True
-    first, second = (m.signal / m.tokens_per_task for m in ordered[:2])
-    error = sum((m.signal_error / m.tokens_per_task) ** 2 for m in ordered[:2]) ** 0.5
-    return ordered[0], first - second > 2 * error
+    first, second = ordered[:2]
+    gap = first.signal / first.tokens_per_task - second.signal / second.tokens_per_task
+    pairs = zip(first.without, second.without, strict=True)  # of the same tasks: what moves both moves no difference
+    return first, gap > 2 * left_out([x / first.tokens_per_task - y / second.tokens_per_task for x, y in pairs])
 
 
 def as_rows(found: Sequence[Measured]) -> list[dict[str, Any]]:
     """For JSON."""
-    return [asdict(m) for m in found]
+    return [{k: v for k, v in asdict(m).items() if k != "without"} for m in found]

@@ -41,6 +41,20 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     return low, high
 
 
+def left_out(estimates: Sequence[float]) -> float:
+    """Standard error of a figure from what it is without each of the n units: sqrt((n - 1) var), the jackknife's
+    (Tukey 1958); nan for fewer than 2.
+
+    >>> left_out([4.0, 3.5, 1.5])  # the mean of 1, 2 and 6, of which std / sqrt(3) is the error
+    1.5275252316519468
+    """
+    n = len(estimates)
+    if n < 2:
+        return math.nan
+    mean = math.fsum(estimates) / n
+    return math.sqrt((n - 1) * math.fsum((x - mean) ** 2 for x in estimates) / n)
+
+
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Student's interval of the mean: m ± t s / sqrt(n), s with one degree of freedom, t with n - 1.
 
