@@ -125,6 +125,18 @@ def test_the_recommendation_counts_tokens_and_knows_its_error():
     assert recommended([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # the difference has an error of 0.0001
 
 
+def test_the_cosine_of_expected_gradients():
+    draws = torch.Generator().manual_seed(2)
+    shared = torch.randn(3000, 40, generator=draws, dtype=torch.float64)  # noise that both have does not count
+    a, b = torch.zeros(40, dtype=torch.float64), torch.zeros(40, dtype=torch.float64)
+    a[:2], b[1:3] = 1.0, 1.0  # cosine 1/2
+    found = meter.cosine_of(shared + a, shared + b)
+    assert found == pytest.approx(0.5, abs=0.05)
+    assert meter.cosine_of(a.repeat(5, 1), b.repeat(5, 1)) == pytest.approx(0.5)
+    assert meter.cosine_of(torch.zeros(5, 1), a.repeat(5, 1)) is None
+    assert meter.cosine_of(torch.zeros(5, 40).double(), a.repeat(5, 1)) is None
+
+
 def test_signals_are_related_on_the_same_tasks():
     base, twice = row(4, 0.10, 0.05, 100.0), row(8, 0.30, 0.15, 200.0)
     assert meter._related(base, base).relative == 1 and meter._related(base, base).relative_error == 0
@@ -143,6 +155,7 @@ def test_the_command(monkeypatch):
     found = json.loads(CliRunner().invoke(app, [*given, *sets]).stdout)
     assert [r["group_size"] for r in found["rows"]] == [2, 3] and found["advice"]
     assert found["rows"][0]["relative"] in (1.0, None) and "without" not in found["rows"][0]
+    assert found["rows"][0]["along"] in (pytest.approx(1.0), None)
     shown = CliRunner().invoke(app, [*given[:-1], *sets]).stdout
     assert "tokens to agree" in shown and found["advice"].split(":")[0] in " ".join(shown.split())
 

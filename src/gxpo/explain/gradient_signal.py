@@ -23,6 +23,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
         "tokens to agree",
         "against the first",
         "+-",
+        "along",
     )
     for name in columns:
         table.add_column(name, justify="left" if name == "method" else "right")
@@ -39,11 +40,13 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             "-" if agree is None else f"{agree:,.0f}",
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
+            "-" if row["along"] is None else f"{row['along']:.2f}",
         )
     console = Console(width=max(100, Console().width), highlight=False)
     console.print(
         "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
-        "need each for a cosine of 1/2; against the first: signal per token over that of the first row",
+        "need each for a cosine of 1/2; against the first: signal per token over that of the first row; "
+        "along: the cosine of the expected gradients",
         soft_wrap=True,
     )
     console.print(table)

@@ -42,6 +42,8 @@ class Measured:
     silent            share of the groups that add nothing
     relative          S per generated token over that of the first row, and `relative_error`; None: that one's is not
                       above 0
+    along             cosine of the expected gradient with that of the first row; None: no signal here or there. Where it
+                      is low, the signal is of something else than what the first row's gradient is after
     without           S without each of the tasks
     """
 
@@ -56,6 +58,7 @@ class Measured:
     silent: float
     relative: float | None = None
     relative_error: float | None = None
+    along: float | None = None
     without: tuple[float, ...] = field(default=(), repr=False)
 
 
@@ -71,10 +74,24 @@ def signal_of(gram: Tensor) -> float:
     n = len(gram)
     if n < 2:
         raise ConfigError("the signal is told from the differences of tasks: measure at least 2")
-    square = float(gram.diagonal().mean())
-    mean = float(gram.sum() - gram.diagonal().sum()) / (n * (n - 1))
-    noise = square - mean
+    mean = _between(gram)
+    noise = float(gram.diagonal().mean()) - mean
     return mean / noise if noise > 0 else (float("inf") if mean > 0 else 0.0)
+
+
+def cosine_of(parts: Tensor, base: Tensor) -> float | None:
+    """Cosine of the means of what two [n, D] were drawn from, in the same n tasks: m·b / (|m| |b|), each from the inner
+    products of different tasks, which are unbiased. None where one of the squares is not above 0."""
+    if parts.shape != base.shape:  # of one of them nothing but zeros
+        return None
+    mean = [_between(x @ y.T) for x, y in ((parts, base), (parts, parts), (base, base))]
+    return mean[0] / (mean[1] * mean[2]) ** 0.5 if min(mean[1:]) > 0 else None
+
+
+def _between(products: Tensor) -> float:
+    """The mean inner product of two different tasks, of [n, n]."""
+    n = len(products)
+    return float(products.sum() - products.diagonal().sum()) / (n * (n - 1))
 
 
 def agreement_of(signal: float, groups: float) -> float:
@@ -100,6 +117,7 @@ def measure(
     if min(sizes, default=0) < 1:
         raise ConfigError(f"group sizes are whole numbers above 0, not {', '.join(map(str, sizes)) or 'none'}")
     out: list[Measured] = []
+    base: Tensor | None = None  # the gradients of the first row
     shared: Forest | None = None  # independent attempts, not yet cut into any method's segments
     for method in methods:
         given = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
@@ -121,9 +139,11 @@ def measure(
                     for own in sizes if nested else [size]:
                         sub = forest.select(_first(forest, own)) if nested else forest
                         tokens = sub.n_entries if nested else budget.generated_tokens
-                        found = _measured(method, own, gradients(trainer, trainer.shape(sub), tools), tokens / tasks)
+                        parts = gradients(trainer, trainer.shape(sub), tools)
+                        base = parts if base is None else base
+                        found = _measured(method, own, parts, tokens / tasks)
                         notify(f"{method}, groups of {own}: agreement {found.agreement:.3f}")
-                        out.append(found)
+                        out.append(replace(found, along=cosine_of(parts, base)))
                 finally:
                     trainer.close()
     return [_related(m, out[0]) for m in out]
