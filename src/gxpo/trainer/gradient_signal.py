@@ -42,8 +42,8 @@ class Measured:
     silent            share of the groups that add nothing
     relative          S per generated token over that of the first row, and `relative_error`; None: that one's is not
                       above 0
-    along             cosine of the expected gradient with that of the first row; None: no signal here or there. Where it
-                      is low, the signal is of something else than what the first row's gradient is after
+    along             cosine of the expected gradient with that of the first row; None: no signal here or there. Where
+                      it is low, the signal is of something else than what the first row's gradient is after
     without           S without each of the tasks
     """
 
