@@ -7,7 +7,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 BIN := .venv/bin
 INSTALL = $(BIN)/pip install -q -c constraints.txt
 
-.PHONY: help demo test curves clean
+.PHONY: help demo test lint suite curves clean
 
 help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
@@ -19,13 +19,18 @@ help:
 demo: .venv/.train
 	$(BIN)/gxpo demo
 
-test: export OMP_NUM_THREADS = 1
-test: export HF_HUB_OFFLINE = 1
 test: .venv/.dev
+	@$(MAKE) --no-print-directory --jobs=2 lint suite
+
+lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+suite: export OMP_NUM_THREADS = 1
+suite: export HF_HUB_OFFLINE = 1
+suite: .venv/.dev
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 curves: .venv/.train

@@ -42,7 +42,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
             "-" if row["along"] is None else f"{row['along']:.2f}",
         )
-    console = Console(width=max(100, Console().width), highlight=False)
+    console = Console(width=max(132, Console().width), highlight=False)
     console.print(
         "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
         "need each for a cosine of 1/2; against the first: signal per token over that of the first row; "
