@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
@@ -43,13 +42,12 @@ class World:
     """Where runs are compared.
 
     budget  tokens generated in training, discarded ones included
-    seeds   how many; three are too few for a verdict, and get none
+    seeds   how many; `--seeds` asks for others
     """
 
     keys: Mapping[str, Any]
     budget: int
     seeds: int
-    methods: Sequence[str] = field(default_factory=lambda: tuple(METHODS))
 
 
 SHARED = {
@@ -66,7 +64,7 @@ SHARED = {
 }
 WORLDS: Mapping[str, World] = {
     "small": World({**SHARED, "task": "frozenlake", "tasks.options": {"style": "bare"}}, 60_000, 20),
-    "large": World({**SHARED, "task": "shop", "tasks.options": {"style": "bare", "partial": False}}, 100_000, 3),
+    "large": World({**SHARED, "task": "shop", "tasks.options": {"style": "bare", "partial": False}}, 80_000, 3),
 }
 
 
@@ -113,14 +111,14 @@ def area(curve: Sequence[tuple[int, float]], budget: int) -> float:
     return total / budget
 
 
-def run_all(out: Path, worlds: Sequence[str], methods: Sequence[str], jobs: int) -> None:
+def run_all(out: Path, worlds: Sequence[str], methods: Sequence[str], seeds: int | None, jobs: int) -> None:
     """Every run that `out` does not hold, seed by seed, so many at a time in processes of one thread each."""
     done = {(r["world"], r["method"], r["seed"]) for r in read(out)}
     wanted = [
         (world, method, seed)
         for world in worlds
-        for seed in range(WORLDS[world].seeds)
-        for method in WORLDS[world].methods
+        for seed in range(seeds or WORLDS[world].seeds)
+        for method in METHODS
         if method in methods and (world, method, seed) not in done
     ]
     lock = Lock()
@@ -156,13 +154,12 @@ def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
         if not own:
             continue
         base = {r["seed"]: r for r in own if r["method"] == "grpo"}
-        verdicts = place.seeds > 3
         print(f"\n{world}: {place.budget:,} generated tokens a run\n")
         print(
             "| method | runs | steps | before | after | fell | area | after less grpo (95%, paired) | area less grpo |"
         )
         print("|---|---|---|---|---|---|---|---|---|")
-        for method in place.methods:
+        for method in METHODS:
             mine = [r for r in own if r["method"] == method]
             if not mine:
                 continue
@@ -170,10 +167,11 @@ def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
             shown = []
             for key in ("after", "area"):
                 gaps = [r[key] - base[r["seed"]][key] for r in mine if r["seed"] in base]
-                low, high = mean_interval(gaps) if verdicts and len(gaps) > 1 else (math.nan, math.nan)
-                shown.append(
-                    f"{fmean(gaps):+.3f}" + (f" ({low:+.3f} to {high:+.3f})" if verdicts else "") if gaps else "-"
-                )
+                verdict = ""
+                if len(gaps) > 3:  # fewer are too few for one
+                    low, high = mean_interval(gaps)
+                    verdict = f" ({low:+.3f} to {high:+.3f})"
+                shown.append(f"{fmean(gaps):+.3f}{verdict}" if gaps else "-")
             fell = sum(r["after"] < r["before"] / 2 for r in mine)
             print(
                 f"| {method} | {len(mine)} | {cells[0]:.0f} | {cells[1]:.3f} | {cells[2]:.3f} | {fell} | "
@@ -202,6 +200,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/agent_study.jsonl"))
     parser.add_argument("--worlds", nargs="*", default=list(WORLDS), choices=list(WORLDS))
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, help="so many of every world")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--fidelity", type=Path)
@@ -212,7 +211,7 @@ def main() -> None:
         return
     given.out.parent.mkdir(parents=True, exist_ok=True)
     if not given.report:
-        run_all(given.out, given.worlds, given.methods, given.jobs)
+        run_all(given.out, given.worlds, given.methods, given.seeds, given.jobs)
     report(read(given.out), given.fidelity)
 
 
