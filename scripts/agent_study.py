@@ -178,21 +178,28 @@ def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
                 f"{cells[3]:.3f} | {shown[0]} | {shown[1]} |"
             )
         if fidelity is not None:
-            predicted(own, json.loads(fidelity.read_text())["rows"], place.keys["task"])
+            predicted(own, base, json.loads(fidelity.read_text())["rows"], place.keys["task"])
 
 
-def predicted(own: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], task: str) -> None:
-    """The rank correlation between fidelity and gain, over the methods that have both."""
+def predicted(
+    own: Sequence[Mapping[str, Any]],
+    base: Mapping[int, Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    task: str,
+) -> None:
+    """The rank correlation of fidelity with the paired area less grpo, over the methods that have both."""
     from gxpo.bench.fidelity import prediction
 
     known = {
         r["name"].partition("/")[2]: r for r in rows if r["name"].startswith(f"{task}/") and r.get("rank") is not None
     }
-    both = [m for m in dict.fromkeys(r["method"] for r in own) if m in known]
-    gain = [fmean(r["area"] for r in own if r["method"] == m) for m in both]
+    both = [m for m in METHODS if m in known and any(r["method"] == m and r["seed"] in base for r in own)]
+    gain = [
+        fmean(r["area"] - base[r["seed"]]["area"] for r in own if r["method"] == m and r["seed"] in base) for m in both
+    ]
     if len(both) > 2:
         found = prediction([known[m]["rank"] for m in both], gain)
-        print(f"\nfidelity against area, {len(both)} methods: rank correlation {found:+.2f}")
+        print(f"\nfidelity against area less grpo, {', '.join(both)}: rank correlation {found:+.2f}")
 
 
 def main() -> None:

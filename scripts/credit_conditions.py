@@ -2,10 +2,10 @@
 
     python scripts/credit_conditions.py            # a minute
 
-In each of `turns` turns one of two actions is right; the episode succeeds if at least `needed` were. A state is the
-turn, the number right so far and one of `looks` irrelevant looks, drawn anew each turn. The policy is a table over turn
-and number, blind to looks, so looks change nothing but which steps are compared. Advantages and the probability of
-success come from dynamic programming; credit is what gxpo's methods compute of forests of sampled episodes.
+In each of the first `decisive` of `turns` turns one of two actions is right; the episode succeeds if at least `needed`
+were. A state is the turn, the number right so far and one of `looks` irrelevant looks, drawn anew each turn. The policy
+is a table over turn and number, blind to looks, so looks change nothing but which steps are compared. Advantages and
+the probability of success come from dynamic programming; credit is what gxpo's methods compute of forests of episodes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class World:
     needed: int = 5
     looks: int = 1
     members: int = 8
+    decisive: int | None = None  # None: all of them
+
+    def decides(self, turn: int) -> bool:
+        return self.decisive is None or turn < self.decisive
 
     def values(self, right: Tensor) -> tuple[Tensor, Tensor]:
         """V [.., turns + 1, counts] and A [.., turns, counts, 2] under `right` [.., turns, counts], the probability of
@@ -38,7 +42,8 @@ class World:
         values, advantages = [last], []
         for t in reversed(range(self.turns)):
             later = values[0]
-            better = torch.cat([later[..., 1:], later[..., -1:]], -1)  # the number right goes up by one
+            more = torch.cat([later[..., 1:], later[..., -1:]], -1)  # the number right goes up by one
+            better = more if self.decides(t) else later
             value = right[..., t, :] * better + (1 - right[..., t, :]) * later
             advantages.insert(0, torch.stack([later - value, better - value], -1))
             values.insert(0, value)
@@ -79,7 +84,7 @@ def sampled(world: World, right: Tensor, generator: torch.Generator) -> Episodes
         drawn = torch.rand(count.shape, generator=generator, dtype=torch.float64)
         actions.append((drawn < right[runs, t, count]).long())
         counts.append(count)
-        count = count + actions[-1]
+        count = count + actions[-1] * world.decides(t)
     look = torch.randint(world.looks, (*count.shape, world.turns), generator=generator)
     return Episodes(torch.stack(actions, -1), torch.stack(counts, -1), look, count >= world.needed)
 
@@ -155,6 +160,7 @@ CONDITIONS = {
     "overlap of states": [World(looks=n) for n in (1, 2, 4, 16, 256)],
     "sparsity of reward": [World(needed=n) for n in (4, 5, 6, 7, 8)],
     "group size": [World(members=g) for g in (2, 4, 8, 16, 32)],
+    "where it is decided": [World(needed=(d + 2) // 2, decisive=d) for d in (8, 4, 2)],
 }
 
 
@@ -162,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.parse_args()
     torch.set_num_threads(1)
-    columns = ("turns", "needed", "looks", "members", "success", "silent", "overlap", *CREDITS)
+    columns = ("turns", "decisive", "needed", "looks", "members", "success", "silent", "overlap", *CREDITS)
     for name, worlds in CONDITIONS.items():
         print(
             f"\n{name}; of each credit: rank, worth\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True

@@ -144,6 +144,16 @@ def test_the_overlap_of_states_by_hand():
     assert math.isnan(fidelity.overlap(walks(("a", "s"))))
 
 
+def test_how_early_it_is_decided_by_hand():
+    """Squares less errors .8 .2 0 | .0 .25: the first two of three turns and the first of two have 1.0 of 1.25."""
+    truth = Truth(
+        torch.tensor([-1.0, 0.6, 0.4, 0.1, 0.5]).double(), torch.tensor([0.2**0.5, 0.4, 0.4, 0.1, 0]).double(), 0
+    )
+    assert fidelity.early(walks(("a", "xyz"), ("a", "xy")), truth) == pytest.approx(0.8)
+    still = Truth(torch.zeros(5).double(), torch.zeros(5).double(), 0)
+    assert math.isnan(fidelity.early(walks(("a", "xyz"), ("a", "xy")), still))
+
+
 def test_a_sign_is_asked_only_where_the_truth_is_sure():
     truth = Truth(torch.tensor([0.5, -0.5, 0.1, 0.0]).double(), torch.tensor([0.1, 0.1, 0.1, 0.0]).double(), 0)
     found = compared(torch.tensor([1.0, 2.0, -9.0, 9.0]).double(), truth, torch.arange(4))

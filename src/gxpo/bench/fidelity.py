@@ -63,7 +63,8 @@ WORLDS: Mapping[str, World] = {
 }  # fmt: skip
 
 ON_EPISODES: Mapping[str, Mapping[str, Any]] = {  # by default these cut answers to prompts
-    **{name: {"rollout.at": "turn"} for name in ("vineppo", "vsrm", "pav", "spo_segment")},
+    **{name: {"rollout.at": "turn"} for name in ("vineppo", "pav", "spo_segment")},
+    "vsrm": {"rollout.at": "turn", "rollout.answer_cue": ""},
     **{name: {"rollout.where": "step"} for name in ("rose", "tree_rl")},
     **{name: {"learner.lora_rank": 4} for name in ("aapo", "pvpo")},
 }
@@ -231,6 +232,16 @@ def overlap(forest: Forest) -> float:
     return float(shared[later & known].double().mean())
 
 
+def early(forest: Forest, truth: Truth) -> float:
+    """Share of the square advantage, less its error, that the first half of each trajectory's turns has."""
+    first = torch.zeros(forest.n_steps, dtype=torch.bool)
+    for own in _steps_of(forest):
+        first[own[: (len(own) + 1) // 2]] = True
+    decided = truth.advantage.square() - truth.error.square()
+    total = float(decided.sum())
+    return float(decided[first].sum()) / total if total > 0 else float("nan")
+
+
 # ---------------------------------------------------------------- a method in a world
 @dataclass
 class Measured:
@@ -282,6 +293,7 @@ class Measured:
             "turns": forest.n_steps,
             "turns_each": forest.n_steps / forest.n_trajectories,
             "overlap": overlap(forest),
+            "early": early(forest, truth),
             "tokens_per_task": per_task,
             "rank_per_kilotoken": figures["rank"] / per_task * 1000,
             "continuations": truth.continuations,

@@ -65,6 +65,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
     ("turns", lambda row: row.get("turns")),
     ("turns each", lambda row: row.get("turns_each")),
     ("overlap", lambda row: row.get("overlap")),
+    ("early", lambda row: row.get("early")),
     ("rank", lambda row: row.get("rank")),
     ("+-", lambda row: row.get("rank_error")),
     ("ceiling", lambda row: row.get("ceiling")),
