@@ -177,8 +177,25 @@ class Walk:
         return self.role is None
 
 
+class Teamwork:
+    """What the rollouts of a team have in common."""
+
+    graph: str | Graph
+    policy: Literal["shared", "per_role"]
+    frozen: list[str]
+
+    @cached_property
+    def cast(self) -> Cast:
+        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policy name -> "trained" or "frozen"."""
+        return self.cast.policies
+
+
 @dataclass(frozen=True)
-class Team:
+class Team(Teamwork):
     """`group_size` attempts of a team at each task: the group is "s{step}/{task}", scored by the team's answer.
 
     graph       a team: "solver_verifier", "second_opinion", or FILE.py:NAME (see `gxpo.rollouts.graph`)
@@ -203,15 +220,6 @@ class Team:
         if self.group_size < 1:
             raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
         _ = self.cast  # whatever is wrong with the team is found here
-
-    @cached_property
-    def cast(self) -> Cast:
-        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
-
-    @property
-    def policies(self) -> dict[str, str]:
-        """Policy name -> "trained" or "frozen"."""
-        return self.cast.policies
 
     @property
     def max_turns(self) -> int:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.graph import Graph, graph
-from gxpo.rollouts.team import Cast, Team, Walk, draws_of
+from gxpo.rollouts.graph import Graph
+from gxpo.rollouts.team import Cast, Team, Teamwork, Walk, draws_of
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
@@ -39,7 +38,7 @@ def first_best(reward: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True)
-class TeamCells:
+class TeamCells(Teamwork):
     """At every turn of a team's attempt `group_size` candidates are sampled under one context; they are a group.
 
     graph, policy, frozen   see `Team`
@@ -73,15 +72,6 @@ class TeamCells:
         if self.group_size < 1:
             raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
         _ = self.cast
-
-    @cached_property
-    def cast(self) -> Cast:
-        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
-
-    @property
-    def policies(self) -> dict[str, str]:
-        """Policy name -> "trained" or "frozen"."""
-        return self.cast.policies
 
     @property
     def calls(self) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
-from gxpo.rollouts.graph import Graph, graph
+from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.search import Searching
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree
-from gxpo.rollouts.team import Cast, Team, Walk
+from gxpo.rollouts.team import Cast, Team, Teamwork, Walk
 
 
 class _Branch(Walk):
@@ -81,7 +80,7 @@ class Calls(Grower):
 
 
 @dataclass(frozen=True)
-class TeamSearch(Searching):
+class TeamSearch(Teamwork, Searching):
     """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's
     answer. An attempt is written as in `Team`, its turns with their agent, policy and context.
 
@@ -97,15 +96,6 @@ class TeamSearch(Searching):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.cast  # whatever is wrong with the team is found here
-
-    @cached_property
-    def cast(self) -> Cast:
-        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
-
-    @property
-    def policies(self) -> dict[str, str]:
-        """Policy name -> "trained" or "frozen"."""
-        return self.cast.policies
 
     @property
     def max_turns(self) -> int:
