@@ -1,6 +1,6 @@
 """Agent credit at equal numbers of generated tokens: paired seeds from one warm start, success on held-out tasks.
 
-    python scripts/agent_study.py --jobs 2             # goes on where it was stopped; about an hour
+    python scripts/agent_study.py --jobs 2             # goes on where it was stopped; about two hours
     python scripts/agent_study.py --report [--fidelity fidelity.json]
 
 Every run of a world ends at the first step after which its rollouts have cost the world's budget. Runs of a seed see

@@ -118,11 +118,10 @@ def test_the_recommendation_counts_tokens_and_knows_its_error():
     few, many, none = row(4, 0.10, 0.001, 100.0), row(8, 0.12, 0.001, 200.0), row(16, -0.01, 0.02, 400.0)
     assert recommended([many, few, none]) == (few, True)  # 0.001 against 0.0006 a token
     assert recommended([none]) == (None, False) and recommended([few]) == (few, True)
-    # 0.001 (0.0006) a token against 0.0006 (0.00024): one error of the difference where tasks move them alike, and
-    # sqrt(0.0006^2 + 0.00024^2) where they do not
+    # 0.001 (0.0006) a token against 0.0006 (0.00024), moved by different tasks: 0.0004 with an error of 0.00065
     unsure = row(4, 0.10, 0.06, 100.0)
     assert recommended([unsure, row(8, 0.12, 0.048, 200.0, (1, 1, -1, -1))])[1] is False
-    assert recommended([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # the difference has an error of 0.0001
+    assert recommended([unsure, row(8, 0.12, 0.10, 200.0)])[1] is True  # moved alike: 0.0004 with an error of 0.0001
 
 
 def test_the_cosine_of_expected_gradients():
