@@ -6,6 +6,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("GXPO_TEST_DEVICE", "cpu") == "cpu":  # `learner.device: auto` would take a GPU, whose bits differ
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 from hypothesis import HealthCheck, settings

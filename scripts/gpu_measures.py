@@ -1,0 +1,331 @@
+"""Measurements of `scripts/gpu.py` on random weights of named shapes: numbers, speed, the same step in TRL."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from gpu import Figures
+
+QWEN = {"vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True, "rope_theta": 1e6}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen2.5-0.5b": {**QWEN, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                     "num_attention_heads": 14, "num_key_value_heads": 2},
+    "qwen2.5-1.5b": {**QWEN, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+                     "num_attention_heads": 12, "num_key_value_heads": 2},
+    "toy": {**QWEN, "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2},
+}  # fmt: skip
+GROUP = 8  # samples of a prompt
+
+
+def clock(device: str) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Peak:
+    """Largest memory, MiB, that torch has allocated on the GPU since this was made, and what was held before."""
+
+    def __init__(self, device: str) -> None:
+        self.on_gpu = device == "cuda"
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
+
+    def figures(self) -> dict[str, float]:
+        if not self.on_gpu:
+            return {}
+        peak = torch.cuda.max_memory_allocated()
+        return {"peak_mib": peak / 2**20, "above_model_mib": (peak - self.before) / 2**20}
+
+
+def random_model(name: str, device: str, dtype: torch.dtype) -> Any:
+    """A Qwen2 of that shape with random weights; the same on every device."""
+    import transformers
+
+    config = transformers.Qwen2Config(**SHAPES[name], dtype=dtype)
+    torch.manual_seed(0)
+    return transformers.Qwen2ForCausalLM(config).to(dtype).to(device).eval()
+
+
+def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0) -> Any:
+    """Groups of `GROUP` completions of random tokens, every second one right."""
+    from gxpo import Forest
+
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, vocabulary, (n,), generator=draw).tolist()
+
+    completions = [[ids(new) for _ in range(GROUP)] for _ in range(groups)]
+    return Forest.from_completions([ids(prompt) for _ in range(groups)], completions, [[0.0, 1.0] * 4] * groups)
+
+
+# ---------------------------------------------------------------- c: numbers
+METHODS = ("grpo", "dr_grpo", "gspo", "cispo", "gvpo")
+
+
+def numerics(figures: Figures) -> None:
+    """Loss and gradient of five methods against the CPU's in float32; log-probs of sampler and learner."""
+    shape, groups, prompt, new = ("toy", 2, 3, 5) if figures.toy else ("qwen2.5-0.5b", 2, 24, 24)
+    held: dict[str, Any] = {}  # the CPU's, made when the first figure needs them
+    for dtype in ("float32", "bfloat16"):
+        for method in METHODS:
+            figures.take(
+                f"numerics:gradient/{shape}/{method}/{dtype}",
+                lambda method=method, dtype=dtype: against_cpu(
+                    figures, held, shape, random_forest(SHAPES[shape]["vocab_size"], groups, prompt, new), method, dtype
+                ),
+            )
+    held.clear()
+    for dtype in ("float32", "bfloat16"):
+        for layout in ("packed", "flat"):
+            figures.take(
+                f"numerics:sampler_gap/{shape}/{layout}/{dtype}",
+                lambda dtype=dtype, layout=layout: sampler_gap(figures, shape, dtype, layout),
+            )
+
+
+def loss_and_gradient(shape: str, forest: Any, method: str, device: str, dtype: str) -> tuple[float, dict[str, Any]]:
+    """Of one optimiser step whose proximal policy is a little off the current one; the gradient on the CPU."""
+    import gxpo
+    from gxpo.learners.torch import TorchLearner
+
+    m = gxpo.method(method).fill(horizon=64.0, max_length=64, total_steps=1)
+    model = random_model(shape, "cpu", torch.float32).to(getattr(torch, dtype)).to(device)
+    learner = TorchLearner(model, lr=0.0, device=device, tokens_per_microbatch=4096)
+    draw = torch.Generator().manual_seed(1)
+    noise = torch.randn(forest.n_entries, generator=draw, dtype=torch.float64)
+    proximal = 0.3 * noise - math.log(SHAPES[shape]["vocab_size"])
+    credit, found = m.advantages(forest, signals={}), {}
+
+    def loss(x: Mapping[str, Any]) -> Any:
+        policy = gxpo.PolicyTokens(x["logprob"], proximal, proximal, proximal_logprob=proximal)
+        out = m.loss(forest, policy, advantages=credit).value
+        found["loss"] = float(out.detach())
+        return out
+
+    gradient = {n: x.float().cpu() for n, x in learner.gradient(forest, loss, couples="step").items()}
+    return found["loss"], gradient
+
+
+def against_cpu(
+    figures: Figures, held: dict[str, Any], shape: str, forest: Any, method: str, dtype: str
+) -> dict[str, float]:
+    if method not in held:
+        held.clear()
+        held[method] = loss_and_gradient(shape, forest, method, "cpu", "float32")
+    (loss, gradient), (own_loss, own) = held[method], loss_and_gradient(shape, forest, method, figures.device, dtype)
+    squares = sum(float((own[n] - x).double().square().sum()) for n, x in gradient.items())
+    products = sum(float((own[n].double() * x.double()).sum()) for n, x in gradient.items())
+    norms = [sum(float(x.double().square().sum()) for x in g.values()) ** 0.5 for g in (gradient, own)]
+    return {
+        "loss_cpu_float32": loss,
+        "loss": own_loss,
+        "gradient_norm": norms[1],
+        "gradient_relative_difference": squares**0.5 / norms[0],
+        "gradient_cosine": products / (norms[0] * norms[1]),
+    }
+
+
+def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[str, float]:
+    """Nats between the log-probs that the engine and the learner give the sampled tokens."""
+    from gxpo import Forest
+    from gxpo.learners.torch import TorchLearner
+
+    model = random_model(shape, figures.device, getattr(torch, dtype))
+    learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
+    prompts, new = (2, 6) if figures.toy else (4, 128)
+    asked, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
+    records = [
+        {"schema": "gxpo.rollouts/1", "group": f"g{i}", "id": f"{i}.{j}", "prompt": list(request.prompt),
+         "turns": [{"action": a.tokens, "logprob": a.logprobs}], "reward": 0.0}
+        for i, (request, group) in enumerate(zip(asked, answers, strict=True)) for j, a in enumerate(group)
+    ]  # fmt: skip
+    forest = Forest.from_records(records)
+    gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
+    return {"mean_nats": float(gap.mean()), "largest_nats": float(gap.max()), "tokens": gap.numel()}
+
+
+# ---------------------------------------------------------------- d: speed
+def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> tuple[list[Any], list[list[Any]]]:
+    """Requests of random prompts, and the engine's completions, all of full length."""
+    from gxpo.engines.torch import TorchEngine
+    from gxpo.protocols import Request, Sampling, StreamKey
+
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = model.config.vocab_size
+    asked = [
+        Request(
+            tuple(torch.randint(3, vocabulary, (prompt,), generator=draw).tolist()),
+            tuple(StreamKey(seed=0, step=1, task=str(i), attempt=j) for j in range(GROUP)),
+        )
+        for i in range(samples // GROUP)
+    ]
+    engine = TorchEngine(model, device=device, stop_ids=())
+    return asked, engine.sample(asked, Sampling(max_new_tokens=new))
+
+
+def speed(figures: Figures) -> None:
+    """Sampling and whole updates with AdamW in bfloat16, the smaller model first."""
+    models = ("toy",) if figures.toy else ("qwen2.5-0.5b", "qwen2.5-1.5b")
+    shapes = ((8, 8),) if figures.toy else ((64, 512), (16, 2048), (8, 8192))
+    for model in models:
+        for samples, length in shapes:
+            for layout in ("packed", "flat"):
+                figures.take(
+                    f"speed:update/{model}/{samples}x{length}/{layout}",
+                    lambda m=model, s=samples, n=length, way=layout: update_speed(figures, m, s, n, way),
+                )
+            figures.take(
+                f"speed:sample/{model}/{samples}x{length}",
+                lambda m=model, s=samples, n=length: sampling_speed(figures, m, s, n),
+            )
+
+
+def update_speed(figures: Figures, shape: str, samples: int, length: int, layout: str) -> dict[str, Any]:
+    """The second of two updates on `samples` completions of `length` random tokens after prompts of a quarter of it."""
+    from gxpo.learners.torch import TorchLearner
+
+    model = random_model(shape, figures.device, torch.bfloat16)
+    size = 1024 if figures.toy else max(16384, length + length // 4)
+    learner: Any = TorchLearner(model, lr=1e-6, device=figures.device, layout=layout, tokens_per_microbatch=size,
+                                states="bfloat16")  # fmt: skip
+    forest = random_forest(model.config.vocab_size, samples // GROUP, max(1, length // 4), length)
+    credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64)
+
+    def loss(x: Mapping[str, Any]) -> Any:
+        return -((x["logprob"] - x["logprob"].detach()).exp() * credit).sum() / forest.n_entries
+
+    learner.step(forest, loss)
+    peak, began = Peak(figures.device), clock(figures.device)
+    info = learner.step(forest, loss)
+    seconds = clock(figures.device) - began
+    return {
+        "action_tokens_per_s": samples * length / seconds,
+        "seconds": seconds,
+        "tokens_forward": info.tokens_forward,
+        "microbatches": info.microbatches,
+        **peak.figures(),
+    }
+
+
+def sampling_speed(figures: Figures, shape: str, samples: int, length: int) -> dict[str, Any]:
+    """Decoding up to `length` tokens: all of them, or the last 1,024 after a prompt that stands for the others."""
+    model = random_model(shape, figures.device, torch.bfloat16)
+    new = min(length, 1024)
+    prompt = max(1, length // 4) + length - new
+    sample(model, figures.device, GROUP, prompt=16, new=4)
+    peak, began = Peak(figures.device), clock(figures.device)
+    sample(model, figures.device, samples, prompt=prompt, new=new)
+    seconds = clock(figures.device) - began
+    return {"tokens_per_s": samples * new / seconds, "seconds": seconds, "new": new, "prompt": prompt, **peak.figures()}
+
+
+# ---------------------------------------------------------------- e: TRL
+def peer(figures: Figures) -> None:
+    """Steps of gxpo and of TRL's GRPOTrainer on the same random model, prompts and lengths, in bfloat16."""
+    shape, prompts, length, new = ("toy", 2, 8, 8) if figures.toy else ("qwen2.5-0.5b", 8, 128, 256)
+    with tempfile.TemporaryDirectory() as folder:
+        for side in (gxpo_steps, trl_steps):
+            name = f"peer:{side.__name__.removesuffix('_steps')}/{shape}/{prompts * GROUP}x{new}"
+            figures.take(name, lambda side=side: side(figures, folder, shape, prompts, length, new))
+
+
+def saved(folder: str, shape: str) -> str:
+    """The model as a directory that both sides load, with the tokenizer of digits and letters."""
+    from gxpo.models import character_tokenizer
+
+    path = Path(folder) / shape
+    if not path.exists():
+        random_model(shape, "cpu", torch.bfloat16).save_pretrained(path)
+        character_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def questions(n: int, length: int) -> list[str]:
+    draw = torch.Generator().manual_seed(0)
+    return ["".join(map(str, torch.randint(10, (length,), generator=draw).tolist())) for _ in range(n)]
+
+
+def even(completion: str) -> float:
+    """A reward that half of random completions get."""
+    return float(sum(map(ord, completion)) % 2)
+
+
+def stepped(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any]:
+    """Figures of the steps after the first, which sets things up."""
+    steady = sorted(seconds[1:])[len(seconds[1:]) // 2]
+    return {"step_s": steady, "tokens_per_s": tokens / steady, "steps": len(seconds), **peak.figures()}
+
+
+def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
+    from gxpo import config
+    from gxpo.keys import Stated
+    from gxpo.trainer.loop import Trainer
+
+    tasks = Path(folder) / "tasks.jsonl"
+    lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(16 * prompts, length)]
+    tasks.write_text("\n".join(lines))
+    given = {
+        "model": saved(folder, shape), "task": str(tasks), "method": "grpo@trl", "chat.template": "none",
+        "rollout.group_size": GROUP, "tasks.per_step": prompts, "sampling.engine": "torch",
+        "sampling.max_new_tokens": new, "update.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
+        "learner.device": figures.device,
+    }  # fmt: skip
+    resolved = config.resolve({k: Stated(v, "gpu") for k, v in given.items()})
+    trainer = Trainer(resolved, out=Path(folder) / "run", reward=even)
+    trainer.engine.stop_ids = trainer.chat.stop_ids = ()  # every sample has its full length
+    peak, seconds = Peak(figures.device), []
+    for _ in range(3):
+        began = clock(figures.device)
+        trainer.step()
+        seconds.append(clock(figures.device) - began)
+    trainer.close()
+    return stepped(seconds, peak, prompts * GROUP * new)
+
+
+def trl_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
+    import datasets
+    import transformers
+    import trl
+
+    seconds: list[float] = []
+    began = [0.0]
+
+    class Timed(transformers.TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            began[0] = clock(figures.device)
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            seconds.append(clock(figures.device) - began[0])
+
+    def rewards(completion_ids: Any, **columns: Any) -> list[float]:
+        return [float(sum(ids) % 2) for ids in completion_ids]
+
+    path = saved(folder, shape)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    policy = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    how = {"min_new_tokens": new}
+    settings = trl.GRPOConfig(
+        output_dir=f"{folder}/trl", max_steps=3, num_generations=GROUP, per_device_train_batch_size=prompts * GROUP,
+        max_completion_length=new, generation_kwargs=how, beta=0.0, temperature=1.0, learning_rate=1e-6,
+        gradient_checkpointing=False, bf16=figures.device == "cuda", use_cpu=figures.device == "cpu",
+        save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    data = datasets.Dataset.from_list([{"prompt": q} for q in questions(16 * prompts, length)])
+    peak = Peak(figures.device)
+    trl.GRPOTrainer(model=policy, args=settings, train_dataset=data, reward_funcs=rewards, processing_class=tokenizer,
+                    callbacks=[Timed()]).train()  # fmt: skip
+    return stepped(seconds, peak, prompts * GROUP * new)

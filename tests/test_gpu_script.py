@@ -1,0 +1,79 @@
+"""Every part of scripts/gpu.py at toy size on the CPU, so that a GPU's minutes are not spent on its mistakes."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    sys.path.insert(0, str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("gpu", SCRIPTS / "gpu.py")
+    module = sys.modules["gpu"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["gpu"]
+
+
+def rows(path):
+    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def test_each_part_writes_its_figures(gpu, tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    assert gpu.main(["tests", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert all(row["passed"] for row in rows(out).values()) and len(rows(out)) == 2
+
+    assert gpu.main(["learn", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    assert rows(out)["learn:resume"]["equal_bits"] and rows(out)["learn:frozenlake_gigpo"]["steps"] == 2
+
+    assert gpu.main(["numerics", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    found = rows(out)
+    for method in ("grpo", "dr_grpo", "gspo", "cispo", "gvpo"):
+        row = found[f"numerics:gradient/toy/{method}/float32"]
+        assert row["gradient_norm"] > 0 and row["gradient_relative_difference"] < 1e-6
+        assert 0.9 < found[f"numerics:gradient/toy/{method}/bfloat16"]["gradient_cosine"] < 1
+    assert found["numerics:sampler_gap/toy/packed/float32"]["largest_nats"] < 1e-4
+
+    assert gpu.main(["speed", "--device", "cpu", "--toy", "--out", str(out)]) == 0
+    packed, flat = (rows(out)[f"speed:update/toy/8x8/{layout}"] for layout in ("packed", "flat"))
+    assert packed["tokens_forward"] == 2 + 8 * 7 and flat["tokens_forward"] == 8 * (2 + 7)
+    assert rows(out)["speed:sample/toy/8x8"]["tokens_per_s"] > 0
+
+    gpu.main(["peer", "--device", "cpu", "--toy", "--out", str(out)])  # TRL may be missing: then its figure is an error
+    assert rows(out)["peer:gxpo/toy/16x8"]["steps"] == 3
+    other = rows(out)["peer:trl/toy/16x8"]
+    assert other.get("steps") == 3 or "No module named" in other["error"]
+
+
+def test_a_figure_is_measured_once_and_an_error_again(gpu, tmp_path):
+    figures = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
+    calls = []
+
+    def fails():
+        calls.append("fails")
+        raise RuntimeError("no such kernel")
+
+    def works():
+        calls.append("works")
+        return {"x": 1}
+
+    figures.take("a", fails)
+    figures.take("b", works)
+    again = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
+    again.take("a", works)
+    again.take("b", works)
+    assert calls == ["fails", "works", "works"]
+    assert rows(tmp_path / "f.jsonl")["a"]["x"] == 1
+    assert list(gpu.failures(tmp_path / "f.jsonl")) == ["a"]
+
+
+def test_nothing_is_begun_after_the_last_minute(gpu, tmp_path):
+    out = tmp_path / "f.jsonl"
+    assert gpu.main(["speed", "--device", "cpu", "--toy", "--minutes", "0", "--out", str(out)]) == 3
+    assert not out.exists()
