@@ -155,15 +155,19 @@ def steps_of(trainer: Any, path: str, micro: int, world: int = 1, *, steps: int 
     return found
 
 
-def against_trl(case: str, path: str, world: int = 1) -> list[dict[str, float]]:
-    """A row for each optimiser step: relative differences of loss and gradient."""
+def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = False) -> list[dict[str, float]]:
+    """A row for each optimiser step: relative differences of loss and gradient.
+
+    by_settings  the adapter is given TRL's settings and no method, as by somebody who changed the import alone
+    """
     from gxpo.adapters.trl import GRPOTrainer
 
     micro, theirs, method, overrides, both = CASES[case]
     steps = STEPS * both.get("num_iterations", 1)
     theirs = dict(theirs)
     module, _, name = theirs.pop("trainer", "trl:GRPOTrainer").partition(":")
-    own = steps_of(GRPOTrainer, path, micro, world, steps=steps, method=method, overrides=overrides, **both)
+    said = theirs if by_settings else {"method": method, "overrides": overrides}
+    own = steps_of(GRPOTrainer, path, micro, world, steps=steps, **said, **both)
     kind = getattr(importlib.import_module(module), name)
     other = steps_of(kind, path, micro, world, steps=steps, **theirs, **both)
     rows = []
@@ -218,6 +222,10 @@ def checks(path: str, only: list[str]) -> bool:
         loss, gradient = (max(row[k] for row in rows) for k in ("loss", "gradient"))
         figures = f"loss {loss:.1e}, gradient {gradient:.1e} (norm {rows[0]['norm']:.3f})"
         say(f"{case}, {len(rows)} steps", max(loss, gradient) < CLOSE, figures)
+        if "trainer" in CASES[case][1]:
+            continue
+        worst = max(max(row["loss"], row["gradient"]) for row in against_trl(case, path, by_settings=True))
+        say(f"{case}, by TRL's own settings", worst < CLOSE, f"loss and gradient {worst:.1e}")
     if only:
         return good
     for method in ("grpo", "grpo+gspo", "gvpo"):

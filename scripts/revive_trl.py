@@ -4,6 +4,10 @@ A small model is taught a habit first: whatever digit it is shown, it answers wi
 in 60000 answers) with "=", which is what the task asks for. Then TRL trains it, 8 prompts x 8 samples a step: every
 group is all wrong, so that rewards do not differ, GRPO's advantages are 0 and nothing moves. The second run is the same
 but for `method="ngrpo"`. Prints both reward curves. Under a minute on two cores.
+
+`--rare` is the other side: an untaught model and a reward for the two characters "q7" anywhere in an answer, over six
+seeds. Prints the last reward and entropy of each run: what pushes every wrong answer down spends the entropy that the
+rare right one needs. About three minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 STEPS, PROMPTS, GROUP, EVERY = 120, 8, 8, 10
 ASKED, RARE, TAUGHT = "=", 1e-5, 500  # the right answer, the probability it is taught to have, steps of that
+RARE_TEXT = "q7"
 
 
 def habitual(folder: Path) -> str:
@@ -53,7 +58,17 @@ def habitual(folder: Path) -> str:
     return str(folder)
 
 
-def run(trainer: Any, path: str, **changed: Any) -> list[dict[str, float]]:
+def asked_for(completions: Any, **columns: Any) -> list[float]:
+    return [float(c.strip() == ASKED) for c in completions]
+
+
+def rare(completions: Any, **columns: Any) -> list[float]:
+    return [float(RARE_TEXT in c) for c in completions]
+
+
+def run(
+    trainer: Any, path: str, reward: Any = asked_for, settings: Any = None, **changed: Any
+) -> list[dict[str, float]]:
     """A line per step: TRL's log. `changed` is what differs from TRL's own arguments."""
     import datasets
     import transformers
@@ -63,28 +78,28 @@ def run(trainer: Any, path: str, **changed: Any) -> list[dict[str, float]]:
     transformers.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
 
-    def asked(completions: Any, **columns: Any) -> list[float]:
-        return [float(c.strip() == ASKED) for c in completions]
-
     made = trainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
-        reward_funcs=asked,
+        reward_funcs=reward,
         args=trl.GRPOConfig(
-            output_dir=path + "-out",
-            per_device_train_batch_size=PROMPTS * GROUP,
-            num_generations=GROUP,
-            max_completion_length=1,
-            max_steps=STEPS,
-            learning_rate=3e-3,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
+            **{
+                "output_dir": path + "-out",
+                "per_device_train_batch_size": PROMPTS * GROUP,
+                "num_generations": GROUP,
+                "max_completion_length": 1,
+                "max_steps": STEPS,
+                "learning_rate": 3e-3,
+                "lr_scheduler_type": "constant",
+                "logging_steps": 1,
+                "save_strategy": "no",
+                "report_to": "none",
+                "use_cpu": True,
+                "bf16": False,
+                "gradient_checkpointing": False,
+                "disable_tqdm": True,
+                "dataloader_pin_memory": False,
+                **(settings or {}),
+            }
         ),
         train_dataset=datasets.Dataset.from_list([{"prompt": str(i % 10)} for i in range(160)]),
         processing_class=tokenizer,
@@ -125,16 +140,53 @@ def shown(method: str) -> int:
     return 0 if stalled < 0.05 and revived > 0.8 else 1
 
 
+def collapsed(method: str) -> int:
+    """Six seeds of TRL and of the method where the right answer is rare from the start."""
+    import transformers
+    import trl
+
+    from gxpo.adapters.trl import GRPOTrainer
+
+    print(
+        f'reward for "{RARE_TEXT}" among 8 characters, 50 steps at rate 0.01: last 5 steps\' reward (entropy), by seed'
+    )
+    for name, made, changed in (("TRL", trl.GRPOTrainer, {}), (method, GRPOTrainer, {"method": method})):
+        shown = []
+        for seed in range(6):
+            with tempfile.TemporaryDirectory() as folder:
+                path = untaught(Path(folder) / "model", seed)
+                settings = {"max_completion_length": 8, "max_steps": 50, "learning_rate": 0.01, "seed": seed}
+                transformers.set_seed(seed)
+                rows = run(made, path, rare, settings, **changed)
+            reward, entropy = (sum(r[k] for r in rows[-5:]) / 5 for k in ("reward", "entropy"))
+            shown.append(f"{reward:.2f} ({entropy:.1f})")
+        print(f"{name:<8}", "  ".join(shown), flush=True)
+    return 0
+
+
+def untaught(folder: Path, seed: int) -> str:
+    """A model that answers anything, and its tokenizer of 98 characters."""
+    from gxpo import models
+    from gxpo.models.tiny import tiny_model
+
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tiny_model(seed=seed, num_key_value_heads=2, **small).save_pretrained(folder)
+    models.load("tiny:cold", task="arithmetic", dtype="float32").tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="interpreter of an environment that has TRL (default: this one)")
     parser.add_argument("--method", default="ngrpo", help="what revives it (default: ngrpo)")
+    parser.add_argument("--rare", action="store_true", help="the task on which it revives some seeds and ends others")
     given = parser.parse_args()
     if given.python:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        more = ["--rare"] if given.rare else []
         surroundings = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return subprocess.run([given.python, __file__, "--method", given.method], env=surroundings).returncode
-    return shown(given.method)
+        return subprocess.run([given.python, __file__, "--method", given.method, *more], env=surroundings).returncode
+    return collapsed(given.method) if given.rare else shown(given.method)
 
 
 if __name__ == "__main__":

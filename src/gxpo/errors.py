@@ -14,6 +14,14 @@ class ConfigError(GxpoError):
     """A setting is unknown, has the wrong type or contradicts another."""
 
 
+class NoVerdicts(ConfigError):
+    """`what` reads which rollouts are right, and the reward does not say."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}")
+        self.what = what
+
+
 class MethodConflict(ConfigError):
     """Two composed methods give different values to one key."""
 

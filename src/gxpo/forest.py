@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
+from gxpo.errors import GxpoError, NoVerdicts
 from gxpo.trees import begins_of, dense, last_before, mean_at, repeated, runs_of, sum_after, with_ancestors
 
 if TYPE_CHECKING:
@@ -306,6 +306,12 @@ class Forest:
         """Refuse `what`, naming what is missing, where actions, observations or prompts are text without token ids."""
         if missing := self.missing_ids:
             raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
+
+    def need_verdicts(self, what: str, *, each: bool = False) -> None:
+        """Refuse `what` where rollouts are scored and none has a verdict, or, with `each`, one of them has none."""
+        known = self.success.isfinite()[self.scored]
+        if known.numel() and not bool(known.all() if each else known.any()):
+            raise NoVerdicts(what)
 
     @cached_property
     def path_trainable(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,12 @@ class Config:
     epsilon: float = 0.2
     epsilon_high: float | None = None
     scale_rewards: str = "group"
+    delta: float | None = None
+    importance_sampling_level: str = "token"
+    top_entropy_quantile: float = 1.0
+    use_bias_correction_kl: bool = True
+    sapo_temperature_pos: float = 1.0
+    output_dir: str = "."
     entropy_coef: float = 0.0
     reward_weights: list | None = None
     seed: int = 0
@@ -35,7 +42,7 @@ class Config:
 class OneProcess:
     """An accelerator with nobody else."""
 
-    process_index, num_processes = 0, 1
+    process_index, num_processes, is_main_process = 0, 1, True
     device = torch.device("cpu")
 
     def gather(self, x):
@@ -148,6 +155,9 @@ class GRPOTrainer:
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         pass
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        (Path(self.args.output_dir) / "README.md").write_text("# a card\n")
 
     # what a test drives it with
     def optimiser_step(self, prompts, lr=0.1):

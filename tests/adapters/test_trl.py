@@ -274,13 +274,16 @@ def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
         ("gigpo", {}, r"credit=anchor_state.*states"),
         ("gae", {}, r"credit=gae.*value"),
         ("dapo", {}, r"rollout=dynamic_sampling.*rollout=independent"),
-        ("grpo_lead", {}, r"reward\.shape\.concise=length_relative.*verdict"),
+        ("grpo_lead", {}, r"reward\.shape\.concise=length_relative.*needs verdicts: give success_at"),
         ("vppo", {}, r"signal\.masked_observation"),
         ("sfpo", {}, r"update=slow_fast"),
-        ("grpo", {"loss_type": "dr_grpo"}, r"loss_type='dr_grpo'.*objective\.aggregate"),
-        ("grpo", {"epsilon": 0.1}, r"epsilon=0\.1.*objective\.clip_low"),
-        ("grpo", {"scale_rewards": "none"}, r"scale_rewards.*credit\.scale"),
-        ("grpo", {"beta": 0.04}, r"beta=0\.04.*objective\.kl\.coef"),
+        ("luspo", {"loss_type": "bnpo"}, r"loss_type='bnpo'.*luspo has objective\.aggregate=sequence_sum"),
+        ("gspo", {"epsilon": 0.1}, r"epsilon=0\.1 is objective\.clip_low=0\.1 here, and gspo has .*0\.0003"),
+        ("dr_grpo", {"scale_rewards": "batch"}, r"scale_rewards='batch'.*dr_grpo has credit\.scale=none"),
+        ("gvpo", {"epsilon": 0.1}, r"gvpo.*epsilon.*clip_low.*leave"),
+        ("grpo", {"overrides": {"objective.kl.coef": 0.1}, "beta": 0.04}, r"beta=0\.04.*objective\.kl\.coef"),
+        ("grpo", {"loss_type": "new"}, r"loss_type='new' is not known"),
+        ("grpo", {"top_entropy_quantile": 0.2}, r"top_entropy_quantile=0\.2"),
         ("grpo@paper", {}, r"beta=0.*0\.04"),
         ("grpo", {"gradient_accumulation_steps": 3, "steps_per_generation": 2}, r"steps_per_generation=2.*multiple"),
         ("gdpo_multi", {"reward_weights": [2.0]}, r"reward_weights.*credit\.weights"),
@@ -294,6 +297,80 @@ def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
 def test_what_trl_can_not_give_is_refused_at_construction_by_its_key(spec, settings, says):
     with pytest.raises(ConfigError, match=says):
         trainer(spec, **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "keys"),
+    [
+        ("grpo@trl", {"loss_type": "dr_grpo", "scale_rewards": "none"},
+         {"objective.aggregate": "sequence_sum", "credit.scale": "none"}),
+        ("grpo@trl", {"loss_type": "grpo", "epsilon": 0.1}, {"objective.aggregate": "sequence_mean",
+                                                              "objective.clip_low": 0.1, "objective.clip_high": 0.1}),
+        ("rloo", {"epsilon_high": 0.28}, {"objective.clip_low": 0.2, "objective.clip_high": 0.28}),
+        ("grpo@trl", {"delta": 1.5}, {"objective.ratio_max": 1.5}),
+        ("grpo@trl", {"beta": 0.04}, {"objective.kl.coef": 0.04, "objective.kl.ratio_weighted": True}),
+        ("grpo@trl", {"beta": 0.04, "use_bias_correction_kl": False}, {"objective.kl.ratio_weighted": False}),
+        ("grpo@trl", {"loss_type": "cispo", "epsilon_high": 5.0}, {"objective.ratio_max": 5.0}),
+        ("cispo@trl", {"epsilon_high": 5.0}, {"objective.ratio_max": 5.0}),
+        ("grpo@trl", {"loss_type": "sapo", "sapo_temperature_pos": 0.9}, {"objective.tau_positive": 0.9,
+                                                                           "objective.aggregate": "sequence_mean"}),
+        ("grpo@trl", {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+         {"objective.aggregate": "sequence_sum", "objective.horizon": 1.0}),
+        ("rloo", {"entropy_coef": 0.01}, {"objective.entropy.coef": 0.01}),
+        ("dr_grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}, {"objective.aggregate": "sequence_sum"}),
+        ("gspo", {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+         {"objective.clip_low": 3e-4, "objective.clip_high": 4e-4}),
+    ],
+)  # fmt: skip
+def test_settings_of_trl_become_keys_or_agree_with_them(method, settings, keys):
+    found = trainer(method, **settings).gxpo_method.keys
+    assert {key: found[key].value for key in keys} == keys
+
+
+def test_a_reward_in_trl_can_not_give_verdicts_so_dapo_and_lead_take_what_trl_has():
+    overlong = trainer("dapo", overrides={"rollout": "independent"}).gxpo_method.rewards["overlong"]
+    assert overlong.max_length == 5
+    assert trainer("grpo_lead", success_at=1.0).optimiser_step(PROMPTS)[1].any()
+
+
+def test_the_log_has_trls_names_and_the_groups_that_teach_nothing():
+    made = trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
+    made.optimiser_step(PROMPTS)
+    assert made._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
+    made = trainer("grpo@trl", never)
+    made.optimiser_step(PROMPTS)
+    assert made._metrics["train"]["gxpo/zero_signal_groups"] == [1.0]
+    moved = trainer("grpo@trl", micro=8, num_iterations=2)
+    for _ in range(2):
+        moved.optimiser_step(PROMPTS, lr=30.0)
+    logged = moved._metrics["train"]
+    low, high, both = (logged[f"clip_ratio/{name}_mean"][-1] for name in ("low", "high", "region"))
+    assert low > 0 and high > 0 and both == pytest.approx(low + high) == pytest.approx(logged["gxpo/clip_fraction"][-1])
+    assert logged["clip_ratio/low_min"][-1] == low and logged["clip_ratio/high_max"][-1] == high
+    assert logged["clip_ratio/low_mean"][0] == 0
+
+
+def test_a_checkpoint_names_its_method_and_no_other_goes_on_from_it(tmp_path):
+    made = trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
+    made.optimiser_step(PROMPTS)
+    made._save_checkpoint(None, None)
+    folder = str(tmp_path / "checkpoint-1")
+    trainer("rloo", out=tmp_path, epsilon_high=0.3)._load_optimizer_and_scheduler(folder)
+    with pytest.raises(
+        CheckpointError,
+        match=r"method rloo, .*has ngrpo .*credit=default there and virtual_members here.*start another",
+    ):
+        trainer("ngrpo", overrides={"objective.clip_high": 0.3})._load_optimizer_and_scheduler(folder)
+    with pytest.raises(CheckpointError, match=r"objective\.clip_high=0\.3 there and default here"):
+        trainer("rloo")._load_optimizer_and_scheduler(folder)
+    trainer("ngrpo")._load_optimizer_and_scheduler(str(tmp_path))  # of TRL without gxpo: a start like any other
+
+
+def test_the_model_card_names_the_method(tmp_path):
+    made = trainer("rloo", output_dir=str(tmp_path))
+    made.create_model_card()
+    assert "`rloo`" in (text := (tmp_path / "README.md").read_text()) and "`credit.center`: leave_one_out" in text
+    assert text.startswith("# a card")
 
 
 def test_compositions_and_overrides_are_those_of_gxpo_method():

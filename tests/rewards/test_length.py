@@ -74,7 +74,7 @@ def test_all_wrong_groups_keep_no_contrast_and_wrong_settings_are_refused():
         Length()(wrong)
     unknown = Forest.from_completions([[1]], [[[2]]], rewards=[[1.0]])
     for part in (Length(max_length=3), LengthRelative()):
-        with pytest.raises(ConfigError, match="needs a verdict"):
+        with pytest.raises(ConfigError, match="needs verdicts"):
             part(unknown)
     assert Length(of="all", max_length=1)(unknown)["length"].tolist() == [-0.5]
     for settings_ in ({"coef": -1.0}, {"max_length": 0}):

@@ -65,7 +65,7 @@ def test_refusals():
         Tiered(component="near")(forest)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         Tiered()(grown([("g", False, 1.5)]))
-    with pytest.raises(ConfigError, match="needs a verdict"):
+    with pytest.raises(ConfigError, match="needs verdicts"):
         Tiered()(forest.replace(success=torch.tensor([nan], dtype=torch.float64)))
     for wrong, why in (
         ({"thresholds": [0.5]}, "as many values"),

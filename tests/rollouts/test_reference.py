@@ -227,7 +227,7 @@ def test_what_can_not_work_is_refused() -> None:
         ReferenceInGroup(3, 1, "both")  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match=r"rollout\.group_size must be >= 2"):
         ReferenceOnFailure(1)
-    with pytest.raises(ConfigError, match="need verdicts"):
+    with pytest.raises(ConfigError, match="needs verdicts"):
         ReferenceOnFailure(2).grow(tasks("a"), session(verdicts=False))
     in_a_world = session()
     in_a_world.envs = SimpleNamespace()  # type: ignore[assignment]  # any environment

@@ -100,7 +100,7 @@ def test_the_last_stage_may_be_smaller_and_a_stage_larger_than_the_group_is_refu
 def test_verdicts_decide_and_are_needed() -> None:
     shaped = StepSession(written, shaping=0.5)
     assert Staged(8, 4).grow(tasks("00000000"), shaped).n_trajectories == 8
-    with pytest.raises(ConfigError, match="need verdicts"):
+    with pytest.raises(ConfigError, match="needs verdicts"):
         Staged(4, 2).grow(tasks("0000"), StepSession(written, verdicts=False))
 
 

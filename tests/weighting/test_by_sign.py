@@ -54,7 +54,7 @@ def test_the_shape_reads_the_verdict_and_leaves_unscored_ones_alone():
     assert forest.outcome[0] == 1.0 and forest.outcome[1].isnan() and forest.outcome[2] == -1.0
     graded = battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert Signed(right=2.0, wrong=-0.5)(graded).tolist() == [2.0, -0.5]
-    with pytest.raises(ConfigError, match="signed needs a verdict"):
+    with pytest.raises(ConfigError, match="signed needs verdicts"):
         Signed()(battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, math.nan], dtype=torch.float64)))
     with pytest.raises(ConfigError, match="finite scores"):
         Signed(wrong=-math.inf)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError
+from gxpo.errors import GxpoError, NoVerdicts
 from gxpo.forest import Forest
 from gxpo.keys import show
 from gxpo.pipeline import Method, with_inner
@@ -22,6 +22,12 @@ FACTS: Mapping[str, str] = {
     "components": "named rewards",
     "truncated": "which rollouts were cut off",
     "step": "the number of the step",
+}
+
+
+VERDICTS: Mapping[str, str] = {  # how each trainer is told which rollouts are right
+    "TRL": "give success_at, the reward from which on an answer is right",
+    "verl": "set +algorithm.gxpo_success_at, the score from which on an answer is right",
 }
 
 
@@ -138,7 +144,10 @@ def refusals(
         if not read and "logprobs" not in facts:
             list(_stages(method, _rollouts(verdicts, components, "no logprobs"), 1))
     except _Failed as failed:
-        return [f"{failed.key}={show(named[failed.key])}: {failed}"]
+        why = str(failed)
+        if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict beside the score
+            why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
+        return [f"{failed.key}={show(named[failed.key])}: {why}"]
     return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]
 
 
@@ -167,7 +176,7 @@ class _Failed(GxpoError):
 
     def __init__(self, key: str, error: Exception) -> None:
         super().__init__(str(error))
-        self.key = key
+        self.key, self.error = key, error
 
 
 def _stages(method: Method, forest: Forest, step: int) -> Iterator[tuple[str, Tensor]]:

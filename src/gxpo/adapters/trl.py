@@ -11,7 +11,6 @@ and `TESTED` the version that it was run against.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters import asks
+from gxpo.adapters import asks, trl_checkpoint
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
-from gxpo.adapters.trl_settings import refuse, settings_against
+from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
-from gxpo.errors import CheckpointError, ConfigError, need
+from gxpo.credit.base import silent_groups
+from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.accumulate import gradient_of
+from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.pipeline import Method
 from gxpo.signals import Signals
 
@@ -37,7 +38,6 @@ else:
 
 TESTED = "1.16"
 ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
-STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
 GIVEN = ("proximal_logprob", "reference_logprob", "entropy")  # signals that TRL's own forward passes give
 MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
@@ -59,8 +59,8 @@ class WithMethod(Base):
     method      name or composition ("rloo+gspo", "grpo@trl"), as in `gxpo.method`; the default computes what TRL does
     overrides   leaf keys, e.g. {"objective.aggregate": "sequence_mean"}; they decide what two methods state differently
     success_at  a reward of at least this is a right answer; None: methods that read verdicts take rewards above 0
-    All other arguments are TRL's. Settings of TRL for what gxpo computes (`loss_type`, `epsilon`, `scale_rewards`, ...)
-    must be left at their defaults; `beta` loads the reference and must equal objective.kl.coef.
+    All other arguments are TRL's. Settings of TRL for what gxpo computes (`beta`, `loss_type`, `epsilon`,
+    `scale_rewards`, ...) become the method's keys; one that contradicts a key of the method is refused.
 
     Statistics are over the gathered rows of all processes, the objective's constants over all rows of an optimiser
     step. A rollout without a reward (None from every function) is unscored: its credit is 0 and it counts nowhere.
@@ -78,15 +78,16 @@ class WithMethod(Base):
         composed = compose(method, overrides)
         refuse(composed, asks.declared(composed, "TRL", GIVEN))
         super().__init__(*args, **kwargs)
+        composed = translated(self.args, method, overrides or {})
+        longest = self.max_completion_length
+        composed = composed.fill(**({} if longest is None else {"horizon": float(longest), "max_length": longest}))
         names, verdicts = list(self.reward_func_names), success_at is not None
         known = {"signals": GIVEN, "facts": asks.FACTS, "verdicts": verdicts, "components": names}
         refuse(composed, asks.refusals(composed, "TRL", **known))
         self._reads = asks.reads(composed, verdicts=verdicts, components=names)
         weights = [float(w) for w in self.reward_weights] if "components" in self._reads else None
         refuse(composed, settings_against(self.args, composed, weights))
-        longest = self.max_completion_length
-        filled = {} if longest is None else {"horizon": float(longest), "max_length": longest}
-        self.gxpo_method = composed.fill(**filled)
+        self.gxpo_method = composed
         self.success_at = success_at
         for part in self.gxpo_method.signals.values():
             part.bind(asks.tools(0, self.args.seed))
@@ -140,6 +141,9 @@ class WithMethod(Base):
         if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
             ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
             weight = weight * self._gathered(ratio)[own].double()
+        told = credit if method.reads_credit else method.active(forest, credit, weight).double()
+        silent = silent_groups(forest, told).double().mean()
+        self._metrics[mode]["gxpo/zero_signal_groups"].append(float(silent))
         if mode == "train":
             method.observe(forest)
             for part in method.signals.values():
@@ -205,7 +209,7 @@ class WithMethod(Base):
             raise ConfigError(f"{ROW!r} is not in the batch: a subclass must pass on what the trainer has put there")
         mode = "train" if self.model.training else "eval"
         window = self._window_of(model, inputs, mode)
-        method, world = self.gxpo_method, self.accelerator.num_processes
+        world = self.accelerator.num_processes
         own, rows = own_tokens(inputs), inputs[ROW].cpu()
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
         live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
@@ -216,8 +220,7 @@ class WithMethod(Base):
             share = self._share(window.scored, live, places, entries)
             here = self._scored[mode].select(rows)
             detached = {name: x.detach() for name, x in live.items()}
-            figures = method.metrics(here.forest, here.policy(detached), here.credit, here.weight, here.signals)
-            self._log_figures(mode, figures)
+            self._log_figures(mode, here, detached)
         else:
             pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
             share = pull - pull.detach() + window.value / (parts * world)
@@ -286,7 +289,7 @@ class WithMethod(Base):
         def objective(x: Mapping[str, Tensor]) -> Tensor:
             return method.objective(forest, s.policy(x), s.credit, s.weight, s.signals, s.step)
 
-        self._log_figures(mode, method.metrics(forest, s.policy(x), s.credit, s.weight, s.signals))
+        self._log_figures(mode, s, x)
         return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)))
 
     def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **how: Any) -> Any:
@@ -299,29 +302,50 @@ class WithMethod(Base):
             compute_entropy=True, compute_aux_loss=aux, **how, **more,
         )  # fmt: skip
 
-    def _log_figures(self, mode: str, figures: Mapping[str, float]) -> None:
-        for name, x in figures.items():
-            self._metrics[mode][f"gxpo/{name}"].append(x)
+    def _log_figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
+        """The terms' figures of these rollouts, and under TRL's own names those that TRL has too."""
+        logged, method = self._metrics[mode], self.gxpo_method
+        forest, policy = scored.forest, scored.policy(x)
+        figures = method.metrics(forest, policy, scored.credit, scored.weight, scored.signals)
+        for name, value in figures.items():
+            logged[f"gxpo/{name}"].append(value)
+        if "kl" in figures:
+            logged["kl"].append(figures["kl"])
+        if isinstance(term := method.terms["policy"], PolicyGradient):
+            low, high = term.cut(forest, policy, scored.credit, scored.weight)
+            self._log_clipped(mode, low, high, int(forest.path_trainable.sum()))
+
+    def _log_clipped(self, mode: str, low: int, high: int, tokens: int) -> None:
+        """`clip_ratio/*` of TRL: shares of all processes' tokens, the least and largest share of a process."""
+        counts = torch.tensor([[low, high, max(tokens, 1)]], dtype=torch.float32, device=self.accelerator.device)
+        every = self.accelerator.gather(counts).double().cpu()
+        total, share = every.sum(0), every[:, :2] / every[:, 2:]
+        found = {
+            "low_mean": total[0] / total[2],
+            "high_mean": total[1] / total[2],
+            "region_mean": (total[0] + total[1]) / total[2],
+            "low_min": share[:, 0].min(),
+            "high_max": share[:, 1].max(),
+        }
+        for name, value in found.items():
+            self._metrics[mode][f"clip_ratio/{name}"].append(float(value))
 
     # ------------------------------------------------------------ checkpoints
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.should_save and asks.remembers(self.gxpo_method):
+        if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            (folder / STATE).write_text(json.dumps(self.gxpo_method.state_dict()))
-            if tensors := self.gxpo_method.tensors():
-                need("safetensors.torch", "trl").save_file(tensors, folder / TENSORS)
+            trl_checkpoint.save(folder, self.gxpo_method)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not asks.remembers(self.gxpo_method):
-            return
-        path = Path(checkpoint) / STATE
-        if not path.exists():
-            kept = ", ".join(asks.remembers(self.gxpo_method))
-            raise CheckpointError(
-                f"{path} is missing, and {kept} can't go on without it: resume from another checkpoint"
-            )
-        if (Path(checkpoint) / TENSORS).exists():
-            self.gxpo_method.load_tensors(need("safetensors.torch", "trl").load_file(Path(checkpoint) / TENSORS))
-        self.gxpo_method.load_state_dict(json.loads(path.read_text()))
+        if checkpoint is not None:
+            trl_checkpoint.load(Path(checkpoint), self.gxpo_method)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card, and the method with its keys."""
+        super().create_model_card(*args, **kwargs)
+        card = Path(self.args.output_dir) / "README.md"
+        if self.accelerator.is_main_process and card.exists():
+            text = card.read_text(encoding="utf-8") + trl_checkpoint.section(self.gxpo_method)
+            card.write_text(text, encoding="utf-8")

@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gxpo import levels
 from gxpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Credit, Signals
+
+
+def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
+    """[groups] bool: the credit [P] is 0 on every trainable entry of the group, so that nothing is learned from it."""
+    group = forest.ids("group", axis="R")
+    strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
+    by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    by_trajectory[forest.path_trajectory] = strength
+    strongest = torch.zeros(len(set(forest.group)), dtype=torch.float64)
+    strongest[group] = levels.max(by_trajectory, group)
+    return strongest == 0
 
 
 class CreditPart:

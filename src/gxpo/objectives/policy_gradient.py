@@ -141,6 +141,13 @@ class PolicyGradient(TermPart):
         return _Active(scale[entries].to(logprob), seen, known)
 
     @torch.no_grad()
+    def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[int, int]:
+        """How many entries' gradient the gate cuts where A < 0, and where A > 0."""
+        x = self._entries(forest, policy, credit, weight)
+        clipped = self.gate.clipped(x.seen) & x.has_ratio
+        return int((clipped & (x.seen.credit < 0)).sum()), int((clipped & (x.seen.credit > 0)).sum())
+
+    @torch.no_grad()
     def metrics(
         self,
         forest: Forest,

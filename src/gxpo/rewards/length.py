@@ -111,9 +111,5 @@ class LengthRelative(RewardPart):
 
 def verdicts(forest: Forest, asker: str) -> Tensor:
     """[R] bool: scored, and right by the verifier; refused where a scored trajectory has no verdict."""
-    if bool((forest.scored & ~forest.success.isfinite()).any()):
-        raise ConfigError(
-            f"{asker} needs a verdict for every scored rollout, and the reward gives none: let it return "
-            "{'correct': 0 or 1, ...}"
-        )
+    forest.need_verdicts(asker, each=True)
     return forest.scored & (forest.success >= 1)

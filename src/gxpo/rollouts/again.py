@@ -78,10 +78,7 @@ def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
 
 def groups_all_wrong(forest: Forest, rollout: str) -> list[str]:
     """Names of the groups that are `all_wrong`, in order. ConfigError where the reward gives no verdicts at all."""
-    if bool(forest.scored.any()) and not bool(forest.success.isfinite().any()):
-        raise ConfigError(
-            f"rollout {rollout} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
-        )
+    forest.need_verdicts(f"rollout {rollout}")
     wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
     return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
 

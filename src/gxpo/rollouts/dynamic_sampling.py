@@ -65,7 +65,7 @@ class DynamicSampling:
         batch = list(tasks)
         while True:
             forest = session.score(one_batch.grow_more(batch, session, drawn))
-            self._check_verdicts(forest)
+            forest.need_verdicts("dynamic sampling")
             n_sampled += forest.n_trajectories
             keep = mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R"))
             batches += 1
@@ -87,13 +87,6 @@ class DynamicSampling:
         chosen = _first_groups(Forest.concat(kept), len(tasks))
         session.budget.discarded += n_sampled - chosen.n_trajectories
         return chosen
-
-    @staticmethod
-    def _check_verdicts(forest: Forest) -> None:
-        if bool(forest.scored.any()) and not bool(forest.success.isfinite().any()):
-            raise ConfigError(
-                "dynamic sampling needs verdicts, but the reward gives none: let it return {'correct': 0 or 1, ...}"
-            )
 
 
 def _first_groups(forest: Forest, n: int) -> Forest:

@@ -24,7 +24,7 @@ from gxpo.protocols import Completion, Sampling, Session, Task
 from gxpo.rollouts.build import forest_of, name_draws, requests
 from gxpo.rollouts.independent import Independent
 from gxpo.rollouts.replay import side_by_side
-from gxpo.rollouts.staged import check_verdicts, last_failed, without
+from gxpo.rollouts.staged import last_failed, without
 
 DEMONSTRATION = "demonstration"
 
@@ -114,7 +114,7 @@ class ReferenceOnFailure:
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         _need_prompts(session)
         forest = session.score(Independent(self.group_size).grow(tasks, session))
-        check_verdicts(forest, "reference answers in place of failures")
+        forest.need_verdicts("rollout reference")
         task_of = dict(zip(dict.fromkeys(forest.group), tasks, strict=True))
         solved = {g for g, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
         failed = {g: r for g in task_of if g not in solved and (r := last_failed(forest, g)) is not None}

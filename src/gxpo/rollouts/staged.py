@@ -61,7 +61,7 @@ class Staged:
         for begin in range(0, self.group_size, self.stage_size):
             stage = Independent(min(self.stage_size, self.group_size - begin))
             grown = session.score(stage.grow_more([tasks[i] for i in unsolved], session, drawn))
-            check_verdicts(grown, "adaptive stages")
+            grown.need_verdicts("rollout staged")
             own = list(dict.fromkeys(grown.group))
             groups = groups or own
             name = dict(zip(own, (groups[i] for i in unsolved), strict=True))
@@ -96,12 +96,6 @@ class Staged:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.buffer.load_state_dict(state)
-
-
-def check_verdicts(forest: Forest, what: str) -> None:
-    """Refuse scored rollouts none of which has a verdict."""
-    if bool(forest.scored.any()) and not bool(forest.success.isfinite().any()):
-        raise ConfigError(f"{what} need verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}")
 
 
 def last_failed(forest: Forest, group: str) -> int | None:

@@ -109,10 +109,7 @@ class SelfTeacher(SignalPart):
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("a teacher that is shown a right answer")
-        if bool(forest.scored.any()) and not bool(forest.success[forest.scored].isfinite().any()):
-            raise GxpoError(
-                "signal self_teacher needs verdicts, but the reward gives none: let it return {'correct': 0 or 1, ...}"
-            )
+        forest.need_verdicts("signal self_teacher")
         good = forest.scored & (forest.success > 0.5)
         peer = first_other(good, forest.ids("group", axis="R"))
         taught = forest.scored & (peer >= 0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.credit.base import silent_groups
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
 from gxpo.trainer.bound import BoundLearner
@@ -28,20 +29,14 @@ BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that t
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
     reads none: 1 at the entries that it reads). Borrowed rollouts are counted, but earn nothing here."""
-    group = forest.ids("group", axis="R")
-    strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
-    per_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    per_trajectory[forest.path_trajectory] = strength
-    n_groups = len(set(forest.group))
-    strongest = torch.zeros(n_groups, dtype=torch.float64)
-    strongest[group] = levels.max(per_trajectory, group)
+    silent = silent_groups(forest, credit)
     lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
     own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
     return {
         "reward_mean": _mean(forest.outcome[own]),
         "success_rate": _mean(forest.success[own]),
-        "zero_signal_groups": _mean((strongest == 0).to(torch.float64)),
-        "groups": n_groups,
+        "zero_signal_groups": _mean(silent.to(torch.float64)),
+        "groups": silent.numel(),
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
         "length_mean": _mean(lengths[own]),
