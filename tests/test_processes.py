@@ -3,50 +3,83 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gxpo import processes
-from gxpo.processes import Process
+from gxpo.process_tree import runs
+from gxpo.processes import Ended, Process
 
 PROGRAM = """
-import json, os, pickle, signal, sys, time
+import ctypes, json, multiprocessing, os, signal, struct, sys, threading, time
 
-def serve(connection):
+def serve(line):
     while True:
-        what = pickle.loads(connection.recv_bytes())
-        if what == "die":
-            os._exit(3)
-        if what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if what == "sleep":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(1000)
-        if what == "raise":
-            raise ValueError("on purpose")
-        if what == "garbage":
-            connection.send_bytes(b"{")
-        elif what == "half":
-            os.write(connection.fileno(), b"\\0\\0\\0\\x09abc")
-            time.sleep(1000)
-        elif what == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif what == "print":
-            print("a program may print")
-            connection.send_bytes(b'"printed"')
-        elif what == "about":
-            about = [os.getpid(), os.getsid(0), sys.stdin.read(), os.get_inheritable(connection.fileno())]
-            about.append([name for name in ("torch", "numpy") if name in sys.modules])
-            connection.send_bytes(json.dumps(about).encode())
-        else:
-            connection.send_bytes(json.dumps(what).encode())
+        for what in line.receive():
+            line.answer(did(line, what))
+
+def did(line, what):
+    if type(what) is not str:
+        return json.dumps(what)
+    number = line._socket.fileno()
+    if what == "die":
+        os._exit(3)
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "sleep":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1000)
+    if what == "raise":
+        raise ValueError("on purpose")
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "print":
+        threads = [threading.Thread(target=print, args=("a program may print",)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+    if what == "about":
+        names = [name for name in ("torch", "numpy") if name in sys.modules]
+        return json.dumps([os.getpid(), os.getsid(0), sys.stdin.read(), os.get_inheritable(number), names])
+    # what a careless program does
+    if what == "fork":
+        os.fork()
+    if what == "fork in C":
+        ctypes.CDLL(None).fork()
+    if what == "fork and leave":
+        if os.fork():
+            os._exit(0)
+        time.sleep(1000)
+    if what == "pool":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return json.dumps(pool.map(abs, [-1, -2]))
+    if what == "write":
+        os.write(number, b"to every open file")
+    if what == "close":
+        os.close(number)
+    # what one does that knows the key
+    own, size = struct.pack("!16sQQ", *line._address), struct.Struct("!Q")
+    later = struct.pack("!16sQQ", line._address[0], line._address[1] + 1, os.getpid())
+    other = struct.pack("!16sQQ", *line._address[:2], 1)
+    frames = {
+        "half": own + size.pack(3) + b"1", "half and more": own[:9], "too long": own + size.pack(1 << 62),
+        "later": later + size.pack(1) + b"1", "another process": other + size.pack(1) + b"1",
+    }
+    if what in frames:
+        os.write(number, frames[what])
+    if what == "half":
+        time.sleep(1000)
+    if what == "twice":
+        line.answer('"twice"')
+    if what == "late":
+        threading.Timer(0.01, os.write, (number, b"late")).start()
+    # what is no JSON, or too much of it
+    texts = {"nan": "NaN", "inf": "[1e999]", "deep": "[" * 100_000, "digits": "9" * 5000, "bytes": "{", "empty": ""}
+    return texts.get(what, json.dumps(what))
 """
 
 
@@ -64,97 +97,137 @@ def running(program: str) -> Iterator[Process]:
     process.close()
 
 
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def answer(process: Process, timeout: float = 60.0) -> Any:
+    return process.receive(timeout, lambda value: value)
 
 
 def test_messages_go_in_and_answers_come_out(running: Process) -> None:
-    for message in ({"a": [1, None, "\ud800"]}, "x" * 1_000_000, [1.5]):
-        running.send(message)
-        assert running.receive(60) == message
+    messages = [{"a": [1, None, "\ud800"]}, "x" * 1_000_000, [1.5]]
+    for batch in (messages, messages[:1]):
+        running.send(batch)
+        assert [answer(running) for _ in batch] == batch
 
 
 def test_it_stands_apart(running: Process) -> None:
-    running.send("about")
-    assert running.receive(60) == [running.process.pid, running.process.pid, "", False, []]
-    running.send("print")
-    assert running.receive(60) == "printed"
+    running.send(["about", "print"])
+    assert answer(running) == [running.worker, running.process.pid, "", False, []]
+    assert answer(running) == "print"
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("die", "exit code 3"), ("kill", "signal SIGKILL"), ("raise", "exit code 1")]
+    ("what", "code"),
+    [("die", "exit code 3"), ("kill", "signal SIGKILL"), ("raise", "exit code 1"), ("fork and leave", "exit code 0")],
 )
 def test_one_that_ends_is_described(running: Process, what: str, code: str) -> None:
-    running.send(what)
-    with pytest.raises((EOFError, OSError)):
-        running.receive(60)
-    assert running.exit_code() == code
+    running.send([what])
+    with pytest.raises(Ended, match=f"its process died .{code}.") as caught:
+        answer(running)
+    assert (caught.value.kind, caught.value.how, running.exit_code()) == ("died", code, code)
     with pytest.raises(OSError):
-        running.send("more")
+        running.send(["more"])
 
 
-def test_one_that_hangs_gives_none_and_can_be_ended(running: Process) -> None:
-    running.send("sleep")
-    assert running.receive(0.05) is None
-    running.close()
-    assert running.exit_code() == "signal SIGKILL"
-    assert not runs(running.process.pid)
+def test_one_that_hangs_is_ended(running: Process) -> None:
+    running.send(["sleep"])
+    with pytest.raises(Ended, match=r"took longer than 0.05 s; its process was killed") as caught:
+        answer(running, 0.05)
+    assert caught.value.kind == "timeout" and not runs(running.process.pid)
 
 
-def test_what_is_no_answer_is_an_end(running: Process) -> None:
-    running.send("garbage")
-    with pytest.raises(EOFError, match="no answer"):
-        running.receive(60)
+# ---------------------------------------------------------------- answers of nobody who was asked
+@pytest.mark.parametrize("what", ["fork", "fork in C"])
+def test_a_forked_copy_answers_nothing(running: Process, what: str) -> None:
+    batch = [x for i in range(20) for x in (what, i)]
+    running.send(batch)
+    assert [answer(running) for _ in batch] == batch
+
+
+def test_a_pool_by_fork_works(running: Process) -> None:
+    running.send(["pool", "pool"])
+    assert [answer(running), answer(running)] == [[1, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("write", "close", "half and more", "too long", "later", "another process"),
+        *("nan", "inf", "deep", "digits", "bytes", "empty"),
+    ],
+)
+def test_what_is_no_answer_costs_the_item_under_way(running: Process, what: str) -> None:
+    running.send(["first", what, "last"])
+    assert answer(running) == "first"
+    with pytest.raises(Ended) as caught:
+        answer(running)
+    assert caught.value.kind == "died" and not runs(running.process.pid)
+    said = str(caught.value)
+    assert len(said) < 400 and "\n" not in said and ("no answer" in said or what == "close")
+
+
+def test_a_second_answer_is_not_the_next_items(running: Process) -> None:
+    running.send(["twice", "next"])
+    assert answer(running) == "twice"
+    with pytest.raises(Ended, match=r"item 0 of process .*, where item 1 of"):
+        answer(running)
+
+
+def test_what_was_written_between_two_lists_is_no_item_of_the_second(running: Process) -> None:
+    running.send(["late"])
+    assert answer(running) == "late"
+    for _ in range(200):
+        try:
+            running.send(["next"])
+        except OSError:
+            return
+        assert answer(running) == "next"  # it was not there yet
+        time.sleep(0.05)
+    pytest.fail("nobody noticed")
+
+
+def test_what_reads_an_answer_decides_what_is_one(running: Process) -> None:
+    running.send(["text"])
+    with pytest.raises(Ended, match=r"no answer .ValueError: could not convert.*, and was killed"):
+        running.receive(60, float)
 
 
 def test_half_an_answer_and_a_message_that_nobody_reads_do_not_wait_for_ever(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "STUCK", 1)
+    monkeypatch.setattr(processes, "STUCK", 0.5)
     half, stopped = Process(program), Process(program)
-    half.send("half")
+    half.send(["half"])
+    with pytest.raises(Ended, match=r"took longer than 0.5 s"):
+        answer(half, 0.5)
+    stopped.send(["stop"])
     with pytest.raises(OSError):
-        half.receive(60)
-    half.close()
-    stopped.send("stop")
-    with pytest.raises(OSError):
-        stopped.send("x" * 10_000_000)
+        stopped.send(["x" * 10_000_000])
     stopped.close()
 
 
+def test_time_without_a_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, starved = 100.0, 7.0
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(processes, "_without_processor", lambda pid: starved)
+    deadline = processes._Deadline(5.0, 1)
+    now = 101.0
+    assert deadline.left() == 4.0  # of 5 s
+    now, starved = 106.0, 10.0
+    assert deadline.left() == 2.0  # 6 s later, 3 of which it had no processor
+    starved = 7.0 + 1000.0
+    assert deadline.left() == 5.0 + 100.0 - 6.0  # but at most 20 times as long
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not tell")
+def test_the_system_tells_who_had_no_processor() -> None:
+    def told() -> float:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+
+    assert told() <= processes._without_processor(os.getpid()) * (1 + 1e-12) and processes._without_processor(0) == 0.0
+
+
+# ---------------------------------------------------------------- life and death
 def test_one_that_is_forgotten_is_ended(program: str) -> None:
     process = Process(program)
     pid = process.process.pid
     del process
     assert not runs(pid)
-
-
-def test_none_outlives_its_parent(tmp_path: Path, program: str) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import time
-        from gxpo.processes import Process
-        process = Process({program!r})
-        process.send("sleep")
-        print(process.process.pid, flush=True)
-        time.sleep(1000)
-        """)
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = int(parent.stdout.readline())
-    assert runs(child)
-    parent.kill()
-    parent.wait()
-    for _ in range(200):
-        if not runs(child):
-            return
-        time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("the program outlived its parent")

@@ -1,9 +1,14 @@
 """Programs in processes of their own, which can be killed: the parent's side and the child's.
 
-A program is a Python file with a function `serve(connection)`: it reads messages (`connection.recv_bytes()`, pickled by
-the parent, whom it trusts) and answers in JSON, which the parent can read from a process that runs a user's code. The
-file is loaded by path, in a new interpreter: it starts in milliseconds, shares no threads with torch and never runs the
-user's script a second time.
+A program is a Python file with a function `serve(line)`: it receives items (`line.receive()`, pickled by the parent,
+whom it trusts) and answers each of them in turn (`line.answer(text)`) in JSON, which the parent can read from a process
+that runs a user's code. The file is loaded by path, in a new interpreter: it starts in milliseconds, shares no
+threads with torch and never runs the user's script a second time.
+
+Each answer carries a key that was drawn for the list, the item's number and the process's id. What comes from a forked
+copy of the process, twice, out of turn, or from code that writes to every open file is therefore no answer: it costs
+the item under way, and the process is replaced. Code that searches the interpreter for the key on purpose can answer
+for items that came in the same list, as it can change any function of the process that it is part of.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import pickle
 import signal
@@ -18,29 +24,53 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import weakref
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+from gxpo.process_tree import end_descendants, end_tree, guarded, runs
 
 LOADING = 120.0  # seconds a program may take to import what it needs
-STUCK = 30  # whole seconds after which half a message counts as the end of the process
-ENDING = 1.0  # seconds that a process whose line is closed may take to leave, and so to keep its own exit code
+STUCK = 30.0  # seconds after which a message that nobody reads counts as the end of the process
+ENDING = 1.0  # seconds that a program that has closed its line may go on, and so keep its own exit code
 LARGEST = 1 << 27  # bytes of an answer; more is not one
+PIECE = 1 << 16  # bytes read at once
+SOON = 0.05  # seconds within which most answers come, so that nothing has to be looked up
+STARVED = 20.0  # times its own limit that an item may wait for a processor
+
+KEY = 16  # bytes
+MESSAGE = struct.Struct(f"!Q{KEY}s")  # size, key
+ANSWER = struct.Struct(f"!{KEY}sQQQ")  # key of the message, number of the item in it, process, size
+
+T = TypeVar("T")
+
+
+class Ended(Exception):
+    """No answer came, and the process was ended; the message says why.
+
+    kind  "timeout", or "died": it ended by itself, or wrote something that is no answer
+    how   its exit code or signal in words, where it ended by itself
+    """
+
+    def __init__(self, kind: Literal["timeout", "died"], why: str, how: str = "") -> None:
+        super().__init__(why)
+        self.kind, self.how = kind, how
 
 
 class Process:
-    """One running program. Whoever reads too long without an answer ends it with `close`.
+    """One running program.
 
-    It has a session of its own: Ctrl-C is the trainer's to handle, and what the program starts is killed with it. Its
-    output goes to this process's standard error; it reads nothing; it leaves when this process is gone.
+    It has a session of its own: Ctrl-C is the trainer's to handle. What the program starts is killed when it ends, on
+    Linux also what has a session of its own. Its output goes to this process's standard error; it reads nothing; it
+    leaves when this process is gone.
     """
 
     def __init__(self, program: str) -> None:
-        self.connection, theirs = Pipe()
-        _limit_waits(self.connection)
+        self._line, theirs = socket.socketpair()
+        self._buffer = bytearray()
+        self._key, self._number = b"", 0
+        self.worker: int | None = None  # the id that the program answers with; `process` is its guard
         start = f"import sys; sys.path[:] = {sys.path!r}; from gxpo.processes import attend; attend({program!r})"
         with theirs:
             self.process = subprocess.Popen(
@@ -50,66 +80,196 @@ class Process:
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self.close = weakref.finalize(self, _end, self.connection, self.process)
+        self.close = weakref.finalize(self, _end, self._line, self.process, os.getpid())
 
-    def send(self, message: Any) -> None:
-        """OSError where the process is gone."""
-        self.connection.send_bytes(pickle.dumps(message))
+    def send(self, items: Sequence[Any]) -> None:
+        """A list of items, of which each is to be answered before the next list is sent.
 
-    def receive(self, timeout: float) -> Any:
-        """The next answer, None where none comes within `timeout` seconds; EOFError or OSError where there is no
-        process that could give one."""
-        if not self.connection.poll(timeout):
-            return None
+        OSError where the process is gone, or has said something since its last answer.
+        """
+        self._line.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            self._buffer += self._line.recv(PIECE) or b"\0"
+        if self._buffer or self.process.poll() is not None:
+            self.close()
+            raise ConnectionResetError("the process is gone, or has written what nobody asked for")
+        self._key, self._number = os.urandom(KEY), 0
+        message = pickle.dumps(list(items))
+        self._line.settimeout(STUCK)
+        self._line.sendall(MESSAGE.pack(len(message), self._key) + message)
+
+    def receive(self, timeout: float, read: Callable[[Any], T]) -> T:
+        """The next item's answer, as `read` takes it from JSON; it raises where the value is no answer.
+
+        `Ended` where none comes within `timeout` seconds. Time for which the program was ready to run and had no
+        processor does not count where the system tells (Linux), so that a loaded machine changes no verdict.
+        """
+        deadline = _Deadline(timeout, self.worker)
         try:
-            return json.loads(self.connection.recv_bytes(LARGEST))
-        except ValueError as error:
-            raise EOFError("the process wrote something that is no answer") from error
+            while (text := self._next()) is None:
+                left = deadline.left()
+                self._line.settimeout(max(left, 0.0))
+                try:
+                    piece = self._line.recv(PIECE)
+                except (TimeoutError, BlockingIOError):
+                    if left > 0:
+                        continue
+                    self.close()
+                    raise Ended("timeout", f"took longer than {timeout:g} s; its process was killed") from None
+                if not piece:
+                    raise EOFError
+                self._buffer += piece
+            return read(json.loads(text, parse_float=_finite, parse_constant=_finite))
+        except (EOFError, OSError) as error:
+            how = self.exit_code()
+            raise Ended("died", f"its process died ({how})", how) from error
+        except Ended:
+            raise
+        except Exception as error:  # a deep nesting of brackets is a RecursionError
+            self.close()
+            why = " ".join(str(error).split())[:200]
+            message = f"its process wrote something that is no answer ({type(error).__name__}: {why}), and was killed"
+            raise Ended("died", message) from error
+
+    def _next(self) -> bytes | None:
+        """The text of the next answer, None where not all of it is there."""
+        said = self._buffer
+        if not self._key.startswith(bytes(said[:KEY])):
+            raise ValueError("it is not addressed as one")
+        if len(said) < ANSWER.size:
+            return None
+        _, number, pid, size = ANSWER.unpack_from(said)
+        if number != self._number or pid != (self.worker or pid):
+            raise ValueError(f"item {number} of process {pid}, where item {self._number} of {self.worker} is due")
+        if size > LARGEST:
+            raise ValueError(f"{size} bytes, above {LARGEST}")
+        end = ANSWER.size + size
+        if len(said) < end:
+            return None
+        text = bytes(said[ANSWER.size : end])
+        del said[:end]
+        self._number, self.worker = number + 1, pid
+        return text
 
     def exit_code(self) -> str:
         """How the process ended, in words; one that is not about to end is killed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ENDING)
+        for seconds in (ENDING, STUCK):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+                break
+            if self.worker is None or runs(self.worker):
+                break  # else its guard has still to say how it ended
         self.close()
-        code = self.process.wait()
+        return in_words(self.process.wait())
+
+
+def in_words(code: int) -> str:
+    """How a process ended, from its exit code as `subprocess` gives it."""
+    with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"signal {-code}"
 
 
-def _limit_waits(connection: Connection) -> None:
-    """Let no write, and no read of what has begun to arrive, wait for ever on a process that is stopped."""
-    limit = struct.pack("ll", STUCK, 0)
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+class _Deadline:
+    """When an item is too late: after `seconds` in which process `pid` computed, slept or waited for something."""
+
+    def __init__(self, seconds: float, pid: int | None) -> None:
+        self.seconds, self.pid = seconds, pid
+        self.begun, self.starved = time.monotonic(), math.nan
+
+    def left(self) -> float:
+        """Seconds until it has to be asked again; 0 or less: too late."""
+        passed, soon = time.monotonic() - self.begun, min(SOON, self.seconds)
+        if passed < soon:
+            return soon - passed
+        starved = _without_processor(self.pid)
+        if math.isnan(self.starved):
+            self.starved = starved
+        return self.seconds + min(starved - self.starved, STARVED * self.seconds) - passed
 
 
-def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    connection.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _without_processor(pid: int | None) -> float:
+    """Seconds for which the process was ready to run and had no processor, as Linux tells; 0 elsewhere."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; ValueError for those that it does not have: NaN, Infinity and what is too large."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _end(line: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    line.close()
+    if os.getpid() != owner:  # a forked copy of this process that ends leaves it alone
+        return
+    end_descendants(process.pid)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING)  # the guard waits for what was killed, and leaves
+    end_tree(process.pid)
     process.wait()
 
 
+# ---------------------------------------------------------------- the child's side
+class Line:
+    """The program's end of the line.
+
+    Only the process in which it was made answers: one that somebody's code forks has no line, and leaves where it would
+    answer.
+    """
+
+    def __init__(self, number: int) -> None:
+        os.set_inheritable(number, False)  # what the program starts does not hold the line open
+        self._socket = socket.socket(fileno=number)
+        self._pid = os.getpid()
+        self._address = (b"", 0, self._pid)  # of the item under way: key, number, process
+        os.register_at_fork(after_in_child=self._socket.close)
+
+    def receive(self) -> Iterator[Any]:
+        """The items of the next list, each to be answered before the next; EOFError where the parent has hung up."""
+        size, key = MESSAGE.unpack(self._exactly(MESSAGE.size))
+        items = pickle.loads(self._exactly(size))
+
+        def each() -> Iterator[Any]:
+            for number, item in enumerate(items):
+                self._address = (key, number, self._pid)
+                yield item
+
+        return each()
+
+    def answer(self, text: str) -> None:
+        """Answer the item under way, in JSON."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        said = text.encode()
+        self._socket.sendall(ANSWER.pack(*self._address, len(said)) + said)
+
+    def _exactly(self, size: int) -> bytearray:
+        got = bytearray(size)
+        view, done = memoryview(got), 0
+        while done < size:
+            n = self._socket.recv_into(view[done:])
+            if n == 0:
+                raise EOFError
+            done += n
+        return got
+
+
 def attend(program: str) -> None:
-    """The child's side: run `serve` of the program until the parent hangs up."""
-    line, parent = int(sys.argv[1]), int(sys.argv[2])
-    _end_with(parent)
-    os.set_inheritable(line, False)  # what the program starts does not hold the line open
+    """Run `serve` of the program until the parent hangs up."""
+    number, parent = int(sys.argv[1]), int(sys.argv[2])
+    guarded(parent, number)
+    line = Line(number)
     spec = importlib.util.spec_from_file_location("gxpo_program", program)
     assert spec is not None and spec.loader is not None, program
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        module.serve(Connection(line))
-
-
-def _end_with(parent: int) -> None:
-    """Leave when the parent is gone, even while the program hangs."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+        module.serve(line)

@@ -22,6 +22,10 @@ class Unusable(Exception):
     """A function or a class can't be loaded or used; the message is one line."""
 
 
+class OverLimit(Exception):
+    """A check would take more than it may, so that what is checked counts as wrong; the message is one line."""
+
+
 def one_line(text: str) -> str:
     """`text` without line breaks and not longer than `LONGEST`."""
     words = " ".join(str(text).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -131,6 +132,13 @@ class Wild(Counter):
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
             (self.notes / "child").write_text(str(child.pid))
             child.wait()
+        if action == "fork":
+            os.fork()
+        if action == "fork and exit" and os.fork() == 0:
+            sys.exit("the child is done")
+        if action == "forge":
+            line = next(x for x in gc.get_objects() if type(x).__name__ == "Line")
+            line.answer('["ok", {"observation": "n", "state": null, "reward": 1.0}]')
         if action == "print":
             print('["ok", null]', flush=True)
         if action == "where":
@@ -144,7 +152,8 @@ class Flaky(Counter):
     def step(self, action: str) -> TimeStep:
         if action == "die":
             os._exit(3)
-        return super().step(action + str(os.getpid()) if action == "process" else action)
+        self.n += os.getpid() if action == "process" else 0
+        return super().step(action)
 
 
 class Tools(Counter):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.envs.small_worlds import ODD
 
-from gxpo.envs.checked import Nonsense, checked, from_fields, to_json
+from gxpo.envs.checked import Nonsense, checked, checked_about, checked_answer, from_fields, to_json
 from gxpo.protocols import TimeStep
 
 texts = st.text(max_size=8)
@@ -30,6 +30,9 @@ steps = st.builds(
 )
 
 
+PLAIN = checked(TimeStep("n"))
+
+
 @given(steps)
 def test_a_time_step_comes_back_as_it_was(step: TimeStep) -> None:
     assert from_fields(json.loads(to_json(checked(step)))) == step
@@ -39,6 +42,46 @@ def test_a_time_step_comes_back_as_it_was(step: TimeStep) -> None:
 def test_what_is_not_one_is_refused(name: str) -> None:
     with pytest.raises(Nonsense):
         to_json(checked(ODD[name]))
+
+
+def test_an_answer_holds_what_its_operation_gives() -> None:
+    step = json.loads(to_json(checked(TimeStep("n", "s", 0.5, info={"a": [1]}))))
+    right = {
+        "step": step, "reset": step | {"reward": None}, "restore": None, "close": None, "snapshot": "s", "content": "c",
+        "expert": None, "answer": "4", "legal": ["a"],
+    }  # fmt: skip
+    for operation, value in right.items():
+        assert checked_answer(operation, ["ok", value]) == ("ok", value)
+        assert checked_answer(operation, ["raised", "step:\n no"]) == ("raised", "step: no")
+    assert checked_answer("expert", ["ok", "go"]) == ("ok", "go")
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer"),
+    [
+        *[("step", answer) for answer in (None, 3, [], ["ok"], {"ok": 1}, ["fine", None], [["ok"], None])],
+        *[("step", ["ok", value]) for value in (None, "n", [], {}, {"observation": "n"}, PLAIN | {"more": 1})],
+        *[("step", ["ok", PLAIN | {"reward": value}]) for value in (math.inf, math.nan, "1", 10**400)],
+        *[("step", ["ok", PLAIN | {"done": 1}]), ("reset", ["ok", PLAIN | {"done": True}])],
+        *[("close", ["ok", 1]), ("restore", ["ok", "s"]), ("snapshot", ["ok", None]), ("content", ["ok", 3])],
+        *[("legal", ["ok", value]) for value in (None, "go", [1])],
+        *[("step", ["raised", None]), ("step", ["nonsense", ["a"]]), ("expert", ["ok", 3])],
+    ],
+)
+def test_another_answer_is_none(operation: str, answer: object) -> None:
+    with pytest.raises((Nonsense, TypeError, ValueError, KeyError, OverflowError)):
+        checked_answer(operation, answer)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"max_turns": "3"}, {"max_turns": True}, {"tools": [1]}, {"tools": None}, {"provides": "all"}, {"more": 1}],
+)
+def test_what_a_process_says_of_a_class_is_checked(changed: dict[str, Any]) -> None:
+    about = {"instructions": "", "max_turns": 3, "tools": [], "provides": ["states"]}
+    assert checked_about(["loaded", about]) == ("loaded", about)
+    with pytest.raises((Nonsense, TypeError)):
+        checked_about(["loaded", about | changed])
 
 
 def test_numpys_scalars_count() -> None:

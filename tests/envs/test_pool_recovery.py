@@ -81,6 +81,31 @@ def test_every_way_to_hang_or_die_costs_one_episode(tmp_path: Path) -> None:
     pytest.fail("what an environment had started outlived its process")
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_child_that_an_environment_forks_answers_for_nobody(workers: int) -> None:
+    with pool("Wild", workers) as envs:
+        names = {str(n): n for n in range(40)}
+        envs.reset(names)
+        for action in ("fork", "fork and exit", "go"):
+            envs.step({name: Reply(action if n % 3 == 0 else "left") for name, n in names.items()})
+        steps = envs.step({name: Reply("go") for name in names})
+        others = [after(after(after(n, "left"), "left"), "left") for n in range(40)]
+        forked = [after(after(after(n, "fork"), "fork and exit"), "go") for n in range(40)]
+        expected = [after(forked[n] if n % 3 == 0 else others[n], "go") for n in range(40)]
+        assert [state(steps[name]) for name in names] == expected
+        assert sum(envs.counts.values()) == 0
+
+
+def test_a_forged_answer_costs_its_episode() -> None:
+    with pool("Wild", 1) as envs:
+        envs.reset({"a": 1, "b": 2, "c": 3})
+        steps = envs.step({"a": Reply("go"), "b": Reply("forge"), "c": Reply("go")})
+        assert (state(steps["a"]), state(steps["c"])) == (after(1, "go"), after(3, "go"))
+        lost = steps["b"]
+        assert isinstance(lost, EnvFailure) and lost.kind == "died" and "step: its process wrote" in lost.message
+        assert envs.counts["died"] == 1
+
+
 def test_a_reset_may_hang_or_die_too() -> None:
     with pool("Wild", 2, timeout=HANG) as envs:
         first = envs.reset({"hangs": 1006, "dies": 1005, "good": 3})

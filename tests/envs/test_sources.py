@@ -155,7 +155,7 @@ def test_what_is_no_environment_is_refused(file: Path, kind: str, match: str) ->
 
 def test_the_same_is_refused_in_a_process(file: Path, tmp_path: Path) -> None:
     refused(f"{file}:Mine", {"sise": 3, "size": 3}, "did you mean 'size'", workers=1)
-    refused(f"{file}:Ends", {"size": 3}, r"the process that loads it died \(exit code 7\)", workers=1)
+    refused(f"{file}:Ends", {"size": 3}, r"loading it and its first step: its process died \(exit code 7\)", workers=1)
     (tmp_path / "broken.py").write_text("x = 1\nclass Mine(:\n")
     refused(f"{tmp_path}/broken.py:Mine", {}, "broken.py line 2: invalid syntax", workers=1)
 

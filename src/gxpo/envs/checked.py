@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from gxpo.protocols import TimeStep
+from gxpo.usercode import one_line
 
 ACTION_ERRORS = (None, "malformed", "illegal")
+FIELDS = {field.name for field in fields(TimeStep)}
 
 
 class Nonsense(Exception):
@@ -26,7 +29,7 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
     if not isinstance(step, TimeStep):
         raise Nonsense(f"returned {_name(step)}, not a TimeStep")
     done, truncated = _truth("done", step.done), _truth("truncated", step.truncated)
-    fields = {
+    plain = {
         "observation": _observation(step.observation),
         "state": _text_or_none("state", step.state),
         "reward": None if step.reward is None else _number(step.reward),
@@ -40,11 +43,11 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
         raise Nonsense(f"action_error is {step.action_error!r}, not None, 'malformed' or 'illegal'")
     if not isinstance(step.info, Mapping) or not all(isinstance(key, str) for key in step.info):
         raise Nonsense("info is not a mapping of names to values")
-    if first and fields["done"]:
+    if first and plain["done"]:
         raise Nonsense("reset returned an episode that is over")
-    if first and fields["reward"] is not None:
-        raise Nonsense(f"reset paid a reward ({fields['reward']:g}); a reward belongs to an action")
-    return fields
+    if first and plain["reward"] is not None:
+        raise Nonsense(f"reset paid a reward ({plain['reward']:g}); a reward belongs to an action")
+    return plain
 
 
 def checked_text(what: str, value: object) -> str:
@@ -67,10 +70,45 @@ def to_json(value: object) -> str:
         raise Nonsense(f"it holds what JSON can't: {error}") from error
 
 
-def from_fields(fields: Mapping[str, Any]) -> TimeStep:
+def from_fields(plain: Mapping[str, Any]) -> TimeStep:
     """The `TimeStep` of these fields, after their way through JSON."""
-    observation = fields["observation"]
-    return TimeStep(**{**fields, "observation": observation if isinstance(observation, str) else tuple(observation)})
+    observation = plain["observation"]
+    return TimeStep(**{**plain, "observation": observation if isinstance(observation, str) else tuple(observation)})
+
+
+def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
+    """What a process answered to an operation of `Host.run`, after its way through JSON: a status and what it may hold.
+
+    The process runs code that is not gxpo's, so nothing is taken on trust; any exception means that it is no answer.
+    """
+    status, value = answer
+    if status in ("raised", "nonsense"):
+        return status, one_line(checked_text("the message", value))
+    if status != "ok":
+        raise Nonsense(f"the status is {str(status)[:20]!r}")
+    if operation in ("reset", "step"):
+        if set(value) != FIELDS:
+            raise Nonsense("not the fields of a TimeStep")
+        return status, checked(from_fields(value), first=operation == "reset")
+    if operation in ("restore", "close") and value is not None:
+        raise Nonsense(f"{operation} gives nothing")
+    if operation in ("restore", "close") or (operation in ("expert", "answer") and value is None):
+        return status, None
+    return status, (checked_texts if operation == "legal" else checked_text)(operation, value)
+
+
+def checked_about(answer: Any) -> tuple[str, Any]:
+    """What a process answered when it had loaded an environment: "loaded" and `Host.about`, or "unusable" and why."""
+    status, value = answer
+    if status == "unusable":
+        return status, one_line(checked_text("the message", value))
+    if status != "loaded" or set(value) != {"instructions", "max_turns", "tools", "provides"}:
+        raise Nonsense("neither loaded nor unusable")
+    checked_text("instructions", value["instructions"])
+    checked_texts("provides", value["provides"])
+    if type(value["max_turns"]) is not int or not all(isinstance(tool, dict) for tool in value["tools"]):
+        raise Nonsense("max_turns is no whole number, or tools are no schemas")
+    return status, value
 
 
 def _observation(value: object) -> object:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gxpo.envs.checked import checked_about, checked_answer
 from gxpo.envs.host import Host
 from gxpo.envs.sources import EnvSource
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.processes import LOADING, Process
+from gxpo.processes import LOADING, Ended, Process
 from gxpo.usercode import Unusable
 
 PROGRAM = str(Path(__file__).with_name("worker.py"))
@@ -65,20 +67,17 @@ class _Worker(Process):
     def __init__(self, source: EnvSource) -> None:
         super().__init__(PROGRAM)
         try:
-            self.send(source.for_host())
-            answer = self.receive(LOADING)
-        except (EOFError, OSError) as error:
-            raise ConfigError(
-                f"environment {source.name}: the process that loads it died ({self.exit_code()})"
-            ) from error
+            self.send([source.for_host()])
+            status, value = self.receive(LOADING, checked_about)
+            if status == "unusable":
+                raise ConfigError(f"environment {source.name}: {value}")
+        except (Ended, OSError) as error:
+            self.close()
+            raise ConfigError(f"environment {source.name}: loading it and its first step: {error}") from error
         except BaseException:
             self.close()
             raise
-        if answer is None or answer[0] == "unusable":
-            self.close()
-            slow = f"loading it and its first step took longer than {LOADING:g} s"
-            raise ConfigError(f"environment {source.name}: {slow if answer is None else answer[1]}")
-        self.about = answer[1]
+        self.about = value
 
 
 @dataclass
@@ -143,14 +142,9 @@ class InWorker:
         answers: list[Answer] = []
         for operation, _, _ in sent:
             try:
-                answer = worker.receive(self.timeout)
-            except (EOFError, OSError):
-                return [*answers, ("died", f"{operation}: its process died ({worker.exit_code()})")]
-            if answer is None:
-                worker.close()
-                message = f"{operation}: took longer than {self.timeout:g} s; its process was killed"
-                return [*answers, ("timeout", message)]
-            answers.append(answer)
+                answers.append(worker.receive(self.timeout, partial(checked_answer, operation)))
+            except Ended as end:
+                return [*answers, (end.kind, f"{operation}: {end}")]
         self._worker = worker
         return answers
 

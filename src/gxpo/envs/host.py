@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,10 @@ class Host:
         expert    None -> text or None                 legal     None -> texts
         content   seed -> text; of no episode          answer    seed -> text or None; of no episode
         close     None -> None; closes the instance
+
+        A child that an environment has forked, and that returns from it as its parent does, ends here.
         """
+        own = os.getpid()
         try:
             return to_json(["ok", getattr(self, f"_{operation}")(episode, payload)])
         except KeyboardInterrupt:
@@ -57,6 +61,9 @@ class Host:
             failure = ["nonsense", one_line(f"{operation}: {error}")]
         except BaseException as error:
             failure = ["raised", f"{operation}: {described(error)}"]
+        finally:
+            if os.getpid() != own:
+                os._exit(0)
         self.episodes.pop(episode, None)
         return to_json(failure)
 

@@ -5,22 +5,24 @@ See `gxpo.processes`. The other side is `gxpo.envs.episodes`; what it answers is
 
 from __future__ import annotations
 
-import pickle
-from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from gxpo.envs.checked import to_json
 from gxpo.envs.host import Host
 from gxpo.usercode import Unusable
 
+if TYPE_CHECKING:
+    from gxpo.processes import Line
 
-def serve(connection: Connection) -> None:
-    """Load the class of the first message; then reply to each item of each further message, in order."""
+
+def serve(line: Line) -> None:
+    """Load the class of the first list; then reply to each item of each further list, in order."""
     try:
-        host = Host(pickle.loads(connection.recv_bytes()))
+        host = Host(next(line.receive()))
     except Unusable as error:
-        connection.send_bytes(to_json(["unusable", str(error)]).encode())
+        line.answer(to_json(["unusable", str(error)]))
         return
-    connection.send_bytes(to_json(["loaded", host.about]).encode())
+    line.answer(to_json(["loaded", host.about]))
     while True:
-        for item in pickle.loads(connection.recv_bytes()):
-            connection.send_bytes(host.run(*item).encode())
+        for item in line.receive():
+            line.answer(host.run(*item))

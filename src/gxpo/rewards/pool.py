@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.processes import LOADING, Process
-from gxpo.rewards.worker import Reply
+from gxpo.processes import LOADING, STARVED, Ended, Process, in_words
+from gxpo.rewards.worker import Reply, reply_of
+from gxpo.usercode import one_line
 
 PROGRAM = str(Path(__file__).with_name("worker.py"))
 CHUNK = 64  # items sent at once
+OUT_OF_CPU = in_words(-signal.SIGPROF)  # see `gxpo.rewards.worker.computing`
 
 Call = tuple[int, bytes]  # (which function, pickled (args, keywords))
 
@@ -23,27 +26,31 @@ class _Worker(Process):
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(PROGRAM)
-        self.declared: list[tuple[str, ...] | None] = []
+        self.declared: list[tuple[str, ...] | None] = []  # parameter names, None for a task's scorer
         try:
-            self.send(list(sources))
+            self.send(sources)
             for source in sources:
-                self.declared.append(self._loaded(source["label"]))
-        except (EOFError, OSError) as error:
+                status, value = self.receive(LOADING, _loaded)
+                if status == "unusable":
+                    raise ConfigError(f"reward {source['label']}: {one_line(value)}")
+                self.declared.append(value)
+        except (Ended, OSError) as error:
+            self.close()
             label = sources[len(self.declared)]["label"]
-            raise ConfigError(f"reward {label}: the process that loads it died ({self.exit_code()})") from error
+            raise ConfigError(f"reward {label}: loading it: {error}") from error
         except BaseException:
             self.close()
             raise
 
-    def _loaded(self, label: str) -> tuple[str, ...] | None:
-        """The next function's parameter names, None for a task's scorer."""
-        reply = self.receive(LOADING)
-        if reply is None:
-            raise ConfigError(f"reward {label}: loading it took longer than {LOADING:g} s")
-        status, _, value = reply
-        if status == "unusable":
-            raise ConfigError(f"reward {label}: {value}")
-        return None if value is None else tuple(value)
+
+def _loaded(answer: Any) -> tuple[str, Any]:
+    """What a process says of a function that it loads, checked."""
+    status, value = answer
+    if status == "unusable" and isinstance(value, str):
+        return status, value
+    if status == "loaded" and (value is None or all(isinstance(name, str) for name in value)):
+        return status, None if value is None else tuple(value)
+    raise ValueError("neither loaded nor unusable")
 
 
 class Workers:
@@ -53,14 +60,14 @@ class Workers:
     """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]], *, timeout: float, count: int = 1) -> None:
-        self.sources = list(sources)
+        self.sources = [{**s, "seconds": timeout if s.get("computes") else 0.0} for s in sources]
         self.timeout = timeout
         first = _Worker(self.sources)
         self.declared = first.declared  # parameter names of each function, None for a task's scorer
         self._workers: list[_Worker | None] = [first, *[None] * (count - 1)]
 
     def run(self, calls: Sequence[Call]) -> list[Reply]:
-        """What came of each call, in order: a reply of the worker, "timeout" or "died" with a message."""
+        """What came of each call, in order: a reply of the worker, or "timeout", "died" or "limit" with a message."""
         replies: list[Reply] = [("died", "never run")] * len(calls)
         chunks = deque(range(0, len(calls), CHUNK))
 
@@ -88,7 +95,7 @@ class Workers:
             worker = self._workers[slot] or _Worker(self.sources)
             self._workers[slot] = None  # what is interrupted here is not used again
             try:
-                worker.send(list(calls[len(replies) :]))
+                worker.send(calls[len(replies) :])
             except OSError as error:  # it died between two batches: no item is to blame
                 fruitless += 1
                 if fruitless > 3:
@@ -97,16 +104,14 @@ class Workers:
                 continue
             try:
                 while len(replies) < len(calls):
-                    reply = worker.receive(self.timeout)
-                    if reply is None:
-                        worker.close()
-                        replies.append(("timeout", f"took longer than {self.timeout:g} s; its worker was killed"))
-                        break
-                    replies.append((reply[0], reply[1]))
+                    seconds = self.sources[calls[len(replies)][0]]["seconds"]
+                    replies.append(worker.receive(STARVED * seconds or self.timeout, reply_of))
+                self._workers[slot] = worker
+            except Ended as end:
+                if seconds and end.how == OUT_OF_CPU:
+                    replies.append(("limit", f"computed for longer than {seconds:g} s; its process was killed"))
                 else:
-                    self._workers[slot] = worker
-            except (EOFError, OSError):
-                replies.append(("died", f"its worker died ({worker.exit_code()})"))
+                    replies.append((end.kind, str(end)))
         return replies
 
     def close(self) -> None:

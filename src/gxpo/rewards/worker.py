@@ -2,21 +2,27 @@
 
 It needs the standard library alone (see `gxpo.processes`). The other side is `gxpo.rewards.pool`.
 
-Replies are JSON lists `[status, payload]`: "ok" with a number or named numbers, "raised" or "nonsense" with a message.
+Replies are JSON lists `[status, payload]`: "ok" with a number or named numbers, or a message with "raised", "nonsense"
+or "limit", which is a check that would have taken more than it may.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
+import os
 import pickle
+import signal
 import types
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from gxpo.usercode import Unusable, described, from_file, hint, one_line, unusable
+from gxpo.usercode import OverLimit, Unusable, described, from_file, hint, one_line, unusable
+
+if TYPE_CHECKING:
+    from gxpo.processes import Line
 
 ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish")
 
@@ -67,21 +73,59 @@ def judge(value: Any) -> float | dict[str, float]:
 
 
 def attempt(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Reply:
-    """Call a reward and say what came of it; of what it raises only `KeyboardInterrupt` gets out."""
+    """Call a reward and say what came of it; of what it raises only `KeyboardInterrupt` gets out.
+
+    A child that the reward has forked, and that returns from it as its parent does, ends here.
+    """
+    own = os.getpid()
     try:
         value = function(*args, **keywords)
     except KeyboardInterrupt:
         raise
+    except OverLimit as error:
+        return "limit", one_line(str(error))
     except BaseException as error:
         return "raised", described(error)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)
     try:
         return "ok", judge(value)
     except Exception as error:
         return "nonsense", one_line(f"returned {error}")
 
 
+def reply_of(answer: Any) -> Reply:
+    """A reply as it came out of JSON, checked: whoever wrote it, it is a status with what belongs to it."""
+    status, payload = answer
+    if status == "ok":
+        return status, judge(payload)
+    if status in ("raised", "nonsense", "limit") and isinstance(payload, str):
+        return status, one_line(payload)
+    raise ValueError("not a status with a score or a message")
+
+
+@contextlib.contextmanager
+def computing(seconds: float) -> Iterator[None]:
+    """The kernel ends this process by SIGPROF once it has computed for so long in here; 0: without a limit.
+
+    No handler: it would have to wait until a product of large numbers is done.
+    """
+    if not seconds:
+        yield
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
     """The function of `source`: {"file", "folder", "code", "name"} or {"pickle"}, and maybe {"rehearsal"}.
+
+    A source that "computes" alone, and waits for nothing, has a limit of processor time in place of the clock's.
 
     The code travels with it: a worker that starts later in a run holds what the first one held. A rehearsal is a
     pickled call whose result nobody needs: it imports and caches what the function is slow to get, before the clock of
@@ -100,25 +144,26 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
     return function
 
 
-def serve(connection: Connection) -> None:
-    """Load the functions of the first message; then reply to each item of each further message, in order."""
-    functions = []
-    sources = pickle.loads(connection.recv_bytes())
-    for index, source in enumerate(sources):
+def serve(line: Line) -> None:
+    """Load the functions of the first list; then reply to each item of each further list, in order."""
+    functions, seconds = [], []
+    for index, source in enumerate(line.receive()):
         try:
             function = load(source, index)
             functions.append(function)
+            seconds.append(source["seconds"])
             declared = None if source["is_scorer"] else parameters(function)
         except Unusable as error:
-            connection.send_bytes(json.dumps(["unusable", index, str(error)]).encode())
+            line.answer(json.dumps(["unusable", str(error)]))
             return
-        connection.send_bytes(json.dumps(["loaded", index, declared]).encode())
+        line.answer(json.dumps(["loaded", declared]))
     while True:
-        for index, call in pickle.loads(connection.recv_bytes()):
+        for index, call in line.receive():
             try:
                 args, keywords = pickle.loads(call)
             except BaseException as error:
                 reply = "raised", one_line(f"its arguments can't be read: {type(error).__name__}: {error}")
             else:
-                reply = attempt(functions[index], args, keywords)
-            connection.send_bytes(json.dumps(reply).encode())
+                with computing(seconds[index]):
+                    reply = attempt(functions[index], args, keywords)
+            line.answer(json.dumps(reply))

@@ -1,0 +1,150 @@
+"""Trees of processes: what a process has started, directly or not, and ending all of it.
+
+Linux tells who started whom, and gives orphans to the nearest ancestor that asked for them, so that a daemon in a
+session of its own stays in the tree. Elsewhere only a process group can be ended, and such a daemon escapes. On the
+standard library alone: worker processes import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
+REAPING = 1.0  # seconds
+SUBREAPER, DIE_WITH_PARENT = 36, 1  # options of prctl
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes that `root` or its descendants have started, as Linux tells; none elsewhere."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if state != b"Z":
+                    children.setdefault(int(parent), []).append(int(entry))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def end_descendants(root: int) -> None:
+    """Kill what `root` has started; all of it is stopped first, so that nothing starts more in the meantime."""
+    stopped: set[int] = set()
+    for _ in range(ROUNDS):
+        new = set(descendants(root)) - stopped
+        if not new:
+            break
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+
+
+def end_tree(root: int) -> None:
+    """Kill `root`, a child of this process that leads a process group, with its group and all that it has started."""
+    end_descendants(root)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(root, signal.SIGKILL)
+
+
+def guarded(parent: int, private: int) -> None:
+    """Go on in a child of this process, which stays behind and ends all that the child has started when the child ends,
+    however it does, or when `parent` is gone. It ends as the child did.
+
+    To be called before there are threads, by the leader of a process group.
+
+    private   a file descriptor that the child alone keeps
+    """
+    _prctl(SUBREAPER, 1)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        _leave_after(guard, lambda: os._exit(1))  # where the kernel does not see to it
+        return
+    os.close(private)
+    for number in IGNORED:  # meant for the group, and the child's to handle
+        signal.signal(number, signal.SIG_IGN)
+
+    def end_all() -> None:
+        end_descendants(guard)
+        os.killpg(guard, signal.SIGKILL)
+
+    _leave_after(parent, end_all)
+    ended = status = 0
+    while ended != child:  # the others are orphans, which nobody else waits for
+        ended, status = os.waitpid(-1, 0)
+    end_descendants(guard)
+    _reap()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(guard, -code)
+    os._exit(code)
+
+
+def _reap() -> None:
+    """Wait for what was killed: the first process of a container may not, and it would be a zombie for good."""
+    deadline = time.monotonic() + REAPING
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.001)
+
+
+def _leave_after(parent: int, leave: Callable[[], None]) -> None:
+    """Call `leave` when the parent is gone, even while the program hangs."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _prctl(option: int, value: int) -> None:
+    """Ask Linux for something; elsewhere, and where it refuses, nothing changes."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
