@@ -27,9 +27,11 @@ def main() -> None:
     line, samples, loads = Connection(int(sys.argv[-2])), 0, 0
     while True:
         try:
-            header, arrays = codes["decode"](line.recv_bytes())
+            message = line.recv_bytes()
         except EOFError:
             break
+        number, _ = codes["NUMBER"].unpack_from(message)
+        header, arrays = codes["decode"](message[codes["NUMBER"].size :])
         said, values = {}, {}
         if header["do"] == "start":
             if fault == "slow":
@@ -58,8 +60,9 @@ def main() -> None:
             said = {"error": "ValueError: no room for so many tokens"}
         elif fault == "killed":
             os.kill(os.getpid(), 9)
-        elif fault == "nonsense":
-            line.send_bytes(b"\xff\xff\xff\xff what?")
+        elif fault in ("nonsense", "another"):
+            number += fault == "another"
+            line.send_bytes(codes["NUMBER"].pack(number, os.getpid()) + b"\xff\xff\xff\xff what?")
             continue
         else:
             samples += 1
@@ -68,12 +71,13 @@ def main() -> None:
             said = {"stamp": stamp, "finish": ["abort" if fault == "aborts" else "length"] * n, "reused": 0, "read": n}
             import array
 
-            ones, zeros = array.array("i", [1] * n), array.array("f", [0.0] * n)
+            ones, zeros = array.array("i", [1] * n), array.array("f", [float("nan") if fault == "nan" else 0.0] * n)
             values = {
                 "tokens": ("int32", ones.tobytes()), "logprobs": ("float32", zeros.tobytes()),
-                "lengths": ("int32", ones.tobytes()), "support": ("int32", b""), "widths": ("int32", b""),
+                "lengths": ("int32", ones[fault == "fewer" :].tobytes()), "support": ("int32", b""),
+                "widths": ("int32", b""),
             }  # fmt: skip
-        line.send_bytes(codes["encode"](said, values))
+        line.send_bytes(codes["NUMBER"].pack(number, os.getpid()) + codes["encode"](said, values))
 
 
 if __name__ == "__main__":

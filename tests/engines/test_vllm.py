@@ -179,6 +179,9 @@ def test_an_update_that_did_not_arrive_is_an_error(fault, words):
         ("error", "failed to sample: ValueError: no room for so many tokens"),
         ("killed", "ended while asked to sample: signal SIGKILL"),
         ("nonsense", "no answer"),
+        ("another", "no answer .it is of another number"),
+        ("nan", "log-probs that are nan"),
+        ("fewer", "other samples than it was asked for"),
         ("aborts", "gave up a sample .abort."),
     ],
 )

@@ -217,6 +217,7 @@ class VllmEngine:
         self._check_stamp(said)
         if unknown := set(said["finish"]) - {"stop", "length"}:
             raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
+        _check(said, found, sum(len(request.streams) for request in requests), sampling)
         self.prefilled_tokens += said["read"]
         self.reused_tokens += said["reused"]
         rows = iter(self._completions(said, found, sampling))
@@ -246,6 +247,16 @@ class VllmEngine:
         if hasattr(self, "process"):
             self.process.close()
         self._shared.unlink()
+
+
+def _check(said: Mapping[str, Any], found: Mapping[str, Any], n: int, sampling: Sampling) -> None:
+    """`ModelError` unless an answer holds `n` samples of possible lengths, with log-probs that are some."""
+    lengths, logprobs = np.asarray(found["lengths"]), np.asarray(found["logprobs"])
+    whole = len(said["finish"]) == len(lengths) == n and len(found["tokens"]) == len(logprobs) == lengths.sum()
+    if not whole or not 1 <= lengths.min() <= lengths.max() <= sampling.max_new_tokens:
+        raise ModelError("vLLM answered with other samples than it was asked for")
+    if sampling.temperature > 0 and not (np.isfinite(logprobs).all() and logprobs.max() < 1e-3):
+        raise ModelError("vLLM answered with log-probs that are nan, infinite or above 0")
 
 
 def _arrays(requests: Sequence[Request]) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ import torch
 
 from gxpo.engines import vllm_worker
 from gxpo.errors import ModelError
+from gxpo.process_tree import end_tree
+from gxpo.processes import in_words
 
 PROGRAM = str(Path(vllm_worker.__file__))
 ENDING = 1.0  # seconds that a process whose line is closed may take to leave
@@ -59,7 +60,8 @@ class VllmProcess:
                 self._line.close()
                 self._log.close()
                 raise ModelError(f"vLLM's interpreter {python} can't be run: {error.strerror}") from error
-        self.close = weakref.finalize(self, _end, self._line, self._process, self._log)
+        self._asked = 0
+        self.close = weakref.finalize(self, _end, self._line, self._process, self._log, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -77,15 +79,23 @@ class VllmProcess:
         if not self.close.alive:
             raise ModelError("the vLLM process was closed")
         raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
+        self._asked += 1
         try:
-            self._line.send_bytes(vllm_worker.encode(dict(header), raw))
+            number = vllm_worker.NUMBER.pack(self._asked, 0)
+            self._line.send_bytes(number + vllm_worker.encode(dict(header), raw))
             if not self._line.poll(timeout):
                 self.close()
                 raise ModelError(f"vLLM did not answer '{header['do']}' within {timeout:g} s; its process was ended")
-            said, found = vllm_worker.decode(self._line.recv_bytes())
+            message = self._line.recv_bytes()
+            if vllm_worker.NUMBER.unpack_from(message) != (self._asked, self.pid):
+                raise ValueError("it is of another number or process")
+            said, found = vllm_worker.decode(message[vllm_worker.NUMBER.size :])
+            said.get("error")
         except (EOFError, OSError) as error:
             raise ModelError(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except ModelError:
+            raise
+        except Exception as error:  # whatever reading it raises
             self.close()
             raise ModelError(f"the vLLM process wrote something that is no answer ({error})") from error
         if "error" in said:
@@ -98,8 +108,7 @@ class VllmProcess:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
         self.close()
-        code = self._process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = in_words(self._process.returncode)
         return f"{how}; {lines[-1][:300]}" if lines else how
 
 
@@ -110,11 +119,11 @@ def environment() -> dict[str, str]:
     return {**GIVEN, **threads, **own, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def _end(line: Connection, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+def _end(line: Connection, process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:
     line.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if os.getpid() == owner:  # a forked copy of this process that ends leaves it alone
+        end_tree(process.pid)
+        process.wait()
     log.close()
 
 

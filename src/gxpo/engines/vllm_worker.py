@@ -5,6 +5,7 @@ alone, and is started by path: `python -I vllm_worker.py LINE PARENT`. The other
 
 A message is bytes: the length of its header (4 bytes, little endian), the header (JSON), then the raw arrays that
 `header["arrays"]` names as [name, dtype, items]. Every message is answered by one, `{"error": text}` where it failed.
+On the line each is preceded by `NUMBER`: the message's number, and in an answer the id of the process that gives it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from array import array
 from multiprocessing.connection import Connection
 from typing import Any
 
+NUMBER = struct.Struct("<QQ")
 CODES = {"int32": "i", "int64": "q", "float32": "f"}
 SLACK = 64  # ids asked for beyond top_k: equal logits at its edge are all kept
 WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
@@ -222,21 +224,24 @@ def main() -> None:
     line, parent = int(sys.argv[-2]), int(sys.argv[-1])
     end_with(parent)
     os.set_inheritable(line, False)  # what vLLM starts does not hold the line open
-    connection, server = Connection(line), None
+    connection, server, own = Connection(line), None, os.getpid()
     while True:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)  # the parent hung up: nothing here is worth an orderly end
+        number, _ = NUMBER.unpack_from(message)
         try:
-            server, said = answer(server, message)
+            server, said = answer(server, message[NUMBER.size :])
         except Exception as error:
             import traceback
 
             traceback.print_exc()
             text = " ".join(str(error).split())
             said = encode({"error": f"{type(error).__name__}: {text}"[:600]})
-        connection.send_bytes(said)
+        if os.getpid() != own:
+            os._exit(0)  # a copy that somebody forked
+        connection.send_bytes(NUMBER.pack(number, own) + said)
 
 
 if __name__ == "__main__":
