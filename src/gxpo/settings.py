@@ -114,7 +114,9 @@ class EvalSettings(_Section):
 
 
 class RewardSettings(_Section):
-    timeout: Annotated[float, Field(gt=0)] = Field(default=5.0, description="seconds a scorer may take for one rollout")
+    timeout: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="seconds a scorer may take for one rollout; for math, of processor time"
+    )
     workers: Positive = 1
     options: dict[str, dict[str, Any]] = Field(
         default={}, description="of rewards by name, e.g. {majority_vote: {pattern: ...}}"

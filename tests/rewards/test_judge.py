@@ -67,7 +67,7 @@ def test_what_can_not_be_read_is_unscored_and_counted():
     said = {"a": "Score: 7", "b": "Score: 70", "c": "very good", "d": "", "e": "Score: -1", "f": None}
     outcome, rewards = judged(Rubric(function(lambda q: said[answer_in(q)])), {"g": list("abcdef")})
     assert outcome[0] == 0.7 and outcome[1:].isnan().all()
-    assert rewards.counts == {"raised": 1, "timeout": 0, "died": 0, "nonsense": 4}
+    assert rewards.counts == {"raised": 1, "timeout": 0, "died": 0, "nonsense": 4, "limit": 0}
     assert "score 70 is not from 0 to 10" in rewards.messages["nonsense"]
 
 

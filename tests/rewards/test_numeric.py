@@ -34,6 +34,7 @@ def test_the_cards_numbers():
     [
         ("42", 42.0), ("-3.5", -3.5), ("1,250", 1250.0), ("1,250.5 people", 1250.5), ("3/4", 0.75), ("3 to 5", 5.0),
         ("3-4", 4.0), (".5", 0.5), ("+7", 7.0), ("none", None), ("", None), ("1/0", None), (17, 17.0), (None, None),
+        ("9" * 400, None),
     ],
 )  # fmt: skip
 def test_numbers_are_read(text, number):
@@ -53,6 +54,10 @@ def test_zero_unreadable_answers_and_tasks_without_a_number():
     assert all(map(math.isnan, worth(["#0", "no idea"], "blue") + worth(["#0"], None)))
     assert worth(["it is 95"], 100, pattern=r"it is (\d+)", width=0.1, top=1.0) == pytest.approx([0.95])
     assert graded(torch.tensor([math.inf, math.nan])).tolist()[0] == 0.0
+
+
+def test_a_number_that_no_float_holds_is_wrong():
+    assert worth([f"#{'9' * 400}", f"#{'9' * 400}/{'9' * 400}"], 100) == [0, 0]
 
 
 def test_the_last_answer_counts():

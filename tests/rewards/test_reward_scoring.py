@@ -197,7 +197,7 @@ def test_whatever_an_item_does_it_costs_itself_alone_and_is_never_0(file: str, w
     assert forest.scored.tolist() == [text == "good" for text in texts]
     assert forest.success.isnan().tolist() == [text != "good" for text in texts]
     assert rewards.counts == {
-        kind: list(BAD.values()).count(kind) for kind in ("raised", "timeout", "died", "nonsense")
+        kind: list(BAD.values()).count(kind) for kind in ("raised", "timeout", "died", "nonsense", "limit")
     }
     assert set(rewards.messages) == set(BAD.values())
     assert all("\n" not in message for message in rewards.messages.values())
@@ -205,6 +205,65 @@ def test_whatever_an_item_does_it_costs_itself_alone_and_is_never_0(file: str, w
         assert rewards.messages["raised"].endswith(
             "wild: KeyError: 'no such thing\\nsecond line' (my_rewards.py line 20) (task t1)"
         )
+
+
+FORKING = """
+import gc, json, os
+
+def forks(completion):
+    n = int(completion)
+    if n % 16 == 5:
+        os.fork()
+    if n % 16 == 9 and os.fork() == 0:
+        raise SystemExit("the child is done")
+    return n / 128
+
+def answers_itself(completion):
+    line = next(x for x in gc.get_objects() if type(x).__name__ == "Line")
+    forged = {"nan": '["ok", NaN]', "inf": '["ok", 1e999]', "huge": '["ok", 1' + "0" * 400 + "]", "pair": '["ok"]',
+              "names": '{"ok": 1}', "status": '["good", 1.0]', "text": '["ok", "1"]', "message": '["raised", 3]',
+              "empty": '["ok", {}]', "deep": "[" * 100_000, "nested": '["ok", {"a": {"a": 1}}]'}
+    if completion in forged:
+        line.answer(forged[completion])
+    return 0.5
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_child_that_a_reward_forks_scores_nobody(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    texts = [str(i) for i in range(128)]
+    with RewardSet.make(f"{tmp_path}/forking.py:forks", source=NO_SCORER, timeout=60.0, workers=workers) as rewards:
+        for order in (texts, texts[::-1]):
+            assert score(rewards, order).outcome.tolist() == [int(text) / 128 for text in order]
+    assert sum(rewards.counts.values()) == 0
+
+
+def test_a_child_that_a_reward_in_process_forks_goes_no_further() -> None:
+    children: list[int] = []
+
+    def forking(completion: str) -> float:
+        children.append(os.fork())
+        if children[-1] == 0 and completion == "exits":
+            raise SystemExit(3)
+        return 0.5
+
+    with pytest.warns(UserWarning, match="can't be sent"):
+        rewards = RewardSet.make(forking, source=NO_SCORER)
+    outcome = score(rewards, ["returns", "exits"]).outcome.tolist()
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert outcome == [0.5, 0.5]
+
+
+def test_a_forged_reply_costs_its_item(tmp_path: Path) -> None:
+    (tmp_path / "forging.py").write_text(FORKING)
+    forged = ["nan", "inf", "huge", "pair", "names", "status", "text", "message", "empty", "deep", "nested"]
+    texts = [x for text in forged for x in ("good", text)]
+    with RewardSet.make(f"{tmp_path}/forging.py:answers_itself", source=NO_SCORER) as rewards:
+        forest = score(rewards, [*texts, "good"])
+    assert forest.outcome[::2].tolist() == [0.5] * 12 and forest.outcome[1::2].isnan().all()
+    assert rewards.counts["died"] == len(forged) == sum(rewards.counts.values())
+    assert "its process wrote something that is no answer" in rewards.messages["died"]
 
 
 def test_booleans_and_scalars_are_numbers_and_the_rest_is_not() -> None:
@@ -298,7 +357,7 @@ def test_bad_specs_are_one_line_errors_at_construction(file: str, tmp_path: Path
     (tmp_path / "raises.py").write_text("import no_such_module\n")
     one_line(f"{tmp_path}/raises.py:exact", own, r"ModuleNotFoundError while loading: .*\(raises.py line 1\)")
     (tmp_path / "dies.py").write_text("import os\nos._exit(7)\n")
-    one_line(f"{tmp_path}/dies.py:exact", own, "process that loads it died .exit code 7")
+    one_line(f"{tmp_path}/dies.py:exact", own, "loading it: its process died .exit code 7")
     (tmp_path / "asks.py").write_text("def exact(complection): return 1\n")
     one_line(f"{tmp_path}/asks.py:exact", own, "asks for 'complection'.*did you mean 'completion'")
 
@@ -367,15 +426,46 @@ def test_what_only_the_running_script_can_import_runs_in_process(monkeypatch: py
 
 
 # ---------------------------------------------------------------- math-verify
-def test_math_verify_judges_in_the_worker_and_a_completion_that_hangs_it_costs_itself() -> None:
+BROKEN_MATH = """
+import sys
+import math_verify
+
+verify = math_verify.verify
+
+def breaks(gold, found, **rest):
+    if str(found[0]) == "13":
+        raise RuntimeError("a bug of the library")
+    if str(found[0]) == "17":
+        while True:
+            pass
+    return verify(gold, found, **rest)
+
+math_verify.verify = breaks
+
+def loaded(completion):
+    return 1.0
+"""
+
+
+def test_math_verify_judges_in_the_worker() -> None:
     right = [r"so \boxed{\frac{2}{4}}", "The answer is 0.5", "$1/2$"]
     wrong = ["2", "no idea", "", r"\boxed{\frac{1}{"]
-    texts = [*right, *wrong, "$9^{9^{9^{9}}}$"]
-    with RewardSet.make(None, source=Source(default="math"), timeout=2.0) as rewards:
-        forest = score(rewards, texts, answer=r"\frac{1}{2}")
+    with RewardSet.make(None, source=Source(default="math")) as rewards:
+        forest = score(rewards, [*right, *wrong], answer=r"\frac{1}{2}")
     assert forest.component_names == ("correct",)
-    assert forest.outcome[:-1].tolist() == [1.0] * 3 + [0.0] * 4
-    assert forest.outcome[-1].isnan() and rewards.counts["timeout"] == 1
+    assert forest.outcome.tolist() == [1.0] * 3 + [0.0] * 4 and sum(rewards.counts.values()) == 0
+
+
+def test_a_check_beyond_its_limits_is_wrong_and_one_that_breaks_is_unscored(tmp_path: Path) -> None:
+    """Too large, too much processor time, and an error of the library; the worker's library is made to do the last."""
+    (tmp_path / "broken.py").write_text(BROKEN_MATH)
+    spec = {f"{tmp_path}/broken.py:loaded": 0.0, "math": 1.0}
+    with RewardSet.make(spec, source=NO_SCORER, timeout=0.5) as rewards:
+        forest = score(rewards, [r"\boxed{9^{9^9}}", "4", "$17$", "4", "$13$", "4"])
+    assert forest.outcome[[0, 1, 2, 3, 5]].tolist() == [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert forest.success[[0, 2]].tolist() == [0.0, 0.0] and forest.outcome[4].isnan()
+    assert rewards.counts == {"raised": 1, "timeout": 0, "died": 0, "nonsense": 0, "limit": 2}
+    assert "numbers of more than" in rewards.messages["limit"] and "a bug of the library" in rewards.messages["raised"]
 
 
 def test_an_answer_that_is_no_mathematics_is_unscored_not_0() -> None:

@@ -133,7 +133,8 @@ def _answered(source: Any, name: str, n: int) -> list[Task]:
 
 # ---------------------------------------------------------------- what is found
 def _failed(report: dict[str, Any], judge: _Judge) -> list[str]:
-    said = {"raised": "raises", "nonsense": "returns no finite number", "timeout": "hangs", "died": "kills its process"}
+    said = {"raised": "raises", "nonsense": "returns no finite number", "timeout": "hangs", "died": "kills its process",
+            "limit": "finds it too large to be checked, which counts as wrong"}  # fmt: skip
     out = [f"{said[k]} ({f['count']} of {judge.tried}), first: {f['first']}" for k, f in report["failures"].items()]
     if judge.gave_up:
         out.append(f"the trial ended early, after {PATIENCE} completions that hung or killed the process")

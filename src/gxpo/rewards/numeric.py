@@ -22,7 +22,7 @@ NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d*\
 
 
 def number_in(text: Any) -> float | None:
-    """The last number in `text` (1,000; -2.5; 3/4), None without one, or where it is divided by 0.
+    """The last number in `text` (1,000; -2.5; 3/4), None without one, where it is divided by 0, or too large a float.
 
     >>> number_in("about 1,250 people"), number_in("3/4"), number_in("none")
     (1250.0, 0.75, None)
@@ -33,7 +33,8 @@ def number_in(text: Any) -> float | None:
     above, _, below = found[-1].replace(",", "").partition("/")
     if below and float(below) == 0:
         return None
-    return float(above) / float(below or 1)
+    value = float(above) / float(below or 1)
+    return value if math.isfinite(value) else None
 
 
 def graded(gap: Tensor, top: float = 1.5, width: float = 0.5) -> Tensor:

@@ -33,7 +33,8 @@ from gxpo.rewards.user import Function
 from gxpo.rewards.worker import Reply, attempt
 from gxpo.usercode import one_line
 
-FAILURES = ("raised", "timeout", "died", "nonsense")
+FAILURES = ("raised", "timeout", "died", "nonsense")  # unscored
+LIMIT = "limit"  # scored as wrong
 GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
     "code": lambda options: group_level.made(CodeReward, options, "code"),
@@ -59,6 +60,11 @@ class RewardSet:
     A reward that raises, takes longer than `timeout`, kills its process or returns anything but finite numbers under
     the usual names costs that trajectory alone: its components and, if they have weight, its outcome are nan
     (unscored), never 0. `counts` says how often each happened, `messages` holds the first message of each.
+
+    A check by math-verify that would take more than it may (`gxpo.rewards.math`) is no failure: the answer is wrong, 0,
+    and `counts["limit"]` says how many. It computes and waits for nothing, so its `timeout` is of processor time, which
+    a loaded machine does not change. Other rewards may wait for something: their `timeout` is of the clock, without
+    the time in which their process was ready to run and had no processor (Linux).
 
     math-verify, functions of files, importable callables and scorers that are not trusted run in worker processes.
     gxpo's own fast ones run in process. So does a callable that no other process can import (a lambda, a closure, a
@@ -88,7 +94,7 @@ class RewardSet:
         groups  group-level rewards with their weights
         given   names components that rollouts bring with them: what an environment paid
         """
-        self.counts: dict[str, int] = dict.fromkeys(FAILURES, 0)
+        self.counts: dict[str, int] = dict.fromkeys((*FAILURES, LIMIT), 0)
         self.messages: dict[str, str] = {}
         self._functions, self._function_weights = list(functions), list(function_weights)
         self._named, self._n_own, self._given = dict(named), n_own, tuple(given)
@@ -372,7 +378,7 @@ class RewardSet:
             value = f"returned {', '.join(_names(function, value))} where it usually returns {', '.join(names)}"
         self.counts[status] += 1
         self.messages.setdefault(status, f"reward {function.label}: {value} (task {task.id})")
-        return [math.nan] * len(names)
+        return [0.0 if status == LIMIT else math.nan] * len(names)
 
     def _success(self, columns: Mapping[str, Tensor], n: int) -> Tensor:
         verdict = columns.get("correct")
@@ -467,7 +473,7 @@ def _function(key: str | Callable[..., Any]) -> Function | None:
             need("math_verify", "train")
         found = user.from_file(f"{Path(__file__).with_name('math.py')}:correct")
         rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
-        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal}
+        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal, "computes": True}
         return Function("math", "math", source, gives=("correct",))
     return user.from_file(key) if user.names_file(key) else None
 

@@ -136,6 +136,7 @@ class Trainer:
         self.engine.policy_version = number - 1
         tokens_before = self.budget.generated_tokens
         prefilled, reused = self.engine.prefilled_tokens, self.engine.reused_tokens
+        counted = dict(self.rewards.counts)
         session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
         forest = session.segment(method.rollout.grow(session.draw(self.settings.tasks.per_step), session))
         give_back()
@@ -163,6 +164,7 @@ class Trainer:
             "step": number,
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
+            **{f"scoring_{kind}": n - counted[kind] for kind, n in self.rewards.counts.items()},
             **of_updates(bound),
             **learnt,
         }

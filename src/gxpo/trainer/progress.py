@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from gxpo.rewards.scoring import LIMIT
+
 COLUMNS = (
     ("step", "step", "{:>5.0f}"),
     ("reward", "reward_mean", "{:>7.3f}"),
@@ -76,6 +78,7 @@ class Progress:
         first, last = (lines[0], lines[-1]) if lines else ({}, {})
         gain = run.gain
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
+        over_limit = counts.pop(LIMIT, 0)
         summary = {
             "out": str(run.path),
             "steps": run.trainer.step_number,
@@ -87,6 +90,7 @@ class Progress:
             "gain_low": gain and gain[1],
             "gain_high": gain and gain[2],
             "unscored": counts,
+            "over_limit": over_limit,
         }
         if as_json:
             print(json.dumps(summary))
@@ -102,6 +106,8 @@ class Progress:
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():
                 self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
+        if over_limit:
+            self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if run.trainer.step_number < run.trainer.settings.trainer.steps:
             self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")
