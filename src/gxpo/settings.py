@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
+Products = Literal["auto", "native", "float32"]
 
 
 class _Section(BaseModel):
@@ -31,6 +32,9 @@ class SamplingSettings(_Section):
     engine_python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
     engine_options: dict[str, Any] = Field(default={}, description="handed to the engine, e.g. {max_model_len: 4096}")
     server: str | None = Field(default=None, description="openai: its address, as http://localhost:8000/v1")
+    products: Products | None = Field(
+        default=None, description="as learner.products, while sampling; null: what that says, auto measured apart"
+    )
 
 
 class ChatSettings(_Section):
@@ -83,8 +87,10 @@ class LearnerSettings(_Section):
     kernels: Literal["auto", "transformers"] = Field(
         default="auto", description="auto: gxpo's own forward pass for the models that it knows"
     )
-    products: Literal["auto", "native", "float32"] = Field(
-        default="auto", description="dtype of matrix products on CPUs; auto: float32 where bfloat16 is the slower one"
+    products: Products = Field(
+        default="auto",
+        description="dtype in which a bfloat16 model's matrices are multiplied on CPUs: native or float32; auto: the "
+        "faster one, measured once, then fixed in config.yaml",
     )
     recompute: bool = Field(default=False, description="activation checkpointing: less memory, a third more time")
     states: Literal["float32", "bfloat16"] = Field(

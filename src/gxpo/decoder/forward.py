@@ -17,6 +17,7 @@ FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralFo
 NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm")
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Decoder:
@@ -24,7 +25,8 @@ class Decoder:
 
     causal    the model; adapters, biases, norms of other kinds and norms of queries and keys are run as they are
     products  dtype in which matrices are multiplied: "native" (of the parameters), "float32", or "auto": float32 for
-              parameters of 16 bits on processors without matrix units for them
+              parameters of 16 bits on processors without matrix units for them (`gxpo.decoder.measure` tries it out).
+              It may be set anew between two passes
     recompute hold one hidden state a token and layer, and compute the rest again in the backward pass
 
     `Decoder.why_not(causal)` is the reason for which a model can't be run here, None if it can.
@@ -36,7 +38,7 @@ class Decoder:
         self.layers = list(self.model.layers)
         self.scale = float(self.layers[0].self_attn.scaling)
         self.recompute = recompute
-        self._products = products
+        self.products: Products = products
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
@@ -76,12 +78,16 @@ class Decoder:
         return None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
     def product(self) -> torch.dtype:
         """The dtype in which matrices are multiplied."""
-        dtype = self.model.embed_tokens.weight.dtype
-        if self._products == "native" or dtype not in (torch.bfloat16, torch.float16):
-            return dtype
-        return torch.float32 if self._products == "float32" or not has_matrix_units() else dtype
+        if self.products == "native" or self.dtype not in HALF:
+            return self.dtype
+        return torch.float32 if self.products == "float32" or not has_matrix_units() else self.dtype
 
     def states(self, tokens: Tensor, position: Tensor, chains: list[Chain], layer: int = -1) -> Tensor:
         """[n, H] hidden states after a layer (-1: the last, normed) of tokens [n] at positions [n], in chains."""

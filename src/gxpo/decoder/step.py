@@ -26,15 +26,18 @@ class Weights:
     down: Tensor | None
 
 
+def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
+    """Whether copies of all weights in this dtype may be held."""
+    return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
+
+
 class Stepper:
     """The decoder for single tokens, its weights laid out for as long as this lives: they must not change meanwhile."""
 
     def __init__(self, decoder: Decoder, head: Any) -> None:
         self.decoder, self.head = decoder, head
-        self.dtype = decoder.model.embed_tokens.weight.dtype
-        size = sum(p.numel() for p in decoder.model.parameters()) * decoder.product.itemsize
-        small = size <= COPIES
-        self.product = decoder.product if small else self.dtype
+        small = copies_fit(decoder, decoder.product)
+        self.product = decoder.product if small else decoder.dtype
         self.layers = [self._laid(module, small) for module in decoder.layers]
         self.head_weight = head.weight.detach().to(self.product) if plain(head) else None
 

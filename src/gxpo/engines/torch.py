@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from gxpo.decoder import measure
 from gxpo.decoder.forward import Kernels, Products
+from gxpo.decoder.measure import Trial
 from gxpo.decoder.step import Branches, Stepper
 from gxpo.engines.decode import Batch, decode
 from gxpo.engines.kept import Kept, KeptCaches
@@ -117,6 +119,20 @@ class TorchEngine:
         """Forgets what was kept under these names (None: everything); unknown names are passed over."""
         self._kept.release(names)
         self._tidy()
+
+    # ------------------------------------------------------------ the dtype of products
+    def use_products(self, products: Products) -> None:
+        """From now on matrices are multiplied so; what was kept is forgotten."""
+        self.release()
+        if self.network.decoder is not None:
+            self.network.decoder.products = products
+
+    def products_trial(self, rows: int) -> Trial | None:
+        """Which dtype is the faster one in drawing so many samples together; None: there is no choice."""
+        decoder, head = self.network.decoder, self.network.causal.get_output_embeddings()
+        if decoder is None:
+            return None
+        return measure.products(decoder, head, min(rows, self.batch_rows), update=False)
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:

@@ -27,6 +27,7 @@ class Readout:
     `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
     reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
 
+    head     the last linear map; None: the model names none
     decoder  computes the states of the models that it knows on flat lists of tokens; None: there is none, and `states`
              runs the model of transformers on padded rows
     """
@@ -46,7 +47,7 @@ class Readout:
         self.vocabulary = int(config.vocab_size)
         self.positions = getattr(config, "max_position_embeddings", None)
         self._backbone = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
-        self._head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
+        self.head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
         self._scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self._softcap = getattr(config, "final_logit_softcapping", None)
         self.split = self._reproduces_logits() if split is None else split
@@ -163,23 +164,23 @@ class Readout:
 
     def head_weight(self) -> Tensor | None:
         """[V, H] in the dtype of products, where that is not the parameters' own; None: the head is run as it is."""
-        if self.decoder is None or self._head is None or not plain(self._head):
+        if self.decoder is None or self.head is None or not plain(self.head):
             return None
-        weight, product = self._head.weight, self.decoder.product
+        weight, product = self.head.weight, self.decoder.product
         return None if weight.dtype == product else weight.to(product)
 
     def logits(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
         """[n, V] of rows of states [n, H]; `weight` from `head_weight`."""
         if not self.split:
             return states
-        assert self._head is not None
-        logits = self._head(states) if weight is None else states.to(weight.dtype) @ weight.t()
+        assert self.head is not None
+        logits = self.head(states) if weight is None else states.to(weight.dtype) @ weight.t()
         logits = logits * self._scale if self._scale != 1.0 else logits
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     @torch.no_grad()
     def _reproduces_logits(self) -> bool:
-        if self._backbone is None or self._head is None:
+        if self._backbone is None or self.head is None:
             return False
         device = next(self.causal.parameters()).device
         tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]

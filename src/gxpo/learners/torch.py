@@ -12,7 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gxpo.decoder import measure
 from gxpo.decoder.forward import Kernels, Products
+from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import accumulate, parallel
@@ -161,6 +163,21 @@ class TorchLearner(InProcess):
             raise ModelError("a model can follow another of its own kind alone: these two differ in their parameters")
         pairs = zip(mine.items(), theirs.values(), strict=True)
         self.restore({name: torch.lerp(x, y.to(x), rate) for (name, x), y in pairs})
+
+    # ------------------------------------------------------------ the dtype of products
+    def use_products(self, products: Products) -> None:
+        """From now on matrices are multiplied so."""
+        self._kernels["products"] = products
+        for readout in (self._readout, self._reference):
+            if readout is not None and readout.decoder is not None:
+                readout.decoder.products = products
+
+    def products_trial(self) -> Trial | None:
+        """Which dtype is the faster one in an update; None: there is no choice."""
+        decoder = self._readout.decoder
+        if decoder is None:
+            return None
+        return measure.products(decoder, self._readout.head, self.tokens_per_microbatch, update=True)
 
     # ------------------------------------------------------------ several policies
     def acting(self, policy: str) -> AbstractContextManager[None]:

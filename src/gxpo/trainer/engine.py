@@ -54,7 +54,7 @@ def engine_of(
             batch_rows=rows,
             acting=learner.acting,
             kernels=s.learner.kernels,
-            products=s.learner.products,
+            products=s.sampling.products or s.learner.products,
         )
     try:
         return VllmEngine(

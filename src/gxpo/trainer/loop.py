@@ -29,6 +29,7 @@ from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.figures import annotated, of_rollouts, of_sources, of_updates, peak_megabytes, with_texts
 from gxpo.trainer.lock import locked
+from gxpo.trainer.measured import measured
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
@@ -89,7 +90,8 @@ class Trainer:
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
             self.episode = setup.episode_of(s, self.world, policy)
-            resolved = setup.measured(resolved, policy, self.source, notify)
+            if not resume:
+                resolved = measured(resolved, policy, self.source, notify)
             self._open = opened.pop_all()
         self.resolved, self.settings, self.config_text = resolved, resolved.settings, resolved.to_yaml()
         envs = self.world.envs
@@ -342,6 +344,7 @@ class Trainer:
         state = {
             "step": self.step_number,
             "config": zlib.crc32(self.config_text.encode()),
+            "products": {"update": self.settings.learner.products, "sampling": self.settings.sampling.products},
             "learner": self.learner.meta(),
             "source": self.source.state_dict(),
             "method": self.method.state_dict(),

@@ -9,17 +9,14 @@ from typing import Any
 import torch
 
 from gxpo import chat, models, worlds
-from gxpo.config import Resolved
 from gxpo.engines.flow import FlowEngine
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated, show
-from gxpo.learners import parallel
+from gxpo.keys import show
 from gxpo.learners.flow import FlowLearner
-from gxpo.learners.measure import tokens_per_microbatch
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
 from gxpo.pipeline import Method
-from gxpo.protocols import Chat, EpisodeRules, Message, Sampling, TaskSource
+from gxpo.protocols import Chat, EpisodeRules, Sampling
 from gxpo.settings import RunSettings
 from gxpo.trainer.engine import LanguageEngine, engine_of
 from gxpo.trainer.export import lora_settings
@@ -184,34 +181,3 @@ def episode_of(s: RunSettings, world: World, policy: Policy) -> EpisodeRules:
         window=s.env.window,
         max_context=limit,
     )
-
-
-OBSERVATION = 256  # tokens taken as the length of a prompt where tasks are instances of an environment
-
-
-def measured(resolved: Resolved, policy: Policy, source: TaskSource, notify: Notify) -> Resolved:
-    """`learner.tokens_per_microbatch: auto` as the number that is fastest here, the same for all processes."""
-    s = resolved.settings
-    if s.learner.tokens_per_microbatch != "auto":
-        return resolved
-    notify("trying out learner.tokens_per_microbatch (once; the number then stands in config.yaml)")
-    longest = max((_length(task.prompt, policy.tokenizer) for task in source.held_out(8)), default=0) or OBSERVATION
-    size = tokens_per_microbatch(
-        policy.learner, longest, s.sampling.max_new_tokens, getattr(resolved.method.rollout, "group_size", 1)
-    )
-    size = int(parallel.gather(str(size).encode())[0]) if parallel.world() > 1 else size
-    policy.learner.tokens_per_microbatch = size
-    key = "learner.tokens_per_microbatch"
-    learner = s.learner.model_copy(update={"tokens_per_microbatch": size})
-    return Resolved(
-        s.model_copy(update={"learner": learner}),
-        resolved.method,
-        resolved.keys | {key: Stated(size, f"measured ({resolved.keys[key].origin})")},
-    )
-
-
-def _length(prompt: str | tuple[int, ...] | tuple[Message, ...], tokenizer: Any) -> int:
-    """Tokens of a prompt, but for what a chat template adds."""
-    if isinstance(prompt, str):
-        return len(tokenizer.encode(prompt)) if prompt else 0
-    return sum(1 if isinstance(x, int) else len(tokenizer.encode(str(x.get("content") or ""))) for x in prompt)
