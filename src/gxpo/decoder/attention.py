@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+HALF = (torch.bfloat16, torch.float16)
 WASTE = 0.25  # share of padding up to which causal squares of different sizes go together
 
 
@@ -94,6 +95,12 @@ def kernel_works() -> bool:
     return all(close)
 
 
+def has_matrix_units() -> bool:
+    """Whether this processor has units for products of bfloat16 matrices (AMX)."""
+    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(found and found())
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -164,9 +171,12 @@ class TreeAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         turn, cos, sin, out, total = ctx.saved_tensors
+        dtype = grads[0].dtype
+        if dtype in HALF and not has_matrix_units():  # the kernel is several times as fast on blocks of some ten tokens
+            turn, cos, sin, out = (x.to(torch.float32) for x in (turn, cos, sin, out))
         plan, heads, scale = ctx.plan, ctx.heads, ctx.scale
         n, kv = turn.shape[0], (turn.shape[1] - heads) // 2
-        g = grads[0].contiguous().view(n, heads, -1)
+        g = grads[0].to(turn.dtype).contiguous().view(n, heads, -1)
         parts = [heads, kv, kv]
         q, k, v = turn.split(parts, 1)
         by = torch.zeros_like(turn)
@@ -193,7 +203,7 @@ class TreeAttention(Function):
         out_grad = torch.empty_like(by)
         turned(by[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
         out_grad[:, heads + kv :] = by_v
-        return out_grad.view(n, -1), None, None, None, None, None
+        return out_grad.view(n, -1).to(dtype), None, None, None, None, None
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.decoder.attention import Chain, Plan, TreeAttention, attend, kernel_works
+from gxpo.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
 from gxpo.decoder.functions import AddLinear, GatedMLP, NormLinears
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm")
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Decoder:
@@ -143,12 +142,6 @@ def near(x: Tensor, y: Tensor) -> bool:
     """Whether rows [n, H] differ by rounding: by less than half of their digits, most of them."""
     error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
     return bool(error.median() <= torch.finfo(y.dtype).eps ** 0.5)
-
-
-def has_matrix_units() -> bool:
-    """Whether this processor multiplies matrices of bfloat16 faster than of float32 (AMX)."""
-    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(found and found())
 
 
 def plain(*modules: Any) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.decoder.forward import HALF, Decoder, plain
+from gxpo.decoder.attention import HALF
+from gxpo.decoder.forward import Decoder, plain
 from gxpo.decoder.functions import times, times_backward
 from gxpo.decoder.step import copies_fit
 

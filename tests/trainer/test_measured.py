@@ -1,0 +1,120 @@
+"""What `auto` was measured to be stands in config.yaml, and nothing is measured again."""
+
+import json
+
+import pytest
+import torch
+
+import gxpo
+from gxpo import config
+from gxpo.decoder.measure import Trial
+from gxpo.engines.torch import TorchEngine
+from gxpo.errors import ConfigError
+from gxpo.keys import Stated
+from gxpo.learners import parallel
+from gxpo.learners.torch import TorchLearner
+from gxpo.trainer import checkpoint
+from gxpo.trainer.loop import Trainer
+
+SMALL = {
+    "tasks.per_step": 2,
+    "rollout.group_size": 3,
+    "sampling.max_new_tokens": 4,
+    "eval.tasks": 2,
+    "learner.dtype": "bfloat16",
+}
+NATIVE, FLOAT32 = Trial(1e-3, 3e-3), Trial(3e-3, 1e-3)
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """Updates are said to be faster natively, sampling in float32; gives what was tried."""
+    tried = []
+
+    def updating(self):
+        tried.append("update")
+        return NATIVE
+
+    def sampling(self, rows):
+        tried.append(f"sampling {rows}")
+        return FLOAT32
+
+    monkeypatch.setattr(TorchLearner, "products_trial", updating)
+    monkeypatch.setattr(TorchEngine, "products_trial", sampling)
+    return tried
+
+
+def trainer(out, *, resume=False, notify=lambda line: None, **keys):
+    given = {**SMALL, "model": "tiny:cold", "task": "arithmetic", "trainer.steps": 1}
+    given |= {k.replace("__", "."): v for k, v in keys.items()}
+    resolved = config.resolve({k: Stated(v, "test") for k, v in given.items()})
+    return Trainer(resolved, out=out, resume=resume, notify=notify)
+
+
+def products(made):
+    """As what matrices are multiplied, in updates and while sampling."""
+    return made.learner._readout.decoder.product, made.engine.network.decoder.product
+
+
+def test_products_are_measured_apart_said_and_used(tmp_path, trials):
+    said = []
+    made = trainer(tmp_path, notify=said.append)
+    assert trials == ["update", "sampling 6"]
+    assert products(made) == (torch.bfloat16, torch.float32)
+    assert [line for line in said if "matrix products" in line] == [
+        "matrix products, measured once and fixed in config.yaml: learner.products: native (3 times the speed of "
+        "float32), sampling.products: float32 (3 times the speed of native)"
+    ]
+
+
+def test_a_resumed_run_and_one_of_the_same_file_measure_nothing(tmp_path, trials):
+    run = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, set=SMALL, out=tmp_path / "run")
+    text = (run.path / "config.yaml").read_text()
+    assert "learner.products: native" in text and "sampling.products: float32" in text
+    state = json.loads((checkpoint.latest(run.path) / "state.json").read_text())
+    assert state["products"] == {"update": "native", "sampling": "float32"}
+    trials.clear()
+    resumed = gxpo.resume(run.path, steps=3)
+    again = Trainer(config.load(run.path / "config.yaml"), out=tmp_path / "again")
+    assert trials == []
+    assert products(resumed.trainer) == products(again) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tried", "used"),
+    [
+        ({"learner__products": "native"}, [], (torch.bfloat16, torch.bfloat16)),
+        ({"learner__products": "float32", "sampling__products": "native"}, [], (torch.float32, torch.bfloat16)),
+        ({"learner__products": "float32", "sampling__products": "auto"}, ["sampling 6"], (torch.float32,) * 2),
+        ({"sampling__products": "native"}, ["update"], (torch.bfloat16, torch.bfloat16)),
+    ],
+    ids=lambda x: ",".join(x) if isinstance(x, dict) else None,
+)
+def test_what_is_stated_is_not_measured(tmp_path, trials, keys, tried, used):
+    """One key alone says both, as it did before there were two."""
+    made = trainer(tmp_path, **keys)
+    assert trials == tried and products(made) == used
+
+
+def test_a_run_from_before_the_measurement_resumes_as_it_began(tmp_path, trials):
+    """Its config.yaml says auto, which was float32 on processors without matrix units, and has one key."""
+    made = trainer(tmp_path, resume=True, learner__products="auto")
+    assert trials == [] and made.settings.learner.products == "auto"
+    assert trainer(tmp_path, resume=True, learner__products="native").engine.network.decoder.product == torch.bfloat16
+
+
+def test_all_processes_take_what_the_first_measured(tmp_path, trials, monkeypatch):
+    first = {"learner.products": ["float32", "..."], "sampling.products": ["native", "..."]}
+    monkeypatch.setattr(parallel, "gather", lambda own: [json.dumps(first).encode(), own])
+    assert products(trainer(tmp_path)) == (torch.float32, torch.bfloat16)
+
+
+def test_nothing_is_said_of_a_model_in_float32(tmp_path):
+    said = []
+    made = trainer(tmp_path, notify=said.append, learner__dtype="float32")
+    assert said == [] and made.settings.learner.products == "auto" and made.settings.sampling.products is None
+
+
+def test_another_word_is_refused():
+    with pytest.raises(ConfigError, match=r"sampling\.products"):
+        config.resolve({"sampling.products": Stated("bfloat16", "test")})
