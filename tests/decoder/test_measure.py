@@ -11,7 +11,7 @@ from gxpo.learners.torch import TorchLearner
 
 
 class Clock:
-    """Time that passes only in products: by dtype, the seconds of each try of one, the last also of all further ones."""
+    """Time that passes only in products: by dtype, the seconds of each try of one; the last is that of all others."""
 
     def __init__(self, monkeypatch, **seconds):
         self.now, self.tries, self.seconds = 0.0, {"native": 0, "float32": 0}, seconds

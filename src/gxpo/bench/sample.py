@@ -164,6 +164,8 @@ def _engine(path: str, dtype: str, work: dict[str, Any], batch_rows: int) -> tup
     from gxpo.protocols import Sampling
 
     made = TorchEngine(_model(path, dtype), batch_rows=batch_rows)
+    if (trial := made.products_trial(work["rows"])) is not None:
+        made.use_products(trial.choice)
     prompts = _prompts(path, work["rows"] // work["group"], work["length"])
     return made, prompts, Sampling(max_new_tokens=work["new"])
 

@@ -51,7 +51,8 @@ def learner_update(
     skip: bool = True,
     optimise: bool = False,
 ) -> Round:
-    """GRPO's gradient (and, with `optimise`, the step) by the learner; `settings` are arguments of `TorchLearner`.
+    """GRPO's gradient (and, with `optimise`, the step) by the learner; `settings` are arguments of `TorchLearner`, of
+    which `products` are measured where they are not given, as in a run.
 
     silent  groups without a signal, which `skip` leaves out
     """
@@ -63,6 +64,8 @@ def learner_update(
     loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
     given = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
     learner = TorchLearner(loaded, lr=LR[model], **given)
+    if "products" not in given and (trial := learner.products_trial()) is not None:
+        learner.use_products(trial.choice)
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
     heard = forest.ids("group", axis="P") >= silent
     credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64) * heard
@@ -134,7 +137,9 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
                 "microbatch": ({}, {"settings": {"tokens_per_microbatch": 1 << 20}}),
             }
             if model == "smollm2":
-                switches["products"] = ({}, {"settings": {"products": "native"}})
+                switches |= {
+                    f"products/{kind}": ({}, {"settings": {"products": kind}}) for kind in ("native", "float32")
+                }
                 switches["states"] = ({"optimise": True}, {"optimise": True, "settings": {"states": "float32"}})
             for name, (on, off) in switches.items():
                 found.append(Case(f"{name}/{place}", ours("on", **on), ours("off", **off), rounds))

@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from gxpo.decoder.forward import Decoder, Kernels, Products, plain
 from gxpo.errors import ModelError
+from gxpo.learners.chosen import Chosen
 from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
+BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
 TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
 
 
@@ -256,7 +258,7 @@ def read(
 
     states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
-    computes again instead of holding.
+    computes again instead of holding more of them.
     """
     _check_names(names, heads, given)
     n = target.shape[0]
@@ -281,8 +283,10 @@ def read(
     if not parts:
         shapes = {name: readout.columns(name) for name in names}
         return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
-    recompute = len(parts) > 1 and torch.is_grad_enabled()
     weight = readout.head_weight()
+    held = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
+    by_hand = support is None and {*names} <= BY_HAND  # holds the logits as they are: of 16 bits, twice as many
+    recompute = torch.is_grad_enabled() and (held > 4 * logits_at_once if by_hand else len(parts) > 1)
     pieces = []
     for rows, allowed in parts:
         told = tuple(x[rows] for x in teacher) if teacher else None
@@ -306,6 +310,9 @@ def _read_chunk(
     teacher: tuple[Tensor, ...] | None = None,
 ) -> list[Tensor]:
     logits = readout.logits(states, weight)
+    if support is None and {*names} <= BY_HAND:
+        logprob, entropy = Chosen.apply(logits, target, temperature, "entropy" in names)
+        return [entropy if name == "entropy" else logprob for name in names]
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     z = every = z / temperature[:, None].to(z)
     own = z.gather(1, target[:, None]).squeeze(1)
