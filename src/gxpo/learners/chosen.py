@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and finite: 0 times it is 0
+
 
 def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
     """[n, V] logits / temperature in float32 at least, in memory of its own."""
@@ -34,8 +36,7 @@ class Chosen(Function):
         logprob = z.gather(1, target[:, None]).squeeze(1) - total
         entropy = None
         if wanted:
-            least = torch.finfo(z.dtype).min  # in the place of -inf: 0 times it is 0
-            entropy = total - z.clamp_(min=least).mul_(p).sum(1) / mass
+            entropy = total - z.clamp_(min=torch.finfo(z.dtype).min).mul_(p).sum(1) / mass
         ctx.save_for_backward(logits, target, temperature, total, entropy)
         ctx.set_materialize_grads(False)
         return logprob, entropy
@@ -52,7 +53,7 @@ class Chosen(Function):
             g = z.exp_().mul_(slope[:, None])
         else:
             p = z.exp()
-            z.clamp_(min=torch.finfo(z.dtype).min).add_(entropy[:, None]).mul_(-by_entropy[:, None])
+            z.clamp_(min=NEVER).add_(entropy[:, None]).mul_(-by_entropy[:, None])
             g = p.mul_(z.add_(slope[:, None]))
         g.scatter_add_(1, target[:, None], -slope[:, None])
         if not bool((temperature == 1).all()):
