@@ -2,18 +2,79 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+LOOPBACK = "127.0.0.1"
+
 
 def start() -> None:
-    """Joins the process group that `torchrun` announces in the environment; does nothing without one."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    """Joins the process group that `torchrun` announces in the environment; does nothing without one.
+
+    Where all processes are on this machine they talk over loopback alone.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or not dist.is_available() or dist.is_initialized():
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if backend == "gloo":
+        atexit.register(_leave)
+    if not _all_here():
+        dist.init_process_group(backend)
+        return
+    interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if interface is not None:  # of Linux, of macOS
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    own, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=_loopback_store(own, size), rank=own, world_size=size)
+
+
+def _leave() -> None:
+    """End gloo's threads: a process that exits while they run is aborted now and then, after all its work."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _all_here() -> bool:
+    """Whether all processes are on this machine, by torchrun's count or, without it, by where they meet."""
+    if not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return False  # torch says which one is missing
+    if here := os.environ.get("LOCAL_WORLD_SIZE"):
+        return here == os.environ["WORLD_SIZE"]
+    return os.environ["MASTER_ADDR"] in ("localhost", "::1") or os.environ["MASTER_ADDR"].startswith("127.")
+
+
+def _loopback_store(own: int, size: int) -> Any:
+    """A rendezvous store that listens on loopback alone; torch's own listens on every interface.
+
+    torchrun's store occupies the announced port: it is used only to pass on the port of this one.
+    """
+    connect: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]  # documented, though not in __all__
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agent = None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        agent, port = connect(host, port, is_master=False), 0
+    if own == 0:
+        with socket.create_server((LOOPBACK, port)) as server:
+            port = server.getsockname()[1]
+            store = connect(LOOPBACK, port, size, True, wait_for_workers=False, master_listen_fd=server.detach())
+        if agent is not None:
+            agent.set(_key(), str(port))
+        return store
+    if agent is not None:
+        port = int(agent.get(_key()))
+    return connect(LOOPBACK, port, size, False)
+
+
+def _key() -> str:
+    return f"gxpo/port/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def world() -> int:
@@ -55,3 +116,13 @@ def gather(data: bytes) -> list[bytes]:
     received = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world())]
     dist.all_gather(received, padded.to(device))
     return [x[: int(size)].cpu().numpy().tobytes() for x, size in zip(received, sizes, strict=True)]
+
+
+def first(text: str) -> str:
+    """What the first process gave."""
+    return gather(text.encode())[0].decode()
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any process gave True."""
+    return any(x == b"1" for x in gather(b"1" if flag else b"0"))
