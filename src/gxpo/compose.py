@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,7 +13,7 @@ from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unknown_key
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
-from gxpo.usercode import Unusable, object_at
+from gxpo.usercode import NotRun, Unusable, object_at
 
 _SPEC = re.compile(r"^(?P<name>[a-z0-9_]+)(@(?P<system>[a-z0-9_-]+))?$")
 
@@ -64,6 +65,28 @@ def hints_of(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+class Unexecuted:
+    """Stand-in for a part whose file must not be run (`usercode.unexecuted`): needs nothing, accepts any setting."""
+
+    provides = needs = requires = outputs = ()
+    couples, axes, calls = "token", {}, None
+
+    def __init__(self, path: str, fields: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        vars(self).update(fields or {})
+
+    def __add__(self, other: Any) -> Unexecuted:
+        return self
+
+    __radd__ = __add__
+
+    def __call__(self, *args: Any) -> Any:
+        raise ConfigError(f"{self.path} is not run here")
+
+    def optimiser_steps(self, tasks: int) -> int:
+        raise ConfigError(f"update={self.path} is not run here, so how many optimiser steps it takes is not known")
+
+
 class _Keys:
     """Stated keys being consumed; every resolved value is noted with its origin."""
 
@@ -88,6 +111,9 @@ class _Keys:
     ) -> Any:
         """The part that `value` names, its fields filled from `prefix.FIELD`."""
         kind = resolve_part(value, table, slot, what)
+        if isinstance(kind, Unexecuted):
+            for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
+                self.take(key, None)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
         prefix = slot if prefix is None else prefix
@@ -99,7 +125,10 @@ class _Keys:
             default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
             key = f"{prefix}.{entry.name}"
             fields[entry.name] = self.field(key, default, hints[entry.name])
-        return kind(**fields)
+        try:
+            return kind(**fields)
+        except NotRun as needed:
+            return Unexecuted(str(needed), fields)
 
     def field(self, key: str, default: Any, hint: Any) -> Any:
         """What is stated, of the field's type, or the default as it is."""
@@ -143,6 +172,8 @@ def load_object(path: str, slot: str) -> Any:
     """The object that `file.py:name` or `package.module:name` names."""
     try:
         return object_at(path)
+    except NotRun:
+        return Unexecuted(path)
     except Unusable as error:
         raise ConfigError(f"{slot}={path}: {error}") from None
 
@@ -177,8 +208,12 @@ def _build(
     run_keys = _run_keys(keys)
     labels = [label for label, _, _ in definitions]
     for key in keys.leftover():
-        if key not in run_keys and not _replaced(key, keys, stated, labels):
+        if key in run_keys or _replaced(key, keys, stated, labels):
+            continue
+        if not stated[key].optional:
             _refuse_key(key, keys, stated, labels)
+        left = f"{key}={show(stated[key].value)}"
+        warnings.warn(f"{stated[key].origin}: {left} is left out: {name} has no such key", stacklevel=3)
     made = Method(
         name,
         tuple(d for _, d, _ in definitions),
@@ -233,6 +268,8 @@ def _check_provided(made: Method) -> None:
             if signal in owner:
                 raise ConfigError(f"signal.{owner[signal]} and signal.{name} both provide {signal!r}: leave one out")
             owner[signal] = name
+    if any(isinstance(part, Unexecuted) for part in made.signals.values()):
+        return
     for signal in made.needs:
         if signal not in BUILT_IN and signal not in made.value_heads:
             raise ConfigError(
@@ -284,7 +321,7 @@ def _policy_term(keys: _Keys) -> Any:
         if entry.name not in fields:
             key = f"objective.{entry.name}"
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
-    return kind(**fields)
+    return next((part for part in (gate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
 
 
 def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
@@ -329,7 +366,8 @@ def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> An
         key = f"{slot}.{entry.name}"
         if entry.name == "control":
             named = keys.take(key, None)
-            fields["control"] = None if named is None else keys.part(key, named, parts.CONTROLS, what="control")
+            made = None if named is None else keys.part(key, named, parts.CONTROLS, what="control")
+            fields["control"] = None if isinstance(made, Unexecuted) else made
         elif entry.name == "horizon":
             fields["horizon"] = shared["horizon"]
         elif entry.name in shared:

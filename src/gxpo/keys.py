@@ -64,10 +64,14 @@ class Definition:
 
 @dataclass(frozen=True)
 class Stated:
-    """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`..."""
+    """A value and where it came from: a method's name, `NAME@system`, a file and line, `--set`...
+
+    optional  left out, with a warning, where no part of the composition has such a key
+    """
 
     value: Any
     origin: str
+    optional: bool = False
 
 
 def same(a: Any, b: Any) -> bool:

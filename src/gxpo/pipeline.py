@@ -74,7 +74,8 @@ class Method:
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
 
     # ------------------------------------------------------------ what it asks for
-    def _parts(self) -> list[Any]:
+    def parts(self) -> list[Any]:
+        """Every part of every stage."""
         parts = [
             self.credit,
             *self.weights.values(),
@@ -90,7 +91,7 @@ class Method:
         return [*parts, self.kl_reward] if self.kl_reward is not None else parts
 
     def _collect(self, name: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(x for part in self._parts() for x in getattr(part, name, ())))
+        return tuple(dict.fromkeys(x for part in self.parts() for x in getattr(part, name, ())))
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -304,7 +305,7 @@ class Method:
 
     def observe(self, forest: Forest) -> None:
         """Show every part that remembers the step's rollouts."""
-        for part in self._parts():
+        for part in self.parts():
             if hasattr(part, "observe"):
                 part.observe(forest)
 

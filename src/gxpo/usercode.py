@@ -5,6 +5,8 @@ On the standard library alone: worker processes import it.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -12,7 +14,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 LONGEST = 300  # characters of a message
@@ -24,6 +27,23 @@ class Unusable(Exception):
 
 class OverLimit(Exception):
     """A check would take more than it may, so that what is checked counts as wrong; the message is one line."""
+
+
+class NotRun(Exception):
+    """An object of a user's file was asked for inside `unexecuted`."""
+
+
+_RUNS = ContextVar("runs", default=True)
+
+
+@contextlib.contextmanager
+def unexecuted() -> Iterator[None]:
+    """Inside, `object_at` runs no file: it checks that the file defines the name, then raises `NotRun`."""
+    token = _RUNS.set(False)
+    try:
+        yield
+    finally:
+        _RUNS.reset(token)
 
 
 def one_line(text: str) -> str:
@@ -73,11 +93,18 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     return found
 
 
-def object_at(path: str) -> Any:
-    """What `file.py:name` or `package.module:name` means, loaded in this process. Raises `Unusable`."""
+def object_at(path: str, *, always: bool = False) -> Any:
+    """What `file.py:name` or `package.module:name` means, loaded in this process (`always`: inside `unexecuted`, too).
+
+    Raises `Unusable`.
+    """
     where, _, name = path.rpartition(":")
     if where.endswith(".py") and not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
+    if not (always or _RUNS.get()):
+        if where.endswith(".py"):
+            _check_unexecuted(where, name)
+        raise NotRun(path)
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(f"gxpo_user_{os.path.basename(where)[:-3]}", where)
@@ -91,6 +118,20 @@ def object_at(path: str) -> Any:
     if not hasattr(module, name):
         raise Unusable(f"{where} has no {name!r}{hint(name, vars(module))}")
     return getattr(module, name)
+
+
+def _check_unexecuted(file: str, name: str) -> None:
+    """`Unusable` if a file can't be parsed or defines no such name."""
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read(), file)
+    except (SyntaxError, ValueError) as error:
+        raise Unusable(one_line(f"can't import {file}: {type(error).__name__}: {error}")) from None
+    names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {(node.asname or node.name) for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    if name not in names and "*" not in names:
+        raise Unusable(f"{file} has no {name!r}{hint(name, names)}")
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gxpo import envs
+from gxpo.compose import Unexecuted
 from gxpo.config import Resolved
 from gxpo.keys import show
 from gxpo.settings import RunSettings
@@ -13,9 +14,9 @@ from gxpo.settings import RunSettings
 def arithmetic(resolved: Resolved) -> dict[str, Any]:
     """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run.
 
-    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`),
-    rollouts where the rollout part does not say how many attempts it makes of a task. What it makes and does not train
-    (drafts, hints that do not work) is not in these figures.
+    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`) or a
+    team in a file that is not run, rollouts where the rollout part does not say how many attempts it makes of a task.
+    What it makes and does not train (drafts, hints that do not work) is not in these figures.
     """
     s, method = resolved.settings, resolved.method
     group = getattr(method.rollout, "group_size", None)
@@ -44,10 +45,11 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
         "generated_tokens_at_most": None if tokens is None else tokens * s.trainer.steps,
         "needs": list(method.needs),
         "couples": method.couples,
+        "not_run": [p.path for p in method.parts() if isinstance(p, Unexecuted)],
     }
 
 
-def turns_at_most(s: RunSettings, calls: int = 1) -> int | None:
+def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
     """Actions of a rollout: `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment."""
     options = {k: v for k, v in s.tasks.options.items() if k != "pool"}
     return calls if envs.source(s.task, options) is None else s.env.max_turns

@@ -41,7 +41,7 @@ class Catalogue(Mapping[str, Definition]):
     def _of_user(self, name: str, path: str) -> Definition:
         if path not in self._given:
             try:
-                definition = object_at(f"{path}:{name}")
+                definition = object_at(f"{path}:{name}", always=True)
             except Unusable as error:
                 raise ConfigError(f"GXPO_METHODS: {error}") from None
             if not isinstance(definition, Definition) or definition.name != name:
