@@ -1,7 +1,7 @@
 """Draws what a flow samples before and after a run: each point in the colour of the direction it was asked for.
 
     gxpo train examples/flow_grpo.yaml
-    python scripts/plot_flow.py runs/points-flow_grpo-seed0            # writes samples.png into the run directory
+    python scripts/plot_flow.py runs/flow_grpo            # writes samples.png into the run directory
 
 Needs matplotlib (pip install 'gxpo[plot]'). "Before" is the warm start, "after" the newest checkpoint (--step: another
 one that was kept). Both are sampled by the ODE (--noise: by the SDE at that level) from the same initial noise.
@@ -22,7 +22,8 @@ from gxpo.errors import GxpoError, need
 from gxpo.models import flow
 from gxpo.protocols import Request, Sampling, StreamKey
 from gxpo.tasks.points import DIRECTIONS, target
-from gxpo.trainer.start import parameters_of, run_of
+from gxpo.trainer.directory import config_of
+from gxpo.trainer.start import parameters_of
 
 
 def samples(model: flow.FlowModel, count: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +37,7 @@ def samples(model: flow.FlowModel, count: int, noise: float) -> tuple[torch.Tens
 def draw(run: Path, step: int | None, count: int, noise: float, out: Path) -> None:
     """Writes the picture."""
     pyplot: Any = need("matplotlib.pyplot", "plot")
-    settings = config.resolve(config.read(run_of(run) / "config.yaml")).settings
+    settings = config.resolve(config.read(config_of(run))).settings
     if not flow.is_flow(settings.model):
         raise GxpoError(f"{run} trained model {settings.model}, which is no flow: there are no points to draw")
     before, after = (flow.load(settings.model) for _ in range(2))

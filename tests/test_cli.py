@@ -362,29 +362,28 @@ def test_a_file_size_limit_while_checkpointing(tmp_path):
     assert not list(out.glob("checkpoints/*"))
 
 
-def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path):
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize(
+    ("number", "launcher"), [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, TORCHRUN)]
+)
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, launcher):
+    """It goes to the whole process group: under torchrun, which passes it on, each process has it twice."""
     out = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "gxpo.cli",
-        "train",
-        str(config(tmp_path)),
-        "--out",
-        str(out),
-        "--set",
-        "trainer.steps=5000",
-        "--set",
-        "trainer.checkpoint_every=0",
-    ]
-    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    sets = ["--set", "trainer.steps=5000", "--set", "trainer.checkpoint_every=0"]
+    command = [sys.executable, *launcher, "-m", "gxpo.cli", "train", str(config(tmp_path)), "--out", str(out), *sets]
+    running = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     metrics = out / "metrics.jsonl"
     while running.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
         time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    text, _ = running.communicate()
-    assert running.returncode == 130 and f"gxpo resume {out}" in text.replace("\n", " ")
+    os.killpg(running.pid, number)
+    text, errors = running.communicate()
+    assert f"gxpo resume {out}" in text.replace("\n", " "), errors
+    assert launcher or running.returncode == 128 + number
     done = len(metrics.read_text().splitlines())
     assert 0 < done < 5000 and checkpoint.latest(out).name == f"step-{done:06d}"
 

@@ -21,6 +21,7 @@ app = typer.Typer(
 Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
 
 
 def _say(text: str) -> None:
@@ -39,8 +40,8 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
 def _closed(progress: Any, run: Any, as_json: bool) -> None:
     progress.close(run, as_json=as_json)
-    if progress.stopping and run.trainer.step_number < run.trainer.settings.trainer.steps:
-        raise typer.Exit(130)
+    if progress.signal is not None and run.trainer.step_number < run.trainer.settings.trainer.steps:
+        raise typer.Exit(128 + progress.signal)
 
 
 @app.command()
@@ -57,7 +58,7 @@ def demo(
     """
     from gxpo import config
     from gxpo.trainer.demo import settings
-    from gxpo.trainer.run import free
+    from gxpo.trainer.directory import free
 
     given = settings(seed=seed, method=method, steps=steps)
     resolved = config.resolve(given)
@@ -86,10 +87,16 @@ def train(
 
     Example: gxpo train --from runs/arithmetic --set update.lr=1e-5
     """
-    resolved = _resolved(config_file, sets, from_run)
     if dry_run:
-        _show_plan(resolved, {}, as_json)
+        _show_unexecuted(config_file, sets, from_run, as_json)
         return
+    resolved = _resolved(config_file, sets, from_run)
+    settings = resolved.settings
+    if config_file is not None and out is None and settings.out is None and settings.init_from is None:
+        from gxpo import config
+        from gxpo.trainer.directory import name_for
+
+        out = name_for(config_file, config.parse_set(sets or []))
     _run(resolved, out, as_json)
 
 
@@ -103,14 +110,27 @@ def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path |
     if from_run is not None:
         from gxpo.trainer.run import continued
 
-        given = continued(from_run, given)
+        given = continued(_found(from_run), given)
     return config.resolve(given)
+
+
+def _found(run: Path) -> Path:
+    """The run directory; if only the beginning of its name was given, standard error says which one it is."""
+    from gxpo.trainer.directory import find
+
+    found = find(run)
+    if found != run:
+        typer.echo(f"no {run}: using {found}, the only run whose name begins so", err=True)
+    return found
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    run: RunArgument,
     steps: Annotated[int | None, typer.Option(help="Go on to this many steps.")] = None,
+    allow_changed_data: Annotated[
+        bool, typer.Option("--allow-changed-data", help="Resume although data or code files have changed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed, as if it never had been.
@@ -122,13 +142,13 @@ def resume(
 
     progress = Progress(quiet=as_json)
     with progress:
-        finished = go_on(run, steps=steps, watch=progress)
+        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, watch=progress)
     _closed(progress, finished, as_json)
 
 
 @app.command(name="eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    run: RunArgument,
     tasks: Annotated[int | None, typer.Option(help="How many held-out tasks.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a task, for pass@k.")] = None,
     as_json: Json = False,
@@ -138,13 +158,12 @@ def evaluate(
     Example: gxpo eval runs/arithmetic --samples 8
     """
     from gxpo import config
-    from gxpo.errors import CheckpointError
     from gxpo.trainer import checkpoint
     from gxpo.trainer.loop import Trainer
+    from gxpo.trainer.start import verified
 
-    if not (run / "config.yaml").is_file():
-        raise CheckpointError(f"{run} is not a run directory: it has no config.yaml")
-    given = config.read(run / "config.yaml")
+    run = _found(run)
+    given, _ = verified(run)
     values = {"eval.tasks": tasks, "eval.samples": samples}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
     newest = checkpoint.latest(run)
@@ -228,14 +247,22 @@ def plan(
 
     Example: gxpo plan examples/arithmetic.yaml --set update.epochs=2
     """
-    resolved = _resolved(config_file, sets, from_run)
-    measured: dict[str, Any] = {}
-    if probe:
-        from gxpo.trainer.probe import probe as measure
+    if not probe:
+        _show_unexecuted(config_file, sets, from_run, as_json)
+        return
+    from gxpo.trainer.probe import probe as measure
 
-        _quiet()
-        measured = measure(resolved, notify=lambda line: typer.echo(line, err=True))
-    _show_plan(resolved, measured, as_json)
+    resolved = _resolved(config_file, sets, from_run)
+    _quiet()
+    _show_plan(resolved, measure(resolved, notify=lambda line: typer.echo(line, err=True)), as_json)
+
+
+def _show_unexecuted(config_file: Path | None, sets: list[str] | None, from_run: Path | None, as_json: bool) -> None:
+    """The plan without a probe; no file that the configuration names is run."""
+    from gxpo.usercode import unexecuted
+
+    with unexecuted():
+        _show_plan(_resolved(config_file, sets, from_run), {}, as_json)
 
 
 def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
@@ -254,7 +281,7 @@ def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    run: RunArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, as peft loads it.")] = False,
     step: Annotated[int | None, typer.Option(help="Checkpoint of this step; default: the newest.")] = None,
@@ -268,7 +295,7 @@ def export(
     from gxpo.trainer.export import export as write
 
     _quiet()
-    written = write(run, directory, adapter=adapter, step=step, dtype=dtype)
+    written = write(_found(run), directory, adapter=adapter, step=step, dtype=dtype)
     if as_json:
         files = {p.name: p.stat().st_size for p in sorted(written.iterdir())}
         _say(json.dumps({"directory": str(written), "bytes": files}))

@@ -138,7 +138,9 @@ class RunSettings(_Section):
     model: str = "tiny"
     task: str = "arithmetic"
     seed: Annotated[int, Field(ge=0)] = 0
-    out: str | None = Field(default=None, description="run directory; default runs/TASK-METHOD-seedN")
+    out: str | None = Field(
+        default=None, description="run directory; default: runs/ and the name of the file, see docs/configuration.md"
+    )
     reward: str | dict[str, float] | None = Field(default=None, description="file.py:function, or {name: weight}")
     init_from: str | None = Field(default=None, description="start from the parameters of this run directory")
     tasks: TaskSettings = TaskSettings()

@@ -103,6 +103,30 @@ def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> Non
     assert config.resolve(composed, composed=gxpo.method("rloo")).method.name == "rloo"
 
 
+@pytest.mark.parametrize(
+    ("stated", "changed"),
+    [
+        ({"method": "gigpo", "credit.discount": 0.9}, {"method": "grpo"}),  # only gigpo's credit has one
+        ({"method": "repo_replay", "rollout.replays": 3}, {"method": "dapo"}),
+        ({"method": "gigpo", "credit.discount": 0.9}, {"credit": "set_relative"}),  # another part
+    ],
+)
+def test_a_stated_key_that_the_new_method_does_not_have_is_left_out(
+    stated: dict[str, Any], changed: dict[str, Any], tmp_path: Path
+) -> None:
+    first = config.resolve({k: Stated(v, "--set") for k, v in stated.items()})
+    (tmp_path / "config.yaml").write_text(first.to_yaml())
+    key = list(stated)[-1]
+    line = next(i for i, x in enumerate(first.to_yaml().splitlines(), 1) if x.startswith(f"{key}:"))
+    keys = inherited(tmp_path, {k: Stated(v, "argument") for k, v in changed.items()})
+    with pytest.warns(UserWarning, match=rf"config\.yaml:{line}: {key}={stated[key]} is left out: \w+ has no such key"):
+        resolved = config.resolve(keys)
+    assert key not in resolved.keys
+    again = config.read(tmp_path / "config.yaml")[key]
+    with pytest.raises(ConfigError, match="unknown key"):  # one that is typed now is still refused
+        config.resolve({**keys, key: Stated(again.value, "--set")})
+
+
 def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -60,6 +61,13 @@ class Dataset(ListedTasks):
             raise TaskError(f"task {self.name!r}: template must contain {{prompt}}, not {self.template!r}")
         held_out = None if self.held_out_split is None else self._tasks(self.held_out_split)
         self.split(self._tasks(self.split_name), held_out, self.held_out_fraction)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of every task on both sides: rows of a hub or a folder may change."""
+        digest = hashlib.sha256()
+        for task in (*self._training, None, *self._held_out):
+            digest.update(repr(task).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
     def _tasks(self, split: str) -> list[Task]:
         datasets: Any = need("datasets", "hub")

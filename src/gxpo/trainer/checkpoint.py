@@ -93,6 +93,20 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(data[STATE])
 
 
+def newest_state(run: Path) -> dict[str, Any]:
+    """The state of the newest checkpoint of `run` whose state is whole; of the tensors nothing is read."""
+    damage: list[CheckpointError] = []
+    for _, path in sorted(_found(Path(run) / FOLDER).items(), reverse=True):
+        try:
+            entries, content = _manifest(path), _read(path / STATE)
+            _compare(path / STATE, _entry(content), entries[STATE])
+            return json.loads(content)
+        except CheckpointError as error:
+            if path.exists():
+                damage.append(error)
+    raise _none(run, damage)
+
+
 def verify(path: Path) -> None:
     """Raise `CheckpointError` naming the damaged file unless the checkpoint directory `path` is whole."""
     path = Path(path)
@@ -118,9 +132,14 @@ def latest(run: Path) -> Path:
         for error in damage:
             warnings.warn(f"{error}; using the older {path.name} instead", stacklevel=2)
         return path
+    raise _none(run, damage)
+
+
+def _none(run: Path, damage: list[CheckpointError]) -> CheckpointError:
+    """What to raise where no checkpoint of `run` can be used."""
     if damage:
-        raise CheckpointError(f"{damage[0]}; no older checkpoint of {run} is whole: start the run again")
-    raise CheckpointError(
+        return CheckpointError(f"{damage[0]}; no older checkpoint of {run} is whole: start the run again")
+    return CheckpointError(
         f"no checkpoint in {Path(run) / FOLDER}: is {run} a run directory, and did it reach its first?"
     )
 

@@ -19,7 +19,8 @@ from gxpo.learners.torch import VALUE_HEAD
 from gxpo.models import flow
 from gxpo.settings import RunSettings
 from gxpo.trainer.card import model_card
-from gxpo.trainer.start import checkpoint_of, parameters_of, run_of
+from gxpo.trainer.directory import run_of
+from gxpo.trainer.start import checkpoint_of, parameters_of, verified
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -40,7 +41,8 @@ def export(
     run = Path(run)
     home = run_of(run)
     found = checkpoint_of(run, step)
-    resolved = config.resolve(config.read(home / "config.yaml"))
+    keys, _ = verified(home)
+    resolved = config.resolve(keys)
     at = int(found.name.rpartition("-")[2])
     return write(resolved, parameters_of(found), home, at, directory, adapter=adapter, dtype=dtype)
 

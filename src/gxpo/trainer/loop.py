@@ -6,8 +6,8 @@ import json
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gxpo.config import Resolved
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.errors import CheckpointError, GxpoError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.memory import give_back, reuse_freed
@@ -24,16 +24,17 @@ from gxpo.records import dump
 from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
 from gxpo.signals import Signals, SignalTools
-from gxpo.trainer import checkpoint, setup
+from gxpo.trainer import checkpoint, inputs, setup
 from gxpo.trainer.bound import BoundLearner
+from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.figures import annotated, of_rollouts, of_sources, of_updates, peak_megabytes, with_texts
-from gxpo.trainer.lock import locked
+from gxpo.trainer.lock import Lock
 from gxpo.trainer.measured import measured
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
-from gxpo.trainer.start import start_from
+from gxpo.trainer.start import config_sums, refuse_other_config, start_from
 from gxpo.trainer.tensorboard import Board
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
@@ -63,11 +64,10 @@ class Trainer:
         reuse_freed()
         s = resolved.settings
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
-        self.out = Path(out or s.out or default)
-        if not resume and any(self.out.glob("checkpoints/step-*")):
-            raise ConfigError(
-                f"{self.out} holds a run: `gxpo resume {self.out}` goes on with it, or give another --out"
-            )
+        self.out = Path(parallel.first(str(out or s.out or default)))
+        if not resume:
+            refuse_another(self.out)
+        self._lock = Lock(self.out)
         self.sampling = setup.sampling_of(s)
         self.world = setup.world_of(s)
         self.source = self.world.source
@@ -92,8 +92,10 @@ class Trainer:
             self.episode = setup.episode_of(s, self.world, policy)
             if not resume:
                 resolved = measured(resolved, policy, self.source, notify)
+            opened.callback(self._lock.release)
             self._open = opened.pop_all()
         self.resolved, self.settings, self.config_text = resolved, resolved.settings, resolved.to_yaml()
+        self.inputs = inputs.hashes(resolved.keys, self.source)
         envs = self.world.envs
         self.envs = envs if envs is None or parallel.world() == 1 else SharedEnvs(envs)
         longest = s.sampling.max_new_tokens * max(
@@ -106,8 +108,8 @@ class Trainer:
         self._begun = False
         self.empty_steps = 0
         self.budget = Budget()
-        self.metrics_file = MetricsFile(self.out / "metrics.jsonl")
-        self.evaluations = MetricsFile(self.out / "evaluations.jsonl")
+        self.metrics_file = MetricsFile(self.out / METRICS)
+        self.evaluations = MetricsFile(self.out / EVALUATIONS)
         self.last: tuple[Forest, torch.Tensor, Callable[..., str]] | None = None  # the newest step, for `annotated`
 
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
@@ -285,65 +287,122 @@ class Trainer:
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
         """Steps until `trainer.steps`; `watch` sees every line and ends the run early by returning True."""
-        if parallel.rank() != 0:
-            return self._train(watch)
-        self.out.mkdir(parents=True, exist_ok=True)
-        with locked(self.out):
+        try:
             self._train(watch)
+        finally:
+            self._lock.release()
 
     def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         t, e = self.settings.trainer, self.settings.eval
         main = parallel.rank() == 0
+        self._own()
+        stop = False
         if not self._begun:
-            if main:
-                checkpoint.write_atomic(self.out / "config.yaml", self.config_text)
-            self._evaluated({"step": 0}, watch)
+            stop = self._watched(watch, {"step": 0} | self._evaluated(0))
             self.save()
             self._begun = True
         board = Board(self.out, purge_after=self.step_number) if t.tensorboard and main else None
-        while self.step_number < t.steps:
+        while self.step_number < t.steps and not stop:
             row = self.step()
-            last = row["step"] == t.steps
-            if last or (e.every and row["step"] % e.every == 0):
-                row |= self._evaluated({"step": row["step"]}, None)
-            if main:
-                self.metrics_file.append(row)
-                if board is not None:
-                    board(row)
-                if self.last is not None and t.rollouts_every and (row["step"] % t.rollouts_every == 0 or last):
-                    (self.out / "rollouts").mkdir(exist_ok=True)
-                    shown = annotated(*self.last)
-                    dump(shown, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
-            stop = bool(watch(row)) if watch else False
-            if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
-                self.save()
-            if stop:
-                break
+            with self._in_place():
+                last = row["step"] == t.steps
+                if last or (e.every and row["step"] % e.every == 0):
+                    row |= self._evaluated(row["step"])
+                if main:
+                    self._write(row, board, last)
+                stop = self._watched(watch, row)
+                if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
+                    self.save()
         if board is not None:
             board.close()
 
-    def _evaluated(self, row: dict[str, Any], watch: Callable[..., Any] | None) -> dict[str, Any]:
+    def _write(self, row: dict[str, Any], board: Board | None, last: bool) -> None:
+        """The step's line and, where they are due, its rollouts."""
+        every = self.settings.trainer.rollouts_every
+        self.metrics_file.append(row)
+        if board is not None:
+            board(row)
+        if self.last is not None and every and (row["step"] % every == 0 or last):
+            (self.out / "rollouts").mkdir(exist_ok=True)
+            dump(annotated(*self.last), self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
+
+    @staticmethod
+    def _watched(watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any]) -> bool:
+        """Whether to stop: if the watch of any process says so, all processes stop after the same step."""
+        return parallel.any_of(watch is not None and bool(watch(row)))
+
+    def _evaluated(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()
         found = self.evaluate()
         figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
         if parallel.rank() == 0:
-            self.evaluations.append(row | figures)
-            path = self.out / "evaluations" / f"step-{row['step']:06d}.json"
+            self.evaluations.append({"step": step} | figures)
+            path = self.out / "evaluations" / f"step-{step:06d}.json"
             path.parent.mkdir(exist_ok=True)
             checkpoint.write_atomic(path, json.dumps(found.verdicts))
             dump(with_texts(found.shown, decoder(self.tokenizer)), path.with_suffix(".jsonl"))
-        if watch:
-            watch(row | figures)
         return figures
+
+    # ------------------------------------------------------------ the directory
+    def _own(self) -> None:
+        """Take the lock of the run directory, until `train` ends or `close`."""
+        if parallel.rank() != 0 or self._lock.held:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        refuse_links(self.out)
+        self._lock.acquire()
+        if not self._begun:
+            refuse_another(self.out)  # it may have been written since `__init__` looked
+            checkpoint.write_atomic(self.out / CONFIG, self.config_text)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Around writes: notices a deleted directory before and after them, and if it is why they failed."""
+        self._check_place()
+        try:
+            yield
+        except (OSError, CheckpointError):
+            self._check_place()
+            raise
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """`CheckpointError` if the run directory was deleted or replaced. The step is saved first, in its place or,
+        if that is taken, beside it."""
+        if not self._lock.held or (self._lock.in_place() and (self.out / CONFIG).is_file()):
+            return
+        lost, self.out = self.out, free(self.out)
+        self._lock.release()
+        self._lock.run = self.out
+        self._own()
+        checkpoint.write_atomic(self.out / CONFIG, self.config_text)
+        self._save()
+        raise CheckpointError(
+            f"{lost} was deleted or replaced while its run went on, with the metrics and rollouts so far: step "
+            f"{self.step_number} is saved, go on with gxpo resume {self.out}"
+        )
 
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
         if parallel.rank() != 0:
             return None
+        self._own()
+        self._check_place()
+        return self._save()
+
+    def reconfigure(self, text: str) -> None:
+        """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
+        before, self.config_text = self.config_text, text
+        if parallel.rank() == 0:
+            self._save(before)
+            checkpoint.write_atomic(self.out / CONFIG, text)
+
+    def _save(self, before: str | None = None) -> Path:
         state = {
             "step": self.step_number,
-            "config": zlib.crc32(self.config_text.encode()),
+            "config": config_sums(self.config_text, before),
+            "inputs": self.inputs,
             "products": {"update": self.settings.learner.products, "sampling": self.settings.sampling.products},
             "learner": self.learner.meta(),
             "source": self.source.state_dict(),
@@ -360,43 +419,43 @@ class Trainer:
             self.settings.trainer.keep_checkpoints,
         )
 
-    def load(self, path: Path, *, same: bool = False) -> dict[str, Any]:
-        """The parameters of a checkpoint, and what the method's parts remember; gives its state.
-
-        same   refuse a checkpoint of another configuration
-        """
+    def load(self, path: Path) -> dict[str, Any]:
+        """The parameters of a checkpoint, and what the method's parts remember; gives its state."""
         tensors, state = checkpoint.load(path)
-        if same and state["config"] != zlib.crc32(self.config_text.encode()):
-            raise CheckpointError(
-                f"{self.out}/config.yaml is not the configuration of its checkpoint: restore it, or "
-                "start another run with `gxpo train`"
-            )
         own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
         self.learner.load_tensors(own, state["learner"])
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
         return state
 
-    def resume(self, *, changed: bool = False) -> None:
+    def resume(self, config_text: str, *, allow_changed_data: bool = False) -> None:
         """Go back to the newest checkpoint: parameters, optimiser, sources, counters; later lines are cut off.
 
-        A configuration other than the checkpoint's is refused, unless the change is known to be allowed (`changed`).
+        config_text         what config.yaml says, as `start.verified` read it
+        allow_changed_data  whether the task source may have other rows than the checkpoint's
         """
-        state = self.load(checkpoint.latest(self.out), same=not changed)
+        self._begun, self.config_text = True, config_text
+        self._own()
+        newest = Path(parallel.first(str(checkpoint.latest(self.out)) if parallel.rank() == 0 else ""))
+        state = self.load(newest)
+        refuse_other_config(self.out, config_text, state)
+        if not allow_changed_data:
+            recorded = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
+            inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
         self.source.load_state_dict(state["source"])
-        self._begun, self.step_number, self.empty_steps = True, state["step"], state["empty_steps"]
+        self.step_number, self.empty_steps = state["step"], state["empty_steps"]
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])
         if parallel.rank() == 0:
-            with locked(self.out):
-                self._cut()
+            self._cut()
 
     def _cut(self) -> None:
         """Drop what was written after the checkpoint."""
         self.metrics_file.cut(self.step_number)
         self.evaluations.cut(self.step_number)
-        for path in (*(self.out / "rollouts").glob("step-*"), *(self.out / "evaluations").glob("step-*")):
-            if int(path.stem.split("-")[1]) > self.step_number:
+        for path in (p for name in ("rollouts", "evaluations") for p in (self.out / name).glob("step-*")):
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal() and int(number) > self.step_number:
                 path.unlink()
 
     def close(self) -> None:

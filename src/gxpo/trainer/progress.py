@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and SIGINT: the first one saves and ends, the second ends at once."""
+"""What a run shows while it goes on; SIGINT (Ctrl-C) and SIGTERM save and end it, a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -32,23 +32,28 @@ class Progress:
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
         quiet = quiet or int(os.environ.get("RANK", 0)) > 0
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
-        self.quiet, self.every, self.stopping, self._headed = quiet, every, False, False
-        self._previous: Any = None
+        self.quiet, self.every, self._headed = quiet, every, False
+        self.signal: int | None = None  # the first that asked the run to end
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Progress:
         _no_progress_bars()
-        self._previous = signal.getsignal(signal.SIGINT)
-        signal.signal(signal.SIGINT, self._interrupt)
+        self._previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:
-            raise KeyboardInterrupt
-        self.stopping = True
-        self.console.print("[yellow]stopping after this step; once more to stop at once[/yellow]")
+        if self.signal is not None:
+            # torchrun passes on a signal that its processes may have been sent already, so the second may be the first
+            if number == signal.SIGINT and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+                raise KeyboardInterrupt
+            return
+        self.signal = number
+        again = "; once more to stop at once" if number == signal.SIGINT else ""
+        self.console.print(f"[yellow]stopping after this step{again}[/yellow]")
 
     def say(self, line: str) -> None:
         """A line before the first step."""
@@ -70,7 +75,7 @@ class Progress:
                 value = row.get(key, row.get("approx_kl") if key == "kl" else None)  # no reference: the step's own
                 cells.append(f"{'' if value is None else form.format(value):>{width}}")
             self.console.print("  ".join(cells))
-        return self.stopping
+        return self.signal is not None
 
     def close(self, run: Any, *, as_json: bool = False) -> None:
         """The closing lines: before and after, where everything is, how to go on."""

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import ConfigError
 from gxpo.keys import Stated
 from gxpo.learners import parallel
 from gxpo.pipeline import Method
-from gxpo.trainer import checkpoint, export
+from gxpo.trainer import export
+from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
-from gxpo.trainer.start import checkpoint_of, inherited, run_of
+from gxpo.trainer.start import checkpoint_of, inherited, verified
 from gxpo.trainer.statistics import paired_interval
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
@@ -34,12 +35,12 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
-        return MetricsFile(self.path / "metrics.jsonl").read()
+        return MetricsFile(self.path / METRICS).read()
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Held-out figures; the first is before any step."""
-        return MetricsFile(self.path / "evaluations.jsonl").read()
+        return MetricsFile(self.path / EVALUATIONS).read()
 
     @property
     def gain(self) -> tuple[float, float, float] | None:
@@ -120,6 +121,7 @@ def train(
     if out is None and resolved.settings.out is None and resolved.settings.init_from is not None:
         out = free(run_of(Path(resolved.settings.init_from)))
     trainer = Trainer(resolved, out=out, reward=reward if callable(reward) else None, notify=notify)
+    notify(f"run directory: {trainer.out}")
     return _go(trainer, watch)
 
 
@@ -136,38 +138,38 @@ def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bo
     return keys | {"init_from": Stated(str(checkpoint_of(path)), "from")}
 
 
-def free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3... that does not exist."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
-
-
 def resume(
-    out: str | Path, *, steps: int | None = None, watch: Watch | None = None, reward: Callable[..., Any] | None = None
+    out: str | Path,
+    *,
+    steps: int | None = None,
+    allow_changed_data: bool = False,
+    watch: Watch | None = None,
+    reward: Callable[..., Any] | None = None,
 ) -> Run:
-    """Go on with a stopped run, to the bit as if it had never stopped; `steps` may extend it."""
+    """Go on with a stopped run, to the bit as if it had never stopped; `steps` may extend it.
+
+    Refused where config.yaml, or a file of data or code that it names, is not what the checkpoint was made with; files
+    may differ where `allow_changed_data` says so. Nothing that config.yaml names is loaded before that is known.
+    """
     out = Path(out)
-    path = out / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{out} is not a run directory: it has no config.yaml")
-    trainer = Trainer(config.resolve(config.read(path)), out=out, resume=True, reward=reward)
-    trainer.config_text = path.read_text(encoding="utf-8")
-    trainer.resume()
-    if steps is not None and steps != trainer.settings.trainer.steps:
-        trainer.close()
-        if trainer.settings.update.schedule != "constant":
+    keys, text = verified(out, allow_changed_data=allow_changed_data)
+    resolved = config.resolve(keys)
+    extended = steps is not None and steps != resolved.settings.trainer.steps
+    if extended:
+        if resolved.settings.update.schedule != "constant":
             raise ConfigError(
-                f"trainer.steps can't change under update.schedule={trainer.settings.update.schedule}: the "
+                f"trainer.steps can't change under update.schedule={resolved.settings.update.schedule}: the "
                 "learning rate depends on it; start another run"
             )
-        extended = config.read(path) | {"trainer.steps": Stated(steps, "resume")}
-        checkpoint.write_atomic(path, config.resolve(extended).to_yaml())
-        trainer = Trainer(config.resolve(extended), out=out, resume=True, reward=reward)
-        trainer.config_text = path.read_text(encoding="utf-8")
-        trainer.resume(changed=True)
+        resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
+    trainer = Trainer(resolved, out=out, resume=True, reward=reward)
+    try:
+        trainer.resume(text, allow_changed_data=allow_changed_data)
+        if extended:
+            trainer.reconfigure(resolved.to_yaml())
+    except BaseException:
+        trainer.close()
+        raise
     return _go(trainer, watch)
 
 

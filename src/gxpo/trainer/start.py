@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,41 @@ from gxpo.errors import CheckpointError
 from gxpo.keys import STAGES, Stated
 from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RUN_KEYS
-from gxpo.trainer import checkpoint
+from gxpo.trainer import checkpoint, inputs
+from gxpo.trainer.directory import CONFIG, config_of, run_of
 
 OWN = ("out", "init_from", "versions")  # of one run alone
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
-def run_of(path: Path) -> Path:
-    """The run directory that `path` is or, for RUN/checkpoints/step-N, belongs to."""
-    path = Path(path)
-    run = path.parents[1] if path.parent.name == checkpoint.FOLDER and path.name.startswith("step-") else path
-    if not (run / "config.yaml").is_file():
-        raise CheckpointError(f"{run} is not a run directory: it has no config.yaml")
-    return run
+def verified(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
+    """Keys and text of a run's config.yaml, checked against its newest checkpoint before anything they name is loaded.
+
+    Raises `CheckpointError` if config.yaml differs or, unless `allow_changed_data`, a file that it names.
+    """
+    path = config_of(run)
+    keys, text = config.read(path), path.read_text(encoding="utf-8")
+    state = checkpoint.newest_state(run)
+    refuse_other_config(run, text, state)
+    if not allow_changed_data:
+        recorded = {k: v for k, v in state.get("inputs", {}).items() if not k.startswith("dataset:")}
+        inputs.refuse_changes(run, recorded, {k: inputs.of_file(k) for k in recorded})
+    return keys, text
+
+
+def config_sums(text: str, before: str | None = None) -> list[int]:
+    """CRC-32 of the config.yaml that a checkpoint belongs to, and of the one it replaces (`Trainer.reconfigure`)."""
+    return [zlib.crc32(x.encode()) for x in (text, before) if x is not None]
+
+
+def refuse_other_config(run: Path, text: str, state: Mapping[str, Any]) -> None:
+    """`CheckpointError` unless `text`, the run's config.yaml, is one that the checkpoint of this state belongs to."""
+    known = state["config"]
+    if zlib.crc32(text.encode()) not in (known if isinstance(known, list) else [known]):
+        raise CheckpointError(
+            f"{run}/{CONFIG} is not the configuration of its checkpoint: restore it, or start another run with "
+            "`gxpo train`"
+        )
 
 
 def checkpoint_of(path: Path, step: int | None = None) -> Path:
@@ -74,9 +97,10 @@ def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False)
 
     A key that nobody had stated there (a default, or a value that a method brought: its origin is noted behind the
     line) is not taken where what it depends on is given anew: all such keys under another `method` or `compat`, and a
-    part's parameters under another part. `composed`: the method is given as an object, so none of its keys is taken.
+    part's parameters under another part. One that somebody had stated is taken where it can be, and else left out with
+    a warning. `composed`: the method is given as an object, so none of its keys is taken.
     """
-    path = run / "config.yaml"
+    path = run / CONFIG
     there, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
     words = str(there["method"].value).split("+") if "method" in there else []
     methods = {"default", *words, *(w.split("@")[0] for w in words)}
@@ -89,7 +113,8 @@ def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False)
         of_method = key in ("method", "compat") or (key not in RUN_KEYS and key.split(".")[0] in STAGES)
         if key in OWN or key.split(".")[0] == "versions" or (unstated and replaced) or (composed and of_method):
             continue
-        out[key] = Stated(stated.value, f"{stated.origin} ({origin})" if unstated else stated.origin)
+        noted = f"{stated.origin} ({origin})" if unstated else stated.origin
+        out[key] = Stated(stated.value, noted, optional=replaced and of_method)
     return out | dict(given)
 
 
