@@ -18,6 +18,7 @@ help:
 
 demo: .venv/.train
 	$(BIN)/gxpo demo
+	@echo "gxpo is $(BIN)/gxpo; to have it on PATH: . $(BIN)/activate"
 
 test: .venv/.dev
 	@$(MAKE) --no-print-directory --jobs=2 lint suite
@@ -42,8 +43,8 @@ clean:
 # A stamp is made anew when what it was installed from has changed.
 .venv/.train: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
-	@echo "installing gxpo[train] into .venv (once; about a minute, more where torch has to be downloaded)"
-	@$(INSTALL) -e '.[train]'
+	@echo "installing gxpo[train,envs] into .venv (once; about a minute, more where torch has to be downloaded)"
+	@$(INSTALL) -e '.[train,envs]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt

@@ -1,8 +1,12 @@
-"""Every Python block of README and docs runs; every gxpo command in them resolves; pages keep to their length."""
+"""Every Python block of README and docs runs, and so does every command of README and the first one of each page, as
+typed; the other commands resolve; pages keep to their length."""
 
+import contextlib
+import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,49 +17,120 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from gxpo import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
 OF_THE_READER = ("resume", "demo", "bench", "signal", "eval", "export", "check-reward", "check-template", "check-env")
-COMMANDS = sorted(
-    {
-        line.split("#")[0].split("&&")[0].strip()
-        for page in PAGES
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
-        for line in block.splitlines()
-        if line.startswith("gxpo ")
-    }
+# Added to what is typed, so that it is quick: by default as many steps as can be and few tasks.
+QUICK = {
+    "train": "--set trainer.steps=2 --set eval.tasks=8 --set tasks.per_step=2",
+    "plan": "--set tasks.per_step=2",
+    "signal": "--tasks 4",
+    "eval": "--tasks 4",
+    "check-env": "--episodes 2",
+    "bench": "--help",  # it refuses to measure on a busy machine
+}
+COLD = " --set model=tiny:cold"  # instead of a model that would have to be downloaded, or warmed up for a task
+
+
+def commands(page):
+    """The lines of its blocks of commands, in order."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M)
+    lines = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
+    return [line.split(" #")[0].strip() for line in lines if line.strip()]
+
+
+FIRST = {page: commands(page)[0] for page in PAGES[1:]}
+OTHERS = sorted(
+    {c.split("&&")[0].strip() for page in PAGES[1:] for c in commands(page)[1:] if c.startswith("gxpo ")}
+    - set(commands(README))
+    - set(FIRST.values())
 )
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory to type commands in."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("examples", "scripts", "tests"):
+        os.symlink(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def gxpo(arguments, monkeypatch):
+    """(exit code, stdout, stderr) of the command line."""
+    monkeypatch.setattr(sys, "argv", ["gxpo", *arguments])
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+def typed(line, monkeypatch, more=""):
+    """Runs a line as it is typed, with what makes it quick behind it. gxpo itself runs in this process."""
+    for command in line.split("&&"):
+        words = shlex.split(command)
+        if words[0] == "gxpo":
+            added = "" if "--dry-run" in words else QUICK.get(words[1], "")
+            if words[1] in ("train", "plan") and added and "examples/flow_grpo.yaml" not in words:
+                added += more
+            if words[1] == "signal" and more:
+                words[2] = "tiny:cold"
+            code, out, err = gxpo([*words[1:], *added.split()], monkeypatch)
+        elif words[0] == "pytest" and Path(words[-1]).exists():
+            continue  # the suite runs it
+        else:
+            if words[0] == "python":
+                words = [sys.executable, words[1], "--help"]  # they take minutes to hours
+            elif words[0] == "pytest":
+                words = [sys.executable, "-m", *words, "--collect-only"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            code, out, err = done.returncode, done.stdout, done.stderr
+        assert code == 0, f"{command}: {err or out}"
+        assert out, command
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, marks=[pytest.mark.warm_start] * (p == PAGES[0])) for p in PAGES], ids=lambda p: p.name
+    "page", [pytest.param(p, marks=[pytest.mark.warm_start] * (p == README)) for p in PAGES], ids=lambda p: p.name
 )
 @pytest.mark.filterwarnings("ignore:reward")
-def test_python_blocks_run(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    os.symlink(ROOT / "examples", tmp_path / "examples")
+def test_python_blocks_run(page, here):
+    """Those of a page one after the other; of README each can be copied alone."""
     for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
+        if page == README:
+            example.document.namespace.clear()
         example.evaluate()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_resolve(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.warm_start
+def test_the_commands_of_readme_run_in_order_as_typed(here, monkeypatch):
+    for line in commands(README):
+        typed(line, monkeypatch, "" if "examples/arithmetic.yaml" in line else COLD)
+    assert (here / "models" / "arithmetic" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("page", FIRST, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_first_command_of_a_page_runs_as_typed(page, here, monkeypatch):
+    if "runs/arithmetic" in FIRST[page]:
+        typed("gxpo train examples/arithmetic.yaml", monkeypatch, COLD)
+    typed(FIRST[page], monkeypatch, COLD)
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_commands_resolve(command, here, monkeypatch):
     """Training commands are resolved with --dry-run, plans without a probe; what names a run, a model or a reward of
     the reader's is parsed only."""
-    monkeypatch.chdir(tmp_path)
-    os.symlink(ROOT / "examples", tmp_path / "examples")
-    arguments = shlex.split(command)
-    if arguments[1] == "train":
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "train":
         arguments.append("--dry-run")
-    if arguments[1] == "plan":
+    if arguments[0] == "plan":
         arguments.append("--no-probe")
-    if arguments[1] in OF_THE_READER or "--from" in arguments:
+    if arguments[0] in OF_THE_READER or "--from" in arguments:
         arguments.append("--help")
-    monkeypatch.setattr(sys, "argv", arguments)
-    try:
-        cli.main()
-    except SystemExit as stopped:
-        assert not stopped.code, capsys.readouterr().err
-    assert capsys.readouterr().out
+    code, out, err = gxpo(arguments, monkeypatch)
+    assert code == 0 and out, err
 
 
 def test_pages_begin_with_a_command_and_are_short():
