@@ -1,9 +1,11 @@
 """Attention over chains against softmax over an explicit mask, values and gradients."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gxpo.decoder import attention
 from gxpo.decoder.attention import Chain, Plan, TreeAttention, kernel_works
 
 HEADS, KV, SIZE = 4, 2, 6
@@ -70,6 +72,26 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
     (found * slope).sum().backward()
     (expected * slope).sum().backward()
     assert torch.allclose(a.grad, b.grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_in_bfloat16_values_and_gradients_differ_by_rounding(monkeypatch, units):
+    """With matrix units the gradient is computed in bfloat16, without them in float32."""
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: units)
+    chains, seen = [Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)], [[0], [0, 1], [0, 1, 2]]
+    seen += [[0, 1, 2, *range(start, i + 1)] for start, end in ((3, 5), (5, 8)) for i in range(start, end)]
+    draw = torch.Generator().manual_seed(0)
+    qkv = torch.randn(8, (HEADS + 2 * KV) * SIZE, generator=draw).to(torch.bfloat16)
+    angle = torch.randn(8, SIZE // 2, generator=draw, dtype=torch.float64).repeat(1, 2)
+    slope = torch.randn(8, HEADS * SIZE, generator=draw, dtype=torch.float64)
+    a, b = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
+    found = TreeAttention.apply(a, angle.cos().float(), angle.sin().float(), Plan.of(chains), HEADS, 0.7)
+    expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
+    (found * slope).sum().backward()
+    (expected * slope).sum().backward()
+    assert found.dtype == a.grad.dtype == torch.bfloat16
+    for x, y in ((found, expected), (a.grad, b.grad)):
+        assert float((x.detach().double() - y).norm() / y.norm()) < 0.02
 
 
 def test_blocks_of_a_prompt_with_two_answers():
