@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gxpo.exact import ask_for_equal_bits
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -487,6 +489,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    ask_for_equal_bits()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app()

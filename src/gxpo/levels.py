@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 DEGENERATE = 1e-12  # max - min, relative to the largest magnitude, at or below which members are equal
+# What two float32 forward passes over the same tokens may differ by: nats of a log-prob or entropy, else relative.
+FORWARD = 1e-5
 
 CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")  # of `normalize`
 SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
@@ -182,6 +184,39 @@ def median(x: Tensor, ids: Tensor, where: Tensor | None = None, lower: bool = Fa
     return quantile(x, ids, 0.5, where, "lower" if lower else "linear")
 
 
+def settled(
+    x: Tensor, ids: Tensor, where: Tensor | None = None, *, relative: float = DEGENERATE, absolute: float = 0.0
+) -> Tensor:
+    """`x` with counting members of a group that differ by rounding made equal, so that ties are ties.
+
+    Sorted within the group, a value takes the place of the next one where the gap between the two is at most `absolute`
+    or `relative` times the larger magnitude; so do all of a run of such gaps. The others keep their values. Carries no
+    gradient.
+
+    >>> settled(torch.tensor([0.3, 0.1 + 0.2, 1.0], dtype=torch.float64), torch.zeros(3, dtype=torch.int64)).tolist()
+    [0.3, 0.3, 1.0]
+    """
+    groups = _Groups(ids, where)
+    out = groups.column(x).detach().clone()
+    values, _, _, kept = groups.ordered(out)
+    new = _begins(values, ids[kept], relative, absolute)
+    out[kept] = values[new][new.cumsum(0) - 1]
+    return out
+
+
+def _begins(values: Tensor, group: Tensor, relative: float = DEGENERATE, absolute: float = 0.0) -> Tensor:
+    """[m] bool, of values sorted by (group, value): where a run of equal values begins."""
+    new = torch.ones(len(values), dtype=torch.bool)
+    gap = relative * torch.maximum(values[1:].abs(), values[:-1].abs())
+    new[1:] = (group[1:] != group[:-1]) | (values.diff() > gap.clamp_min(absolute))
+    return new
+
+
+def reaches(x: Tensor, bound: float) -> Tensor:
+    """x >= bound, but for rounding: 0.7 + 0.2 + 0.1 reaches 1. nan does not. The margin is of the dtype of `x`."""
+    return x >= bound - 8 * torch.finfo(x.dtype).eps * abs(bound)
+
+
 def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "average") -> Tensor:
     """Rank within the group from 0 (smallest) among counting members; the others and -1 are given 0.
 
@@ -194,9 +229,7 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
         return out
     group = ids[kept]
     place = torch.arange(kept.numel()) - begins[group]
-    new = torch.ones(kept.numel(), dtype=torch.bool)
-    new[1:] = (group[1:] != group[:-1]) | (values[1:] != values[:-1])
-    run = new.cumsum(0) - 1
+    run = _begins(values, group).cumsum(0) - 1
     if ties == "min":
         out[kept] = min(place.to(torch.float64), run)
     elif ties == "average":

@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
+from gxpo.exact import ask_for_equal_bits
 from gxpo.process_tree import end_descendants, end_tree, guarded, runs
 
 LOADING = 120.0  # seconds a program may take to import what it needs
@@ -265,6 +266,7 @@ def attend(program: str) -> None:
     """Run `serve` of the program until the parent hangs up."""
     number, parent = int(sys.argv[1]), int(sys.argv[2])
     guarded(parent, number)
+    ask_for_equal_bits()
     line = Line(number)
     spec = importlib.util.spec_from_file_location("gxpo_program", program)
     assert spec is not None and spec.loader is not None, program

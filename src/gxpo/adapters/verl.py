@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo import levels
 from gxpo.adapters import asks
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
@@ -173,7 +174,11 @@ def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float
     else:
         rows = [[[0] * n] for n in own.sum(1).tolist()]
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
-    right = None if success_at is None else torch.where(score.isnan(), torch.nan, (score >= success_at).double())
+    right = (
+        None
+        if success_at is None
+        else torch.where(score.isnan(), torch.nan, levels.reaches(score, success_at).double())
+    )
     return forest.with_rewards(score, success=right)
 
 

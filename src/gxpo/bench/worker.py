@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from gxpo.bench.machine import forget_peak, pin, resident
+from gxpo.exact import ask_for_equal_bits
 
 Round = Callable[[], "Mapping[str, Any] | None"]
 
@@ -70,6 +71,7 @@ def main() -> None:
     os.dup2(2, 1)  # what the work prints must not get between the answers
     given = json.loads(sys.stdin.readline())
     pin(given["threads"])
+    ask_for_equal_bits()
     import torch
 
     torch.set_num_threads(given["threads"])

@@ -20,6 +20,7 @@ import torch
 
 from gxpo.engines import vllm_worker
 from gxpo.errors import ModelError
+from gxpo.exact import VARIABLES
 from gxpo.process_tree import end_tree
 from gxpo.processes import in_words
 
@@ -27,6 +28,7 @@ PROGRAM = str(Path(vllm_worker.__file__))
 ENDING = 1.0  # seconds that a process whose line is closed may take to leave
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 GIVEN = {  # what the environment may say otherwise
+    **VARIABLES,
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "4",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # learner and sampler take turns: each may have all cores

@@ -50,12 +50,15 @@ def preference_loss(margin: Tensor, beta: float = 0.1, form: str = "sigmoid", la
 
 
 class _Margins(NamedTuple):
-    """Margin, group and weight of each pair, then of each trajectory that has none and is set against 0."""
+    """Margin, group and weight of each pair, then of each trajectory that has none and is set against 0.
+
+    rounding  [n_pairs] what a pair's margin may differ by between two forward passes
+    """
 
     margin: Tensor
     group: Tensor
     factor: Tensor
-    n_pairs: int
+    rounding: Tensor
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,9 @@ class PreferencePairs(LabelTerm):
             factor[good[left]] *= self.success_weight
             sign = good[alone].to(torch.float64) * 2 - 1
             margin, factor = torch.cat([margin, sign * score[alone]]), torch.cat([factor, torch.ones_like(sign)])
-        return _Margins(margin, group[torch.cat([left, alone])], factor, left.numel())
+        length = torch.ones(len(score)) if self.length_mean else forest.lengths()
+        rounding = levels.FORWARD * (length[left] + length[right])
+        return _Margins(margin, group[torch.cat([left, alone])], factor, rounding)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
@@ -172,16 +177,17 @@ class PreferencePairs(LabelTerm):
         weight: Tensor,
         signals: Signals | None = None,
     ) -> dict[str, float]:
-        """pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one
+        """pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one (by more
+                       than two forward passes may differ)
         pair_margin    mean over the pairs of beta h
         pairs          how many there are
         """
         found = self._margins(forest, policy, credit, weight)
-        margin = found.margin[: found.n_pairs]
+        margin = found.margin[: len(found.rounding)]
         if not margin.numel():
             return {"pairs": 0.0}
         return {
-            "pair_accuracy": float((margin > 0).to(torch.float64).mean()),
+            "pair_accuracy": float((margin > found.rounding).to(torch.float64).mean()),
             "pair_margin": self.beta * float(margin.mean()),
             "pairs": float(margin.numel()),
         }

@@ -72,7 +72,7 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
     """
     own = counted(forest)
     if success_at is not None:
-        good = forest.outcome >= success_at
+        good = levels.reaches(forest.outcome, success_at)
     elif missing := int((forest.success.isnan() & own).sum()):
         raise GxpoError(
             f"{name} learns from verdicts, and {missing} of {int(own.sum())} trajectories have none: give `success` in "

@@ -63,12 +63,13 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
 class ConfidencePenalty(RewardPart):
     """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correct is what the verifier says.
 
-    Groups in which all are wrong are then told apart by confidence. Trajectories without trained tokens lose nothing.
+    Groups in which all are wrong are then told apart by confidence; log-probs within 1e-5 nats are one. Trajectories without trained tokens lose nothing.
     """
 
     def __call__(self, forest: Forest) -> dict[str, Tensor]:
         correct, spoke = verdicts(forest, "confidence_penalty"), forest.lengths() > 0
         where = forest.scored & forest.compared & spoke
-        logprob = mean_logprob(forest, "confidence_penalty")
-        value = confidence_penalty(logprob, correct | ~spoke, forest.ids("group", axis="R"), where)
+        group = forest.ids("group", axis="R")
+        logprob = levels.settled(mean_logprob(forest, "confidence_penalty"), group, absolute=levels.FORWARD)
+        value = confidence_penalty(logprob, correct | ~spoke, group, where)
         return {"confidence": torch.where(forest.scored, value, torch.nan)}

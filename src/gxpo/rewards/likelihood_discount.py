@@ -34,7 +34,7 @@ class LikelihoodDiscount(RewardPart):
     """A new outcome: outcome (1 - beta rank / G) for a correct answer, the outcome as it is for a wrong one.
 
     rank is that of the mean log-prob of the answer's tokens under who sampled them, among the G compared answers of the
-    group, wrong ones included; 0 is the least likely, and equal ones share their mean rank.
+    group, wrong ones included; 0 is the least likely, and equal ones (to 1e-5 nats) share their mean rank.
 
     beta         the likeliest of many loses almost this share
     all_correct  also in groups in which all are correct, which then differ; False: those stay as they are
@@ -52,7 +52,8 @@ class LikelihoodDiscount(RewardPart):
     def __call__(self, forest: Forest) -> Tensor:
         correct, spoke = verdicts(forest, "likelihood_discount"), forest.lengths() > 0
         group, where = forest.ids("group", axis="R"), forest.scored & forest.compared & spoke
-        rank = rank_among(mean_logprob(forest, "likelihood_discount"), group, where)
+        likely = levels.settled(mean_logprob(forest, "likelihood_discount"), group, absolute=levels.FORWARD)
+        rank = rank_among(likely, group, where)
         loses = correct & spoke
         if not self.all_correct:
             loses &= levels.min(correct, group, where) < 1

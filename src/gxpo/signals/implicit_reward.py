@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.signals.base import SignalPart, SignalTools
 
@@ -40,6 +41,7 @@ def preferences(outcome: Tensor, group: Tensor, where: Tensor) -> tuple[Tensor, 
     1 / number of groups that have a pair, so that every such group counts the same. Equal outcomes are no pair.
     """
     takes = where & outcome.isfinite() & (group >= 0)
+    outcome = levels.settled(outcome, group, takes)
     pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
     better, worse = pair.nonzero(as_tuple=True)
     of = group[better]
@@ -71,8 +73,8 @@ class ImplicitReward(SignalPart):
     lr      of the reward model
     epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
 
-    Figures: prm_loss and prm_accuracy (share of the pairs' weight that is ordered rightly, ties one half), both before
-    the reward model moves, prm_pairs. A step without pairs trains nothing and has neither loss nor accuracy.
+    Figures: prm_loss and prm_accuracy (share of the pairs' weight that is ordered rightly, ties one half: what two
+    forward passes may differ by is no preference), both before the reward model moves, prm_pairs. A step without pairs trains nothing and has neither loss nor accuracy.
     """
 
     beta: float = 0.05
@@ -130,7 +132,9 @@ class ImplicitReward(SignalPart):
         ]
         lead = score(infos[0].outputs["logprob"])
         lead = lead[better] - lead[worse]
-        right = (weight * ((lead > 0).double() + 0.5 * (lead == 0).double())).sum()
+        length = torch.bincount(rows, minlength=forest.n_trajectories)
+        lead = torch.where(lead.abs() <= levels.FORWARD * (length[better] + length[worse]), 0.0, lead)
+        right = (weight * (1 + lead.sign().double()) / 2).sum()
         return {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
 
     def state_dict(self) -> dict[str, Any]:

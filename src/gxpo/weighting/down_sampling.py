@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.weighting.base import WeightPart
 from gxpo.weighting.largest_credit import largest
@@ -34,7 +35,8 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     n, k = len(rows), min(k, len(rows))
     if k == n:
         return torch.ones_like(where)
-    own = x[rows].to(torch.float64)
+    x = levels.settled(x, torch.zeros(x.shape, dtype=torch.int64))
+    own = x[rows]
     order = torch.argsort(own, stable=True)
     values = own[order]
     values, zero = values - values.mean(), values.new_zeros(1)
@@ -42,7 +44,7 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     low = torch.arange(k + 1)
     high = n - (k - low)
     spread = square[low] + square[n] - square[high] - (total[low] + total[n] - total[high]).square() / k
-    j = int(spread.argmax())
+    j = int((spread >= spread.max() - levels.DEGENERATE * square[n]).nonzero()[0])
     kept = torch.zeros_like(where)
     kept[rows[order[:j]]] = True
     kept[rows[order[n - k + j :]]] = True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor:
-    """[n] bool: of each unit the `quota` members of largest score, of equal ones the earlier.
+    """[n] bool: of each unit the `quota` members of largest score, of equal ones (to 1e-12) the earlier.
 
     score  [n];   unit  [n] int64, -1 = in none, and not kept
     quota  [n] int64, the same for all of a unit
@@ -31,6 +31,7 @@ def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), one, one + 2, one == 0).tolist()
     [False, True, True, False]
     """
+    score = levels.settled(score, unit)
     rows = (where & (unit >= 0)).nonzero().squeeze(1)
     order = rows[torch.argsort(score[rows], descending=True, stable=True)]
     order = order[torch.argsort(unit[order], stable=True)]

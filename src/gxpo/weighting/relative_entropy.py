@@ -23,14 +23,14 @@ def relative_entropy(entropy: Tensor, where: Tensor, least: float = 0.1, most: f
     """w_i = mean of all H / H_i, held in [least, most]; [R] float64.
 
     entropy [R] mean entropy of each trajectory's tokens, nats; where [R] bool, over whom the mean is taken
-    1 where H_i is the mean, also at 0, and where nobody counts.
+    1 where H_i is the mean (to 1e-5 nats), also at 0, and where nobody counts.
 
     >>> relative_entropy(torch.tensor([0.25, 0.5, 0.75]), torch.ones(3).bool()).tolist()
     [2.0, 1.0, 0.6666666666666666]
     """
     own, one = entropy.to(torch.float64), torch.zeros(entropy.shape, dtype=torch.int64)
     mean = levels.mean(own, one, where)
-    same = (own == mean) | (levels.count(one, where) == 0)
+    same = ((own - mean).abs() <= levels.FORWARD) | (levels.count(one, where) == 0)
     return torch.where(same, 1.0, mean / torch.where(same, 1.0, own)).clamp(least, most)
 
 

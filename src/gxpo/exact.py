@@ -1,0 +1,19 @@
+"""Equal bits for equal products: what a process has to be told before torch is loaded.
+
+MKL picks a kernel by where in memory its operands lie. On some processors (AMD's with AVX-512) the kernels sum in
+another order, so that one product, computed twice, differs in its last bits. With MKL_CBWR set to anything it does not.
+MKL reads the variable once, at its first product: `import gxpo` therefore leaves it alone, programs of gxpo set it.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLES = {"MKL_CBWR": "AUTO"}
+
+
+def ask_for_equal_bits() -> None:
+    """Set the variables, for this process and those it starts; what the user has set stays. Call before torch is
+    imported."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
