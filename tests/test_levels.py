@@ -253,6 +253,25 @@ def test_values_equal_up_to_rounding_are_equal() -> None:
     assert not levels.degenerate(torch.tensor([1.0, 1.0 + 1e-11], dtype=torch.float64), torch.zeros(2).long()).any()
 
 
+def test_values_that_differ_by_rounding_are_settled_and_share_a_rank() -> None:
+    x = torch.tensor([0.1 + 0.2, 0.5, 0.3, 0.6 / 2, 0.30000001, 0.1 + 0.2], dtype=torch.float64)
+    ids, where = torch.tensor([0, 0, 0, 0, 1, 0]), torch.tensor([True] * 5 + [False])
+    assert x[0] != x[2]
+    assert levels.settled(x, ids, where).tolist() == [0.3, 0.5, 0.3, 0.3, 0.30000001, 0.1 + 0.2]
+    assert levels.rank(x, ids, where).tolist() == [1.0, 3.0, 1.0, 1.0, 0.0, 0.0]
+    near = torch.tensor([-1e-7, 2e-7, 1e-3], dtype=torch.float64)
+    assert levels.settled(near, ids[:3], absolute=1e-5).tolist() == [-1e-7, -1e-7, 1e-3]
+    assert levels.settled(near, ids[:3]).tolist() == near.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_sum_reaches_its_bound_but_for_rounding(dtype: torch.dtype) -> None:
+    parts = torch.tensor([0.7, 0.2, 0.1], dtype=dtype)
+    total = torch.stack([parts[0] + parts[1] + parts[2], parts[2], parts[0] * torch.nan, parts[0] / 0.7 * 0.99999])
+    assert levels.reaches(total, 1.0).tolist() == [True, False, False, False]
+    assert levels.reaches(-total[:2], -0.1).tolist() == [False, True]
+
+
 def test_variance_is_taken_in_two_passes() -> None:
     # T8: E[x^2] - E[x]^2 of seven 0.35 and a 0 is negative for the leave-one-out std; and 1e8 swallows a spread of 1
     x = torch.tensor([0.35] * 7 + [0.0])

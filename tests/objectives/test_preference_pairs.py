@@ -239,6 +239,16 @@ def test_far_off_policy(ratio):
     assert gradient.tolist() == pytest.approx([-0.25 * (1 - up), 0.25 * (1 - up)])
 
 
+@pytest.mark.parametrize("length_mean", [True, False])
+def test_what_two_forward_passes_may_differ_by_is_no_preference(length_mean):
+    forest = groups.forest_of([("a", 3, 1), ("a", 3, 0), ("b", 1, 1), ("b", 1, 0)])
+    reference = torch.full((8,), -1.0, dtype=torch.float64)
+    noise = column(1, 1, 1, -1, -1, -1, 200, 0) * 1e-6
+    policy = PolicyTokens(reference + noise, reference * torch.nan, reference)
+    found = PreferencePairs(length_mean=length_mean).metrics(forest, policy, 0 * reference, 1 + 0 * reference)
+    assert found["pair_accuracy"] == 0.5  # of b alone
+
+
 def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("a", 1, 0)])
     reference = column(-1.0, -1.0, -1.0)

@@ -37,6 +37,14 @@ def grown(rows):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_one_answer_given_twice_is_likely_once(right):
+    """Their log-probs differ by what the rows of a batch may differ by in float32."""
+    forest = grown([("g", right, -0.5, True), ("g", right, -0.5 + 3e-7, True), ("g", right, -3.0, True)])
+    outcome = LikelihoodDiscount(all_correct=True)(forest) + ConfidencePenalty()(forest)["confidence"]
+    assert float(outcome[0]) == float(outcome[1]) != float(outcome[2])
+
+
 # ---------------------------------------------------------------- the penalty
 def test_the_cards_numbers_of_lens():
     p = (0.6, 0.5, 0.4, 0.3)

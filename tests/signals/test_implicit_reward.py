@@ -122,6 +122,15 @@ def bound(learner: TorchLearner, **fields: Any) -> tuple[ImplicitReward, Any]:
     return part, tools
 
 
+def test_rounding_is_neither_a_preference_nor_a_better_outcome() -> None:
+    learner, forest = policy(), forest_of([[0.3, 0.1 + 0.2], [0.0, 1.0]])
+    part, tools = bound(learner)
+    proximal = learner.outputs(forest)["logprob"]
+    proximal = proximal + 1e-6 * torch.sin(torch.arange(len(proximal), dtype=torch.float64))
+    figures = part.learn(forest, {"proximal_logprob": proximal}, tools)
+    assert figures["prm_accuracy"] == 0.5 and figures["prm_pairs"] == 1.0
+
+
 def test_the_reward_model_begins_as_the_policy_and_learns_which_rollouts_were_better() -> None:
     learner, forest = policy(), forest_of([[1.0, 0.0, 0.5], [0.0, 1.0], [1.0, 1.0], [None, 1.0]])
     part, tools = bound(learner)

@@ -44,6 +44,13 @@ def test_no_subset_has_a_greater_variance(values, k):
     assert statistics.pvariance(shifted[max_variance(shifted, k, x < 99)].tolist()) == pytest.approx(9 * best, abs=1e-9)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.3), (0.2, 0.9), (1 / 3, 0.7)])
+def test_of_equally_good_choices_the_one_with_the_fewest_small_values_is_taken(low: float, high: float) -> None:
+    """Three and three, of which three: one and two, or two and one."""
+    kept = max_variance(column(low, low, low, high, high, high), 3, column(*range(6)) < 9)
+    assert kept.tolist() == [True, False, False, False, True, True]
+
+
 def test_who_does_not_count_is_kept_where_it_lies_as_far_out() -> None:
     x = column(-2, 0, 0.1, 2, -3, 1.9, 2.0)
     where = torch.tensor([True] * 4 + [False] * 3)

@@ -60,6 +60,12 @@ def test_of_equals_the_earlier_and_order_otherwise_does_not_matter() -> None:
     assert torch.equal(largest_credit(distinct, G, G >= 0)[order], largest_credit(distinct[order], G[order], G >= 0))
 
 
+def test_of_scores_that_differ_by_rounding_the_earlier_is_kept() -> None:
+    score, one = torch.tensor([0.3, 0.1 + 0.2, 0.1], dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+    assert largest(score, one, one + 1, one == 0).tolist() == [True, False, False]
+    assert largest(score, one, one + 1, torch.tensor([False, True, True])).tolist() == [True, True, False]
+
+
 def test_the_loss_is_that_of_the_kept_ones_alone() -> None:
     """Rewards .9 .6 .5 0 about their mean .5: the second and third have the least."""
     forest = forest_of(group_of(0.9, 0.6, 0.5, 0.0))

@@ -42,6 +42,14 @@ def test_card() -> None:
     assert float(scale.mean()) == pytest.approx(1.0)
 
 
+def test_what_two_forward_passes_may_differ_by_is_no_dependence() -> None:
+    assert dependency(column(-1.0, -1.0, -1.0), column(-1.0 + 3e-7, -1.0 - 1e-6, -1.0 + 2e-5)).tolist() == [
+        0.0,
+        0.0,
+        pytest.approx(2e-10, rel=1e-3),
+    ]
+
+
 def test_clamps() -> None:
     extreme = dependency(column(0, 0, -50), column(50, -50, -50))
     assert extreme.tolist() == [10.0, 10.0, 0.0]  # e^20 - 21 and 19 + e^-20, both above 10

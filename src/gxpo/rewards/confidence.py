@@ -63,7 +63,8 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
 class ConfidencePenalty(RewardPart):
     """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correct is what the verifier says.
 
-    Groups in which all are wrong are then told apart by confidence; log-probs within 1e-5 nats are one. Trajectories without trained tokens lose nothing.
+    Groups in which all are wrong are then told apart by confidence; mean log-probs within 1e-5 nats are one.
+    Trajectories without trained tokens lose nothing.
     """
 
     def __call__(self, forest: Forest) -> dict[str, Tensor]:

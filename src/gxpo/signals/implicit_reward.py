@@ -74,7 +74,8 @@ class ImplicitReward(SignalPart):
     epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
 
     Figures: prm_loss and prm_accuracy (share of the pairs' weight that is ordered rightly, ties one half: what two
-    forward passes may differ by is no preference), both before the reward model moves, prm_pairs. A step without pairs trains nothing and has neither loss nor accuracy.
+    forward passes may differ by is no preference), both before the reward model moves, prm_pairs. A step without pairs
+    trains nothing and has neither loss nor accuracy.
     """
 
     beta: float = 0.05
