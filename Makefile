@@ -3,15 +3,23 @@ WORKERS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+export MKL_CBWR ?= AUTO
 
 BIN := .venv/bin
 INSTALL = $(BIN)/pip install -q -c constraints.txt
 
-.PHONY: help demo test lint suite curves clean
+# Tests that compare floats computed in two ways: packed and flat, learner and engine, reference and base, records.
+TWO_WAYS := tests/decoder tests/signals tests/test_pack.py tests/test_records.py \
+	$(addprefix tests/engines/,test_torch_engine.py test_keep.py test_bfloat16.py) \
+	$(addprefix tests/learners/,test_packed.py test_readout.py test_policies.py test_value_head.py test_inner_layers.py)
+WHOLE_RUNS := killed or resumed or stop or export
+
+.PHONY: help demo test lint suite processors processor-default processor-avx2 lowest curves clean
 
 help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
-	@echo "make test    lint, types, import contracts and the whole test suite"
+	@echo "make test    lint, types, import contracts, the whole test suite, and a part of it as on lesser processors"
+	@echo "make lowest  a part of the suite with the lowest versions that pyproject.toml allows"
 	@echo "make curves  the runs behind the learning curves in README.md"
 	@echo "make clean   remove .venv and caches"
 	@echo "Each makes .venv when it is missing. PYTHON=python3.12 chooses another interpreter (3.10 or later)."
@@ -21,7 +29,7 @@ demo: .venv/.train
 	@echo "gxpo is $(BIN)/gxpo; to have it on PATH: . $(BIN)/activate"
 
 test: .venv/.dev
-	@$(MAKE) --no-print-directory --jobs=2 lint suite
+	@$(MAKE) --no-print-directory --jobs=2 lint suite processors
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -33,6 +41,16 @@ suite: export OMP_NUM_THREADS = 1
 suite: export HF_HUB_OFFLINE = 1
 suite: .venv/.dev
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+# What torch and MKL run on processors with fewer instructions than this one has.
+processors: processor-default processor-avx2
+processor-default: export MKL_CBWR = COMPATIBLE
+processor-avx2: export MKL_CBWR = AVX2
+processor-default processor-avx2: processor-%: .venv/.dev
+	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q $(TWO_WAYS) -k "not ($(WHOLE_RUNS))"
+
+lowest:
+	$(PYTHON) scripts/check_lowest.py
 
 curves: .venv/.train
 	$(BIN)/python scripts/curves.py

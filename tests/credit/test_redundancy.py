@@ -31,13 +31,6 @@ def test_the_cards_numbers():
     assert found.tolist() == pytest.approx([0.5, 0.5, 1], abs=2e-6)
 
 
-def test_attempts_alike_but_for_rounding_have_no_credit(grow):
-    forest, e = grow([("a", 1.0, [1], {})] * 3), torch.full((3, 4), 1 / 3)
-    e[1, 0] += 3e-8 * 2
-    assert e[1, 0] != e[0, 0]
-    assert DiversityAdjusted()(forest, {"embedding": e}, 0).tolist() == [0.0] * 3
-
-
 def cosine(x, y):
     lengths = math.hypot(*x) * math.hypot(*y)
     return sum(a * b for a, b in zip(x, y, strict=True)) / lengths if lengths else 0.0

@@ -1,5 +1,7 @@
 """Sampling from transformers models."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,9 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
 )
+from transformers.cache_utils import DynamicLayer
 
+from gxpo.engines.cache import check_rows
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ModelError
 from gxpo.protocols import Request, Sampling, StreamKey
@@ -197,5 +201,10 @@ def test_refusals():
         engine.sample(requests(), Sampling(top_p=0.0))
     with pytest.raises(ModelError, match="MambaForCausalLM keeps no key-value cache"):
         TorchEngine(MambaForCausalLM(MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1, state_size=4)))
+    layer = DynamicLayer()
+    check_rows(SimpleNamespace(layers=[layer]), "Plain")
+    layer.conv_states = None  # as a layer with attention and a recurrent state has, which selects rows of the former
+    with pytest.raises(ModelError, match="Mixed keeps no key-value cache"):
+        check_rows(SimpleNamespace(layers=[layer]), "Mixed")
     assert engine.sample([], Sampling()) == []
     assert engine.sample([Request((5,), ())], Sampling(max_new_tokens=2)) == [[]]

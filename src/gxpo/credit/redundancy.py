@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Center, Scale, group_relative
 from gxpo.errors import one_of
@@ -29,8 +28,8 @@ def diversity_adjusted(
     group      [R] int64 dense ids, -1 = in no group;   where  [R] bool, compared (default: all)
 
     The sum is 1 for an attempt unlike all others and G where all G say the same: so many share one reward. Where the
-    others point away it would fall below 1, or to 0: it is held at 1. Sums within 1e-5 of each other are one. Rewards
-    below 0 are divided alike, so a redundant failure costs less.
+    others point away it would fall below 1, or to 0: it is held at 1. Rewards below 0 are divided alike, so a redundant
+    failure costs less.
 
     Source: DRA-GRPO (arXiv 2505.09655, the graph cut), whose code divides without the bound.
 
@@ -44,8 +43,7 @@ def diversity_adjusted(
     n = int(group.max()) + 1 if len(rows) else 1
     total = torch.zeros(n, unit.shape[1], dtype=torch.float64).index_add_(0, group[rows], unit[rows])
     alike = (unit * total[group.clamp(0, n - 1)]).sum(1) + (~enters).to(torch.float64)
-    alike = levels.settled(torch.where(group >= 0, alike, 1.0), group, relative=levels.FORWARD)
-    return outcome.to(torch.float64) / (alike.clamp_min(1.0) + eps)
+    return outcome.to(torch.float64) / (torch.where(group >= 0, alike, 1.0).clamp_min(1.0) + eps)
 
 
 @dataclass(frozen=True)

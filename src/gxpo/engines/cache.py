@@ -18,7 +18,9 @@ Layers = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 def check_rows(cache: Any, name: str) -> None:
     """Refuses what a model returned as its cache if rows of it can't be selected one by one."""
     layers = getattr(cache, "layers", None)
-    if layers is None or not all(hasattr(layer, "batch_select_indices") for layer in layers) or any(cache.is_linear):
+    if layers is None or any(
+        not hasattr(layer, "batch_select_indices") or hasattr(layer, "conv_states") for layer in layers
+    ):
         raise ModelError(
             f"{name} keeps no key-value cache whose rows can be reordered (it is recurrent or has "
             "linear-attention layers): sample from it with another engine"

@@ -1,0 +1,68 @@
+"""Do the lower bounds of pyproject.toml hold? A part of the suite in a fresh environment that has exactly them.
+
+    python scripts/check_lowest.py                 # torch: whatever pip finds first
+    python scripts/check_lowest.py --torch 2.6.0   # and torch's own bound, where pip can get it
+
+Dependencies of dependencies are the newest that pip finds, as they are for a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in any version
+CORE = [
+    f"tests/{name}" for name in ("test_forest.py", "test_records.py", "test_levels.py", "test_compose.py", "credit")
+]
+TRAIN = [
+    *(f"tests/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
+    *(f"tests/learners/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
+    *("tests/decoder", "tests/models/test_load.py", "tests/trainer/test_export.py", "tests/tasks", "tests/test_cli.py"),
+]
+RUN = [
+    "train",
+    "examples/arithmetic.yaml",
+    *(f"--set={x}" for x in ("model=tiny:cold", "trainer.steps=2", "eval.tasks=8")),
+]
+
+
+def lowest(stated: list[str], torch: str | None) -> list[str]:
+    """The requirements with == for >=; torch only as asked for."""
+    exact = [line.replace(">=", "==") for line in stated if not line.startswith("torch")]
+    return [*exact, "torch" if torch is None else f"torch=={torch}"]
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("--torch", help="version to install; default: the one that pip chooses")
+    torch = given.parse_args().torch
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core, train = project["dependencies"], project["optional-dependencies"]["train"]
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as home:
+        python = str(Path(home, "bin", "python"))
+
+        def run(*arguments: str) -> None:
+            print("+", *arguments, flush=True)
+            subprocess.run([python, "-m", *arguments], cwd=ROOT, env=surroundings, check=True)
+
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        run("pip", "install", "-q", *TESTS, *lowest(core, torch))
+        run("gxpo.cli", "--help")
+        run("pytest", "-q", "-p", "no:cacheprovider", *CORE)
+        run("pip", "install", "-q", *TESTS, *lowest(core + train, torch))
+        run("gxpo.cli", *RUN, "--out", str(Path(home, "run")))
+        run("pytest", "-q", "-p", "no:cacheprovider", *TRAIN)
+        run("pip", "list")
+
+
+if __name__ == "__main__":
+    main()
