@@ -1,15 +1,16 @@
 """Do the lower bounds of pyproject.toml hold? A part of the suite in a fresh environment that has exactly them.
 
-    python scripts/check_lowest.py                 # torch: whatever pip finds first
-    python scripts/check_lowest.py --torch 2.6.0   # and torch's own bound, where pip can get it
+    python scripts/check_lowest.py                 # with the torch of constraints.txt
+    python scripts/check_lowest.py --torch 2.6.0   # with torch's own bound, gigabytes where pip is offered no CPU build
 
-Dependencies of dependencies are the newest that pip finds, as they are for a user.
+Dependencies of dependencies are the newest that pip finds, as they are for a user. Needs Python 3.11.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,15 +35,15 @@ RUN = [
 ]
 
 
-def lowest(stated: list[str], torch: str | None) -> list[str]:
-    """The requirements with == for >=; torch only as asked for."""
-    exact = [line.replace(">=", "==") for line in stated if not line.startswith("torch")]
-    return [*exact, "torch" if torch is None else f"torch=={torch}"]
+def lowest(stated: list[str], torch: str) -> list[str]:
+    """The requirements with == for >=, but torch in this version."""
+    return [f"torch=={torch}", *(line.replace(">=", "==") for line in stated if not line.startswith("torch"))]
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("--torch", help="version to install; default: the one that pip chooses")
+    pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    given.add_argument("--torch", default=pinned and pinned[1], help="version to install; default: %(default)s")
     torch = given.parse_args().torch
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core, train = project["dependencies"], project["optional-dependencies"]["train"]
