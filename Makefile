@@ -8,7 +8,8 @@ export MKL_CBWR ?= AUTO
 BIN := .venv/bin
 INSTALL = $(BIN)/pip install -q -c constraints.txt
 
-# Tests that compare floats computed in two ways: packed and flat, learner and engine, reference and base, records.
+# Tests that compare floats computed in two ways (packed and flat, learner and engine, reference and base, records),
+# without those that train whole runs.
 TWO_WAYS := tests/decoder tests/signals tests/test_pack.py tests/test_records.py \
 	$(addprefix tests/engines/,test_torch_engine.py test_keep.py test_bfloat16.py) \
 	$(addprefix tests/learners/,test_packed.py test_readout.py test_policies.py test_value_head.py test_inner_layers.py)

@@ -267,7 +267,7 @@ def test_values_that_differ_by_rounding_are_settled_and_share_a_rank() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_sum_reaches_its_bound_but_for_rounding(dtype: torch.dtype) -> None:
     parts = torch.tensor([0.7, 0.2, 0.1], dtype=dtype)
-    total = torch.stack([parts[0] + parts[1] + parts[2], parts[2], parts[0] * torch.nan, parts[0] / 0.7 * 0.99999])
+    total = torch.stack([parts[0] + parts[1] + parts[2], parts[2], parts[0] * torch.nan, parts[0] / 0.7 * 0.9999])
     assert levels.reaches(total, 1.0).tolist() == [True, False, False, False]
     assert levels.reaches(-total[:2], -0.1).tolist() == [False, True]
 

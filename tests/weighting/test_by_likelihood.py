@@ -74,6 +74,7 @@ def test_equal_entropies_change_nothing_and_certain_answers_have_the_greatest_we
     assert relative_entropy(column(0.7, 0.7, 0.7), everyone).tolist() == pytest.approx([1.0] * 3)
     assert relative_entropy(column(0.0, 0.0, 0.0), everyone).tolist() == [1.0] * 3
     assert relative_entropy(column(1e-7, -1e-8, 4e-7), everyone).tolist() == [1.0] * 3  # 0 but for rounding
+    assert float(relative_entropy(column(-1e-8, 1.0, 200.0), everyone)[0]) == 10.0
     assert relative_entropy(column(0.0, 1.0, 200.0), everyone).tolist() == pytest.approx([10.0, 10.0, 67 / 200])
     free = relative_entropy(column(1.0, 3.0, 8.0), everyone, 0.0, math.inf)
     assert free.tolist() == pytest.approx([4.0, 4 / 3, 0.5])

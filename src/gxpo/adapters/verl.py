@@ -174,11 +174,9 @@ def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float
     else:
         rows = [[[0] * n] for n in own.sum(1).tolist()]
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
-    right = (
-        None
-        if success_at is None
-        else torch.where(score.isnan(), torch.nan, levels.reaches(score, success_at).double())
-    )
+    right = None
+    if success_at is not None:
+        right = torch.where(score.isnan(), torch.nan, levels.reaches(score, success_at).double())
     return forest.with_rewards(score, success=right)
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def dependency(logprob: Tensor, masked: Tensor) -> Tensor:
     """[n] float64: D = e^d - d - 1 in [0, 10], d = masked - logprob held in [-20, 20] (k3 of the sampled token).
 
-    Exactly 0 where the two are one but for rounding (1e-5 nats)."""
+    Exactly 0 where the two are one but for rounding (1e-5 nats).
+    """
     d = (masked.to(torch.float64) - logprob.to(torch.float64)).clamp(-20.0, 20.0)
     d = torch.where(d.abs() <= levels.FORWARD, 0.0, d)
     return (d.expm1() - d).clamp(0.0, 10.0)

@@ -28,7 +28,7 @@ def relative_entropy(entropy: Tensor, where: Tensor, least: float = 0.1, most: f
     >>> relative_entropy(torch.tensor([0.25, 0.5, 0.75]), torch.ones(3).bool()).tolist()
     [2.0, 1.0, 0.6666666666666666]
     """
-    own, one = entropy.to(torch.float64), torch.zeros(entropy.shape, dtype=torch.int64)
+    own, one = entropy.to(torch.float64).clamp_min(0.0), torch.zeros(entropy.shape, dtype=torch.int64)
     mean = levels.mean(own, one, where)
     same = ((own - mean).abs() <= levels.FORWARD) | (levels.count(one, where) == 0)
     return torch.where(same, 1.0, mean / torch.where(same, 1.0, own)).clamp(least, most)
