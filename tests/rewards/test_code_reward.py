@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
+from tests.rewards.code_programs import CHEATS, HONEST
 from tests.rewards.scored_tasks import Source, forest_of
 
 from gxpo.errors import ConfigError
@@ -12,6 +17,7 @@ from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
 from gxpo.rewards.code import CodeReward, extract_program, passed
 from gxpo.rewards.sandbox import Limits, Local, Result
+from gxpo.rewards.scratch import fresh_directory
 
 SQUARE = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1", "assert f(0) == 0"]
 SHORT = Limits(wall=2.0)
@@ -68,14 +74,90 @@ def test_a_template_makes_a_function_of_an_expression():
     assert score(["x * x", "x", "x)("], template="f = lambda x: ({program})")[0]["correct"] == [1, 0, 0]
 
 
-def test_ending_early_printing_verdicts_and_swallowing_passes_no_test():
-    texts = [
-        "import os\nos._exit(0)",
-        "raise SystemExit(0)",
-        "for i in range(9): print('word', i, 1)",
-        "import sys\nsys.stdin.readline()\nf = None",
-    ]
-    assert score(texts)[0]["tests"] == [0, 0, 0, 0]
+class Plain:
+    """A sandbox that does nothing but run the program, as this user: the tests' own guards are all there are."""
+
+    def check(self):
+        pass
+
+    def run(self, files, stdin="", limits=SHORT):
+        with fresh_directory(files) as directory:
+            command, given = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
+            try:
+                done = subprocess.run(
+                    command, input=given, capture_output=True, timeout=limits.wall, check=False, cwd=directory
+                )
+            except subprocess.TimeoutExpired as error:
+                return Result("timeout", (error.stdout or b"").decode())
+        return Result(
+            "failed" if done.returncode else "ok", done.stdout.decode(), done.stderr.decode("utf-8", "replace")
+        )
+
+
+def verdicts(programs, sandbox):
+    """What each program is paid."""
+    reward = CodeReward(sandbox, wall=3.0, packages=False)
+    texts, tests = zip(*programs.values(), strict=True)
+    tasks = [Task(f"t{i}", "?", None, {"tests": list(t)}) for i, t in enumerate(tests)]
+    with RewardSet.make(reward, source=Source(None, None)) as rewards:
+        forest = rewards.score(forest_of(list(texts)), list(texts), tasks)
+    assert sum(rewards.counts.values()) == 0, rewards.messages
+    return dict(zip(programs, forest.outcome.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("sandbox", ["local", Plain()], ids=["local", "no sandbox"])
+def test_nobody_is_paid_for_cheating_and_everybody_for_a_solution(sandbox):
+    paid = verdicts(CHEATS | HONEST, sandbox)
+    assert {name for name, value in paid.items() if value == 1} == set(HONEST)
+
+
+def test_a_program_does_not_read_hidden_tests_and_other_programs_from_disk(tmp_path):
+    if not Local().held().reads:
+        pytest.skip("the kernel does not let this user restrict what is read")
+    (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")
+    looks = "\nimport glob\ndef f(x):\n    found = glob.glob(%r)\n    return [open(p).read() for p in found] or 'none'"
+    with fresh_directory({"solution.py": "def f(x): return x * x"}) as beside:
+        for pattern in (f"{tmp_path}/*", f"{os.path.dirname(beside)}/gxpo-sandbox-*/solution.py", f"{beside}/*"):
+            reads = passed(looks % pattern, ["assert f(2) == 'none'"], Local(), Limits())
+            assert reads == [True], pattern
+        with_leave = Local(readable=(str(tmp_path),))
+        assert passed(looks % f"{tmp_path}/*", ["assert f(2) == ['assert f(2) == 4']"], with_leave, Limits()) == [True]
+
+
+def test_what_one_program_does_costs_that_one_alone(monkeypatch):
+    if os.access("/dev/shm", os.W_OK):
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # where directories are made quickly
+    deep = "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\n"
+
+    class Failing(Plain):
+        def run(self, files, stdin="", limits=SHORT):
+            if "unlucky" in files["solution.py"]:
+                raise RecursionError("deep")
+            return super().run(files, stdin, limits)
+
+    right = "def f(x): return x * x"
+    for sandbox, outcomes in (("local", [1, 0, 1]), (Failing(), [1, 1, None])):
+        texts = [right, deep + right, right + "  # unlucky"]
+        _, forest, rewards = score(texts, reward=CodeReward(sandbox))
+        assert [None if x != x else x for x in forest.outcome.tolist()] == outcomes
+    assert (
+        rewards.counts["raised"] == 1 and "RecursionError while running a program: deep" in rewards.messages["raised"]
+    )
+
+
+def test_verdicts_are_not_cut_off_with_the_output():
+    assert (
+        passed("def f(x): return x", [f"assert f({i}) == {i}" for i in range(2000)], Local(), Limits()) == [True] * 2000
+    )
+
+
+def test_tests_that_can_not_start_leave_unscored():
+    class Old(Plain):
+        def run(self, files, stdin="", limits=SHORT):
+            return Result("ok", "error OSError: the kernel does not protect the tests\n")
+
+    _, forest, rewards = score(["def f(x): return x * x"], reward=CodeReward(Old()))
+    assert forest.outcome.isnan().all() and "the kernel does not protect" in rewards.messages["died"]
 
 
 def test_a_sandbox_that_does_not_work_leaves_unscored_and_is_counted():
@@ -99,9 +181,15 @@ def test_a_sandbox_that_can_not_start_at_all_ends_the_run(monkeypatch, tmp_path)
         score(["1"], reward=CodeReward("docker"))
     with pytest.raises(ConfigError, match="'local' or 'docker', not 'jail'"):
         CodeReward("jail")
+    with pytest.raises(ConfigError, match="readable is a list of paths, not '/data'"):
+        CodeReward(readable="/data")
+    with pytest.raises(ConfigError, match="is to let programs read /nowhere, which does not exist"):
+        score(["1"], reward=CodeReward(readable=["/nowhere"]))
 
 
-@pytest.mark.parametrize("tests", [None, [], "assert f(1)", [3], [{"stdin": "1"}]])
+@pytest.mark.parametrize(
+    "tests", [None, [], "assert f(1)", [3], [{"stdin": "1"}], ["import math", "def test_f():\n    assert f(1) == 2"]]
+)
 def test_tasks_without_tests_are_unscored_and_counted(tests):
     _, forest, rewards = score(["def f(x): return x"], tests)
     assert forest.outcome.isnan().all() and rewards.counts["nonsense"] == 1

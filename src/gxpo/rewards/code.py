@@ -6,9 +6,9 @@ import json
 import re
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,33 +17,18 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.rewards.docker import Docker
 from gxpo.rewards.group_level import Failure
-from gxpo.rewards.sandbox import PROGRAM, Limits, Local, Sandbox
+from gxpo.rewards.sandbox import OWN, PROGRAM, Limits, Local, Sandbox, own_file
+from gxpo.rewards.statements import names_of
+from gxpo.rewards.wire import Writer
+from gxpo.usercode import described
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Task
 
-FENCED = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)(?:\n[ \t]*)?```", re.DOTALL)
+LANGUAGE = re.compile(r"[A-Za-z0-9_+-]*")
 PYTHON = ("python", "python3", "py")
-
-# Runs the program, then each test in its names. A test's verdict is a line with a word that the program has not been
-# told; what the program prints goes elsewhere.
-CHECKER = """
-import os, sys
-word = sys.stdin.readline().strip()
-told = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-names = {"__name__": "solution"}
-exec(compile(open(os.path.join(sys.path[0], "solution.py")).read(), "solution.py", "exec"), names)
-for i, test in enumerate(TESTS):
-    try:
-        exec(compile(test, "test", "exec"), names)
-        verdict = 1
-    except BaseException:
-        verdict = 0
-    told.write(f"{word} {i} {verdict}\\n")
-    told.flush()
-"""
+FENCE = "```"
 
 
 def extract_program(text: str) -> str:
@@ -52,9 +37,26 @@ def extract_program(text: str) -> str:
     >>> extract_program("So:\n```python\nprint(1)\n```\nDone."), extract_program("print(2)")
     ('print(1)', 'print(2)')
     """
-    blocks = FENCED.findall(text)
-    marked = [body for language, body in blocks if language.lower() in PYTHON]
+    blocks = list(_blocks(text))
+    marked = [body for language, body in blocks if language in PYTHON]
     return marked[-1] if marked else blocks[-1][1] if blocks else text
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and body of each fenced block; in time that grows with the text, whatever is in it."""
+    at = 0
+    while (fence := text.find(FENCE, at)) >= 0:
+        begin = text.find("\n", fence)
+        end = text.find(FENCE, begin + 1)
+        if begin < 0 or end < 0:
+            return
+        head = text[fence + len(FENCE) : begin].lstrip(" \t")
+        language = LANGUAGE.match(head)
+        body, line, indent = text[begin + 1 : end].rpartition("\n")
+        if not line or indent.strip(" \t"):
+            body += line + indent
+        yield language[0].lower() if language else "", body
+        at = end + len(FENCE)
 
 
 def tests_of(task: Task) -> list[str | dict[str, str]]:
@@ -70,7 +72,15 @@ def tests_of(task: Task) -> list[str | dict[str, str]]:
             out.append(test)
         else:
             raise ValueError(f"task {task.id}: a test is a statement or {{stdin, stdout}}, not {test!r}")
+    try:
+        names_of(_statements(out))
+    except ValueError as error:
+        raise ValueError(f"task {task.id}: {error}") from error
     return out
+
+
+def _statements(tests: Sequence[str | Mapping[str, str]]) -> tuple[str, ...]:
+    return tuple(test for test in tests if isinstance(test, str))
 
 
 class Broken(Exception):
@@ -80,30 +90,39 @@ class Broken(Exception):
 def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sandbox, limits: Limits) -> list[bool]:
     """Which tests the program passes; `Broken` where the sandbox fails.
 
-    Statements are run after the program, in its names and in one process, in order: a program that ends, hangs or runs
-    out of time there fails the tests that have not been reached. A {"stdin", "stdout"} case is a run of its own, passed
-    where it ends with exit code 0 and prints `stdout`, white space at the ends of lines and of the text left out.
+    Statements are run in order, with names of their own and the program's functions, by a process that the program is
+    not in (`gxpo.rewards.harness`): a program that ends, hangs or runs out of time fails the tests that have not been
+    reached. A {"stdin", "stdout"} case is a run of its own, passed where it ends with exit code 0 and prints `stdout`,
+    white space at the ends of lines and of the text left out.
     """
-    out = [False] * len(tests)
-    statements = [i for i, test in enumerate(tests) if isinstance(test, str)]
-    if statements:
-        word = secrets.token_hex(16)
-        checker = f"TESTS = {[tests[i] for i in statements]!r}\n{CHECKER}"
-        files = {PROGRAM: checker, "solution.py": program}
-        result = sandbox.run(files, word + "\n", limits)
+    statements = _statements(tests)
+    verdicts = iter(_verdicts(program, statements, sandbox, limits) if statements else ())
+    out = []
+    for test in tests:
+        if isinstance(test, str):
+            out.append(next(verdicts))
+            continue
+        result = sandbox.run({PROGRAM: program}, test["stdin"], limits)
         if result.status == "broken":
             raise Broken(result.stderr)
-        for line in result.stdout.splitlines():
-            said = line.split()
-            if len(said) == 3 and said[0] == word and said[2] == "1":
-                out[statements[int(said[1])]] = True
-    for i, test in enumerate(tests):
-        if not isinstance(test, str):
-            result = sandbox.run({PROGRAM: program}, test["stdin"], limits)
-            if result.status == "broken":
-                raise Broken(result.stderr)
-            out[i] = result.status == "ok" and _lines(result.stdout) == _lines(test["stdout"])
+        out.append(result.status == "ok" and _lines(result.stdout) == _lines(test["stdout"]))
     return out
+
+
+def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limits: Limits) -> list[bool]:
+    """Of each statement."""
+    names, word = names_of(statements), secrets.token_hex(16)
+    given = Writer(repr).text((list(statements), names.program, names.modules))
+    # the tester's own process, and a line for each of its verdicts
+    limits = replace(limits, processes=limits.processes + 1, output=limits.output + 64 * len(statements))
+    files = {PROGRAM: "import harness\nharness.main()\n", "solution.py": program} | {
+        f"{n}.py": own_file(n) for n in OWN
+    }
+    result = sandbox.run(files, f"{word}\n{given}", limits)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    if result.status == "broken" or ["ready"] not in lines or (lines[0] and lines[0][0] == "error"):
+        raise Broken(result.stderr.strip() or result.stdout.strip() or "the tests could not be started")
+    return [[word, str(i), "1"] in lines for i in range(len(statements))]
 
 
 def _lines(text: str) -> list[str]:
@@ -118,21 +137,22 @@ class CodeReward:
     correct  1 where all tests pass, else 0: the reward;   tests  the share that passes: recorded, counted if named
 
     sandbox    "local" (`Local`), "docker" (`Docker`) or a `Sandbox`
-    image, runtime  of docker;   packages  the local sandbox finds installed packages, too
+    image, runtime      of docker
+    packages, readable  of the local sandbox: whether programs find installed packages; what else they may read
     wall, cpu, memory_mb, processes   `Limits` of one run
     workers    programs that run at a time
 
-    A wrong program, one that crashes and one that is ended for its time, memory or output have 0 for the tests that it
-    did not pass: that is the policy's doing. A sandbox that can't run programs leaves the attempt unscored, and is
-    counted; so does a task without tests. Equal programs for one task are run once a step. Statements are run in the
-    program's own process, which can look at them and tamper with the checker; {"stdin", "stdout"} cases are compared
-    outside: prefer them where cheating is to be feared.
+    A wrong program, one that crashes and one that is ended for its time, memory, files or output have 0 for the tests
+    that they did not pass: that is the policy's doing. A sandbox that can't run programs leaves the attempt unscored,
+    and is counted; so does a task without tests. Equal programs for one task are run once a step. A program sees neither
+    tests nor expected values, and compares nothing (see `passed`); what else it could read is said at `Local`.
     """
 
     sandbox: str | Sandbox = "local"
     image: str = Docker.image
     runtime: str | None = None
     packages: bool = False
+    readable: Sequence[str] = ()
     wall: float = 5.0
     cpu: int = 5
     memory_mb: int = 512
@@ -146,8 +166,10 @@ class CodeReward:
     reports = ("tests",)
 
     def __post_init__(self) -> None:
+        if isinstance(self.readable, str) or not all(isinstance(path, str) for path in self.readable):
+            raise ConfigError(f"scoring.options.code.readable is a list of paths, not {self.readable!r}")
         if self.sandbox == "local":
-            self._sandbox: Sandbox = Local(packages=self.packages)
+            self._sandbox: Sandbox = Local(packages=self.packages, readable=tuple(self.readable))
         elif self.sandbox == "docker":
             self._sandbox = Docker(self.image, self.runtime)
         elif isinstance(self.sandbox, str):
@@ -187,6 +209,9 @@ class CodeReward:
                 verdicts = run.result()
             except Broken as error:
                 self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(places[job])
+                continue
+            except Exception as error:  # it costs those who wrote this program, and nobody else
+                self._failures += [("raised", described(error, "running a program"))] * len(places[job])
                 continue
             share[torch.tensor(places[job])] = sum(verdicts) / len(verdicts)
         return {"correct": torch.where(share.isnan(), share, (share >= 1).to(torch.float64)), "tests": share}

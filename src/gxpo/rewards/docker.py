@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from gxpo.errors import ConfigError
-from gxpo.rewards.sandbox import PROGRAM, STARTING, USUAL, Limits, Result, fresh_directory
+from gxpo.rewards.sandbox import PROGRAM, STARTING, USUAL, Limits, Result
+from gxpo.rewards.scratch import fresh_directory
 
 DAEMON = (125, 126, 127)  # exit codes by which docker itself says that it could not run the program
 HOME = "/sandbox"
@@ -55,7 +56,7 @@ class Docker:
             *("--user", "65534:65534", "--pids-limit", str(limits.processes), "--cpus", "1"),
             *("--memory", str(limits.memory), "--memory-swap", str(limits.memory)),
             *("--ulimit", f"cpu={int(limits.cpu)}", "--ulimit", f"fsize={limits.file_size}", "--ulimit", "core=0"),
-            *("--tmpfs", f"{HOME}/tmp:rw,noexec,nosuid,size={limits.file_size},mode=1777"),
+            *("--tmpfs", f"{HOME}/tmp:rw,noexec,nosuid,size={limits.disk},nr_inodes={limits.entries},mode=1777"),
             *("--volume", f"{directory}:{HOME}/program:ro", "--workdir", f"{HOME}/tmp"),
             *("--env", f"TMPDIR={HOME}/tmp", "--env", "PYTHONHASHSEED=0", "--env", "PYTHONDONTWRITEBYTECODE=1"),
             *(self.image, "python", f"{HOME}/program/{PROGRAM}"),
