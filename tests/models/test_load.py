@@ -6,6 +6,7 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
+from safetensors.torch import load_file, save_file
 
 from gxpo.errors import ModelError
 from gxpo.models import Recipe, character_tokenizer, load, tiny_model
@@ -82,6 +83,47 @@ def test_damaged_weights_are_an_error_in_one_line(directory):
     with pytest.raises(ModelError, match="can't be loaded") as caught:
         load(str(directory), task="arithmetic")
     assert "\n" not in str(caught.value)
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop(UP), f"lack the weights {UP}; they would be drawn at random"),
+        (
+            lambda w: w.update({UP: w[UP][:10].clone()}),
+            rf"{UP} has shape \(10, 32\) in its files and \(64, 32\) by its",
+        ),
+        (lambda w: w[UP][3, 4].fill_(torch.nan), f"weight {UP} has values that are not finite"),
+        (lambda w: w[UP][3, 4].fill_(-torch.inf), f"weight {UP} has values that are not finite"),
+    ],
+    ids=["missing", "another shape", "nan", "infinite"],
+)
+def test_weights_that_can_not_be_trusted_are_refused(directory, change, message):
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=message) as caught:
+        load(str(directory), task="arithmetic")
+    assert str(directory) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_weights_without_a_place_are_left_out_with_a_warning(directory):
+    file = directory / "model.safetensors"
+    save_file({**load_file(file), "model.layers.7.mlp.up_proj.weight": torch.ones(2)}, file, {"format": "pt"})
+    with pytest.warns(UserWarning, match=r"LlamaForCausalLM has no place for model\.layers\.7\.mlp\.up_proj\.weight"):
+        load(str(directory), task="arithmetic")
+
+
+def test_tied_embeddings_are_not_missing(tmp_path):
+    tiny_model(0, **SMALL, tie_word_embeddings=True).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    loaded = load(str(tmp_path), task="arithmetic").model
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
 def test_code_that_comes_with_a_model_is_not_run(directory):

@@ -59,6 +59,14 @@ def loaded_step(run: Path) -> int:
     return step
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_tensor_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: float) -> None:
+    """Its checksum says nothing: whoever forges a checkpoint writes the manifest too."""
+    path = checkpoint.save(tmp_path, 1, {"good": torch.ones(2), "bad": torch.tensor([1.0, value])}, {}, 1)
+    with pytest.raises(CheckpointError, match=r"damaged checkpoint: 'bad' in .* has values that are not finite"):
+        checkpoint.load(path)
+
+
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     base = torch.arange(12, dtype=torch.float64).reshape(3, 4)
     given = {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import ModelError, did_you_mean, need
+from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tokenizer import character_tokenizer
@@ -63,7 +65,8 @@ def load(
     otherwise    a directory that transformers loads, or an id on the hub
 
     `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. What is missing or
-    can't be used is named in a `ModelError`.
+    can't be used is named in a `ModelError`: a weight too, which transformers would draw at random, and one with a nan
+    or an infinity. Weights that the model has no place for are left out with a warning.
     """
     import torch
 
@@ -118,13 +121,42 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
 
     transformers: Any = need("transformers", "train")
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), trust_remote_code=False
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are listed in `found`, and refused below
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
+    _check_weights(name, model, found)
     return model.eval(), tokenizer
+
+
+def _check_weights(name: str, model: Any, found: Mapping[str, Iterable[Any]]) -> None:
+    """`found`: what transformers says of its loading; tied weights and tables made from the config are not in it."""
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"model {name!r}: its files lack the weights {_some(missing)}; they would be drawn at random. "
+            "Download or save the model again, or use the architecture that it was saved as"
+        )
+    if other := sorted(found["mismatched_keys"]):
+        key, there, here = other[0]
+        raise ModelError(
+            f"model {name!r}: {key} has shape {tuple(there)} in its files and {tuple(here)} by its config.json; "
+            f"{len(other)} of its weights do not fit: take files and config of one model"
+        )
+    if surplus := sorted(found["unexpected_keys"]):
+        kind = type(model).__name__
+        warnings.warn(f"model {name!r}: {kind} has no place for {_some(surplus)}: left out", stacklevel=4)
+    if broken := first_not_finite(dict(model.named_parameters())):
+        raise ModelError(f"model {name!r}: weight {broken} has values that are not finite: download or save it again")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _one_line(error: BaseException) -> str:

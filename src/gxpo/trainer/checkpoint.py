@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo.errors import CheckpointError, need
+from gxpo.learners.finite import first_not_finite
 
 FOLDER = "checkpoints"
 FORMAT = "gxpo.checkpoint/1"
@@ -79,7 +80,7 @@ def save(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU) and the state of the checkpoint directory `path`, checked against its manifest."""
+    """The tensors (on the CPU, all finite) and the state of the directory `path`, checked against its manifest."""
     path = Path(path)
     entries = _manifest(path)
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
@@ -90,6 +91,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = safetensors.load(data[TENSORS])
     except Exception as error:  # the library's own type; the checksum held, so the file was never one
         raise CheckpointError(f"damaged checkpoint: {path / TENSORS} is not a safetensors file") from error
+    if broken := first_not_finite(tensors):
+        raise CheckpointError(f"damaged checkpoint: {broken!r} in {path / TENSORS} has values that are not finite")
     return tensors, json.loads(data[STATE])
 
 
