@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from gxpo.errors import ConfigError
+from gxpo.tokens import Tokens
 from gxpo.usercode import described, one_line
 
 Messages = Sequence[Mapping[str, str]]  # {"role": "system" | "user" | "assistant", "content": ...}
@@ -164,12 +165,14 @@ class LocalJudge:
     def ask(self, messages: Messages) -> str:
         import torch
 
-        plain = [dict(m) for m in messages]
+        tokens = Tokens(self.tokenizer)  # what is judged must not write the judge's control tokens
+        said = tokens.typed([dict(m) for m in messages])
         if getattr(self.tokenizer, "chat_template", None):
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            row = tokens.encode(text)
         else:
-            ids = self.tokenizer("\n\n".join(m["content"] for m in plain) + "\n", return_tensors="pt").input_ids
+            row = tokens.bos + tokens.encode("\n\n".join(m["content"] for m in said) + "\n")
+        ids = torch.tensor([row])
         room = getattr(self.model.config, "max_position_embeddings", None)
         if room is not None and ids.shape[1] + self.max_new_tokens > room:
             raise JudgeFailure(

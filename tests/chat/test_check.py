@@ -18,9 +18,9 @@ def test_no_family_fails_and_notes_are_the_right_ones(name):
     assert (report["ends"].verdict == "note") == (name in ("harmony", "last_eos"))
 
 
-def test_a_clean_template_has_nothing_but_its_missing_tools_and_forgery():
+def test_a_clean_template_has_nothing_but_its_missing_tools():
     report = check_template(tokenizer_of("chatml"))
-    assert [c.name for c in report.checks if c.verdict != "ok"] == ["tools", "forgery"]
+    assert [c.name for c in report.checks if c.verdict != "ok"] == ["tools"]
 
 
 def test_what_a_report_gives():
@@ -46,5 +46,5 @@ def test_the_date_is_told():
     assert report["date"].verdict == "note"
 
 
-def test_markers_in_messages_are_told():
-    assert "<|im_end|>" in check_template(tokenizer_of("chatml"))["forgery"].detail
+def test_markers_in_messages_stay_text():
+    assert check_template(tokenizer_of("chatml"))["forgery"].detail == "<|im_end|> typed into a message stays text"

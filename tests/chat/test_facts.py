@@ -3,8 +3,8 @@ from tests.chat.families import FAMILIES, tokenizer_of
 
 from gxpo.chat.facts import find_out
 from gxpo.chat.render import Template
-from gxpo.chat.tokens import Tokens
 from gxpo.errors import ModelError
+from gxpo.tokens import Tokens
 
 CHATML = FAMILIES["chatml"].template
 

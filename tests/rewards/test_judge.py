@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.models.cache import cache_directory
 from gxpo.models.load import load
+from gxpo.models.tokenizer import character_tokenizer
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
 from gxpo.rewards.judge import FunctionJudge, JudgeFailure, LocalJudge, Server
@@ -302,6 +304,23 @@ def test_the_tiny_model_judges_greedily_and_what_it_babbles_is_unscored():
     assert outcome.isnan().all() and rewards.counts["nonsense"] == 2
     with pytest.raises(JudgeFailure, match="leaves no room"):
         judge.ask([{"role": "user", "content": "x" * 3000}])
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"])
+def test_what_is_judged_writes_no_control_token_of_the_judge(template):
+    seen = []
+
+    def generate(ids, **kwargs):
+        seen.append(ids[0].tolist())
+        return ids
+
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    judge = LocalJudge(SimpleNamespace(config=None, device="cpu", generate=generate), tokenizer)
+    for text in ("How good is x?", "How good is a<eos>b?"):
+        judge.ask([{"role": "user", "content": text}])
+    assert seen[0].count(tokenizer.eos_token_id) == seen[1].count(tokenizer.eos_token_id) == (template is not None)
+    assert "a<eos>b?" in tokenizer.decode(seen[1])
 
 
 def test_smollm2_judges_a_pair_when_it_is_on_this_machine():

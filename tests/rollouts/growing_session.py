@@ -61,7 +61,7 @@ class GrowingSession:
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(t) for t in tokens if t != END)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
         return ids(text)
 
     def solution(self, task: Task) -> str | None:

@@ -41,7 +41,7 @@ class StepSession(ScriptedSession):
         self.chat: Any = SimpleNamespace(stop_ids=(END, 4))
         self.judged: list[str] = []
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split())
 
     def solution(self, task: Task) -> str | None:

@@ -88,7 +88,7 @@ class TeamSession:
         assert isinstance(task.prompt, str)
         return encoded(task.prompt)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
         return encoded(text)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -44,7 +44,7 @@ class Cut:
     def segment(self, forest: Forest) -> Forest:
         return self.segmenter(forest, SegmentTools(self.decode))  # type: ignore[attr-defined]  # the session's
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
         return tuple(COMMA if c == "," else int(c) for c in text)
 
 

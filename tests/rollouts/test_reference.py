@@ -239,7 +239,7 @@ def test_what_can_not_work_is_refused() -> None:
 # ---------------------------------------------------------------- how an answer ends and is read
 def test_an_answer_ends_as_the_policys_do() -> None:
     class Words(StepSession):
-        def tokenize(self, text: str) -> tuple[int, ...]:
+        def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
             return tuple({"1": 1}.get(c, ord(c)) for c in text)
 
     def ending(stop: tuple[str, ...], stop_ids: tuple[int, ...] = (END,)) -> list[int]:

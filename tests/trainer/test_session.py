@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
+from gxpo.chat import PlainChat
 from gxpo.forest import Forest
+from gxpo.models import character_tokenizer
 from gxpo.protocols import Completion, Sampling, Task
 from gxpo.trainer.session import Session, _pack, _unpack
 
@@ -23,9 +25,6 @@ class Lengths:
 
 class Letters:
     """A tokenizer whose ids are letters."""
-
-    def encode(self, text, add_special_tokens=True):
-        return [ord(c) for c in text]
 
     def decode(self, ids, skip_special_tokens=True):
         return "".join(map(chr, ids))
@@ -80,7 +79,13 @@ def test_a_solution_is_the_task_s_or_its_source_s():
     writing, _ = session(worked_example=lambda task: f"{task.id}: worked")
     assert plain.solution(Task("q", "?")) is None and writing.solution(Task("q", "?")) == "q: worked"
     assert writing.solution(Task("q", "?", info={"solution": "given"})) == "given"
-    assert plain.tokenize("ab") == (97, 98)
+
+
+def test_a_text_is_tokenised_as_it_stands_and_control_tokens_are_of_the_configuration_alone():
+    made, _ = session()
+    made.chat = PlainChat(character_tokenizer())
+    (a, b), (eos,) = made.tokenize("ab"), made.tokenize("<eos>", markup=True)
+    assert eos == made.chat.stop_ids[0] and made.tokenize("a<eos>b")[::6] == (a, b) and len(made.tokenize("<eos>")) == 5
 
 
 def test_completions_go_between_processes_with_their_payload():

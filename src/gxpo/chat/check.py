@@ -268,7 +268,5 @@ def _forgery(chat: TemplateChat) -> Check:
     one = chat.start([say("user", "Two?")]).context.count(chat.tokens.one_id(end))
     two = chat.start([say("user", f"Two?{end}")]).context.count(chat.tokens.one_id(end))
     if two > one:
-        return Check(
-            "forgery", "note", f"{end} typed into a message becomes the token: clean what tools and users send"
-        )
+        return Check("forgery", "fails", f"{end} typed into a message becomes the token")
     return Check("forgery", "ok", f"{end} typed into a message stays text")

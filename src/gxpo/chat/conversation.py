@@ -21,7 +21,8 @@ MARK = "Q7mark7Z"
 
 @dataclass(frozen=True)
 class Action:
-    """What the policy wrote: `text` without the token `stop` that ended it (None: it was cut)."""
+    """What the policy wrote: `text` without the token `stop` that ended it (None: it was cut). The names of special
+    tokens that it did not sample as such are `Tokens.typed`, in `reading` too."""
 
     ids: tuple[int, ...]
     text: str
@@ -57,10 +58,12 @@ class TemplateConversation:
         self.rebuilt = self.kept_against_template = self.respelled = 0
         self._types = toolbox.types_of(tools)
         self._has_tools = bool(tools)
-        self._tools = tuple(tools) if chat.tools_format == "native" else ()  # what the template is given
-        self._shown = chat.opening_messages(messages, tools)
+        typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
+        self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # what the template is given
+        self._shown = typed(chat.opening_messages(messages, tools))
         self._text = chat.template.render(self._shown, self._tools)
         self._actions: list[Action] = []
+        self._said: Message = {}  # the last action's message, as the template is shown it
         self._waits_for_action = True
         self._calls = 0
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)
@@ -83,10 +86,12 @@ class TemplateConversation:
         calls = tuple(self._numbered(c) for c in reading.calls)
         self._actions.append(Action(ids, text, stop, reading))
         self.context += ids
-        self.messages.append(self._message(self._actions[-1], reading.kept, calls))
+        self._said = self._message(self._actions[-1], reading.kept, calls)
+        clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
+        self.messages.append(plain(self._said))
         self._waits_for_action = False
-        clean = self.chat.tokens.without_special
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
+        calls = tuple(ToolCall(plain(c.name), plain(c.arguments), c.id, c.error) for c in calls)
         return Reply(clean(reading.content), thinking, calls)
 
     def _numbered(self, call: ToolCall) -> ToolCall:
@@ -113,7 +118,7 @@ class TemplateConversation:
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
             return [self._message(action, action.reading.said, ())]
         written: Message = {"role": "assistant", "content": action.text}
-        message = self.messages[-1]
+        message = self._said
         return [message] if message == written else [message, written]
 
     def observe(self, messages: Sequence[Message]) -> Opening:
@@ -125,7 +130,7 @@ class TemplateConversation:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         action = self._actions[-1]
         messages = toolbox.answered(messages, self._last_calls())
-        form, new, text = self._rendered(messages)
+        form, new, text = self._rendered(self.chat.tokens.typed(messages))
         bridge = self._bridge(form, new, text)
         before = self.context
         rebuild = not bridge.same and self.chat.rewrites == "rebuild"

@@ -8,12 +8,13 @@ from typing import Any
 
 from gxpo.chat.formats import NATIVE, Format
 from gxpo.chat.reading import Reading, read, same
+from gxpo.chat.reasoning import TAGS as THOUGHTS
 from gxpo.chat.reasoning import opened_by
 from gxpo.chat.render import Template, shared_prefix
-from gxpo.chat.tokens import Tokens
 from gxpo.chat.tools import structured
 from gxpo.errors import ModelError
 from gxpo.protocols import Message, ToolCall
+from gxpo.tokens import Tokens
 
 USER, ASSISTANT, NEXT, RESULT, SYSTEM = "Q0user7Z", "Q1said7Z", "Q2next7Z", "Q3found7Z", "Q4rules7Z"
 TOOL = {
@@ -40,6 +41,7 @@ class Facts:
     form           how it writes calls (None: it writes none that can be read back)
     call_end       what it writes from the last argument to the end of the action
     bare_answers   it takes a tool's answer after an action without a call
+    frame          added tokens that it puts around messages, thinking apart
     """
 
     generation_prompt: str
@@ -56,6 +58,7 @@ class Facts:
     form: Format | None = None
     arguments_as_json: bool = False
     call_end: str = field(default="", repr=False)
+    frame: tuple[str, ...] = ()
 
 
 def say(role: str, content: str, **more: Any) -> Message:
@@ -115,6 +118,17 @@ def find_out(template: Template, tokens: Tokens) -> Facts:
         form=tool.get("form"),
         arguments_as_json=bool(tool.get("as_json")),
         call_end=tool.get("call_end", ""),
+        frame=tuple(m for m in tokens.markers if _frames(m) and any(m in text for text in (asked, last, followed))),
+    )
+
+
+def _frames(marker: str) -> bool:
+    """It is written in brackets of some kind, and is no tag that prompts speak of."""
+    tags = {tag for pair in THOUGHTS for tag in pair}
+    return (
+        len(marker) > 2
+        and not any(end.isalnum() or end.isspace() for end in (marker[0], marker[-1]))
+        and marker not in tags
     )
 
 

@@ -8,14 +8,15 @@ from typing import Any
 from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
 from gxpo.chat.reading import read
-from gxpo.chat.tokens import Tokens
 from gxpo.errors import GxpoError, ModelError
 from gxpo.protocols import Message, Opening, Reply, ToolCall
+from gxpo.tokens import Tokens
 
 
 class PlainChat:
     """The texts of the first messages, joined by newlines, behind the tokenizer's bos; later ones are appended as they
     are, so whatever stands between an action and what follows it, a newline for instance, is the observation's own.
+    The name of a special token in one of them stays text.
 
     An action ends at eos. Roles are not written. Calls have the form `<tool>name({"key": value})</tool>`.
     """
@@ -27,8 +28,6 @@ class PlainChat:
         self.tokens = Tokens(tokenizer)
         eos = self.tokens.eos
         self.stop_ids: tuple[int, ...] = () if eos is None else (eos,)
-        ids = list(tokenizer("", verbose=False).input_ids)
-        self.bos: tuple[int, ...] = tuple(ids[: 1 if ids and ids[0] == tokenizer.bos_token_id else 0])
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> PlainConversation:
         """The context is bos, where the tokenizer puts one, and the texts."""
@@ -50,7 +49,7 @@ class PlainConversation:
         self._count = 0
         self._waits_for_action = True
         shown = toolbox.with_instructions(messages, tools, True) if tools else list(messages)
-        self.context: tuple[int, ...] = chat.bos + chat.tokens.encode(joined(shown))
+        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(shown)))
 
     def copy(self) -> PlainConversation:
         """An independent conversation that has gone as far."""
@@ -66,12 +65,14 @@ class PlainConversation:
         ids = tuple(int(t) for t in tokens)
         text, _ = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
         reading = read(text, TAGS, {}, self._has_tools)
+        plain = self.chat.tokens.plain
         calls = tuple(
-            ToolCall(c.name, c.arguments, f"call{self._count + i:05d}", c.error) for i, c in enumerate(reading.calls)
+            ToolCall(plain(c.name), plain(c.arguments), f"call{self._count + i:05d}", c.error)
+            for i, c in enumerate(reading.calls)
         )
         self.context += ids
         self._calls, self._count, self._waits_for_action = calls, self._count + len(calls), False
-        self.messages.append({"role": "assistant", "content": text})
+        self.messages.append({"role": "assistant", "content": plain(text)})
         clean = self.chat.tokens.without_special
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
         return Reply(clean(reading.content), thinking, calls)
@@ -81,7 +82,7 @@ class PlainConversation:
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         messages = toolbox.answered(messages, self._calls)
-        ids = self.chat.tokens.encode_after(joined(messages))
+        ids = self.chat.tokens.encode_after(self.chat.tokens.typed(joined(messages)))
         self.context += ids
         self.messages += messages
         self._waits_for_action = True

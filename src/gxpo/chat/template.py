@@ -26,9 +26,9 @@ from gxpo.chat.facts import find_out
 from gxpo.chat.formats import TAGS, Format
 from gxpo.chat.reading import Reading, read
 from gxpo.chat.render import Template, source
-from gxpo.chat.tokens import Tokens
 from gxpo.errors import ConfigError, ModelError
 from gxpo.protocols import Message
+from gxpo.tokens import Tokens
 
 REWRITES = ("rebuild", "keep")
 TOOL_FORMATS = ("auto", "native", "tags")
@@ -67,6 +67,7 @@ class TemplateChat:
         self.tokens = Tokens(tokenizer)
         self.template = Template(tokenizer, source(tokenizer, template), kwargs or {})
         self.facts = find_out(self.template, self.tokens)
+        self.tokens.guard(self.facts.frame)
         native = self.facts.form is not None and self.facts.shows_tools
         if tools_format == "native" and not native:
             lacking = "shows no tools" if not self.facts.shows_tools else "writes calls in a form that can't be read"

@@ -17,7 +17,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character; `<bos>` is put before a text, `<eos>` is left to who wrote it.
 
     A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
-    token, as with every tokenizer of transformers.
+    token, as with every tokenizer of transformers; `gxpo.chat` keeps it as text.
     """
     tokenizers = need("tokenizers", "train")
     transformers = need("transformers", "train")

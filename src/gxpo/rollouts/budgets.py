@@ -95,7 +95,7 @@ class Budgets:
         sampling = dataclasses.replace(
             session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
         )
-        closing, out = session.tokenize(self.closing), []
+        closing, out = session.tokenize(self.closing, markup=True), []
         limits = [-(-room * s // self.budgets) for s in range(1, self.budgets + 1)]
         for task, draw, prompt, found in zip(tasks, draws, prompts, session.sample(requests, sampling), strict=True):
             for i, said in enumerate(found):

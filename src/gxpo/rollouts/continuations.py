@@ -154,7 +154,7 @@ class Continuations:
         path = [forest.path_token[forest.path_of(row)] for row in range(forest.n_trajectories)]
         actions = [forest.token[tokens].tolist() for tokens in path]
         segments = [forest.segment[tokens].tolist() for tokens in path]
-        prompts, cue = [session.encode(task) for task in tasks], session.tokenize(self.answer_cue)
+        prompts, cue = [session.encode(task) for task in tasks], session.tokenize(self.answer_cue, markup=True)
         limit, size = session.sampling.max_new_tokens, self.group_size
 
         def room(row: int, at: int) -> int:

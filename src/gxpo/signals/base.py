@@ -26,7 +26,7 @@ class SignalTools:
     learner   the policy: `outputs`, `hidden`, and `beside` for a second model
     decode    token ids -> text
     blank_id  a token that says nothing, to put in the place of a hidden one
-    encode    text -> token ids, as it stands, without template or special tokens
+    encode    text -> token ids, as it stands, without a template; the names of special tokens stay text
     answers   the right answer to each trajectory's task as a text; None where nobody knows one
     """
 

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from gxpo.protocols import (
 )
 from gxpo.rollouts.context import with_system
 from gxpo.segments import Segmenter, SegmentTools
+from gxpo.tokens import Tokens
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -99,9 +101,14 @@ class Session:
         """Text of token ids, special tokens left out."""
         return decoder(self.tokenizer)(tokens)
 
-    def tokenize(self, text: str) -> tuple[int, ...]:
-        """Ids of a text as it stands, without template or special tokens."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return getattr(self.chat, "tokens", None) or Tokens(self.tokenizer)
+
+    def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
+        """Ids of a text as it stands, without a template. The names of special tokens in it stay text, unless `markup`:
+        for texts of the configuration, such as what ends a thinking."""
+        return self._tokens.encode(text if markup else self._tokens.typed(text))
 
     def solution(self, task: Task) -> str | None:
         """A worked solution: the task's own `info["solution"]`, or what its source can write."""
