@@ -33,6 +33,7 @@ from gxpo.keys import show
 from gxpo.learners.epochs import Epochs
 from gxpo.methods import METHODS
 from gxpo.objectives import Entries, PolicyGradient
+from gxpo.objectives.ratio import ratio_of
 from gxpo.pipeline import Method, controls
 
 TESTED = "0.9.1"
@@ -111,8 +112,8 @@ def _no_loss(composed: Method) -> list[str]:
 def _seen(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
     """What the term's gate sees of tokens [n] of whole rows."""
     log_ratio = logprob - old
-    held = term.ratio.level(term.gate.before(log_ratio, credit), owner, turn).exp()
-    return Entries(logprob, old, log_ratio, held, credit, owner, turn)
+    held = term.ratio.level(term.gate.before(log_ratio, credit), owner, turn)
+    return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
@@ -215,7 +216,8 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         each = term.gate.loss(seen)
         each = torch.where(given == 0, torch.zeros_like(each), each)
         if rollout_is_weights is not None:
-            each = each * rollout_is_weights[mask]
+            times = rollout_is_weights[mask]
+            each = torch.where(times == 0, torch.zeros_like(each), each * times)
         table = torch.zeros_like(log_prob).masked_scatter(mask, each)
         value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
         with torch.no_grad():

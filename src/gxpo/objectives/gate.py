@@ -42,6 +42,7 @@ class Entries:
     credit      A
     trajectory, turn  int64: entries of one trajectory, or of one step of one, have the same number
     entropy     of the current policy (nats), detached or not as the learner gave it; None where no part asks for it
+    level       log of `ratio`, also where that has left the range of its dtype; None: its logarithm
     """
 
     logprob: Tensor
@@ -52,6 +53,12 @@ class Entries:
     trajectory: Tensor
     turn: Tensor
     entropy: Tensor | None = None
+    level: Tensor | None = None
+
+    @property
+    def log_level(self) -> Tensor:
+        """`level`, or the logarithm of `ratio`."""
+        return self.ratio.log() if self.level is None else self.level
 
     @classmethod
     def of(cls, ratio: Tensor, credit: Tensor, logprob: Tensor | None = None) -> Entries:

@@ -35,13 +35,14 @@ class Drift(Gate):
 
     def _gain(self, x: Entries) -> Tensor:
         """z, the gain so far that the credit sees."""
-        log_ratio = x.ratio.clamp_min(torch.finfo(x.ratio.dtype).tiny).log()
-        return x.credit * torch.where(x.credit > 0, x.ratio - 1, log_ratio)
+        return x.credit * torch.where(x.credit > 0, x.ratio - 1, x.log_level)
 
     def loss(self, x: Entries) -> Tensor:
         gain, one = self._gain(x), torch.ones_like(x.ratio)
         scale = torch.where(x.credit > 0, self.drift_positive * one, self.drift_negative * one)
-        return (gain - scale * (gain / scale).tanh()).relu() - x.credit * x.ratio
+        kept = scale * (gain / scale).tanh()
+        risen = -x.credit - kept  # the same for A > 0 and a gain, without the ratio, which may have overflowed
+        return torch.where((x.credit > 0) & (gain > 0), risen, (gain - kept).relu() - x.credit * x.ratio)
 
     def clipped(self, x: Entries) -> Tensor:
         """Entries with a gain: their gradient is smaller than -A rho's, or turned."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.gate import Clip, Entries
-from gxpo.objectives.ratio import sequence_ratio
+from gxpo.objectives.ratio import ratio_of, sequence_ratio
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ class HybridClip(Clip):
 
     def _branches(self, x: Entries) -> tuple[tuple[Tensor, float, float], tuple[Tensor, float, float]]:
         """Each branch's ratio, and its lowest and highest value."""
-        token, sequence = x.log_ratio.exp(), sequence_ratio(x.log_ratio, x.trajectory).exp()
+        token, sequence = ratio_of(x.log_ratio), ratio_of(sequence_ratio(x.log_ratio, x.trajectory))
         own = (1 - self.clip_low, 1 + self.clip_high)
         return (token, *own), (sequence, 1 - self.sequence_clip_low, 1 + self.sequence_clip_high)
 
@@ -84,7 +84,10 @@ class HybridClip(Clip):
 
         token, sequence = (held(*branch) for branch in self._branches(x))
         share = self.share(x)
-        return -x.credit * (share * token + (1 - share) * sequence)
+        own = torch.where(share == 0, torch.zeros_like(token), share * token)
+        whole = torch.where(share == 1, torch.zeros_like(sequence), (1 - share) * sequence)
+        mixed = own + whole
+        return -x.credit * torch.where(x.credit == 0, torch.ones_like(mixed), mixed)
 
     def clipped(self, x: Entries) -> Tensor:
         def cut(ratio: Tensor, low: float, high: float) -> Tensor:

@@ -37,8 +37,8 @@ class PreservingClip(Clip):
         return torch.where(x.credit > 0, high * one, low * one)
 
     def loss(self, x: Entries) -> Tensor:
-        held = x.ratio.detach()
-        alive = 1 + (x.ratio - held) / held.clamp_min(torch.finfo(held.dtype).tiny)  # rho / stop(rho), also at rho 0
+        level = x.log_level
+        alive = 1 + (level - level.detach())  # rho / stop(rho), in value and slope, whatever rho is
         return -x.credit * torch.where(super().clipped(x), self._bound(x) * alive, x.ratio)
 
     def clipped(self, x: Entries) -> Tensor:

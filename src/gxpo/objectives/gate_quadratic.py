@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError
@@ -15,12 +16,13 @@ from gxpo.objectives.gate import Entries, Gate
 def quadratic(ratio: Tensor, credit: Tensor, coefficient: Tensor) -> Tensor:
     """[n] -A rho + c (rho - 1)^2; its slope in log rho is -rho (A - 2 c (rho - 1)), 0 at rho = 1 + A / (2 c).
 
-    >>> import torch
     >>> one = torch.ones(3, dtype=torch.float64)
     >>> quadratic(torch.tensor([1.0, 1.2, 2.0], dtype=torch.float64), one, 2.5 * one).tolist()
     [-1.0, -1.1, 0.5]
     """
-    return coefficient * (ratio - 1).square() - credit * ratio
+    off = ratio - 1
+    pull = torch.where(coefficient == 0, torch.zeros_like(off), coefficient * off)
+    return off * (pull - credit) - credit  # the same, without infinity less infinity where the ratio has overflowed
 
 
 class _Quadratic(Gate):

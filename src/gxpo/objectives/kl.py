@@ -109,12 +109,17 @@ class KL(Penalty):
         reference = policy.reference_logprob[entries].to(logprob)
         if missing := int(reference.isnan().sum()):
             raise MissingSignal(f"objective.kl: reference_logprob is nan for {missing} of {entries.numel()} tokens")
-        estimate = kl_estimate(logprob, reference, self.estimator)
         if not self.ratio_weighted:
-            return estimate
+            return kl_estimate(logprob, reference, self.estimator)
         all_of_them = torch.ones_like(entries, dtype=torch.bool)
         below = denominator(policy.index(entries), all_of_them, self.ratio_over, self.on_unknown_behaviour)
-        return (logprob - below).exp() * estimate
+        ratio = (logprob - below).exp()
+        if self.estimator != "k3":
+            return ratio * kl_estimate(logprob, reference, self.estimator)
+        d = reference - logprob
+        far = d.detach() > 30.0  # rho e^d, which is constant, may be 0 times infinity: there rho k3 is written out
+        near = kl_estimate(torch.where(far, reference, logprob), reference, "k3")
+        return torch.where(far, (reference - below).exp() - ratio * (1.0 + d), ratio * near)
 
     def measured(self, forest: Forest, signals: Signals) -> float | None:
         """The mean estimate of the policy at the start of the step."""

@@ -36,7 +36,10 @@ def masked_kl(
     """
     d = masked.detach() - logprob
     kl = d.expm1() - d
-    kl = kl if kl_max is None else kl.clamp_max(kl_max)
+    if kl_max is not None:
+        over = kl.detach() > kl_max
+        d = torch.where(over, torch.zeros_like(d), d)  # 0 times a derivative that has overflowed would be nan
+        kl = torch.where(over, kl_max, d.expm1() - d)
     return -coef * kl - entropy_coef * logprob
 
 

@@ -26,8 +26,7 @@ def mirror_kl(log_ratio: Tensor) -> Tensor:
 
     Source: MDPO, arXiv 2005.09814 (the KL with the new policy first, unlike TRPO's).
     """
-    ratio = log_ratio.exp()
-    return ratio * log_ratio - ratio + 1.0
+    return log_ratio.exp() * (log_ratio - 1.0) + 1.0  # not infinity less infinity where the ratio has overflowed
 
 
 @dataclass(frozen=True)

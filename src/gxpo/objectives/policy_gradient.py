@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -101,10 +101,13 @@ class PolicyGradient(TermPart):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         x = self._entries(forest, policy, credit, weight)
-        loss = self.gate.loss(x.seen)
+        silent = (x.coefficient == 0) | (x.seen.credit == 0)
+        overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
+        seen = replace(x.seen, ratio=torch.where(overflown, torch.ones_like(x.seen.ratio), x.seen.ratio))
+        loss = self.gate.loss(seen)
         if not bool(x.has_ratio.all()):
             loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
-        return (x.coefficient * loss).sum()
+        return torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of non-zero credit and weight; where entries are coupled, all of such a trajectory (all of
@@ -137,7 +140,7 @@ class PolicyGradient(TermPart):
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
-        seen = Entries(logprob, below[entries], log_ratio, held.exp(), given, owner, turn, entropy)
+        seen = Entries(logprob, below[entries], log_ratio, ratios.ratio_of(held), given, owner, turn, entropy, held)
         return _Active(scale[entries].to(logprob), seen, known)
 
     @torch.no_grad()

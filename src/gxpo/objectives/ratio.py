@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,6 +42,26 @@ def denominator(
             f"record `logprob` for them, or set objective.on_unknown_behaviour to 'one'"
         )
     return torch.where(unknown | shaped, policy.logprob.detach(), chosen)
+
+
+class _Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]  # torch declares any number of them
+        (out,) = ctx.saved_tensors
+        return torch.where(slope == 0, torch.zeros_like(out), slope * out)
+
+
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """e^log_ratio, whose derivative is exactly 0 where nothing is asked of it: an entry that a gate cuts or a mask
+    leaves out has none, and 0 times a ratio that has overflowed would be nan. Where something is asked, the derivative
+    is the ratio, infinite or not."""
+    return _Exp.apply(log_ratio)
 
 
 def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
