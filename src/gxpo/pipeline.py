@@ -300,7 +300,7 @@ class Method:
 
     def adjust(self, figures: Mapping[str, Any]) -> dict[str, float]:
         """Show every control what the step measured, after its update; gives what they now say, by metric name."""
-        known = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float))}
+        known = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
         return {name: x for part in controls(self).values() for name, x in part.adjust(known).items()}
 
     def observe(self, forest: Forest) -> None:

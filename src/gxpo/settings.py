@@ -110,6 +110,9 @@ class TrainerSettings(_Section):
         default=10, description="write every n-th step's rollouts; 0: none"
     )
     tensorboard: bool = False
+    max_nonfinite_steps: Positive = Field(
+        default=3, description="stop after so many steps in a row that were skipped: their gradient was not finite"
+    )
 
 
 class EvalSettings(_Section):

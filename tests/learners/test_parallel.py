@@ -31,6 +31,10 @@ def work(folder: Path) -> None:
         info = learner.step(forest, loss, names=NAMES, couples=couples)
         out[f"loss/{couples}"] = torch.tensor(info.loss, dtype=torch.float64)
         assert info.microbatches >= parallel.world()
+    before, far = learner.snapshot(), torch.ones(forest.n_entries, dtype=torch.float64)
+    far[-1] = torch.inf  # in one micro-batch, so that one process alone sees it before the gradients are summed
+    skipped = learner.step(forest, lambda x: (far * x["logprob"]).sum()).nonfinite
+    assert skipped and all(torch.equal(x, before[n]) for n, x in learner.snapshot().items())
     out |= {f"after/{n}": v for n, v in learner.snapshot().items()}
     gathered = parallel.gather(bytes([parallel.rank()]) * (3 * parallel.rank()))
     assert gathered == [bytes([r]) * (3 * r) for r in range(parallel.world())]

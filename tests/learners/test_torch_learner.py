@@ -176,13 +176,32 @@ def test_low_precision_parameters_are_updated_in_float32():
 
 
 @pytest.mark.parametrize("couples", ["token", "step"])
-def test_gradients_that_are_not_finite_stop_the_run(couples):
-    one = learner()
-    crc = one.weights_crc()
-    with pytest.raises(ModelError, match="not finite"):
-        one.step(FOREST, lambda x: (x["logprob"] * 1e308 * 10).sum(), couples=couples)
-    assert one.weights_crc() == crc and one.meta() == {"steps": 0}
+def test_a_gradient_that_is_not_finite_takes_no_step(couples):
+    """Neither parameters nor momentum, decay and the count of steps change."""
+    one, other = learner(), learner()
+    for each in (one, other):
+        each.step(FOREST, loss)
+    before = one.tensors()
+    info = one.step(FOREST, lambda x: (x["logprob"] * 1e308 * 10).sum(), couples=couples)
+    assert info.nonfinite in one.optimiser.named and not info.empty and not math.isfinite(info.grad_norm)
+    after = one.tensors()
+    assert all(torch.equal(before[n], after[n]) for n in before) and one.meta() == {"steps": 1}
     assert all(p.grad is None for p in one.model.parameters())
+    for each in (one, other):
+        assert not each.step(FOREST, loss).nonfinite
+    assert one.weights_crc() == other.weights_crc()
+
+
+def test_a_gradient_whose_squares_overflow_is_followed_where_it_is_clipped():
+    moves = []
+    for scale, clip in ((1.0, 1e-9), (1e25, 1e-9), (1e25, None)):
+        one = learner(max_grad_norm=clip, eps=1e-3, weight_decay=0.0)
+        start = one.snapshot()
+        info = one.step(FOREST, lambda x, scale=scale: scale * loss(x))
+        moves.append(torch.cat([(x - start[n]).reshape(-1) for n, x in one.snapshot().items()]))
+        norm = info.grad_norm
+    torch.testing.assert_close(moves[1], moves[0], rtol=1e-4, atol=1e-12)
+    assert math.isinf(norm) and info.nonfinite == "the sum of its squares" and not bool(moves[2].any())
 
 
 def test_a_loss_that_fails_leaves_no_gradient_behind():

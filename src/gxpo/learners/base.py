@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from torch import Tensor
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import accumulate
+from gxpo.learners.finite import first_not_finite
 from gxpo.learners.optimiser import Optimiser
 from gxpo.learners.packing import whole_units
 from gxpo.memory import memory_is_short
@@ -56,7 +58,8 @@ class InProcess:
         cuts: Sequence[Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """One optimiser step on L(x); nothing changes at all if no entry is active.
+        """One optimiser step on L(x); nothing changes at all if no entry is active, or where the gradient is not finite
+        (`StepInfo.nonfinite`). Every process has the summed gradient, so all of them decide alike.
 
         given  constants [P, ...] by name that some outputs are made with, such as a teacher's log-probs
         """
@@ -64,7 +67,12 @@ class InProcess:
             with self._short_memory("updating"):
                 info = self._accumulate(forest, loss, names, couples, active, cuts, two_pass=None, given=given)
                 norm = 0.0 if info.empty else self.optimiser.step()
-            return info if info.empty else replace(info, grad_norm=norm, moved=self.optimiser.moved)
+            if info.empty:
+                return info
+            if not math.isfinite(norm):
+                where = first_not_finite(self.optimiser.gradients()) or "the sum of its squares"
+                return replace(info, grad_norm=norm, nonfinite=where)
+            return replace(info, grad_norm=norm, moved=self.optimiser.moved)
         finally:
             self.optimiser.zero()
 

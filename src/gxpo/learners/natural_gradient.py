@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.learners.finite import first_not_finite
 from gxpo.protocols import StepInfo, StepRunner
 
 
@@ -95,9 +96,13 @@ class NaturalGradient:
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
         start = learner.snapshot()
         now = learner.evaluate(forest, credit, weight)
-        gradient = flat(learner.gradient(forest, credit, weight))
+        slopes = learner.gradient(forest, credit, weight)
+        gradient = flat(slopes)
         if not bool(gradient.any()):
             return [learner.record(forest, credit, weight, StepInfo(empty=True))]
+        if not bool(gradient.isfinite().all()):
+            found = replace(now, grad_norm=math.inf, nonfinite=first_not_finite(slopes) or "")
+            return [learner.record(forest, credit, weight, found)]
         theta = flat(start)
         tokens = forest.path_trainable & forest.to_path(forest.scored, "R")
         old = now.outputs["logprob"][tokens]

@@ -101,18 +101,19 @@ class Optimiser:
         return self.lr * self.schedule(self.steps)
 
     def step(self) -> float:
-        """One step on the gradients; gives their global norm before clipping. Refuses gradients that aren't finite."""
-        gradients = self.gradients()
+        """One step on the gradients; gives their global norm before clipping.
+
+        Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
+        """
+        gradients, limit = self.gradients(), self.max_grad_norm or 0.0
         norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        if limit and math.isinf(norm):  # the squares of finite gradients may overflow; clipped, those can be followed
+            norm = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients.values()))
         if not math.isfinite(norm):
-            worst = next((n for n, g in gradients.items() if not bool(g.isfinite().all())), "their sum of squares")
-            raise ModelError(
-                f"the gradient is not finite (first in {worst}), no step was taken: "
-                "look for infinite log-ratios or advantages, or lower update.lr"
-            )
-        if self.max_grad_norm is not None and 0 < self.max_grad_norm < norm:
+            return norm
+        if 0 < limit < norm:
             for g in gradients.values():
-                g.mul_(self.max_grad_norm / (norm + 1e-6))
+                g.mul_(limit / (norm + 1e-6))
         for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
             group["lr"] = multiple * self.current_lr
         self._adamw.step()

@@ -116,8 +116,8 @@ class SlowFast:
 
 
 def _entropy(info: StepInfo, forest: Forest) -> list[float]:
-    """Mean entropy of the trained tokens that went through the model, if any did."""
-    if info.empty:
+    """Mean entropy of the trained tokens that went through the model, if any did and the step was taken."""
+    if info.empty or info.nonfinite:
         return []
     if "entropy" not in info.outputs:
         raise GxpoError("update=slow_fast watches the entropy, but the learner's steps do not report it")

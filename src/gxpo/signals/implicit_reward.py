@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,12 @@ class ImplicitReward(SignalPart):
         length = torch.bincount(rows, minlength=forest.n_trajectories)
         lead = torch.where(lead.abs() <= levels.FORWARD * (length[better] + length[worse]), 0.0, lead)
         right = (weight * (1 + lead.sign().double()) / 2).sum()
-        return {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
+        figures = {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
+        if skipped := [i.nonfinite for i in infos if i.nonfinite]:
+            said = f"its gradient is not finite (first in {skipped[0]})"
+            warnings.warn(f"step {tools.step}: the implicit reward model took no step: {said}", stacklevel=2)
+            figures["prm_nonfinite_steps"] = float(len(skipped))
+        return figures
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.meta()} if "model" in self.memory else {}

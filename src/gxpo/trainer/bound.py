@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from gxpo.forest import Forest
 from gxpo.pipeline import Method
 from gxpo.protocols import PolicyTokens, StepInfo
 from gxpo.signals import Signals
+from gxpo.trainer.culprit import largest_slope
 
 
 class BoundLearner:
@@ -37,6 +40,7 @@ class BoundLearner:
         self.proximal = proximal
         self.infos: list[StepInfo] = []
         self.metrics: list[dict[str, float]] = []
+        self.trouble = ""  # why the last of the optimiser steps that were skipped was
         self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
         # an output whose own signal is nan throughout is one that nobody reads in this step
         unread = {n for n in method.outputs if "@" in n and n in signals and bool(signals[n].isnan().all())}
@@ -44,7 +48,7 @@ class BoundLearner:
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
         """One optimiser step on these trajectories (all of the forest by default)."""
-        first = not self.infos
+        first = all(i.nonfinite for i in self.infos)  # a step that was skipped has moved nothing
         if first and trajectories is not None and self.proximal is None:
             self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
         if trajectories is None:
@@ -59,19 +63,22 @@ class BoundLearner:
         def policy(x: Mapping[str, Tensor]) -> PolicyTokens:
             return policy_tokens(x, sub, held, below)
 
-        def loss(x: Mapping[str, Tensor]) -> Tensor:
-            return self.method.objective(sub, policy(x), credit, weight, held, self.step_number)
+        def loss(method: Method, x: Mapping[str, Tensor]) -> Tensor:
+            return method.objective(sub, policy(x), credit, weight, held, self.step_number)
 
+        active = self.method.active(sub, credit, weight, held)
         info = self.learner.step(
             sub,
-            loss,
+            partial(loss, self.method),
             names=self._forward_names,
             couples=self.method.couples,
-            active=self.method.active(sub, credit, weight, held),
+            active=active,
             **self.given(held),
         )
         self.infos.append(info)
-        if not info.empty:
+        if info.nonfinite:
+            self._skipped(info, largest_slope(self.method, loss, info.outputs, active, sub))
+        elif not info.empty:
             x = info.outputs
             # rows without credit were not run; whatever stands for them is multiplied by zero
             filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
@@ -82,6 +89,14 @@ class BoundLearner:
             if first:
                 self.sampler_gap = self._sampler_gap(x["logprob"], sub)
         return info
+
+    def _skipped(self, info: StepInfo, steepest: str) -> None:
+        """Says that an optimiser step was not taken, and why."""
+        self.trouble = (
+            f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at that "
+            "reward and log-prob, or lower update.lr"
+        )
+        warnings.warn(f"step {self.step_number}: no optimiser step was taken: {self.trouble}", stacklevel=4)
 
     def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
@@ -168,9 +183,17 @@ class BoundLearner:
 
     def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
         """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
-        first = not self.infos
+        first = all(i.nonfinite for i in self.infos)  # a step that was skipped has moved nothing
         self.infos.append(info)
-        if not info.empty:
+        if info.nonfinite:
+
+            def loss(method: Method, x: Mapping[str, Tensor]) -> Tensor:
+                policy = policy_tokens(x, forest, self.signals, self.proximal)
+                return method.objective(forest, policy, credit, weight, self.signals, self.step_number)
+
+            active = self.method.active(forest, credit, weight, self.signals)
+            self._skipped(info, largest_slope(self.method, loss, info.outputs, active, forest))
+        elif not info.empty:
             policy = policy_tokens(info.outputs, forest, self.signals, self.proximal)
             found = self.method.metrics(forest, policy, credit, weight, self.signals)
             self.metrics.append(found | _observed(info.outputs, forest))

@@ -83,9 +83,10 @@ def of_episodes(forest: Forest) -> dict[str, Any]:
 
 
 def of_updates(bound: BoundLearner) -> dict[str, Any]:
-    """What the step's optimiser steps did, averaged over them."""
-    taken = [i for i in bound.infos if not i.empty]
-    forward, flat = sum(i.tokens_forward for i in taken), sum(i.tokens_flat for i in taken)
+    """What the optimiser steps that were taken did, averaged over them."""
+    run = [i for i in bound.infos if not i.empty]
+    taken = [i for i in run if not i.nonfinite]
+    forward, flat = sum(i.tokens_forward for i in run), sum(i.tokens_flat for i in run)
     names = dict.fromkeys(k for m in bound.metrics for k in m)
     return {
         **{name: _average([m[name] for m in bound.metrics if name in m]) for name in names},

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gxpo.config import Resolved
-from gxpo.errors import CheckpointError, GxpoError
+from gxpo.errors import CheckpointError, GxpoError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.memory import give_back, reuse_freed
@@ -106,7 +106,8 @@ class Trainer:
             part.bind(self.tools(0))
         self.step_number = 0
         self._begun = False
-        self.empty_steps = 0
+        self.empty_steps = self.nonfinite_steps = 0
+        self._trouble: list[str] = []  # of the steps since the last one that moved anything: why none did
         self.budget = Budget()
         self.metrics_file = MetricsFile(self.out / METRICS)
         self.evaluations = MetricsFile(self.out / EVALUATIONS)
@@ -160,6 +161,11 @@ class Trainer:
         self.source.observe(forest)
         method.observe(forest)
         self.empty_steps += int(all(i.empty for i in bound.infos))
+        self.nonfinite_steps += sum(bool(i.nonfinite) for i in bound.infos)
+        if any(not (i.empty or i.nonfinite) for i in bound.infos):
+            self._trouble = []
+        elif bound.trouble:
+            self._trouble = [*self._trouble, bound.trouble]
         self._alarms(bound, lr)
         self.last = (forest, credit, session.decode)
         generated = self.budget.generated_tokens - tokens_before
@@ -177,6 +183,7 @@ class Trainer:
             **method.adjust(figures),
             "lr": lr,
             "empty_steps": self.empty_steps,
+            "nonfinite_steps": self.nonfinite_steps,
             "generated_tokens": self.budget.generated_tokens,
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": self.engine.prefilled_tokens - prefilled,
@@ -311,10 +318,21 @@ class Trainer:
                 if main:
                     self._write(row, board, last)
                 stop = self._watched(watch, row)
+                if len(self._trouble) >= t.max_nonfinite_steps:
+                    self._give_up()
                 if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
                     self.save()
         if board is not None:
             board.close()
+
+    def _give_up(self) -> None:
+        """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
+        skipped, self._trouble = self._trouble, []
+        self.save()
+        raise ModelError(
+            f"{len(skipped)} steps in a row (up to step {self.step_number}) moved nothing: {skipped[-1]}. "
+            f"`gxpo resume {self.out}` goes on behind them; trainer.max_nonfinite_steps says how many are allowed"
+        )
 
     def _write(self, row: dict[str, Any], board: Board | None, last: bool) -> None:
         """The step's line and, where they are due, its rollouts."""
@@ -408,6 +426,8 @@ class Trainer:
             "source": self.source.state_dict(),
             "method": self.method.state_dict(),
             "empty_steps": self.empty_steps,
+            "nonfinite_steps": self.nonfinite_steps,
+            "trouble": self._trouble,
             "budget": vars(self.budget),
             "unscored": dict(self.rewards.counts),
         }
@@ -444,6 +464,7 @@ class Trainer:
             inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
         self.source.load_state_dict(state["source"])
         self.step_number, self.empty_steps = state["step"], state["empty_steps"]
+        self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])
         if parallel.rank() == 0:

@@ -231,6 +231,9 @@ NAMES: dict[str, Metric] = {
         "weight of the pairs that the implicit reward model orders rightly", "share", "pairs of the step"
     ),
     "prm_pairs": Metric("pairs that the implicit reward model was trained on", "pairs", "the step"),
+    "prm_nonfinite_steps": Metric(
+        "steps of the implicit reward model that were skipped, where any were", "optimiser steps", "the step"
+    ),
     "entropy": Metric("mean entropy of the policy", "nats", f"trained tokens {_UPDATES}"),
     "sampler_gap": Metric(
         "largest difference between the learner's and the sampler's log-prob of a token",
@@ -250,6 +253,9 @@ NAMES: dict[str, Metric] = {
     "optimiser_steps": Metric("optimiser steps taken", "optimiser steps", "the step"),
     "empty_steps": Metric(
         "steps in which no coefficient differed from 0, so that nothing moved", "steps", "the run so far"
+    ),
+    "nonfinite_steps": Metric(
+        "optimiser steps that were skipped because their gradient was not finite", "optimiser steps", "the run so far"
     ),
     "tokens_forward": Metric("tokens through the learner's forward pass with gradient", "tokens", "the step"),
     "unique_token_ratio": Metric("tokens of the flattened rollouts per token of the forward pass", "ratio", "the step"),

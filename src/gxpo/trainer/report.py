@@ -117,6 +117,7 @@ def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, 
         ("tokens generated", "generated_tokens"),
         ("rollouts discarded", "discarded_rollouts"),
         ("steps without an update", "empty_steps"),
+        ("optimiser steps skipped, gradient not finite", "nonfinite_steps"),
         ("CRC-32 of the weights", "weights_crc"),
     ):
         if end.get(name) is not None:
