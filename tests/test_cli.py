@@ -56,6 +56,37 @@ def refused(capsys, tmp_path, arguments, message):
     assert not out.exists()
 
 
+KEYED = {"server": "https://collect.example/v1", "model": "m", "key_from": "AWS_SECRET_ACCESS_KEY"}
+
+
+@pytest.mark.parametrize("allowed", [[], ["--allow-key", "AWS_SECRET_ACCESS_KEY@api.example"]])
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ['reward={"judge": 1}', f"scoring.options={json.dumps({'judge': KEYED})}"],
+        ["method=prorag", *(f"signal.step_judge.{name}={value}" for name, value in KEYED.items())],
+        [
+            "sampling.engine=openai",
+            f"sampling.server={KEYED['server']}",
+            "sampling.engine_options={key_from: AWS_SECRET_ACCESS_KEY}",
+        ],
+    ],
+    ids=["judge", "step_judge", "engine"],
+)
+def test_a_file_alone_sends_no_variable_anywhere(capsys, tmp_path, monkeypatch, sets, allowed):
+    monkeypatch.setenv("GXPO_ALLOW_KEY", "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    arguments = ["train", config(tmp_path), *(x for s in sets for x in ("--set", s)), *allowed]
+    refused(capsys, tmp_path, arguments, "--allow-key AWS_SECRET_ACCESS_KEY@collect.example")
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "signal"])
+def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("GXPO_ALLOW_KEY", "A@api.example")
+    code, _, err = run(capsys, command, tmp_path / "none", *["none"] * (command == "signal"), "--allow-key", "B")
+    assert code == 2 and "Traceback" not in err and os.environ["GXPO_ALLOW_KEY"] == "A@api.example B"
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

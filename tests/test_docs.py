@@ -122,6 +122,7 @@ def test_the_first_command_of_a_page_runs_as_typed(page, here, monkeypatch):
 def test_commands_resolve(command, here, monkeypatch):
     """Training commands are resolved with --dry-run, plans without a probe; what names a run, a model or a reward of
     the reader's is parsed only."""
+    monkeypatch.setenv("GXPO_ALLOW_KEY", "")  # which --allow-key adds to
     arguments = shlex.split(command)[1:]
     if arguments[0] == "train":
         arguments.append("--dry-run")

@@ -11,7 +11,7 @@ import pytest
 
 OPTIONAL = ("transformers", "tokenizers", "safetensors", "peft", "math_verify", "reasoning_gym", "datasets",
             "huggingface_hub", "scipy", "matplotlib", "tensorboard", "gymnasium", "bm25s",
-            "pettingzoo", "gguf")  # fmt: skip
+            "pettingzoo", "gguf", "httpx2")  # fmt: skip
 CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gxpo.weighting", "gxpo.objectives",
         "gxpo.methods", "gxpo.compose", "gxpo.config", "gxpo.adapters.trl",
         "gxpo.adapters.verl", "gxpo.conformance")  # fmt: skip

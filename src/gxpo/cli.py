@@ -26,6 +26,25 @@ Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
 
 
+def _allow(names: list[str] | None) -> None:
+    if names:
+        from gxpo.server_keys import allow
+
+        allow(names)
+
+
+# Works by its callback alone: what may be sent is a matter of the process, not of a setting that a file could state.
+AllowKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-key",
+        metavar="NAME[@HOST]",
+        callback=_allow,
+        help="Environment variable that a `key_from` of the configuration may send to its server; may be given again.",
+    ),
+]
+
+
 def _say(text: str) -> None:
     typer.echo(text)
 
@@ -81,6 +100,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show every key, its origin and the arithmetic; train nothing.")
     ] = False,
+    allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Train as a YAML file says, or go on from another run with other settings.
@@ -133,6 +153,7 @@ def resume(
     allow_changed_data: Annotated[
         bool, typer.Option("--allow-changed-data", help="Resume although data or code files have changed.")
     ] = False,
+    allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed, as if it never had been.
@@ -153,6 +174,7 @@ def evaluate(
     run: RunArgument,
     tasks: Annotated[int | None, typer.Option(help="How many held-out tasks.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a task, for pass@k.")] = None,
+    allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's newest checkpoint on the held-out tasks.
@@ -243,6 +265,7 @@ def plan(
     sets: Sets = None,
     from_run: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="As in train.")] = None,
     probe: Annotated[bool, typer.Option(help="Measure two real steps; nothing of them stays.")] = True,
+    allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Show what a run will do and cost: prompts, rollouts, optimiser steps, reuse; time, memory and disk from a probe.
@@ -388,6 +411,7 @@ def signal(
     sizes: Annotated[str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes.")] = "4,8,16",
     tasks: Annotated[int, typer.Option(help="Tasks to measure on.", min=3)] = 128,
     sets: Sets = None,
+    allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.

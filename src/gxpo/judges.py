@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from urllib.parse import urlparse
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.tokens import Tokens
 from gxpo.usercode import described, one_line
 
+if TYPE_CHECKING:
+    from gxpo.remote import Line
+
 Messages = Sequence[Mapping[str, str]]  # {"role": "system" | "user" | "assistant", "content": ...}
 Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # answers of a server that may be another one next time
+LONGEST_REPLY = 1 << 22  # bytes
 
 
 class JudgeFailure(Exception):
-    """A judge gave no answer. `kind`: "raised" or "timeout". Whoever asked is unscored."""
+    """A judge gave no answer. `kind`: "raised", "timeout" or "nonsense". Whoever asked is unscored."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -33,7 +29,10 @@ class JudgeFailure(Exception):
 
 
 class Judge(Protocol):
-    """Answers in text. Called from several threads at once; `JudgeFailure` where it can't."""
+    """Answers in text. Called from several threads at once; `JudgeFailure` where it can't.
+
+    Any other exception costs the one question too, but for a `GxpoError`, which is about the set-up and ends the run.
+    """
 
     def ask(self, messages: Messages) -> str: ...
 
@@ -46,6 +45,10 @@ def ask_all(judge: Judge, questions: Sequence[Messages], workers: int) -> list[s
             return judge.ask(question)
         except JudgeFailure as error:
             return (error.kind, str(error))
+        except GxpoError:
+            raise
+        except Exception as error:
+            return ("raised", described(error))
 
     with ThreadPoolExecutor(max(1, workers)) as threads:
         return list(threads.map(ask, questions))
@@ -60,7 +63,7 @@ class FunctionJudge:
     def ask(self, messages: Messages) -> str:
         try:
             answer = self.function(messages)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise JudgeFailure("raised", described(error)) from error
         if not isinstance(answer, str):
             raise JudgeFailure("raised", one_line(f"returned {answer!r}, not a text"))
@@ -73,80 +76,43 @@ class Server:
 
     url         what stands before /chat/completions, as http://localhost:8000/v1
     model       as the server calls it
-    key_from    environment variable that holds the key; without it none is sent
-    timeout     seconds for one attempt;   retries  further attempts where the server is busy, broken or gone
+    key_from    environment variable that holds the key; None: the service's own, where it is one that `server_keys`
+                knows. Any other has to be allowed (`gxpo train --allow-key NAME`, GXPO_ALLOW_KEY)
+    timeout     seconds for one attempt;   retries  further attempts where the server is busy, broken, slow or gone
     backoff     seconds before the first of them, doubled for each, at most 30 (a Retry-After is followed up to that)
     """
 
     url: str
     model: str
-    key_from: str = "OPENAI_API_KEY"
+    key_from: str | None = None
     temperature: float = 0.0
     max_tokens: int = 256
     timeout: float = 60.0
     retries: int = 3
     backoff: float = 1.0
+    _line: Line = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = urlparse(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(f"judge: server={self.url!r} is no address; give one as http://localhost:8000/v1")
+        from gxpo.remote import Line  # which needs an extra
+
         if not self.model:
             raise ConfigError("judge: say which model of the server answers (model=...)")
-        if not self.timeout > 0 or self.retries < 0 or self.backoff < 0:
-            raise ConfigError("judge: timeout must be above 0, retries and backoff at least 0")
+        limits: dict[str, Any] = {"timeout": self.timeout, "retries": self.retries, "backoff": self.backoff}
+        line = Line(self.url, setting="judge: server", asker="judge", key_from=self.key_from, **limits)
+        object.__setattr__(self, "_line", line)
 
     def ask(self, messages: Messages) -> str:
-        wait = self.backoff
-        for attempt in range(self.retries + 1):
-            try:
-                return self._post(messages)
-            except _Again as error:
-                if attempt == self.retries:
-                    tried = f" (tried {attempt + 1} times)" if attempt else ""
-                    raise JudgeFailure(error.kind, f"{error}{tried}") from error
-                time.sleep(min(30.0, max(wait, error.after)))
-                wait *= 2
-        raise AssertionError("unreachable")
+        from gxpo.remote import ChatCompletion, Unanswered
 
-    def _post(self, messages: Messages) -> str:
         body = {"model": self.model, "messages": [dict(m) for m in messages],
                 "temperature": self.temperature, "max_tokens": self.max_tokens}  # fmt: skip
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.key_from):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers, method="POST"
-        )
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                said = answer.read(1 << 22)
-        except urllib.error.HTTPError as error:
-            text = one_line(error.read(400).decode("utf-8", "replace"))
-            message = f"{self.url} answers {error.code}: {text}"
-            if error.code not in RETRIED:
-                raise JudgeFailure("raised", message) from error
-            after = error.headers.get("Retry-After", "")
-            raise _Again("raised", message, float(after) if after.isdigit() else 0.0) from error
-        except TimeoutError as error:
-            raise _Again("timeout", f"{self.url} took longer than {self.timeout:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            slow = isinstance(getattr(error, "reason", None), TimeoutError)
-            message = f"took longer than {self.timeout:g} s" if slow else f"can't be reached: {error}"
-            raise _Again("timeout" if slow else "raised", one_line(f"{self.url} {message}")) from error
-        try:
-            content = json.loads(said)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise JudgeFailure("raised", one_line(f"{self.url} answers no chat completion: {said[:200]!r}")) from error
-        return content if isinstance(content, str) else ""
-
-
-class _Again(Exception):
-    """Worth another attempt, after that many seconds."""
-
-    def __init__(self, kind: str, message: str, after: float = 0.0) -> None:
-        super().__init__(message)
-        self.kind, self.after = kind, after
+            choice = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY).choices[0]
+        except Unanswered as error:
+            raise JudgeFailure(error.kind, str(error)) from error
+        if choice.finish_reason == "length":
+            raise JudgeFailure("nonsense", _cut_off(self.url, self.max_tokens, "max_tokens"))
+        return choice.message.content or ""
 
 
 @dataclass(frozen=True)
@@ -192,4 +158,13 @@ class LocalJudge:
                 )
         except Exception as error:
             raise JudgeFailure("raised", described(error)) from error
-        return self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        said = out[0, ids.shape[1] :]
+        end = self.model.generation_config.eos_token_id
+        if len(said) == self.max_new_tokens and int(said[-1]) not in (end if isinstance(end, list) else [end]):
+            raise JudgeFailure("nonsense", _cut_off("the judge", self.max_new_tokens, "max_new_tokens"))
+        return self.tokenizer.decode(said, skip_special_tokens=True)
+
+
+def _cut_off(who: str, tokens: int, setting: str) -> str:
+    """Why an answer is not read whose last number may lack a digit."""
+    return f"{who} was cut off after {tokens} tokens: raise {setting}"

@@ -58,10 +58,11 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
     logprobs  whether it gives any;   raw  from before temperature and top-k;   before  ids that it puts first
     finish    reason that every sample is said to have ended for
     failing   status of every answer;   drops  connections to close without an answer
+    spoil     a function that changes a completion before it is sent
     """
     how = SimpleNamespace(
         model=llama(), tokenizer=letters(), ids="both", logprobs=True, raw=False, before=[], failing=None, drops=0,
-        finish=None, models=["letters"], asked=[],
+        finish=None, models=["letters"], asked=[], connections=set(), spoil=lambda said: said,
     )  # fmt: skip
     how.__dict__.update(settings)
     lock = threading.Lock()
@@ -86,11 +87,12 @@ def served(**settings: Any) -> Iterator[tuple[str, SimpleNamespace]]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 how.asked.append((body, self.headers.get("Authorization")))
+                how.connections.add(self.client_address)
                 if how.drops:
                     how.drops -= 1
                     self.close_connection = True
                     return
-                said = completion(body, how) if how.failing is None else {"error": {"message": "no\nroom"}}
+                said = how.spoil(completion(body, how)) if how.failing is None else {"error": {"message": "no\nroom"}}
             self._say(said, how.failing or 200)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,5 +1,6 @@
 """Servers that speak OpenAI's protocol: one that gxpo can train on, and those that it refuses."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 from tests.engines.conversations import forced
 from tests.engines.fake_server import served
 from tests.engines.letters import letters, llama
+from tests.raw_server import answering, http
 
+from gxpo import remote
 from gxpo.engines.openai import OpenAIEngine
+from gxpo.engines.openai_reply import Reply, completion
 from gxpo.errors import ConfigError, ModelError
 from gxpo.protocols import Request, Sampling, StreamKey
 
@@ -75,11 +79,99 @@ def test_stop_strings_and_greedy(server):
 )
 def test_servers_that_are_refused(settings, words):
     with served(**settings) as (url, _):
-        engine = OpenAIEngine(url)
+        engine = OpenAIEngine(url, retries=0)
         with pytest.raises(ModelError, match=words) as caught:
             engine.sample(ONE, SHORT)
         engine.close()
     assert "\n" not in str(caught.value)
+
+
+def choice_with(**changed):
+    """Spoils the one choice of a completion."""
+    return lambda said: {**said, "choices": [{**said["choices"][0], **changed}]}
+
+
+def logprobs_with(**changed):
+    return lambda said: choice_with(logprobs={**said["choices"][0]["logprobs"], **changed})(said)
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (logprobs_with(token_logprobs=[float("nan")] * 5), "token_logprobs.0: .*finite"),
+        (logprobs_with(token_logprobs=[-1.0, float("-inf")] * 2), "token_logprobs.1: .*finite"),
+        (logprobs_with(token_logprobs=[0.5] * 5), "token_logprobs.0: .*less than or equal"),
+        (logprobs_with(token_logprobs=["-1"] * 5), "token_logprobs.0: .*number"),
+        (logprobs_with(token_logprobs=[-9999.0] * 5), "no log-prob for every token"),
+        (logprobs_with(token_logprobs=-1.0), "token_logprobs: "),
+        (logprobs_with(top_logprobs=[{"\x1b[2J": 7.0}]), r"top_logprobs.0. \[2J: Input"),
+        (logprobs_with(token_logprobs=[]), "no log-prob for every token"),
+        (choice_with(logprobs=None), "no log-prob for every token"),
+        (choice_with(token_ids=[5] * 1600), "gives 1600 tokens where 1 to 4 were asked for"),
+        (choice_with(token_ids=[]), "gives 0 tokens"),
+        (choice_with(token_ids=[5, -1]), "token_ids.1: .*greater than or equal to 0"),
+        (choice_with(token_ids=[5, 10**30]), "token_ids.1: .*less than"),
+        (choice_with(token_ids=[5, 31]), "gives token 31, and the policy knows 30"),
+        (choice_with(token_ids=["5"]), "token_ids.0: .*integer"),
+        (choice_with(token_ids=[True]), "token_ids.0: .*integer"),
+        (choice_with(finish_reason=7), "finish_reason: .*string"),
+        (lambda said: {**said, "choices": []}, "choices: .*at least 1"),
+        (lambda said: {**said, "choices": said["choices"] * 2}, "choices: .*at most 1"),
+        (lambda said: {**said, "choices": None}, "choices: "),
+        (lambda said: {"choices": [None]}, "choices.0: "),
+        (lambda said: {}, "choices: Field required"),
+        (lambda said: [said], "breaks the protocol: "),
+        (lambda said: {**said, "usage": {"prompt_tokens_details": {"cached_tokens": -4}}}, "cached_tokens: .*greater"),
+        (lambda said: {**said, "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}, "3 tokens of a prompt of 2"),
+        (lambda said: {**said, "usage": "much"}, "usage: "),
+    ],
+)
+def test_a_server_that_breaks_its_word_is_not_believed(spoil, words):
+    with served(spoil=spoil) as (url, how):
+        engine = OpenAIEngine(url, vocabulary=30)
+        with pytest.raises(ModelError, match=words) as caught:
+            engine.sample(ONE, SHORT)
+        engine.close()
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("http://127.0.0.1:") and len(how.asked) == 1
+
+
+def ended(ids, finish, sampling=SHORT, top=None):
+    """What becomes of a reply with these ids, where 1 ends an action."""
+    logprobs = {"token_logprobs": [-0.5] * len(ids), "top_logprobs": top}
+    reply = Reply.model_validate({"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}]})
+    return completion(reply, (5, 6), sampling, ends={1}, vocabulary=None, version=0)
+
+
+def test_an_action_ends_where_it_should():
+    assert ended([5, 1], "stop").finish == ended([5], "stop", replace(SHORT, stop=("a",))).finish == "stop"
+    for ids, finish, words in (([5, 1, 6], "length", "went on after token 1"), ([5], "stop", "stopped after token 5")):
+        with pytest.raises(ValueError, match=words):
+            ended(ids, finish)
+
+
+@pytest.mark.parametrize(
+    "top, words",
+    [
+        (None, "possible tokens at 0 of 1 places"),
+        ([None], "without the id of token 5"),
+        ([{"token_id:6": -1.0}], "without the id of token 5"),
+        ([{"token_id:5": -9999.0}], "without the id of token 5"),
+        ([{"token_id:5": -1.0, "five": -1.0}], "without the id of token 5"),
+        ([{"token_id:5": -1.0, "token_id:\u00b2": -1.0}], "without the id of token 5"),
+    ],
+)
+def test_possible_tokens_are_ids_and_the_sampled_one_among_them(top, words):
+    with pytest.raises(ValueError, match=words):
+        ended([5], "length", replace(SHORT, top_k=2), top)
+
+
+@pytest.mark.parametrize(
+    "said", [b"[]", b"{}", b'{"data": null}', b'{"data": [{}]}', b'{"data": [{"id": 3}]}',
+             b'{"data": [{"id": "m", "max_model_len": -1}]}', b'{"data": [{"id": "m", "max_model_len": 1e99}]}']
+)  # fmt: skip
+def test_a_list_of_models_that_is_none(said):
+    with answering(lambda _: http(said)) as (url, _), pytest.raises(ModelError, match="/models breaks the protocol"):
+        OpenAIEngine(url)
 
 
 def test_raw_logprobs_will_do_only_where_they_are_the_same():
@@ -96,7 +188,7 @@ def test_raw_logprobs_will_do_only_where_they_are_the_same():
 
 def test_more_possible_tokens_than_were_named_is_an_error(server):
     engine = OpenAIEngine(server[0])
-    with pytest.raises(ModelError, match="top_k and top_p left 8 tokens or more"):
+    with pytest.raises(ModelError, match="left 8 tokens or more possible"):
         engine.sample(ONE, replace(SHORT, top_p=0.999))
     engine.close()
 
@@ -126,14 +218,17 @@ def test_somebody_else_updates_the_server():
         engine.close()
 
 
-def test_an_idle_connection_that_was_closed_is_opened_again():
+def test_connections_are_kept_and_one_that_was_closed_is_opened_again(monkeypatch):
+    monkeypatch.setattr(remote, "pause", lambda seconds: asyncio.sleep(0))
     with served() as (url, how):
-        engine = OpenAIEngine(url)
-        engine.sample(ONE, SHORT)
+        engine = OpenAIEngine(url, retries=1)
+        for _ in range(3):
+            engine.sample(ONE, SHORT)
+        assert len(how.connections) == 1
         how.drops = 1
         assert len(engine.sample(ONE, SHORT)[0]) == 1
-        how.drops = 2
-        with pytest.raises(ModelError, match="can't be reached"):
+        how.drops = 3  # of the idle connection, and of two attempts on new ones
+        with pytest.raises(ModelError, match=r"can't be reached.*tried 2 times"):
             engine.sample(ONE, SHORT)
         engine.close()
 
@@ -146,15 +241,16 @@ def test_names_and_addresses():
             OpenAIEngine(url, model="c")
         OpenAIEngine(url, model="b").close()
     with pytest.raises(ModelError, match="can't be reached"):
-        OpenAIEngine("http://127.0.0.1:9/v1")
+        OpenAIEngine("http://127.0.0.1:9/v1", retries=0)
     with pytest.raises(ConfigError, match="is no address"):
         OpenAIEngine("localhost:8000")
 
 
 def test_the_key_is_sent(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("GXPO_ALLOW_KEY", "MY_KEY@127.0.0.1")
     with served(model=llama()) as (url, how):
-        engine = OpenAIEngine(url)
+        engine = OpenAIEngine(url, key_from="MY_KEY")
         engine.sample(ONE, SHORT)
         engine.close()
         assert {key for _, key in how.asked} == {"Bearer secret"}

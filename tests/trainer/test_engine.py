@@ -56,7 +56,7 @@ def test_a_start_that_fails_names_the_way_out(tmp_path, monkeypatch):
         ({"sampling.engine": "openai"}, "needs sampling.server"),
         ({"sampling.engine": "vllm", "sampling.engine_python": "/no/such/python"}, "has no vllm"),
         ({"sampling.engine": "openai", "sampling.server": "http://127.0.0.1:9/v1",
-          "sampling.engine_options": {"seed": 1}}, "model, stale and timeout, not seed"),
+          "sampling.engine_options": {"seed": 1}}, "model, stale, key_from, timeout and retries, not seed"),
         ({"sampling.engine": "fastest"}, "sampling.engine"),
     ],
 )  # fmt: skip

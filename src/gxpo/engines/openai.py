@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from gxpo.engines.remote_http import Line
+from gxpo.engines.openai_reply import SLACK, SURE, Models, Reply, completion, longest
 from gxpo.engines.remote_requests import check, seed_of
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Request, Sampling
+from gxpo.remote import Line, Unanswered, plain
 
-PREFIX = "token_id:"  # how a token is written where ids are asked for
-NOTHING = -9000.0  # log-probs below this stand for minus infinity, which JSON has not
-SLACK = 8  # ids asked for beyond top_k: equal logits at its edge are all kept
-SURE = 1e-3  # nats: the log-prob of a token that was the only one allowed
 PROBE = Sampling(max_new_tokens=4, top_k=1)
+LONGEST_LIST = 1 << 22  # bytes of a list of models
 
 
 class OpenAIEngine:
@@ -27,12 +23,16 @@ class OpenAIEngine:
     model       as the server calls it; None: the only one that it has
     tokenizer   for the end-of-sequence id
     stop_ids    end-of-sequence ids; default: the tokenizer's
+    vocabulary  how many tokens the policy knows; None: unknown
     policy      the name of the one policy that samples
     version     says which version of the policy the server holds, where somebody updates it; asked before and after
                 each call, which fails if the two differ
     stale       sample on although the policy has moved and the server's weights have not
     batch_rows  requests that are under way at once
-    timeout     seconds for one answer
+    key_from, timeout, retries  of `gxpo.remote.Line`
+
+    A server that is busy, slow or gone is asked again, with the same seeds. One that still gives no answer, or one that
+    breaks the protocol, is a `ModelError`: a group without one of its samples would be another group.
 
     Nothing here changes the server's weights. Without `version` it holds version 0 for good, and samples for a later
     `policy_version` are refused, unless `stale`: they keep the stamp 0, so the step's metrics tell how old they are.
@@ -50,16 +50,26 @@ class OpenAIEngine:
         model: str | None = None,
         tokenizer: Any = None,
         stop_ids: Sequence[int] | None = None,
+        vocabulary: int | None = None,
         policy: str = "main",
         version: Callable[[], int] | None = None,
         stale: bool = False,
         batch_rows: int = 256,
+        key_from: str | None = None,
         timeout: float = 600.0,
+        retries: int = 3,
     ) -> None:
-        self._line = Line(server, timeout=timeout)
+        self._line = Line(
+            server,
+            setting="sampling.server",
+            asker="sampling.engine_options",
+            key_from=key_from,
+            timeout=timeout,
+            retries=retries,
+        )
         end = getattr(tokenizer, "eos_token_id", None)
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else (() if end is None else (end,))
-        self.policy, self.batch_rows = policy, batch_rows
+        self.policy, self.batch_rows, self._vocabulary = policy, batch_rows, vocabulary
         self._version, self._stale = version, stale
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = 0
@@ -67,14 +77,17 @@ class OpenAIEngine:
         self._processed: bool | None = None  # whether log-probs are those of the processed distribution
 
     def _find(self, name: str | None) -> tuple[str, int | None]:
-        said = self._line.get("/models")
-        found = {m["id"]: m.get("max_model_len") for m in said.get("data", [])} if isinstance(said, dict) else {}
+        try:
+            said = self._line.get("/models", Models, LONGEST_LIST)
+        except Unanswered as error:
+            raise ModelError(str(error)) from error
+        found = {m.id: m.max_model_len for m in said.data}
         if name is None and len(found) == 1:
             name = next(iter(found))
         if name is None or name not in found:
             asked = "several models" if name is None else f"no model {name!r}"
             raise ModelError(
-                f"{self._line.url} has {asked} ({', '.join(found) or 'none'}): "
+                f"{self._line.url} has {asked} ({plain(', '.join(found)) or 'none'}): "
                 "name one in sampling.engine_options={model: NAME}"
             )
         return name, found[name]
@@ -82,9 +95,8 @@ class OpenAIEngine:
     # ------------------------------------------------------------ what the server is
     def _probe(self, prompt: Sequence[int]) -> None:
         """Ask for tokens that are certain: what comes back shows how the server answers."""
-        said = self._line.post("/completions", self._body(prompt, 0, PROBE))
-        completion = self._completion(said, prompt, Sampling(), 0)  # what was possible is known
-        self._processed = all(x > -SURE for x in completion.logprobs)
+        ((found, _),) = self._draw([(prompt, 0)], PROBE, replace(PROBE, top_k=0), 0)  # what was possible is known
+        self._processed = all(x > -SURE for x in found.logprobs)
 
     def _check_logprobs(self, s: Sampling) -> None:
         if not self._processed and s.temperature != 0 and (s.truncated_support or s.temperature != 1):
@@ -116,21 +128,33 @@ class OpenAIEngine:
         self._check_logprobs(sampling)
         version = self._check_version()
 
-        def draw(row: tuple[Sequence[int], int]) -> tuple[Completion, int, int]:
-            prompt, seed = row
-            said = self._line.post("/completions", self._body(prompt, seed, sampling))
-            usage = said.get("usage") or {}
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            return self._completion(said, prompt, sampling, version), len(prompt) - cached, cached
-
-        with ThreadPoolExecutor(min(len(rows), self.batch_rows)) as threads:
-            done = list(threads.map(draw, rows))
+        done = self._draw(rows, sampling, sampling, version)
         if self._check_version() != version:
             raise ModelError(f"{self._line.url} was given other weights while it sampled: update it between steps")
-        self.prefilled_tokens += sum(new for _, new, _ in done)
-        self.reused_tokens += sum(cached for _, _, cached in done)
-        found = iter(completion for completion, _, _ in done)
+        cached = sum(part for _, part in done)
+        self.prefilled_tokens += sum(len(prompt) for prompt, _ in rows) - cached
+        self.reused_tokens += cached
+        found = iter(completion for completion, _ in done)
         return [[next(found) for _ in r.streams] for r in requests]
+
+    def _draw(
+        self, rows: Sequence[tuple[Sequence[int], int]], asked: Sampling, s: Sampling, version: int
+    ) -> list[tuple[Completion, int]]:
+        """A sample for each prompt and seed, asked for as `asked`, read as `s`, and what of its prompt was cached."""
+        ends = {*self.stop_ids, *s.stop_ids}
+
+        def read(row: int, said: Reply) -> tuple[Completion, int]:
+            found = completion(said, rows[row][0], s, ends=ends, vocabulary=self._vocabulary, version=version)
+            return found, said.cached
+
+        bodies = [self._body(prompt, seed, asked) for prompt, seed in rows]
+        most = longest(max(len(prompt) for prompt, _ in rows), asked)
+        try:
+            return self._line.post_all("/completions", bodies, Reply, most, read, self.batch_rows)
+        except Unanswered as error:
+            raise ModelError(str(error)) from error
+        except ValueError as error:
+            raise ModelError(f"{self._line.url} {error}") from error
 
     def _body(self, prompt: Sequence[int], seed: int, s: Sampling) -> dict[str, Any]:
         return {
@@ -150,53 +174,6 @@ class OpenAIEngine:
             **({"top_k": s.top_k} if s.top_k else {}),
             **({"stop": list(s.stop)} if s.stop else {}),
         }
-
-    def _completion(self, said: Any, prompt: Sequence[int], s: Sampling, version: int) -> Completion:
-        try:
-            (choice,) = said["choices"]
-            ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ModelError(f"{self._line.url} answers with something that is no completion") from error
-        written = logprobs.get("tokens") or []
-        if ids is None and written and all(str(t).startswith(PREFIX) for t in written):
-            ids = [int(t.removeprefix(PREFIX)) for t in written]
-        if ids is None:
-            raise ModelError(
-                f"{self._line.url} answers in text without token ids: tokenised again it may be other tokens than were "
-                "sampled. Use a server that returns ids, such as `vllm serve`"
-            )
-        own = logprobs.get("token_logprobs")
-        if own is None or len(own) != len(ids) or None in own:
-            raise ModelError(f"{self._line.url} gives no log-prob for every token that it sampled")
-        finish = choice.get("finish_reason")
-        if finish not in ("stop", "length"):
-            raise ModelError(f"{self._line.url} gave up a sample (finish_reason {finish!r})")
-        read = choice.get("prompt_token_ids")
-        if read is not None and list(read) != list(prompt):
-            raise ModelError(f"{self._line.url} read other tokens than the prompt that it was sent")
-        return Completion(
-            tokens=[int(t) for t in ids],
-            logprobs=[0.0] * len(ids) if s.temperature == 0 else [float(x) for x in own],
-            finish=finish,
-            support=self._support(logprobs, s) if s.truncated_support else None,
-            policy_version=version,
-        )
-
-    def _support(self, logprobs: Mapping[str, Any], s: Sampling) -> np.ndarray:
-        """[tokens, widest] int64, padded with -1."""
-        asked, rows = s.top_k + SLACK, []
-        for found in logprobs.get("top_logprobs") or []:
-            row = sorted(int(t.removeprefix(PREFIX)) for t, x in found.items() if x > NOTHING)
-            if len(row) >= asked:
-                raise ModelError(
-                    f"top_k and top_p left {asked} tokens or more at one position, and no more were asked of "
-                    f"{self._line.url}: set sampling.top_k, or sample without both"
-                )
-            rows.append(row)
-        out = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int64)
-        for place, row in zip(out, rows, strict=True):
-            place[: len(row)] = row
-        return out
 
     def release(self, names: Sequence[str] | None = None) -> None:
         """Nothing is kept by name."""

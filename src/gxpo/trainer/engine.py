@@ -43,7 +43,7 @@ def engine_of(
         notify(f"sampling with {choice.engine}: {choice.why}")
     (policy, *_) = learner.policies
     if choice.engine == "openai":
-        return _server(s, tokenizer, policy)
+        return _server(s, tokenizer, policy, causal.get_input_embeddings().weight.shape[0])
     if choice.engine == "torch":
         if options and asked == "torch":
             raise ConfigError("sampling.engine_options are for sampling.engine=vllm or openai, and it is torch")
@@ -70,16 +70,22 @@ def engine_of(
         raise ModelError(f"{error} (sampling.engine=torch does without vLLM)") from error
 
 
-def _server(s: RunSettings, tokenizer: Any, policy: str) -> OpenAIEngine:
+OPTIONS = ("model", "stale", "key_from", "timeout", "retries")  # of a server
+
+
+def _server(s: RunSettings, tokenizer: Any, policy: str, vocabulary: int) -> OpenAIEngine:
     """An OpenAI-compatible server, whose weights nobody updates."""
-    options = dict(s.sampling.engine_options)
-    known = {name: options.pop(name) for name in ("model", "stale", "timeout") if name in options}
-    if options or s.sampling.server is None:
-        raise ConfigError(
-            f"sampling.engine_options of openai are model, stale and timeout, not {', '.join(options)}"
-            if options
-            else "sampling.engine=openai needs sampling.server"
-        )
+    options = s.sampling.engine_options
+    if unknown := [name for name in options if name not in OPTIONS]:
+        known = f"{', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}"
+        raise ConfigError(f"sampling.engine_options of openai are {known}, not {', '.join(unknown)}")
+    if s.sampling.server is None:
+        raise ConfigError("sampling.engine=openai needs sampling.server")
     return OpenAIEngine(
-        s.sampling.server, tokenizer=tokenizer, batch_rows=s.sampling.batch_rows, policy=policy, **known
+        s.sampling.server,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        batch_rows=s.sampling.batch_rows,
+        policy=policy,
+        **options,
     )

@@ -1,0 +1,304 @@
+"""JSON over HTTP with one server: bounded in time and size, no redirects, and a key for that server alone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import json
+import re
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from gxpo.errors import ConfigError, need
+from gxpo.server_keys import key_for
+from gxpo.usercode import one_line
+
+Reply = TypeVar("Reply", bound=BaseModel)
+Read = TypeVar("Read")
+
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # answers of a server that may be another one next time
+LONGEST_WAIT = 30.0  # seconds before another attempt
+READ_OF_ERRORS = 4096  # bytes
+pause = asyncio.sleep
+
+
+class ChatMessage(BaseModel):
+    """What a chat model wrote: None where it called a tool instead."""
+
+    content: str | None = None
+
+
+class ChatChoice(BaseModel):
+    """One of its answers."""
+
+    message: ChatMessage
+    finish_reason: str | None = None
+
+
+class ChatCompletion(BaseModel):
+    """What /chat/completions says, as far as it is read."""
+
+    choices: list[ChatChoice] = Field(min_length=1)
+
+
+class Unanswered(Exception):
+    """A server gave no answer that can be used. `kind`: "raised", "timeout" or "nonsense" (it broke the protocol)."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(one_line(message))
+        self.kind = kind
+
+
+class Line:
+    """A server, and how it is asked; several threads may ask at once, over connections that stay open.
+
+    url       what stands before the paths, as http://localhost:8000/v1
+    setting   the setting that gives it, as errors name it;   asker  where its `key_from` stands
+    key_from  environment variable that holds the key; None: the service's own (`gxpo.server_keys`)
+    timeout   seconds for one attempt, from looking up the host to the last byte
+    retries   further attempts where the server is busy, broken, slow or gone
+    backoff   seconds before the first of them, doubled for each, at most 30 (a Retry-After is followed up to that)
+
+    Redirects are errors: their target would get the question, and would be believed. Proxies are those of the
+    environment, except for this machine, and for a key over http, which a proxy could read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        setting: str,
+        asker: str,
+        key_from: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        backoff: float = 1.0,
+    ) -> None:
+        self._http = http = need("httpx2", "server")
+        if not timeout > 0 or retries < 0 or backoff < 0:
+            raise ConfigError(f"{asker}: timeout must be above 0, retries and backoff at least 0")
+        if "@" in url:  # and is not repeated here
+            raise ConfigError(f"{setting}: an address holds no user and no password; name a variable in key_from")
+        try:
+            address = http.URL(url)
+        except http.InvalidURL as error:
+            raise ConfigError(f"{setting}={url!r} is no address: {error}") from None
+        if address.scheme not in ("http", "https") or not address.host or address.query or address.fragment:
+            raise ConfigError(f"{setting}={url!r} is no address; give one as http://localhost:8000/v1")
+        self.url = url.rstrip("/")
+        self._timeout, self._retries, self._backoff = timeout, retries, backoff
+        self._key = key_for(address.scheme, address.host, address.port, key_from, asker)
+        self._direct = _loopback(address.host) or bool(self._key and address.scheme == "http")
+        self._trust = http.create_ssl_context()
+        self._loop = _loop()
+        self._open()  # finds out now what is wrong with the proxies
+        self._idle: list[Any] = []  # clients of one connection each: one pool of hundreds is slow to choose from
+        self._finalizer = weakref.finalize(self, _shut, self._idle, self._loop)
+        self._finalizer.atexit = False
+
+    def _open(self) -> Any:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "gxpo"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        how: dict[str, Any] = {"verify": self._trust}
+        if self._direct:
+            how = {"transport": self._http.AsyncHTTPTransport(**how)}
+        try:
+            return self._http.AsyncClient(headers=headers, follow_redirects=False, timeout=None, **how)
+        except (ImportError, ValueError, self._http.InvalidURL) as error:
+            raise ConfigError(one_line(f"a proxy of the environment can't be used: {error}")) from error
+
+    def get(self, path: str, reply: type[Reply], most: int) -> Reply:
+        """What the server says to a GET, as a `reply` of at most `most` bytes; `Unanswered` otherwise."""
+        return self._run(self._ask("GET", path, None, reply, most))
+
+    def post(self, path: str, body: Mapping[str, Any], reply: type[Reply], most: int) -> Reply:
+        """What the server says to a POST, as a `reply` of at most `most` bytes; `Unanswered` otherwise."""
+        return self._run(self._ask("POST", path, body, reply, most))
+
+    def post_all(
+        self,
+        path: str,
+        bodies: Sequence[Mapping[str, Any]],
+        reply: type[Reply],
+        most: int,
+        read: Callable[[int, Reply], Read],
+        at_once: int,
+    ) -> list[Read]:
+        """What `read` makes of the answer to each body and its place, `at_once` of them under way at a time.
+
+        The first exception, of `read` too, ends all of them.
+        """
+        free = asyncio.Semaphore(at_once)
+
+        async def one(place: int) -> Read:
+            async with free:
+                return read(place, await self._ask("POST", path, bodies[place], reply, most))
+
+        async def every() -> list[Read]:
+            asked = [asyncio.ensure_future(one(place)) for place in range(len(bodies))]
+            try:
+                return await asyncio.gather(*asked)
+            finally:
+                for task in asked:
+                    task.cancel()
+
+        return self._run(every())
+
+    def _run(self, asking: Coroutine[Any, Any, Read]) -> Read:
+        future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the wait was interrupted, by Ctrl-C
+            raise
+
+    async def _ask(self, verb: str, path: str, body: Mapping[str, Any] | None, reply: type[Reply], most: int) -> Reply:
+        wait, content = self._backoff, None if body is None else json.dumps(body).encode()
+        for attempt in range(self._retries + 1):
+            try:
+                said = await self._attempt(verb, path, content, most)
+                return reply.model_validate_json(said)
+            except _Again as error:
+                if attempt == self._retries:
+                    tried = f" (tried {attempt + 1} times)" if attempt else ""
+                    raise Unanswered(error.kind, f"{error}{tried}") from error
+                await pause(min(LONGEST_WAIT, max(wait, error.after)))
+                wait *= 2
+            except ValidationError as error:
+                raise Unanswered(
+                    "nonsense", f"{self.url}{path} breaks the protocol: {self._plain(_first(error))}"
+                ) from None
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, verb: str, path: str, content: bytes | None, most: int) -> bytes:
+        try:
+            exchange = self._exchange(verb, path, content, most)
+            status, headers, said = await asyncio.wait_for(exchange, self._timeout)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise _Again("timeout", f"{self.url}{path} took longer than {self._timeout:g} s") from error
+        except self._http.HTTPError as error:
+            reason = self._plain(str(error)) or type(error).__name__
+            raise _Again("raised", f"{self.url} can't be reached: {reason}; is the server up?") from error
+        if 200 <= status < 300:
+            return said
+        message = f"{self.url}{path} answers {status}: {self._plain(said.decode('utf-8', 'replace'))}"
+        if 300 <= status < 400:
+            raise Unanswered(
+                "raised",
+                f"{self.url}{path} answers {status}, a redirect to {self._plain(headers.get('Location', 'nowhere'))}, "
+                "which is not followed: name the address that answers itself",
+            )
+        if status in RETRIED:
+            raise _Again("raised", message, _seconds(headers.get("Retry-After", "")))
+        if status in (401, 403) and not self._key:
+            message += " (no key was sent: key_from names its variable, --allow-key allows it)"
+        raise Unanswered("raised", message)
+
+    async def _exchange(self, verb: str, path: str, content: bytes | None, most: int) -> tuple[int, Any, bytes]:
+        """Status, headers and body; of an error no more than is shown."""
+        if self._idle:
+            with suppress(self._http.TransportError):
+                return await self._with(self._idle.pop(), verb, path, content, most)
+            # the server may close an idle connection at any time: once more, on a new one
+        return await self._with(self._open(), verb, path, content, most)
+
+    async def _with(
+        self, client: Any, verb: str, path: str, content: bytes | None, most: int
+    ) -> tuple[int, Any, bytes]:
+        try:
+            found = await self._stream(client, verb, path, content, most)
+        except BaseException:
+            await client.aclose()
+            raise
+        self._idle.append(client)
+        return found
+
+    async def _stream(
+        self, client: Any, verb: str, path: str, content: bytes | None, most: int
+    ) -> tuple[int, Any, bytes]:
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        async with client.stream(verb, self.url + path, content=content, headers=headers) as answer:
+            good = 200 <= answer.status_code < 300
+            coding = answer.headers.get("Content-Encoding", "identity")
+            if good and coding.lower() != "identity":  # a small file of zeros may be a large answer
+                raise Unanswered(
+                    "nonsense", f"{self.url}{path} answers in {self._plain(coding)}, which nobody asked for"
+                )
+            said = bytearray()
+            async for piece in answer.aiter_raw():
+                said += piece
+                if len(said) > most and good:
+                    raise Unanswered("nonsense", f"{self.url}{path} answers with more than {most} bytes")
+                if len(said) > READ_OF_ERRORS and not good:
+                    break
+            return answer.status_code, answer.headers, bytes(said)
+
+    def _plain(self, text: str) -> str:
+        return plain(text.replace(self._key, "***") if self._key else text)
+
+    def close(self) -> None:
+        """Close the connections that are open."""
+        self._finalizer()
+
+
+def plain(text: str) -> str:
+    """What a server wrote, in one line and without what a terminal would obey."""
+    return one_line("".join(c if c.isprintable() else " " for c in text))
+
+
+class _Again(Exception):
+    """Worth another attempt, after that many seconds."""
+
+    def __init__(self, kind: str, message: str, after: float = 0.0) -> None:
+        super().__init__(message)
+        self.kind, self.after = kind, after
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all lines, in a thread of its own: only there a deadline holds for a whole exchange."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="gxpo-remote", daemon=True).start()
+    return loop
+
+
+def _shut(clients: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+    async def shut() -> None:
+        while clients:
+            await clients.pop().aclose()
+
+    asyncio.run_coroutine_threadsafe(shut(), loop)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _seconds(after: str) -> float:
+    """What a Retry-After asks for, in seconds or as a date; 0 where it can't be read."""
+    if re.fullmatch(r"[0-9]+", after):
+        return float(after)
+    try:
+        moment = parsedate_to_datetime(after)
+        return (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, found["loc"]))
+    return f"{place}: {found['msg']}" if place else found["msg"]
