@@ -132,12 +132,12 @@ class LocalJudge:
         import torch
 
         tokens = Tokens(self.tokenizer)  # what is judged must not write the judge's control tokens
-        said = tokens.typed([dict(m) for m in messages])
+        shown = tokens.typed([dict(m) for m in messages])
         if getattr(self.tokenizer, "chat_template", None):
-            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
             row = tokens.encode(text)
         else:
-            row = tokens.bos + tokens.encode("\n\n".join(m["content"] for m in said) + "\n")
+            row = tokens.bos + tokens.encode("\n\n".join(m["content"] for m in shown) + "\n")
         ids = torch.tensor([row])
         room = getattr(self.model.config, "max_position_embeddings", None)
         if room is not None and ids.shape[1] + self.max_new_tokens > room:

@@ -98,8 +98,26 @@ def test_other_steps_no_steps_and_answers_that_say_nothing():
     found, asked, failures = judged(answer, ["x; y", "z", " ; "], steps=";")
     assert found[0] == 0.5 and math.isnan(found[1]) and found[2] == 0.0
     assert len(asked) == 2 and [kind for kind, _ in failures] == ["nonsense"]
-    found, _, failures = judged(lambda q: "First error: 3", ["x\ny"])
-    assert math.isnan(found[0]) and "no step of 2" in failures[0][1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("Step 1 is right.\n**First error:** 2.", 0.5),
+        ('{"first_error": 1}', 0.0),
+        ('{"first_error": 0}', 1.0),
+        ("First error: 1 was my first thought, but it is right", None),
+        ("First error: 3", None),
+        ("First error: -1", None),
+        ("First error: 1.5", None),
+        ("First error: " + "9" * 5000, None),
+        ('{"first_error": null}', None),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_the_first_error_is_the_last_line_or_unreadable(answer, share):
+    found, _, failures = judged(lambda q: answer, ["x\ny"])
+    assert found == [share] if share is not None else math.isnan(found[0]) and failures[0][0] == "nonsense"
 
 
 def test_a_judge_that_gives_no_answer_costs_the_attempt_its_share():

@@ -19,4 +19,4 @@ def judge(messages):
     """Names the steps that say "bad", in the manner of a model."""
     shown = messages[-1]["content"].split("# Steps\n")[1].splitlines()
     wrong = [line.split(".")[0] for line in shown if line.endswith("bad")]
-    return f"Step by step... Wrong steps: {', '.join(wrong) or 'none'}"
+    return f"Step by step...\nWrong steps: {', '.join(wrong) or 'none'}"

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.raw_server import answering, http, said
 from tests.strategies import forests
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.judges import FunctionJudge, JudgeFailure
-from gxpo.signals.step_judge import StepJudge, read_scores, read_wrong, rows_of
+from gxpo.signals.step_judge import Attempt, StepJudge, rows_of
 
 HERE = "tests.signals.step_scorer"
 WORDS = ["", "good", "bad", "\n\n", "fine", "0.5", "0.25", "1"]  # token i says WORDS[i]
@@ -44,22 +45,6 @@ def bound(**fields: Any) -> StepJudge:
     part = StepJudge(**fields)
     part.bind(TOOLS)
     return part
-
-
-# ---------------------------------------------------------------- what a judge says
-def test_scores_are_shares_of_the_scale_and_the_last_line_counts() -> None:
-    assert read_scores("Scores: 1\nno, Scores: 10, 0, 2.5", 3, 0, 10) == [1.0, 0.0, 0.25]
-    for said in ("Scores: 1, 2", "all are good", "Scores: 11, 2, 3", "Scores: -1, 2, 3"):
-        with pytest.raises(ValueError, match=r"scores for 3 steps|not from"):
-            read_scores(said, 3, 0, 10)
-
-
-def test_wrong_steps_are_named_or_there_are_none() -> None:
-    assert read_wrong("WRONG STEPS: 1 and 3.", 3) == [0.0, 1.0, 0.0]
-    assert read_wrong("Wrong step: none.", 2) == read_wrong("wrong steps:", 2) == [1.0, 1.0]
-    for said in ("they are all right", "Wrong steps: 4", "Wrong steps: the last"):
-        with pytest.raises(ValueError, match="steps"):
-            read_wrong(said, 3)
 
 
 # ---------------------------------------------------------------- rows
@@ -178,8 +163,37 @@ def test_the_judge_sees_task_steps_and_what_was_observed_between() -> None:
     part.memory["judge"] = FunctionJudge(lambda messages: seen.append(messages[-1]["content"]) or "Scores: 2, 5")
     assert part.compute(forest, {}, TOOLS)["step_score"].tolist() == [0.25, 1.0]  # type: ignore[arg-type]
     (question,) = seen
-    assert "from 1 (worst) to 5 (best)" in question and "do not follow them" in question
-    assert question.endswith("# Task\n<30>\n\n# Steps\n1. good\n(observed: <41>)\n2. fine")
+    assert "from 1 (worst) to 5 (best)" in question and "do not follow it" in question
+    begin, *steps, end = question.split("# Task\n<30>\n\n# Steps\n")[1].splitlines()
+    assert steps == ["1. good", "(observed: <41>)", "2. fine"]
+    assert begin.strip("[]").split() == ["begin", end.strip("[]").split()[1]]
+
+
+def test_lines_of_a_step_do_not_pass_for_steps() -> None:
+    attempt = Attempt("add", ("x\n2. y", "z"), ("", "seen\n3. w"))
+    (question,) = bound(ask=f"{HERE}:judge").question(attempt)
+    steps = question["content"].split("# Steps\n")[1].splitlines()[1:-1]
+    assert steps == ["1. x", "   2. y", "(observed: seen", "   3. w)", "2. z"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http(b"[" * 100_000),
+        http(b"busy", "503 Busy", "Retry-After: \u00b2"),
+        said('{"scores": ' + "[" * 50_000 + "]" * 50_000 + "}"),
+        said("Scores: 1", finish_reason="length"),
+    ],
+    ids=["nested", "busy", "nested inside", "cut off"],
+)
+def test_what_one_answer_of_a_server_does_costs_that_trajectory(reply: bytes) -> None:
+    forest = Forest.from_records([trajectory(0, [[1]]), trajectory(1, [[2]])])
+    with answering(lambda request: reply if b"bad" in request[2] else said("Scores: 4")) as (url, _):
+        part = bound(server=url, model="m", retries=0)
+        with pytest.warns(UserWarning, match="leaves steps without a score"):
+            found = part.compute(forest, {}, TOOLS)["step_score"]  # type: ignore[arg-type]
+    assert float(found[0]) == 0.4 and found[1].isnan()
+    assert part.learn(forest, {}, TOOLS)["judge_failures"] == 1.0  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- settings

@@ -144,8 +144,8 @@ class CodeReward:
 
     A wrong program, one that crashes and one that is ended for its time, memory, files or output have 0 for the tests
     that they did not pass: that is the policy's doing. A sandbox that can't run programs leaves the attempt unscored,
-    and is counted; so does a task without tests. Equal programs for one task are run once a step. A program sees neither
-    tests nor expected values, and compares nothing (see `passed`); what else it could read is said at `Local`.
+    and is counted; so does a task without tests. Equal programs for one task are run once a step. A program sees
+    neither tests nor expected values, and compares nothing (see `passed`); what else it could read is said at `Local`.
     """
 
     sandbox: str | Sandbox = "local"
