@@ -1,15 +1,21 @@
 """Composition by leaf key: merging, conflicts, refusals, compat, and what the composed method does on a forest."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tests.battery import battery, made_up, policy_of
 
 import gxpo
+from gxpo import parts
+from gxpo.credit import CreditPart
+from gxpo.credit.pass_at_k import PassAtK
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
+from gxpo.keys import show
 from gxpo.methods import METHODS
+from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.ratio import Sequence
 
 
@@ -21,6 +27,14 @@ def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
         logprobs=[[[-0.1, -0.2], [-0.3], [-1.0, -1.0]], [[-1.0, -1.0, -1.0], [-2.0]]],
     )
     return made.replace(**fields) if fields else made
+
+
+@dataclass(frozen=True)
+class NeedsValue(CreditPart):
+    size: float
+
+    def __call__(self, forest, signals, step):
+        return forest.to_path(forest.outcome, "R")
 
 
 def winner_of_eight(spec, **keys):
@@ -130,6 +144,18 @@ def test_refused_values_are_checked_after_the_merge():
         ("grpo", {"credit": "nowhere.py:f"}, "no such file nowhere.py"),
         ("grpo", {"credit": "math:nothing"}, "math has no 'nothing'"),
         ("tis", {"objective.ratio_over": "behaviour"}, "tis can't work with"),
+        ("grpo", {"objective.clip_low": math.nan}, "objective.clip_low=nan .*must be a finite number"),
+        ("grpo", {"objective.kl.coef": math.inf}, "objective.kl.coef=inf .*must be a finite number"),
+        ("cispo", {"objective.ratio_max": math.nan}, "objective.ratio_max=nan .*must be a finite number"),
+        ("grpo", {"credit": "decoupled", "credit.weights": {"a": math.inf}}, "credit.weights=.*must be a finite"),
+        ("grpo", {"objective.add.penalty": "penalty"}, "unknown term 'penalty'"),
+        ("grpo", {"objective.add.mine": Penalty}, "can't be a term: it has no quantity"),
+        ("grpo", {"credit": CreditPart}, "is a class but no dataclass"),
+        ("grpo", {"rollout": winner_of_eight}, "can't be a rollout: it has no grow"),
+        ("grpo", {"signal.mine": winner_of_eight}, "can't be a signal: it has no compute, provides"),
+        ("grpo", {"objective.add.mine": winner_of_eight}, "can't be a term: it has no active, couples"),
+        ("grpo", {"credit": NeedsValue}, "credit.size has no default: set it"),
+        (["grpo"], {}, r"method=\['grpo'\] is not a name"),
     ],
 )
 def test_bad_compositions_are_one_line_errors(spec, keys, message):
@@ -137,6 +163,34 @@ def test_bad_compositions_are_one_line_errors(spec, keys, message):
     with pytest.raises(ConfigError, match=message) as caught:
         gxpo.method(spec, keys)
     assert "\n" not in str(caught.value)
+
+
+def test_a_system_is_named_by_a_text():
+    with pytest.raises(ConfigError, match=r"compat=\['trl'\] is not a name"):
+        gxpo.method("grpo", compat=["trl"])
+
+
+def test_infinity_is_taken_where_a_part_says_so():
+    for spec, key in (("cispo", "objective.ratio_max"), ("disco", "objective.tau")):
+        assert gxpo.method(spec, {key: math.inf}).keys[key].value == math.inf
+    assert gxpo.method("opo", {"credit.bound": math.inf}).credit.bound == math.inf  # its default
+
+
+@pytest.mark.parametrize("name", ["pass_at_k", "pass_atk"])
+def test_a_part_by_its_name_and_by_that_of_earlier_versions(name):
+    assert gxpo.method("grpo", {"credit": name}).credit == PassAtK()
+    assert show(PassAtK) == "pass_at_k"
+
+
+def test_every_part_that_has_a_name_can_be_made():
+    tables = [x for x in vars(parts).values() if isinstance(x, parts.Table)]
+    assert len(tables) == 11
+    for table in tables:
+        for name, kind in table.items():
+            try:
+                kind()
+            except ConfigError as error:  # a part that is nothing without its settings says which
+                assert name in ("spans",), error
 
 
 def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unknown_key
+from gxpo.keys import Definition, Stated, check_refusals, finite, merge, same, show, unknown_key
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
 from gxpo.usercode import NotRun, Unusable, object_at
@@ -30,6 +31,9 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
         if not overrides and compat is None:
             return spec
         raise ConfigError("give the overrides when the method is composed: gxpo.method('name', {...})")
+    for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
+        if not isinstance(value, str):
+            raise ConfigError(f"{key}={show(value)} is not a name")
     stated = {k: v if isinstance(v, Stated) else Stated(v, "override") for k, v in (overrides or {}).items()}
     from gxpo.compat import COMPAT
     from gxpo.methods import METHODS
@@ -114,6 +118,8 @@ class _Keys:
         if isinstance(kind, Unexecuted):
             for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
                 self.take(key, None)
+            return kind
+        _check_protocol(f"{slot}={show(value)}", kind, what)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
         prefix = slot if prefix is None else prefix
@@ -124,29 +130,79 @@ class _Keys:
                 continue
             default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
             key = f"{prefix}.{entry.name}"
-            fields[entry.name] = self.field(key, default, hints[entry.name])
+            if entry.name == "control":
+                fields["control"] = self.control(key, default)
+            else:
+                fields[entry.name] = self.field(key, default, hints[entry.name], "unbounded" in entry.metadata)
         try:
             return kind(**fields)
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
 
-    def field(self, key: str, default: Any, hint: Any) -> Any:
-        """What is stated, of the field's type, or the default as it is."""
+    def control(self, key: str, default: Any) -> Any:
+        """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
+        from gxpo import parts
+
+        named = self.take(key, None if default is None else type(default))
+        made = None if named is None else self.part(key, named, parts.CONTROLS, what="control")
+        return None if isinstance(made, Unexecuted) else made
+
+    def field(self, key: str, default: Any, hint: Any, unbounded: bool = False) -> Any:
+        """What is stated, of the field's type, or the default as it is.
+
+        Numbers are finite, but where the default is inf or the field's metadata says `unbounded`.
+        """
         value = self.take(key, default)
-        return typed(key, value, hint, self.stated[key]) if key in self.stated else value
+        if value is dataclasses.MISSING:
+            raise ConfigError(f"{key} has no default: set it")
+        if key not in self.stated:
+            return value
+        stated = self.stated[key]
+        found = typed(key, value, hint, stated)
+        if not finite(found, unbounded or default == math.inf):
+            raise ConfigError(f"{key}={show(value)} ({stated.origin}): it must be a finite number")
+        return found
 
     def leftover(self) -> list[str]:
         return [k for k in self.stated if k not in self.used]
 
 
+_PROTOCOL = {  # what a part must have, where it is more than being callable
+    "rollout": ("grow",),
+    "signal": ("compute", "provides", "axes"),
+    "update": ("run", "optimiser_steps"),
+    "gate": ("loss", "clipped"),
+    "ratio": ("level", "couples"),
+    "control": ("coefficient", "adjust"),
+    "term": ("__call__", "active", "couples"),
+    "term of the objective": ("__call__", "active", "couples"),
+}
+
+
+def _check_protocol(stated: str, part: Any, what: str) -> None:
+    """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
+    needed = _PROTOCOL.get(what, ("__call__",))
+    if isinstance(part, type):
+        if not dataclasses.is_dataclass(part):
+            raise ConfigError(f"{stated} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
+        lacking = [n for n in needed if not any(n in vars(base) for base in part.__mro__)]
+        lacking += sorted(getattr(part, "__abstractmethods__", ()))
+    else:
+        lacking = [n for n in needed if not hasattr(part, n)]
+    if lacking:
+        raise ConfigError(f"{stated} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
+
+
 def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
-    """`value` checked against the field's type; an int is taken for a float."""
+    """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
     if hint is float and type(value) in (int, float):
         return float(value)
     if (hint in (int, bool, str) and type(value) is hint) or (
         get_origin(hint) is Literal and type(value) is str and value in get_args(hint)
     ):
         return value
+    if isinstance(value, list) and get_origin(hint) is tuple:
+        value = tuple(value)
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second, for what plain comparisons don't decide
 
     try:
@@ -158,7 +214,7 @@ def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
 def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> Any:
     """A name in the table, `file.py:name`, `module:name`, a part class, a part or a function."""
     if not isinstance(value, str):
-        if value is None or not callable(value):
+        if value is None or not (callable(value) or dataclasses.is_dataclass(value)):
             raise ConfigError(f"{slot}={value!r} is neither the name of a {what} nor a function")
         return value
     if value in table:
@@ -359,15 +415,11 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
 
 def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> Any:
     """A KL or entropy term, its fields under `slot.FIELD`; those of `shared` follow the policy term's."""
-    from gxpo import parts
-
     hints, fields = hints_of(kind), {}
     for entry in dataclasses.fields(kind):
         key = f"{slot}.{entry.name}"
         if entry.name == "control":
-            named = keys.take(key, None)
-            made = None if named is None else keys.part(key, named, parts.CONTROLS, what="control")
-            fields["control"] = None if isinstance(made, Unexecuted) else made
+            fields["control"] = keys.control(key, None)
         elif entry.name == "horizon":
             fields["horizon"] = shared["horizon"]
         elif entry.name in shared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -140,6 +141,15 @@ def check_refusals(
                 raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
 
 
+def finite(value: Any, unbounded: bool = False) -> bool:
+    """Whether every number in a value is finite; `unbounded`: or infinite, but never nan."""
+    if isinstance(value, float):
+        return math.isfinite(value) or (unbounded and math.isinf(value))
+    if isinstance(value, Mapping):
+        return all(finite(v, unbounded) for v in value.values())
+    return not isinstance(value, (list, tuple)) or all(finite(v, unbounded) for v in value)
+
+
 def show(value: Any) -> str:
     """A value as it is typed: a part by its name, which is its class's in lower case with underscores, or, where it is
     none of gxpo's own, by its file and class."""
@@ -160,7 +170,7 @@ def _shown(kind: type) -> str:
     if not kind.__module__.startswith("gxpo."):
         with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
-    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:

@@ -1,6 +1,6 @@
 """The parts by the names that configurations use: a part's name is its class's, in lower case with underscores.
 
-A part is a public frozen dataclass of its stage's folder; it needs no entry anywhere else.
+A part is a public frozen dataclass of its stage's folder that can be made; it needs no entry anywhere else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 from gxpo.keys import show
 
 _COMBINATIONS = ("CreditSum", "TermSum", "WeightProduct")
+_FORMER = {"pass_atk": "pass_at_k"}  # names in the configurations of earlier versions
 
 
 class Table(Mapping[str, type]):
@@ -36,7 +37,7 @@ class Table(Mapping[str, type]):
             loaded = importlib.import_module(f"{folder.__name__}.{module}")
             for name, kind in inspect.getmembers(loaded, inspect.isclass):
                 own = kind.__module__ == loaded.__name__ and not name.startswith("_") and name not in _COMBINATIONS
-                if not (own and is_part(kind) and dataclasses.is_dataclass(kind)):
+                if not (own and is_part(kind) and dataclasses.is_dataclass(kind)) or inspect.isabstract(kind):
                     continue
                 if show(kind) in found:
                     raise ValueError(f"{folder.__name__} has two parts named {show(kind)!r}")
@@ -51,7 +52,7 @@ class Table(Mapping[str, type]):
         return lambda kind: issubclass(kind, base)
 
     def __getitem__(self, name: str) -> type:
-        return self._found[name]
+        return self._found[_FORMER.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

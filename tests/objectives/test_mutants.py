@@ -235,7 +235,7 @@ def test_what_is_held_in_log_space() -> None:
 class OfTheForest(Penalty):
     name = "length"
 
-    def quantity_of(self, forest, policy, entries):
+    def quantity(self, forest, policy, entries):
         return forest.to_path(forest.lengths().to(torch.float64), "R")[entries]
 
 
@@ -256,6 +256,9 @@ class Watching(Control):
 
     def coefficient(self, start):
         return start
+
+    def adjust(self, figures):
+        return {}
 
 
 def test_a_kl_that_may_begin_asks_for_both_policies(toy) -> None:
@@ -289,6 +292,9 @@ class Asks(TermPart):
 
     def active(self, forest, credit, weight, signals=None):
         return signals["active"]
+
+    def __call__(self, forest, policy, credit, weight, signals, step):
+        return policy.logprob.sum()
 
 
 def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy) -> None:
@@ -405,6 +411,9 @@ def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
 
 class OfTokens(SequenceTerm):
     couples = "token"
+
+    def __call__(self, forest, policy, credit, weight, signals, step):
+        return policy.logprob.sum()
 
 
 def test_terms_on_single_tokens_read_those_that_have_a_weight(toy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
     return strongest == 0
 
 
-class CreditPart:
+class CreditPart(ABC):
     """Base of credit parts: a frozen dataclass whose `__call__` gives [P] float64, detached.
 
     needs     signals it reads
@@ -43,6 +44,7 @@ class CreditPart:
     requires: tuple[str, ...] = ()
     on_equal: str = "zero"
 
+    @abstractmethod
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         raise NotImplementedError
 

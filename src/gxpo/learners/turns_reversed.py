@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class TurnsReversed:
     """
 
     correction_low: float = 0.2
-    correction_high: float = 0.2
+    correction_high: float = field(default=0.2, metadata={"unbounded": True})
     planned: int = 1
 
     def __post_init__(self) -> None:

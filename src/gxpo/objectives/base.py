@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
 
 
-class TermPart:
+class TermPart(ABC):
     """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`.
 
     A term is one function of the whole optimiser step, L(x), x the policy's outputs on all of P. `weight` [P] is the
@@ -41,11 +42,13 @@ class TermPart:
     requires: tuple[str, ...] = ()
     on_equal: str = "zero"
 
+    @abstractmethod
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
         raise NotImplementedError
 
+    @abstractmethod
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from gxpo.errors import CheckpointError, ConfigError, one_of
 
 
-class Control:
+class Control(ABC):
     """Base of controls: frozen dataclasses that give a term's coefficient, constant within a step.
 
     Terms that hold one call `coefficient`; the trainer calls `adjust` once per step, after the update. What a control
@@ -24,10 +25,12 @@ class Control:
     from_zero: bool = False
     follows: str = ""
 
+    @abstractmethod
     def coefficient(self, start: float) -> float:
         """The coefficient now, of a term that was configured with `start`."""
         raise NotImplementedError
 
+    @abstractmethod
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Takes the step's figures (names of metrics.jsonl: "kl", "entropy", "success_rate", "step"...; a figure that
         the step does not have is absent); gives what it now says, by metric name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -94,7 +94,7 @@ class Discriminative(LabelTerm):
     """
 
     score: Literal["logprob", "ratio"] = "logprob"
-    tau: float | None = None
+    tau: float | None = field(default=None, metadata={"unbounded": True})
     delta: float = 1e-4
     beta: float = 1e3
     ratio_over: Literal["proximal", "behaviour"] = "proximal"

@@ -11,6 +11,7 @@ from gxpo.errors import MissingSignal
 from gxpo.objectives.penalty import Penalty
 
 if TYPE_CHECKING:
+    from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens
 
 
@@ -32,7 +33,7 @@ class Entropy(Penalty):
         super().__post_init__()
         object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
 
-    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.entropy is None:
             raise MissingSignal("objective.entropy needs the policy's entropy: give it, or set its coef to 0")
         return policy.entropy[entries].to(policy.logprob.dtype)

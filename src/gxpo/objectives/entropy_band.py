@@ -98,7 +98,7 @@ class EntropyBand(Penalty):
         divisor = in_turn[forest.path_step] * turns[forest.path_trajectory] * (turns > 0).sum()
         return counted.to(torch.float64) / divisor.clamp_min(1)
 
-    def quantity_of(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         entropy, turn = _read(forest, policy, entries)
         centre = torch.full((int(turn.max()) + 1,), torch.nan, dtype=torch.float64)
         for name, (total, steps) in self._history.items():  # a turn each

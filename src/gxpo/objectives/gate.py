@@ -8,8 +8,9 @@ are -A rho with rho held inside a region on the side that would go on improving;
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class Entries:
         return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
 
 
-class Gate:
+class Gate(ABC):  # noqa: B024  # those that are built on it add abstract methods
     """Base: the unclipped importance-weighted loss -A rho.
 
     couples   "token" | "trajectory" | "step": whose outputs an entry's derivative may depend on, through detached
@@ -199,7 +200,7 @@ class Truncate(Gate):
     upper one: 1.28 is the bound of clip-higher.
     """
 
-    ratio_max: float = 1.28
+    ratio_max: float = field(default=1.28, metadata={"unbounded": True})
     ratio_min: float = 0.0
 
     def __post_init__(self) -> None:

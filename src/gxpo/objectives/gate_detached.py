@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from torch import Tensor
 
 from gxpo.objectives.gate import Entries, Gate
@@ -13,6 +15,7 @@ class DetachedWeight(Gate):
     With w = rho it has the gradient of -A rho, with w = 1 that of REINFORCE.
     """
 
+    @abstractmethod
     def weight(self, x: Entries) -> Tensor:
         """w [n], 0 or more."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ def quadratic(ratio: Tensor, credit: Tensor, coefficient: Tensor) -> Tensor:
 class _Quadratic(Gate):
     """`quadratic` with a coefficient of the entry's own."""
 
+    @abstractmethod
     def coefficient(self, credit: Tensor) -> Tensor:
         raise NotImplementedError
 

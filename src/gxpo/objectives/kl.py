@@ -102,7 +102,7 @@ class KL(Penalty):
         watched = ("reference_logprob", "proximal_logprob") if self.watches else ("reference_logprob",)
         object.__setattr__(self, "needs", watched if self.ever else ())
 
-    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         if policy.reference_logprob is None:
             raise MissingSignal("objective.kl needs reference_logprob: give a reference, or set objective.kl.coef to 0")
         logprob = policy.logprob[entries]

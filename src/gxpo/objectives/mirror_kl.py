@@ -13,6 +13,7 @@ from gxpo.objectives.control_annealed import Annealed
 from gxpo.objectives.penalty import Penalty
 
 if TYPE_CHECKING:
+    from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens
 
 
@@ -55,7 +56,7 @@ class MirrorKl(Penalty):
         if self.control is None or isinstance(self.control, Annealed):
             object.__setattr__(self, "control", Annealed(self.least, self.total_steps))
 
-    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         logprob = policy.logprob[entries]
         old = policy.behaviour_logprob if policy.proximal_logprob is None else policy.proximal_logprob
         below = old.detach()[entries].to(logprob)

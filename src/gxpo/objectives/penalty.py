@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -54,13 +55,10 @@ class Penalty(TermPart):
         """Whether its control has to know the quantity while the coefficient is 0."""
         return self.control is not None and self.control.follows == self.name
 
-    def quantity(self, policy: PolicyTokens, entries: Tensor) -> Tensor:
+    @abstractmethod
+    def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         """Its value at these entries, in the dtype of `policy.logprob`; never called without entries."""
         raise NotImplementedError
-
-    def quantity_of(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
-        """`quantity`, for terms that look at the forest too."""
-        return self.quantity(policy, entries)
 
     def scale(self, forest: Forest) -> Tensor:
         """[P] coefficients of the aggregation."""
@@ -75,7 +73,7 @@ class Penalty(TermPart):
     ) -> Tensor:
         scale = self.sign * self.now * self.scale(forest) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        value = self.quantity_of(forest, policy, entries) if entries.numel() else policy.logprob[entries]
+        value = self.quantity(forest, policy, entries) if entries.numel() else policy.logprob[entries]
         return (scale[entries].to(value) * value).sum()
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -98,7 +96,7 @@ class Penalty(TermPart):
         found = {} if self.control is None else {f"{self.name}_coef": self.now}
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         if entries.numel():
-            found[self.name] = float(self.quantity_of(forest, policy, entries).mean())
+            found[self.name] = float(self.quantity(forest, policy, entries).mean())
         elif self.watches and signals is not None and (value := self.measured(forest, signals)) is not None:
             found[self.name] = value
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
     return (total / length)[trajectory] + (log_ratio - held)
 
 
-class Ratio:
+class Ratio(ABC):
     """Base of ratios: at what level the log-ratio of a token is taken.
 
     couples   "token" | "trajectory": whose log-ratios the value or the derivative at an entry depend on
@@ -91,6 +92,7 @@ class Ratio:
 
     couples: str = "token"
 
+    @abstractmethod
     def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
         """[n] log-ratio at its level, each entry carrying its own gradient.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
 
 
-class RewardPart:
+class RewardPart(ABC):
     """Base of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
 
     Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
@@ -21,5 +22,6 @@ class RewardPart:
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
+    @abstractmethod
     def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor:
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,7 +64,7 @@ class Action:
         return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
-class Segmenter:
+class Segmenter(ABC):
     """Base of segmenters: a frozen dataclass with `begins`, and `labels` where its segments are of several kinds.
 
     What forks share keeps the numbers that the first trajectory with it gives; those of a fork's own tokens go on from
@@ -73,6 +74,7 @@ class Segmenter:
     reads_entropy: bool = False
     provides: tuple[str, ...] = ("segments",)
 
+    @abstractmethod
     def begins(self, action: Action) -> Sequence[int]:
         """Positions in the action at which a segment begins; position 0 begins one anyway."""
         raise NotImplementedError

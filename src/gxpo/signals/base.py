@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ class SignalTools:
     answers: Callable[[Forest], Sequence[str | None]] = _not_lent
 
 
-class SignalPart:
+class SignalPart(ABC):
     """Base of signal parts: a frozen dataclass that computes what other parts read by name, once per step.
 
     provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
@@ -54,9 +55,10 @@ class SignalPart:
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
-    def bind(self, tools: SignalTools) -> None:
+    def bind(self, tools: SignalTools) -> None:  # noqa: B027  # most parts have nothing to do here
         """Once, before the first step and before anything is loaded from a checkpoint."""
 
+    @abstractmethod
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         """Detached tensors by name, with the policy as it is at the start of the step."""
         raise NotImplementedError
@@ -69,12 +71,12 @@ class SignalPart:
         """What a resumed run needs, as JSON."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """The inverse of `state_dict`, called after `load_tensors`."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a resumed run needs as tensors; its names may change from step to step."""
         return {}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
         """The inverse of `tensors`."""

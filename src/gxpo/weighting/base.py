@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals, Weight
 
 
-class WeightPart:
+class WeightPart(ABC):
     """Base of weight parts: a frozen dataclass whose `__call__` gives [P], finite, >= 0, detached.
 
     A weight multiplies a policy term's per-entry loss after the gate and never changes a denominator.
@@ -24,6 +25,7 @@ class WeightPart:
     requires: tuple[str, ...] = ()
     on_equal: str = "zero"
 
+    @abstractmethod
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
         raise NotImplementedError
 

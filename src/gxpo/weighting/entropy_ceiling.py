@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,7 @@ class EntropyCeiling(WeightPart):
     Source: GTPO, arXiv 2508.03772: about ln 2, a choice between two equally likely words; its code has 0.7.
     """
 
-    most: float = 0.7
+    most: float = field(default=0.7, metadata={"unbounded": True})
 
     needs = ("entropy",)
 

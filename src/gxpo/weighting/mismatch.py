@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,7 +103,7 @@ class MismatchMask(WeightPart):
     """
 
     token_min: float = 0.5
-    token_max: float = 2.0
+    token_max: float = field(default=2.0, metadata={"unbounded": True})
     sequence_min: float = 0.0
     sequence_max: float = math.inf
 
