@@ -1,6 +1,7 @@
 """A run's configuration: YAML 1.2 and `--set`, every key with where it came from.
 
-Order: defaults < methods from left to right < compat < YAML < --set. Nested mappings and dotted keys mean the same.
+Order: defaults < methods from left to right < compat < YAML < --set. Nested mappings and dotted keys mean the same,
+also where the value of a key is itself a mapping: `--set tasks.options.digits=3` states one entry of it.
 """
 
 from __future__ import annotations
@@ -9,24 +10,21 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
+from gxpo import yamltext
 from gxpo.compose import method
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import STAGES, Stated, show
+from gxpo.keys import STAGES, Stated, finite, show
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
-_LEAF_MAPPINGS = (  # keys whose value is itself a mapping
-    "tasks.options", "chat.kwargs", "scoring.options", "credit.weights", "versions", "reward",
-)  # fmt: skip
+_MAPPINGS = ("reward", "versions", *(k for k, default in RUN_KEYS.items() if isinstance(default, dict)))
+_REWARD_PARTS = ("add", "shape", "step")  # below `reward` these are keys of the method
 _OTHER = ("method", "compat", "versions")
 _RECORDED = ("torch", "transformers", "numpy", "gxpo")
 
@@ -41,17 +39,10 @@ class Resolved:
 
     def to_yaml(self) -> str:
         """A file that resolves to the same run; the origin of each key stands beside it."""
-        document = CommentedMap()
-        for key, stated in self.keys.items():
-            value = stated.value
-            document[key] = value if isinstance(value, (int, float, str, list, dict)) else show(value)
-            if value is None:
-                document[key] = None
-            document.yaml_add_eol_comment(stated.origin, key)
-        document["versions"] = versions()
-        text = StringIO()
-        _yaml().dump(document, text)
-        return text.getvalue()
+        plain = (int, float, str, list, tuple, dict, type(None))
+        document = {k: s.value if isinstance(s.value, plain) else show(s.value) for k, s in self.keys.items()}
+        origins = {k: s.origin for k, s in self.keys.items()}
+        return yamltext.dump({**document, "versions": versions()}, origins)
 
 
 def versions() -> dict[str, str]:
@@ -65,35 +56,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _yaml() -> YAML:
-    yaml = YAML(typ="rt")
-    yaml.width = 4096
-    return yaml
-
-
-def _plain(value: Any) -> Any:
-    """Without the loader's own types."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
 def read(path: str | Path) -> dict[str, Stated]:
     """The leaf keys of a YAML file, each with its line."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
-        document = _yaml().load(path.read_text(encoding="utf-8"))
+        document = yamltext.load(path.read_text(encoding="utf-8"), str(path))
     except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem, line = yamltext.problem_of(error)
         raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file") from None
@@ -107,38 +78,101 @@ def read(path: str | Path) -> dict[str, Stated]:
 
 
 def _flatten(node: Any, prefix: str, source: str, out: dict[str, Stated]) -> None:
+    lines = getattr(getattr(node, "lc", None), "data", None) or {}
     for key, value in node.items():
         name = f"{prefix}{key}"
-        lines = getattr(node, "lc", None)
-        origin = f"{source}:{lines.key(key)[0] + 1}" if lines is not None and lines.data else source
-        leaf = name in _LEAF_MAPPINGS and not (
-            name == "reward" and isinstance(value, Mapping) and set(value) == {"add"}
-        )
-        if isinstance(value, Mapping) and not leaf:
+        origin = f"{source}:{lines[key][0] + 1}" if key in lines else source
+        if name == "reward" and isinstance(value, Mapping):
+            parts = {k: v for k, v in value.items() if k in _REWARD_PARTS and isinstance(v, Mapping)}
+            for stage, inner in parts.items():
+                _flatten(inner, f"reward.{stage}.", source, out)
+            value = {k: v for k, v in value.items() if k not in parts}
+            if parts and not value:
+                continue
+        if isinstance(value, Mapping) and not _is_mapping(name):
             _flatten(value, name + ".", source, out)
             continue
-        if name in out:
+        if _is_stated(name, out):
             raise ConfigError(f"{origin}: {name} is set twice")
-        out[name] = Stated(_plain(value), origin)
+        _state(name, Stated(yamltext.plain(value, f"{origin}: {name}"), origin), out)
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:
-    """`--set key=value` arguments; values are YAML."""
+    """`--set key=value` arguments; values are YAML. Entries of mappings stay by themselves: see `over`."""
     out: dict[str, Stated] = {}
     for item in items:
         key, sign, text = item.partition("=")
-        if not sign or not key.strip():
+        key = key.strip()
+        if not sign or not key:
             raise ConfigError(f"--set {item}: write --set KEY=VALUE")
         try:
-            value = _plain(_yaml().load(text)) if text.strip() else ""
+            value = yamltext.load(text, f"--set {key}") if text.strip() else ""
         except YAMLError:
             value = text
-        out[key.strip()] = Stated(value, "--set")
+        if _is_mapping(key):  # what is stated as a whole takes the place of entries before it
+            out = {k: s for k, s in out.items() if (_entry(k) or (None,))[0] != key}
+        out[key] = Stated(yamltext.plain(value, f"--set {key}"), "--set")
     return out
+
+
+def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
+    """The keys of both, those of `above` in force; an entry of a mapping (`tasks.options.digits`) joins the others."""
+    out = dict(below)
+    for key, stated in above.items():
+        _state(key, stated, out)
+    return out
+
+
+def _is_mapping(key: str) -> bool:
+    """Whether a key's value is itself a mapping: of some settings, and of the `weights` that parts have."""
+    return key in _MAPPINGS or key.endswith(".weights")
+
+
+def _entry(key: str) -> tuple[str, list[str]] | None:
+    """(key of a mapping, names from there on), where `key` is an entry of one."""
+    words = key.split(".")
+    for i in range(1, len(words)):
+        whole = ".".join(words[:i])
+        if _is_mapping(whole) and not (whole == "reward" and words[1] in _REWARD_PARTS):
+            named = whole == "reward" or whole.endswith(".weights")  # by rewards, whose names may have dots
+            return whole, [".".join(words[i:])] if named else words[i:]
+    return None
+
+
+def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
+    whole, names = _entry(key) or (key, [])
+    value = out[whole].value if whole in out else None
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value is not None or (not names and whole in out)
+
+
+def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
+    """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there."""
+    whole, names = _entry(key) or (key, [])
+    if not names:
+        out[key] = stated
+        return
+    held = out.get(whole, Stated(None, stated.origin))
+    mapping = inner = {} if held.value is None else held.value
+    if isinstance(mapping, Mapping):
+        mapping = inner = dict(mapping)
+    for i, name in enumerate(names):
+        if not isinstance(inner, dict):
+            above = ".".join([whole, *names[:i]])
+            raise ConfigError(f"{_at(stated)}{key}: {above} is {show(inner)}, which has no entries ({held.origin})")
+        if i == len(names) - 1:
+            inner[name] = stated.value
+        else:
+            below = inner.get(name, {})
+            inner[name] = inner = dict(below) if isinstance(below, Mapping) else below
+    origins = dict.fromkeys((held.origin, stated.origin))
+    out[whole] = Stated(mapping, ", ".join(origins))
 
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Settings and method of a run. `composed`: a method made in Python, instead of the key `method`."""
+    given = over({}, {k: Stated(yamltext.plain(s.value, f"{_at(s)}{k}"), s.origin) for k, s in given.items()})
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
@@ -167,6 +201,8 @@ def _at(stated: Stated) -> str:
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
     nested: dict[str, Any] = {}
     for key, stated in keys.items():
+        if not finite(stated.value):
+            raise ConfigError(f"{_at(stated)}{key}: numbers must be finite (got {show(stated.value)})")
         *sections, leaf = key.split(".")
         target = nested
         for section in sections:
@@ -189,4 +225,4 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
     """Resolve a YAML file with `--set` arguments."""
-    return resolve((read(path) if path is not None else {}) | parse_set(sets))
+    return resolve(over(read(path) if path is not None else {}, parse_set(sets)))

@@ -68,7 +68,7 @@ class EnvSettings(_Section):
 
 class UpdateSettings(_Section):
     lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: list[float] = [0.9, 0.999]
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is off")
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -115,7 +115,7 @@ def inherited(run: Path, given: Mapping[str, Stated], *, composed: bool = False)
             continue
         noted = f"{stated.origin} ({origin})" if unstated else stated.origin
         out[key] = Stated(stated.value, noted, optional=replaced and of_method)
-    return out | dict(given)
+    return config.over(out, given)
 
 
 def _origin(lines: list[str], at: str) -> str:

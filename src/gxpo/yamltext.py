@@ -1,0 +1,143 @@
+"""YAML 1.2 to plain values and back: what is read is bounded, and what is written is read back exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import date
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.scalarbool import ScalarBoolean
+
+from gxpo.errors import ConfigError
+
+DEEPEST = 32  # levels of lists and mappings within one another
+MOST = 20_000  # values of a document, those behind an alias counted each time
+LARGEST = 2**63  # of integers
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+@:-]*(?<!:)\Z")  # texts that need no quotes, but for
+_OTHER_VALUES = ("true", "false", "null", "yes", "no", "on", "off")
+
+
+def load(text: str, where: str) -> Any:
+    """The document, its mappings and lists with their lines.
+
+    Raises `YAMLError` where it is not YAML, and `ConfigError`, which begins with `where`, where it is too large or too
+    deep or holds what is no value.
+    """
+    _check_size(text, where)
+    try:
+        return YAML(typ="rt").load(text)
+    except YAMLError:
+        raise
+    except Exception as error:  # a number of 5,000 digits, a date that does not exist: the constructors raise anything
+        problem = " ".join(str(error).split("; use sys.")[0].split())
+        raise ConfigError(f"{where}: a value can't be read: {problem or type(error).__name__}") from None
+
+
+def problem_of(error: YAMLError) -> tuple[str, str]:
+    """What is wrong, and ":LINE" where that is known."""
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return str(problem), "" if mark is None else f":{mark.line + 1}"
+
+
+def plain(value: Any, where: str, depth: int = 0) -> Any:
+    """Lists, mappings with texts as keys, texts, numbers and null without the loader's own types; what Python hands
+    over beside them (a function, a part) as it is. ConfigError where a value is none that a file can hold."""
+    if isinstance(value, (Mapping, list)):
+        if depth >= DEEPEST:
+            raise ConfigError(f"{where}: lists and mappings are nested more than {DEEPEST} deep")
+        if isinstance(value, list):
+            return [plain(v, where, depth + 1) for v in value]
+        return {plain(str(k), where): plain(v, where, depth + 1) for k, v in value.items()}
+    if isinstance(value, (bool, ScalarBoolean)):
+        return bool(value)
+    if isinstance(value, int):
+        if not -LARGEST <= value < LARGEST:
+            raise ConfigError(f"{where}: an integer has more than 64 bits")
+        return int(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{where}: {value!a} is not valid Unicode: it holds half of a surrogate pair") from None
+        return str(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (date, bytes, set)) or type(value).__module__.startswith("ruamel."):
+        raise ConfigError(f"{where}: a setting is no {type(value).__name__}: put a text into quotes")
+    return value
+
+
+def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """A line for each key, which `load` reads back equal; `comments` stand behind the lines of their keys."""
+    lines = []
+    for key, value in document.items():
+        comment = "".join(c if c.isprintable() else " " for c in comments.get(key, ""))
+        lines.append(f"{_text(key)}: {_written(value)}{comment and f' # {comment}'}\n")
+    return "".join(lines)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(str(k))}: {_inner(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_inner, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return json.dumps(value) if isinstance(value, (int, float)) or value is None else _text(str(value))
+
+
+def _inner(value: Any) -> str:
+    """A value inside a list or a mapping, where a colon would begin another."""
+    return _quoted(value) if isinstance(value, str) and ":" in value else _written(value)
+
+
+def _key(text: str) -> str:
+    """A key inside a mapping; a long one needs its question mark."""
+    return _inner(text) if len(text) < 100 else f"? {_quoted(text)} "
+
+
+def _text(text: str) -> str:
+    """Names, paths and the like as they are, all else in quotes."""
+    return text if _PLAIN.match(text) and text.lower() not in _OTHER_VALUES else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    """Whatever is not printable is escaped: a line break of any kind would be read as a blank."""
+    return '"' + "".join(f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
+
+
+def _check_size(text: str, where: str) -> None:
+    """Refuse what would take for ever, or all memory, once aliases are written out."""
+    sizes: dict[str, int] = {}
+    within: list[tuple[str | None, int]] = []  # of each open list or mapping: anchor, values so far
+    for event in YAML(typ="rt").parse(StringIO(text)):
+        line = f"{where}:{event.start_mark.line + 1}" if event.start_mark is not None else where
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, CollectionStartEvent):
+            within.append((anchor, 1))
+            if len(within) > DEEPEST:
+                raise ConfigError(f"{line}: lists and mappings are nested more than {DEEPEST} deep")
+            continue
+        if isinstance(event, AliasEvent):
+            if any(anchor == name for name, _ in within):
+                raise ConfigError(f"{line}: {anchor} refers to itself")
+            size = sizes.get(str(anchor), 1)
+        elif isinstance(event, CollectionEndEvent):
+            anchor, size = within.pop()
+        elif not isinstance(event, NodeEvent):
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        if within:
+            name, so_far = within[-1]
+            within[-1] = (name, so_far + size)
+            if so_far + size > MOST:
+                raise ConfigError(f"{line}: more than {MOST:,} values")
