@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,102 @@ def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
 def test_bad_settings(capsys, tmp_path, sets, message):
     flags = [x for s in sets for x in ("--set", s)]
     refused(capsys, tmp_path, ["train", config(tmp_path), *flags], message)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["model=nowhere"], "model 'nowhere': neither a directory nor in the hub's cache"),
+        (["task=nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["task=arithmetics"], "did you mean 'arithmetic'"),
+        (["task=mine.py:Wrold"], "mine.py has no 'Wrold'; did you mean 'World'?"),
+        (["task=broken.py:World"], "broken.py line 2"),
+        (["task=frozenlake", "tasks.options.sise=3"], "has no option 'sise'; did you mean 'size'?"),
+        (["reward=mine.py:socre"], "mine.py has no 'socre'; did you mean 'score'?"),
+        (["reward=nowhere.py:f"], "there is no file nowhere.py"),
+        (["reward=corect"], "did you mean 'correct'"),
+        (["learner.device=cudo"], "device 'cudo' can't be used"),
+        (["rollout.group_size=1"], "rollout.group_size=1: group_relative compares the rollouts of a group"),
+        (["method=scaf_grpo", "task=plain.jsonl"], "has no hints"),
+        (["method=luffy", "task=plain.jsonl"], "has no reference answer"),
+        (["method=scaf_grpo", "task=frozenlake"], "rollout least_hint is for tasks with one answer"),
+        (["method=flow_grpo"], "rollout denoise samples latents, and model tiny:cold has none"),
+        (["model=flow:x", "method=flow_grpo", "task=points"], "unknown flow 'flow:x'"),
+    ],
+)
+def test_what_can_be_known_is_refused_without_a_run(capsys, tmp_path, monkeypatch, sets, message):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
+    (tmp_path / "broken.py").write_text("x = 1\nclass World(:\n")
+    (tmp_path / "plain.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(40)))
+    flags = [x for s in sets for x in ("--set", s)]
+    for command in (["train", "--dry-run"], ["plan", "--no-probe"]):
+        code, out, err = run(capsys, command[0], config(tmp_path), command[1], *flags)
+        assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
+
+
+def test_a_dry_run_does_not_run_what_files_hold(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit('was run')\nclass World: ...\ndef score(completion): ...\n")
+    sets = ["--set", "task=mine.py:World", "--set", "reward=mine.py:score"]
+    code, out, err = run(capsys, "train", config(tmp_path), "--dry-run", *sets)
+    assert code == 0 and "mine.py:World" in out, err
+
+
+def test_a_run_that_could_score_nothing_says_so_and_fails(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completion):\n    raise ValueError('no good')\n")
+    sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]
+    code, out, err = run(capsys, "train", config(tmp_path), *sets)
+    assert code == 1 and err.count("gxpo: warning: nothing is learned: all 4 rollouts of step 1 were unscored") == 1
+    problem = "nothing is learned: all 8 rollouts of the first 2 steps were unscored (reward"
+    assert problem in out and "ValueError: no good (mine.py line 2)" in out
+    code, out, _ = run(capsys, "resume", tmp_path / "out", "--json")
+    assert code == 1 and json.loads(out)["problem"].startswith("nothing is learned: all 8 rollouts")
+
+
+def test_a_run_without_any_signal_says_so(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completion):\n    return 0.0\n")
+    sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]
+    code, out, err = run(capsys, "train", config(tmp_path), *sets)
+    assert code == 0 and "nothing is learned: all 4 groups of the first 2 steps were silent" in out
+    assert err.count("gxpo: warning: nothing is learned") == 1
+
+
+def test_a_mistake_in_a_part_of_the_users_own_is_placed_there(capsys, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import torch\n\ndef credit(forest, signals, step):\n    return torch.ones(2) @ torch.ones(3)\n")
+    sets = ["--set", f"credit={mine}:credit", "--out", tmp_path / "out"]
+    code, _, err = run(capsys, "train", config(tmp_path), *sets)
+    assert code == 2 and err.count("\n") == 1 and "a bug in gxpo" not in err
+    assert err.startswith("gxpo: RuntimeError: ") and f"({mine} line 4, in credit; --debug shows" in err
+
+
+def test_versions_and_the_option_that_shows_tracebacks(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert (
+        code == 0
+        and out == f"gxpo {gxpo.__version__}, torch {version('torch')}, transformers {version('transformers')}\n"
+    )
+    assert "--debug" in run(capsys, "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', not a whole number"),
+        ({"RANK": "-1"}, "RANK is '-1', not a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "WORLD_SIZE is 2 and RANK 2"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and RANK None"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "abc"}, "can't join 2 processes"),
+    ],
+)
+def test_what_torchrun_never_sets(capsys, tmp_path, monkeypatch, given, message):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    refused(capsys, tmp_path, ["train", config(tmp_path)], message)
 
 
 def test_a_missing_file(capsys, tmp_path):

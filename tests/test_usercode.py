@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gxpo.usercode import Unusable, described, from_file, hint, one_line, unusable
+from gxpo.usercode import Unusable, check_defined, described, from_file, hint, one_line, place, unusable
 
 
 def source(tmp_path: Path, code: str, name: str) -> dict[str, Any]:
@@ -43,6 +43,47 @@ def test_what_is_not_there(tmp_path: Path, name: str, kind: type, message: str) 
     code = "from json import dumps\nNUMBER = 3\ndef say(): pass\nclass Kind: pass\n"
     with pytest.raises(Unusable, match=message.replace("?", r"\?")):
         from_file(source(tmp_path, code, name), kind, "loaded_none")
+
+
+def test_where_users_made_the_mistake(tmp_path: Path) -> None:
+    """The innermost line of theirs, not that of the library they have called."""
+    code = "import json\ndef inner():\n    json.loads('[')\ndef outer():\n    inner()\n"
+    outer = from_file(source(tmp_path, code, "outer"), types.FunctionType, "loaded_outer")
+    with pytest.raises(ValueError) as caught:
+        outer()
+    frame = place(caught.value)
+    assert frame is not None and (Path(frame.filename).name, frame.lineno, frame.name) == ("mine.py", 3, "inner")
+    with pytest.raises(Unusable) as caught:
+        from_file(source(tmp_path, "", "none"), types.FunctionType, "loaded_nothing")
+    assert place(caught.value).filename == __file__  # gxpo's own lines are nobody's mistake
+
+
+@pytest.mark.parametrize("name", ["f", "K", "x", "y", "dumps", "js", "inside", "z"])
+def test_a_name_that_a_file_defines_is_found_without_running_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "raise SystemExit('was run')\nfrom json import dumps\nimport json as js\ndef f(): ...\nclass K: ...\nx = 1\n"
+        "y: int = 2\nif True:\n    def inside(): ...\nfor z in (): ...\n"
+    )
+    check_defined(f"{file}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (b"def score(): ...\n", "has no 'socre'; did you mean 'score'"),
+        (b"x = 1\ndef f(:\n", "mine.py line 2: invalid syntax"),
+        (b"\x00", "null bytes"),
+        (b"(" * 5000, "nested|parenthes|overflow|MemoryError"),
+        (b"\xff", "codec|utf-8|UTF-8"),
+    ],
+)
+def test_a_file_that_does_not_define_it(tmp_path: Path, code: bytes, message: str) -> None:
+    (tmp_path / "mine.py").write_bytes(code)
+    with pytest.raises(Unusable, match=message):
+        check_defined(f"{tmp_path / 'mine.py'}:socre")
+    with pytest.raises(Unusable, match="no such file"):
+        check_defined(f"{tmp_path / 'other.py'}:f")
 
 
 def test_failures_are_one_line_and_say_where(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +18,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Group-relative policy optimisation for language models.\n\nExample: gxpo train examples/arithmetic.yaml",
 )
 
 Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
@@ -49,6 +49,37 @@ def _say(text: str) -> None:
     typer.echo(text)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib import metadata
+
+        from gxpo import __version__
+
+        found = [f"gxpo {__version__}"]
+        for name in ("torch", "transformers"):
+            try:
+                found.append(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                found.append(f"{name} not installed")
+        _say(", ".join(found))
+        raise typer.Exit
+
+
+@app.callback()
+def gxpo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of gxpo, torch, transformers.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole traceback of an error; may stand anywhere on the line.")
+    ] = False,
+) -> None:
+    """Group-relative policy optimisation for language models.
+
+    Example: gxpo train examples/arithmetic.yaml
+    """
+
+
 def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
     from gxpo.trainer.progress import Progress
     from gxpo.trainer.run import train
@@ -63,6 +94,8 @@ def _closed(progress: Any, run: Any, as_json: bool) -> None:
     progress.close(run, as_json=as_json)
     if progress.signal is not None and run.trainer.step_number < run.trainer.settings.trainer.steps:
         raise typer.Exit(128 + progress.signal)
+    if run.tally.all_unscored:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -128,7 +161,7 @@ def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path |
 
     if config_file is None and from_run is None:
         raise ConfigError("give a CONFIG file (or --from RUN)")
-    given = (config.read(config_file) if config_file is not None else {}) | config.parse_set(sets or [])
+    given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
         from gxpo.trainer.run import continued
 
@@ -292,7 +325,10 @@ def _show_unexecuted(config_file: Path | None, sets: list[str] | None, from_run:
 
 def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
     from gxpo.explain.plan import arithmetic, show_keys, show_plan, show_probe
+    from gxpo.trainer.preflight import rehearse
 
+    if not measured:  # the probe has run it
+        rehearse(resolved)
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
@@ -509,26 +545,45 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line: 0 on success, 2 on an error a user can mend (one line), 130 when interrupted."""
+    """Run the command line: 0 on success, 1 where a run has ended and not one of its rollouts could be scored, 2 on an
+    error that a user can mend (one line), 130 when interrupted."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
     ask_for_equal_bits()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            app()
     except Exception as error:
-        from gxpo.errors import GxpoError
-
         if debug:
             raise
-        if isinstance(error, GxpoError):
-            _fail(str(error))
-        if isinstance(error, OSError):
-            _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-        _fail(f"{type(error).__name__}: {error} (a bug in gxpo; --debug shows where)", 1)
+        _fail(*_described(error))
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    """What went wrong and whose mistake it is; the exit code."""
+    from gxpo.errors import GxpoError
+    from gxpo.usercode import place
+
+    if isinstance(error, GxpoError):
+        return str(error), 2
+    said = f"{type(error).__name__}: {error}"
+    if frame := place(error):
+        return f"{said} ({frame.filename} line {frame.lineno}, in {frame.name}; --debug shows the traceback)", 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    return f"{said} (a bug in gxpo; --debug shows where)", 1
+
+
+def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+    """gxpo's own warnings without the line of gxpo that gives them."""
+    own = category is UserWarning and filename.startswith(str(Path(__file__).parent))
+    text = f"gxpo: warning: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno)
+    sys.stderr.write(text)
 
 
 if __name__ == "__main__":

@@ -314,7 +314,8 @@ class Rollout(Protocol):
     """How a group is grown: tasks in, a forest of trajectories out.
 
     A part may say how held-out tasks are attempted: `evaluation(samples) -> Rollout` (default: independent attempts),
-    whose trajectories come task by task, `samples` of each.
+    whose trajectories come task by task, `samples` of each. Before a run starts, `single_turn = True` refuses tasks
+    that are episodes, and `check_task(task, solution)` raises TaskError for a task that the part can't work with.
     """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest: ...

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from contextvars import ContextVar
 from typing import Any
 
 LONGEST = 300  # characters of a message
+_NOT_USERS = (os.path.dirname(__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 
 
 class Unusable(Exception):
@@ -56,8 +58,19 @@ def described(error: BaseException, doing: str = "") -> str:
     """An exception in one line: what, while `doing` what, and where if not in the file that caught it."""
     frames = traceback.extract_tb(error.__traceback__)
     foreign = frames and frames[-1].filename != frames[0].filename
-    where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if foreign else ""
+    frame = (place(error) or frames[-1]) if foreign else None
+    where = f" ({os.path.basename(frame.filename)} line {frame.lineno})" if frame else ""
     return one_line(f"{type(error).__name__}{doing and f' while {doing}'}: {error}{where}")
+
+
+def place(error: BaseException) -> traceback.FrameSummary | None:
+    """Where a user's code has raised it: the innermost line that is neither gxpo's, Python's nor of an installed
+    package; None where no user's code took part."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = any(f"{os.sep}{name}{os.sep}" in frame.filename for name in ("site-packages", "dist-packages"))
+        if not (installed or frame.filename.startswith(("<", *_NOT_USERS))):
+            return frame
+    return None
 
 
 def hint(word: str, known: Iterable[str]) -> str:
@@ -93,6 +106,24 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     return found
 
 
+def check_defined(path: str) -> None:
+    """`Unusable` unless the file of `file.py:name` is Python and has the name, as can be read without running it."""
+    where, _, name = path.rpartition(":")
+    if not os.path.isfile(where):
+        raise Unusable(f"no such file {where}")
+    try:
+        with open(where, "rb") as file:
+            tree = ast.parse(file.read(), where)
+    except Exception as error:  # not Python, null bytes, nested too deeply
+        raise unusable(error, "reading it") from error
+    names = {alias.asname or alias.name.split(".")[0] for x in ast.walk(tree) for alias in getattr(x, "names", ())
+             if isinstance(alias, ast.alias)}  # fmt: skip
+    names |= {x.name for x in ast.walk(tree) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    names |= {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    if name not in names and "*" not in names and "__getattr__" not in names:
+        raise Unusable(f"{where} has no {name!r}{hint(name, names)}")
+
+
 def object_at(path: str, *, always: bool = False) -> Any:
     """What `file.py:name` or `package.module:name` means, loaded in this process (`always`: inside `unexecuted`, too).
 
@@ -114,7 +145,7 @@ def object_at(path: str, *, always: bool = False) -> Any:
         else:
             module = importlib.import_module(where)
     except Exception as error:
-        raise Unusable(one_line(f"can't import {where}: {type(error).__name__}: {error}")) from error
+        raise Unusable(one_line(f"can't import {where}: {unusable(error)}")) from error
     if not hasattr(module, name):
         raise Unusable(f"{where} has no {name!r}{hint(name, vars(module))}")
     return getattr(module, name)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from gxpo import envs, tasks
 from gxpo.envs.pool import EnvPool
-from gxpo.errors import TaskError, did_you_mean
+from gxpo.errors import TaskError, did_you_mean, need
 from gxpo.protocols import TaskSource
 from gxpo.tasks.seeds import SeedTasks
+from gxpo.usercode import Unusable, check_defined
 
 
 @dataclass
@@ -53,6 +55,26 @@ def make(
     except BaseException:
         made.close()
         raise
+
+
+def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
+    """As `make`, of what neither runs a user's code nor is fetched; else None, with what can be known checked."""
+    spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
+    if spec is None and name.startswith("dataset:"):
+        need("datasets", "hub")
+        return None
+    if spec is None or spec.trusted:
+        return make(name, seed=seed, options=options, per_step=per_step, workers=0)
+    if spec.file is not None:
+        try:
+            check_defined(f"{spec.file}:{spec.kind}")
+        except Unusable as error:
+            raise TaskError(f"task {name!r}: {error}") from error
+    else:
+        library, extra = envs.LIBRARIES[name.partition(":")[0]]
+        if find_spec(library) is None:
+            need(library, extra)
+    return None
 
 
 def _tasks(name: str, **given: Any) -> TaskSource:

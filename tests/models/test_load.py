@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from gxpo.errors import ModelError
 from gxpo.models import Recipe, character_tokenizer, load, tiny_model
 from gxpo.models import warmup as warmup_module
+from gxpo.models.load import check_directory, check_name
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 QUICK = Recipe(dimensions=SMALL, batch=8, first_check=1, max_steps=1, low=0, high=1, well_formed=0, checked_on=4)
@@ -22,6 +24,38 @@ def directory(tmp_path):
     tiny_model(0, **SMALL).save_pretrained(path)
     character_tokenizer().save_pretrained(path)
     return path
+
+
+def test_a_named_pipe_is_not_waited_for(directory):
+    os.mkfifo(directory / "tokenizer_config.json.d")
+    with pytest.raises(ModelError, match=r"config\.json\.d: neither a file nor a directory"):
+        check_directory(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny", "no warm-up for task 'gcd'"),
+        ("tiny:warm", "there are 'tiny' and 'tiny:cold'"),
+        ("./nowhere", "no such model directory"),
+        ("smollm2-135", "neither a directory nor .*did you mean 'smollm2-135m'"),
+        ("somebody/no such model", "neither a directory nor"),
+        ("a/b/c", "neither a directory nor"),
+    ],
+)
+def test_a_name_is_refused_before_anything_is_loaded(name, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=message):
+        check_name(name, "gcd")
+
+
+def test_a_name_that_only_the_hub_can_know_is_left_to_it(directory, monkeypatch):
+    def unreachable(*given, **more):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    for name in ("somebody/model", "tiny:cold", "smollm2-135m", str(directory)):
+        check_name(name, "arithmetic")
 
 
 def test_tiny_is_the_warm_start_of_the_task(tmp_path, monkeypatch):

@@ -49,17 +49,17 @@ def test_prefixes_are_of_characters_and_halves_go_to_the_even_number() -> None:
 def test_hints_are_the_tasks_own_or_prefixes_of_its_solution() -> None:
     session = GrowingSession(lambda c, s: "", right, solution={"a": "12345678"})
     (task,) = tasks("a")
-    assert hints_of(task, session, (0.25, 0.75)) == ["12", "123456"]
-    assert hints_of(with_info(task, hints=["x", "y"]), session, (0.5,)) == ["x", "y"]
-    assert hints_of(with_info(task, hints=[]), session, (0.5,)) == []
+    assert hints_of(task, session.solution, (0.25, 0.75)) == ["12", "123456"]
+    assert hints_of(with_info(task, hints=["x", "y"]), session.solution, (0.5,)) == ["x", "y"]
+    assert hints_of(with_info(task, hints=[]), session.solution, (0.5,)) == []
     # three tiers of chunks: each chunk is shown with those before it in its tier
     tiers = [["k1", "k2"], ["p1"], "s"]
-    assert hints_of(with_info(task, hints=tiers), session, ()) == ["k1", "k1\nk2", "p1", "s"]
+    assert hints_of(with_info(task, hints=tiers), session.solution, ()) == ["k1", "k1\nk2", "p1", "s"]
     with pytest.raises(TaskError, match=r"task 'b' has no hints: give info\['hints'\]"):
-        hints_of(tasks("b")[0], session, (0.5,))
+        hints_of(tasks("b")[0], session.solution, (0.5,))
     for wrong in ("text", [1], [["a", 2]]):
         with pytest.raises(TaskError, match="is a list of texts"):
-            hints_of(with_info(task, hints=wrong), session, (0.5,))
+            hints_of(with_info(task, hints=wrong), session.solution, (0.5,))
 
 
 def test_a_hint_goes_into_the_text_or_into_the_users_last_message() -> None:

@@ -28,10 +28,18 @@ ADAPTERS = {  # NAME:ID, the ID in that library
     "textworld": "gxpo.envs.adapters.textworld:TextWorldExpress",
     "verifiers": "gxpo.envs.adapters.verifiers:Verifiers",
 }
+LIBRARIES = {  # of the adapters: what is imported, and the extra that brings it
+    "gymnasium": ("gymnasium", "envs"),
+    "minigrid": ("minigrid", "minigrid"),
+    "openenv": ("websockets", "openenv"),
+    "textarena": ("textarena", "textarena"),
+    "textworld": ("textworld_express", "textworld"),
+    "verifiers": ("verifiers", "verifiers"),
+}
 
 _HOMES = {"EnvPool": "gxpo.envs.pool", "Check": "gxpo.envs.trial", "check": "gxpo.envs.trial"}
 
-__all__ = ["ADAPTERS", "WORLDS", "Check", "EnvPool", "EnvSource", "check", "source"]
+__all__ = ["ADAPTERS", "LIBRARIES", "WORLDS", "Check", "EnvPool", "EnvSource", "check", "source"]
 
 
 def __getattr__(name: str) -> Any:  # worker processes need none of these, and start sooner without

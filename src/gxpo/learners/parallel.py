@@ -12,7 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gxpo.errors import ConfigError
+from gxpo.usercode import one_line
+
 LOOPBACK = "127.0.0.1"
+
+
+def environment(name: str, default: int) -> int:
+    """A number that `torchrun` puts into the environment."""
+    given = os.environ.get(name, "").strip() or str(default)
+    if not given.isdecimal():
+        raise ConfigError(f"the environment variable {name} is {given!r}, not a whole number: unset it or use torchrun")
+    return int(given)
 
 
 def start() -> None:
@@ -20,8 +31,18 @@ def start() -> None:
 
     Where all processes are on this machine they talk over loopback alone.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or not dist.is_available() or dist.is_initialized():
+    size = environment("WORLD_SIZE", 1)
+    if size <= 1 or not dist.is_available() or dist.is_initialized():
         return
+    if environment("RANK", size) >= size:
+        raise ConfigError(f"WORLD_SIZE is {size} and RANK {os.environ.get('RANK')}: unset both, or use torchrun")
+    try:
+        _join(size)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"can't join {size} processes (WORLD_SIZE; use torchrun): {one_line(str(error))}") from error
+
+
+def _join(size: int) -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "gloo":
         atexit.register(_leave)
@@ -32,7 +53,7 @@ def start() -> None:
     if interface is not None:  # of Linux, of macOS
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    own, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = environment("RANK", 0)
     dist.init_process_group(backend, store=_loopback_store(own, size), rank=own, world_size=size)
 
 
@@ -57,7 +78,7 @@ def _loopback_store(own: int, size: int) -> Any:
     torchrun's store occupies the announced port: it is used only to pass on the port of this one.
     """
     connect: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]  # documented, though not in __all__
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = os.environ["MASTER_ADDR"], environment("MASTER_PORT", 0)
     agent = None
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         agent, port = connect(host, port, is_master=False), 0

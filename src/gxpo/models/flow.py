@@ -225,6 +225,14 @@ def is_flow(name: str) -> bool:
     return name.partition(":")[0] == NAME
 
 
+def steps_of(name: str) -> int:
+    """Denoising steps of a flow by its name."""
+    _, colon, count = name.partition(":")
+    if not is_flow(name) or (colon and not (count.isdecimal() and len(count) < 5 and int(count))):
+        raise ModelError(f"unknown flow {name!r}: there is 'flow', or 'flow:6' for 6 denoising steps")
+    return int(count) if count else STEPS
+
+
 def load(
     name: str,
     *,
@@ -236,11 +244,9 @@ def load(
 
     The network is the same for every number of steps.
     """
-    _, _, count = name.partition(":")
-    if not is_flow(name) or (count and not count.isdecimal()):
-        raise ModelError(f"unknown flow {name!r}: there is 'flow', or 'flow:6' for 6 denoising steps")
+    steps = steps_of(name)
     safetensors: Any = need("safetensors.torch", "train")
-    model = FlowModel(int(count) if count else STEPS)
+    model = FlowModel(steps)
     digest = hashlib.blake2b(digest_size=6)
     for part in (json.dumps(RECIPE, sort_keys=True), torch.__version__):
         digest.update(part.encode())

@@ -14,7 +14,7 @@ from gxpo.learners.finite import first_not_finite
 from gxpo.models import smollm2
 from gxpo.models.tiny import tiny_model
 from gxpo.models.tokenizer import character_tokenizer
-from gxpo.models.warmup import WARMUPS, Check, warm_start
+from gxpo.models.warmup import WARMUPS, Check, recipe_of, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,10 +104,48 @@ def load(
     return loaded
 
 
+def check_name(name: str, task: str) -> None:
+    """`ModelError` for a name that `load` would refuse, as far as that is known without loading or fetching weights.
+
+    Whether the hub has a model is asked where the hub can be reached.
+    """
+    if name == "tiny":
+        recipe_of(task)
+    elif name in ("tiny:cold", smollm2.NAME):
+        return
+    elif name.startswith("tiny:"):
+        raise ModelError(f"unknown model {name!r}: there are 'tiny' and 'tiny:cold'")
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        check_directory(Path(name).expanduser())
+    else:
+        _check_hub(name)
+
+
+def _check_hub(name: str) -> None:
+    hub: Any = need("huggingface_hub", "train")
+    errors: Any = need("huggingface_hub.errors", "train")
+    hint = did_you_mean(name, ("tiny", "tiny:cold", smollm2.NAME, "flow"))
+    try:
+        if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
+            return
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=5)
+    except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
+        raise ModelError(f"model {name!r}: neither a directory nor a model of the hub{hint}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ModelError(
+            f"model {name!r}: neither a directory nor in the hub's cache, and HF_HUB_OFFLINE is set{hint}"
+        ) from error
+    except Exception:  # no network, a gate, a mirror that answers otherwise: loading will tell
+        return
+
+
 def check_directory(path: Path) -> None:
     """Raise `ModelError` unless `path` holds a config, weights and a tokenizer."""
     if not path.is_dir():
         raise ModelError(f"{path}: no such model directory" if not path.exists() else f"{path}: not a directory")
+    for entry in path.iterdir():  # transformers would wait for ever at a named pipe
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise ModelError(f"{entry}: neither a file nor a directory, so this is no model directory")
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no config.json, so this is no model directory of transformers")
     if not any((path / weights).is_file() for weights in WEIGHTS):

@@ -156,11 +156,7 @@ def warm_start(
 
     Raises `ModelError` if no check falls inside the recipe's band.
     """
-    if recipe is None:
-        if task not in WARMUPS:
-            hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
-            raise ModelError(f"the tiny model has no warm-up for task {task!r}{hint}, or use model 'tiny:cold'")
-        recipe = WARMUPS[task]
+    recipe = recipe_of(task) if recipe is None else recipe
     target = cache_directory(cache) / f"tiny-{task}-{seed}-{_key(task, seed, recipe)}"
     if (target / "warmup.json").is_file():
         return target
@@ -172,6 +168,14 @@ def warm_start(
         (folder / "warmup.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     return put(target, fill)
+
+
+def recipe_of(task: str) -> Recipe:
+    """How the tiny model is warmed up on a task; `ModelError` where it is on none."""
+    if task not in WARMUPS:
+        hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
+        raise ModelError(f"the tiny model has no warm-up for task {task!r}{hint}, or use model 'tiny:cold'")
+    return WARMUPS[task]
 
 
 def _key(task: str, seed: int, recipe: Recipe) -> str:

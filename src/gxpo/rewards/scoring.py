@@ -422,7 +422,7 @@ class RewardSet:
     def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
         there = [*dict.fromkeys([*known, *BUILT_IN])]
         raise ConfigError(
-            f"reward: {name!r} has a weight, but no reward computes it{did_you_mean(name, there)} "
+            f"reward: {name!r} has a weight, but no reward computes it{did_you_mean(name, there) or '.'} "
             f"There are {', '.join(there)} and functions of files, as my_rewards.py:exact"
         )
 

@@ -78,6 +78,7 @@ class Allotted:
     memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("states",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.group_size <= self.most:

@@ -58,6 +58,7 @@ class Budgets:
     closing: str = "</think>"
 
     provides = ("forks",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         for name in ("group_size", "budgets", "summaries", "summary_tokens"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from gxpo.protocols import Request, Session, StreamKey, Task
 from gxpo.rollouts.again import action, check_template, groups_all_wrong, need_single_turn, record, reworded
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.independent import Independent
+
+Solution = Callable[[Task], "str | None"]
 
 
 def prefix(text: str, fraction: float) -> str:
@@ -24,11 +26,11 @@ def prefix(text: str, fraction: float) -> str:
     return text[: round(fraction * len(text))]
 
 
-def hints_of(task: Task, session: Session, fractions: Sequence[float]) -> list[str]:
+def hints_of(task: Task, solution: Solution, fractions: Sequence[float]) -> list[str]:
     """Hints for a task, from the least to the most.
 
     These are `task.info["hints"]`: texts, or tiers, which are lists of texts of which each is shown with those before
-    it in its tier (a line each). Without that key they are prefixes of `session.solution(task)`. An empty list says
+    it in its tier (a line each). Without that key they are prefixes of `solution(task)`. An empty list says
     that there are none. TaskError where there is neither.
 
     >>> hints_of(Task("a", "?", info={"hints": [["think", "of sums"], ["carry the one"]]}), None, ())
@@ -40,12 +42,12 @@ def hints_of(task: Task, session: Session, fractions: Sequence[float]) -> list[s
         if not all(isinstance(tier, list | tuple) and all(isinstance(x, str) for x in tier) for tier in tiers):
             raise TaskError(f"task {task.id!r}: info['hints'] is a list of texts, or of lists of texts, not {given!r}")
         return ["\n".join(tier[: i + 1]) for tier in tiers if tier for i in range(len(tier))]
-    solution = session.solution(task)
-    if solution is None:
+    worked = solution(task)
+    if worked is None:
         raise TaskError(
             f"task {task.id!r} has no hints: give info['hints'], [] for none, or a worked solution as info['solution']"
         )
-    return [prefix(solution, f) for f in fractions]
+    return [prefix(worked, f) for f in fractions]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class _Ladder:
     template: str = "{prompt}{hint}"
 
     provides = ("states",)
+    single_turn = True
+
+    def check_task(self, task: Task, solution: Solution) -> None:
+        """TaskError where there are no hints for a task: known before the first step, wanted after the warm-up."""
+        hints_of(task, solution, self.fractions)
 
     def __post_init__(self) -> None:
         if self.group_size < 1:
@@ -139,7 +146,7 @@ class LeastHint(_Ladder):
         asked = [
             (task, draw, level, hint)
             for task, draw in wrong.values()
-            for level, hint in enumerate(hints_of(task, session, self.fractions), 1)
+            for level, hint in enumerate(hints_of(task, session.solution, self.fractions), 1)
         ]
         if not asked:
             return forest
@@ -173,7 +180,7 @@ class GrowingHint(_Ladder):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         forest, wrong = self._unaided(tasks, session, "growing_hint")
-        hints = {group: hints_of(task, session, self.fractions) for group, (task, _) in wrong.items()}
+        hints = {group: hints_of(task, session.solution, self.fractions) for group, (task, _) in wrong.items()}
         level = 1
         while asked := [(*wrong[g], level, hints[g][level - 1]) for g in wrong if len(hints[g]) >= level]:
             hinted = self._attempts(session, asked, self.group_size)

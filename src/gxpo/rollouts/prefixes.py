@@ -69,6 +69,7 @@ class Prefixes:
     chunks: int = 8
 
     provides = ("states", "forks", "segments")
+    single_turn = True
 
     def __post_init__(self) -> None:
         if self.group_size < 1:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,18 +29,24 @@ from gxpo.rollouts.staged import last_failed, without
 DEMONSTRATION = "demonstration"
 
 
+def reference_of(task: Task, solution: Callable[[Task], str | None]) -> str:
+    """The task's reference answer; TaskError where there is none."""
+    text = solution(task)
+    if not text:
+        raise TaskError(
+            f"task {task.id!r} has no reference answer: give it one (info['solution']; in a .jsonl file a field "
+            "'solution'), or train with a method that needs none"
+        )
+    return text
+
+
 def demonstration(task: Task, session: Session) -> Completion:
     """The task's reference answer in tokens, ended as the policy's answers are.
 
     The end is the chat format's first stop id; with `sampling.stop`, a text that holds a stop string ends with it.
     Log-probs are nan. Raises TaskError where there is no reference answer.
     """
-    text = session.solution(task)
-    if not text:
-        raise TaskError(
-            f"task {task.id!r} has no reference answer: give it one (info['solution']; in a .jsonl file a field "
-            "'solution'), or train with a method that needs none"
-        )
+    text = reference_of(task, session.solution)
     ends = [text.index(stop) + len(stop) for stop in session.sampling.stop if stop in text]
     closing = () if ends else session.chat.stop_ids[:1]
     tokens = [*session.tokenize(text[: min(ends, default=len(text))]), *closing]
@@ -106,6 +112,11 @@ class ReferenceOnFailure:
     group_size: int = 8
 
     provides = ("states",)
+    single_turn = True
+
+    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
+        """TaskError where a task has no reference answer."""
+        reference_of(task, solution)
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -145,6 +156,11 @@ class ReferenceInGroup:
     statistics: Literal["mixed", "policy"] = "mixed"
 
     provides = ("states",)
+    single_turn = True
+
+    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
+        """TaskError where a task has no reference answer."""
+        reference_of(task, solution)
 
     def __post_init__(self) -> None:
         if not 1 <= self.references < self.group_size:

@@ -44,6 +44,7 @@ class BestDraft:
     template: str = "{prompt}\n\nAn earlier attempt:\n{draft}\n\nCheck it, and give a better answer.\n"
 
     provides = ("states",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.n_drafts < 0:

@@ -120,6 +120,7 @@ class Revise:
     refiner_tokens: int = 8
 
     provides = ("states",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("revisions", 0), ("refiner_tokens", 1)):

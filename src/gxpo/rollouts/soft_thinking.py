@@ -37,6 +37,8 @@ class SoftThinking:
     mixing_temperature: float = 0.1
     closing: str = "</think>"
 
+    single_turn = True
+
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.top_k < 1:
             raise ConfigError(

@@ -184,6 +184,8 @@ class Teamwork:
     policy: Literal["shared", "per_role"]
     frozen: list[str]
 
+    single_turn = True
+
     @cached_property
     def cast(self) -> Cast:
         return Cast(graph(self.graph), self.policy, tuple(self.frozen))

@@ -51,6 +51,7 @@ class Tempered:
     _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("states",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         if self.group_size < 2 or self.most < 1 or not 0 < self.share <= 1:

@@ -38,6 +38,8 @@ class Windowed:
     windows: int = 2
     memory: list[Json] = field(init=False, repr=False, compare=False, default_factory=list)
 
+    single_turn = True
+
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.windows < 1:
             raise ConfigError(

@@ -51,6 +51,7 @@ class WithBaseline:
     memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("states",)
+    single_turn = True
 
     def __post_init__(self) -> None:
         one_of("rollout.of", self.of, ("current", "reference"))

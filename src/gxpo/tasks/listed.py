@@ -47,6 +47,11 @@ class ListedTasks:
                     f"change it or give the held-out tasks"
                 )
 
+    @property
+    def training(self) -> list[Task]:
+        """All training tasks, in the order of the list."""
+        return list(self._training)
+
     def draw(self, n: int, step: int) -> list[Task]:
         """`n` training tasks; a task comes again only with the next epoch."""
         size = len(self._training)

@@ -45,6 +45,14 @@ def reserved(content: str) -> bool:
     return fraction_of(content) < 1 / HELD_OUT_SHARE
 
 
+def solution_of(source: Any, task: Task) -> str | None:
+    """A worked solution: the task's own `info["solution"]`, or what its source can write."""
+    if "solution" in task.info:
+        return task.info["solution"]
+    write = getattr(source, "worked_example", None)
+    return None if write is None else write(task)
+
+
 def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
     """Refuse options that `task` does not have or that have the wrong type."""
     for name, value in options.items():

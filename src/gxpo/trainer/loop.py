@@ -24,7 +24,7 @@ from gxpo.records import dump
 from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
 from gxpo.signals import Signals, SignalTools
-from gxpo.trainer import checkpoint, inputs, setup
+from gxpo.trainer import checkpoint, inputs, preflight, setup
 from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
@@ -36,6 +36,7 @@ from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
 from gxpo.trainer.start import config_sums, refuse_other_config, start_from
 from gxpo.trainer.tensorboard import Board
+from gxpo.trainer.verdict import PATIENCE, Tally
 
 FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
 GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
@@ -68,13 +69,15 @@ class Trainer:
         if not resume:
             refuse_another(self.out)
         self._lock = Lock(self.out)
+        preflight.check_settings(s, resolved.method)
         self.sampling = setup.sampling_of(s)
         self.world = setup.world_of(s)
         self.source = self.world.source
         self._open = ExitStack()
         with ExitStack() as opened:
             opened.callback(self.world.close)
-            setup.check_requirements(resolved.method, self.world, s.task)
+            preflight.check_world(resolved.method, self.world, s.task)
+            preflight.check_model(s)
             self.rewards = RewardSet.make(
                 reward if reward is not None else s.reward,
                 source=self.source,
@@ -106,6 +109,7 @@ class Trainer:
             part.bind(self.tools(0))
         self.step_number = 0
         self._begun = False
+        self.tally, self.warned = Tally(), False  # of the steps taken here
         self.empty_steps = self.nonfinite_steps = 0
         self._trouble: list[str] = []  # of the steps since the last one that moved anything: why none did
         self.budget = Budget()
@@ -178,6 +182,8 @@ class Trainer:
             **of_updates(bound),
             **learnt,
         }
+        self.tally.add(figures)
+        self._check_progress()
         return {
             **figures,
             **method.adjust(figures),
@@ -223,6 +229,19 @@ class Trainer:
                 "learner.dtype=float32",
                 stacklevel=2,
             )
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The first message of each way in which rollouts could not be scored, since this process began."""
+        return {**self.rewards.messages, **(self.world.envs.messages if self.world.envs is not None else {})}
+
+    def _check_progress(self) -> None:
+        """One warning where the run has had nothing to learn from since its first step."""
+        from_start = self.tally.steps == self.step_number
+        due = self.tally.all_unscored or self.tally.steps == PATIENCE
+        if not self.warned and from_start and due and (problem := self.tally.problem(self.method, self.failures)):
+            self.warned = True
+            warnings.warn(problem, stacklevel=3)
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""

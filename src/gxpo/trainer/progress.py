@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from gxpo.learners import parallel
 from gxpo.rewards.scoring import LIMIT
 
 COLUMNS = (
@@ -30,7 +30,7 @@ class Progress:
     """A `watch` for `gxpo.train`: a line every few steps and at every evaluation."""
 
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
-        quiet = quiet or int(os.environ.get("RANK", 0)) > 0
+        quiet = quiet or parallel.environment("RANK", 0) > 0
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
         self.quiet, self.every, self._headed = quiet, every, False
         self.signal: int | None = None  # the first that asked the run to end
@@ -48,7 +48,7 @@ class Progress:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             # torchrun passes on a signal that its processes may have been sent already, so the second may be the first
-            if number == signal.SIGINT and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+            if number == signal.SIGINT and parallel.environment("WORLD_SIZE", 1) == 1:
                 raise KeyboardInterrupt
             return
         self.signal = number
@@ -96,6 +96,7 @@ class Progress:
             "gain_high": gain and gain[2],
             "unscored": counts,
             "over_limit": over_limit,
+            "problem": run.problem,
         }
         if as_json:
             print(json.dumps(summary))
@@ -113,6 +114,8 @@ class Progress:
                 self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
         if over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
+        if run.problem:
+            self.console.print(run.problem, style="bold red", markup=False)
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if run.trainer.step_number < run.trainer.settings.trainer.steps:
             self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
 from gxpo.trainer.start import checkpoint_of, inherited, verified
 from gxpo.trainer.statistics import paired_interval
+from gxpo.trainer.verdict import Tally
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
 
@@ -53,6 +55,17 @@ class Run:
         tasks = sorted(before.keys() & after.keys())
         first, last = [before[t] for t in tasks], [after[t] for t in tasks]
         return (sum(last) / len(tasks) - sum(first) / len(tasks), *paired_interval(first, last))
+
+    @property
+    def tally(self) -> Tally:
+        """What was unscored, silent or without an update in all of its steps."""
+        return Tally.of(self.metrics)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
+        where something could."""
+        return self.tally.problem(self.trainer.method, self.trainer.failures)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -180,7 +193,10 @@ def _go(trainer: Trainer, watch: Watch | None) -> Run:
         trainer.close()
     if parallel.rank() == 0:
         write_report(trainer.out)
-    return Run(trainer.out, trainer)
+    run = Run(trainer.out, trainer)
+    if not trainer.warned and (problem := run.problem):
+        warnings.warn(problem, stacklevel=3)
+    return run
 
 
 def _name(function: Callable[..., Any]) -> str:

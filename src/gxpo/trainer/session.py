@@ -30,6 +30,7 @@ from gxpo.protocols import (
 )
 from gxpo.rollouts.context import with_system
 from gxpo.segments import Segmenter, SegmentTools
+from gxpo.tasks.source import solution_of
 from gxpo.tokens import Tokens
 
 
@@ -112,10 +113,7 @@ class Session:
 
     def solution(self, task: Task) -> str | None:
         """A worked solution: the task's own `info["solution"]`, or what its source can write."""
-        if "solution" in task.info:
-            return task.info["solution"]
-        write = getattr(self.source, "worked_example", None)
-        return None if write is None else write(task)
+        return solution_of(self.source, task)
 
     def answers(self, forest: Forest) -> list[str | None]:
         """The right answer to each trajectory's task as a text: the task's own, or what its source knows of it."""

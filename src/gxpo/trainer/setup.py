@@ -11,7 +11,6 @@ import torch
 from gxpo import chat, models, worlds
 from gxpo.engines.flow import FlowEngine
 from gxpo.errors import ConfigError
-from gxpo.keys import show
 from gxpo.learners.flow import FlowLearner
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import flow
@@ -52,20 +51,6 @@ def sampling_of(s: RunSettings) -> Sampling:
     return Sampling(**s.sampling.model_dump(include=names), stop=tuple(s.sampling.stop))
 
 
-def check_requirements(method: Method, world: World, task: str) -> None:
-    """Refuse a method whose needs nobody meets."""
-    parts = [method.rollout, world.source, world.envs]
-    provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
-    if world.envs is not None:
-        provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
-    for need in method.requires:
-        if need not in provided:
-            raise ConfigError(
-                f"{method.name} requires {need}, which neither the rollout nor task {task!r} "
-                "provides: choose a task that does"
-            )
-
-
 @dataclass
 class Policy:
     """The model that is trained, and how it is sampled and spoken to."""
@@ -85,16 +70,8 @@ class Policy:
 
 
 def policy_of(s: RunSettings, method: Method, notify: Notify) -> Policy:
-    """Loads the model; everything that can be wrong with it is found here."""
-    samples_latents = "latents" in getattr(method.rollout, "provides", ())
-    if flow.is_flow(s.model) != samples_latents:
-        rollout = show(method.rollout)
-        raise ConfigError(
-            f"model {s.model} has no tokens, and rollout {rollout} samples them: use a method that samples latents"
-            if flow.is_flow(s.model)
-            else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
-        )
-    return _flow_policy(s, method, notify) if samples_latents else _text_policy(s, method, notify)
+    """Loads the model; what can be wrong with it and is not known by its name (`preflight`) is found here."""
+    return _flow_policy(s, method, notify) if flow.is_flow(s.model) else _text_policy(s, method, notify)
 
 
 def _text_policy(s: RunSettings, method: Method, notify: Notify) -> Policy:

@@ -1,0 +1,120 @@
+"""What is wrong with a run, as far as that can be known before anything is sampled.
+
+`check_settings` looks at what is stated alone; a trainer calls it first, then `check_world` and `check_model` when it
+has the tasks, and loads the model after that. `rehearse` is all of it for a run that is only shown (`--dry-run`): it
+makes gxpo's own tasks and rewards, and neither runs a user's code nor fetches weights or data; of a file it reads
+whether it defines the name.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gxpo import worlds
+from gxpo.config import Resolved
+from gxpo.errors import ConfigError, GxpoError, ModelError
+from gxpo.forest import Forest
+from gxpo.keys import show
+from gxpo.models import flow
+from gxpo.models.load import check_name
+from gxpo.pipeline import Method
+from gxpo.rewards.named import check_named
+from gxpo.rollouts import Independent
+from gxpo.settings import RunSettings
+from gxpo.tasks.source import solution_of
+from gxpo.trainer.setup import device_of
+from gxpo.usercode import one_line
+from gxpo.worlds import World
+
+
+def check_settings(s: RunSettings, method: Method) -> None:
+    """Refuse a device that does not exist, a model of another kind, and groups that can teach the method nothing."""
+    check_device(device_of(s.learner.device))
+    samples_latents = "latents" in getattr(method.rollout, "provides", ())
+    if flow.is_flow(s.model) != samples_latents:
+        rollout = show(method.rollout)
+        raise ConfigError(
+            f"model {s.model} has no tokens, and rollout {rollout} samples them: use a method that samples latents"
+            if flow.is_flow(s.model)
+            else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
+        )
+    if isinstance(method.rollout, Independent) and method.rollout.group_size == 1 and not learns_from_one(method):
+        raise ConfigError(
+            f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
+            "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
+        )
+
+
+def check_model(s: RunSettings) -> None:
+    """Refuse a model that does not exist; nothing of it is loaded."""
+    if flow.is_flow(s.model):
+        flow.steps_of(s.model)
+    else:
+        check_name(s.model, s.task)
+
+
+def check_device(name: str) -> None:
+    """`ModelError` unless tensors can be put there."""
+    try:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {name!r} can't be used: {one_line(str(error))}") from error
+
+
+def learns_from_one(method: Method) -> bool:
+    """Whether groups of one rollout, some right and some wrong, are given any credit; True where made-up rollouts
+    can't tell, because a part reads more than outcomes or is not gxpo's own."""
+    told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
+    own = all(type(part).__module__.startswith("gxpo.") for part in told)
+    if not own or not method.reads_credit or any(getattr(part, "on_equal", "zero") == "signal" for part in told):
+        return True
+    if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
+        return True
+    forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
+    made = method.fill(horizon=2.0, max_length=2, total_steps=1)
+    try:
+        return bool(made.advantages(forest.with_rewards(forest.outcome, success=forest.outcome)).any())
+    except GxpoError:  # it reads what these rollouts lack
+        return True
+
+
+def check_world(method: Method, world: World, task: str) -> None:
+    """Refuse a method whose needs nobody meets."""
+    parts = [method.rollout, world.source, world.envs]
+    provided = {x for part in (*parts, method.segmenter) for x in getattr(part, "provides", ())}
+    advice = "choose a task that does"
+    if world.envs is not None:
+        provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
+        if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
+            provided.discard("states")
+            advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"
+        if getattr(method.rollout, "single_turn", False):
+            raise ConfigError(
+                f"rollout {show(method.rollout)} is for tasks with one answer, and those of {task} are episodes: set "
+                "rollout=independent"
+            )
+    for need in method.requires:
+        if need not in provided:
+            raise ConfigError(
+                f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
+            )
+    check_task = getattr(method.rollout, "check_task", None)
+    for task_given in () if check_task is None else getattr(world.source, "training", None) or world.source.draw(1, 1):
+        check_task(task_given, lambda t: solution_of(world.source, t))
+
+
+def rehearse(resolved: Resolved) -> None:
+    """All checks of a run that is not going to be started from here."""
+    s, method = resolved.settings, resolved.method
+    check_settings(s, method)
+    world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
+    try:
+        if world is not None:
+            check_world(method, world, s.task)
+        check_model(s)
+        check_named(s.reward, None if world is None else world.source, s.scoring.options)
+    finally:
+        if world is not None:
+            world.close()

@@ -1,0 +1,64 @@
+"""Whether a run has anything to learn from: all its rollouts unscored, or all its groups silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.pipeline import Method
+
+PATIENCE = 10  # steps of silent groups before a warning: at first a weak policy may get all of them wrong
+
+
+@dataclass
+class Tally:
+    """What the lines of metrics.jsonl say of steps 1 to `steps`."""
+
+    steps: int = 0
+    rollouts: int = 0
+    unscored: int = 0
+    groups: int = 0
+    silent: float = 0.0
+    updates: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self.rollouts += row["trajectories"]
+        self.unscored += row["unscored"]
+        self.groups += row["groups"]
+        self.silent += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
+        self.updates += row["optimiser_steps"]
+
+    @property
+    def all_unscored(self) -> bool:
+        return self.unscored == self.rollouts > 0
+
+    def problem(self, method: Method, why: Mapping[str, str] | None = None) -> str | None:
+        """Why nothing can have been learned in these steps, in a line; None where something can.
+
+        why  messages of what could not be scored, by kind
+
+        Groups without credit are no problem where a term of the objective teaches without it.
+        """
+        steps = "step 1" if self.steps == 1 else f"the first {self.steps} steps"
+        if self.all_unscored:
+            said = "; ".join(why.values()) if why else "see the run's warnings"
+            return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({said})"
+        if any(getattr(term, "on_equal", "zero") == "signal" for term in method.terms.values()):
+            return None
+        if self.groups and self.silent > self.groups - 0.5:
+            return (
+                f"nothing is learned: all {self.groups} groups of {steps} were silent, the credit of their rollouts 0 "
+                "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
+            )
+        if self.steps and not self.updates:
+            return f"nothing is learned: no parameter has moved in {steps}, no rollout had credit and weight"
+        return None

@@ -1,0 +1,78 @@
+"""What is refused before anything is sampled. What the command line says of it is in tests/test_cli.py."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import gxpo
+from gxpo import tasks
+from gxpo.errors import ConfigError, TaskError
+from gxpo.methods import METHODS
+from gxpo.trainer.preflight import check_settings, check_world, learns_from_one
+from gxpo.worlds import World
+
+ALONE = {"rollout.group_size": 1, "rollout": "independent"}
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gspo", "opo", "grpo+tis", "dgpo_math", "maxrl"])
+def test_methods_that_compare_within_groups_learn_nothing_from_one(name):
+    assert not learns_from_one(gxpo.method(name, ALONE))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("reinforce_pp", {}),  # compares over the batch
+        ("grpo", {"credit.center": "none", "credit.scale": "none"}),
+        ("ngrpo", {}),  # a virtual member
+        ("asymre", {}),  # a baseline below the mean
+        ("gae", {}),  # a critic
+        ("psr_nsr", {}),
+        ("sdpo_self", {}),  # a teacher
+        ("dpo", {}),  # reads no credit, so nothing is known
+        ("grpo", {"credit": lambda forest, signals, step: 1 / 0}),  # a user's own, which is not run
+        ("grpo", {"objective.kl.place": "reward", "objective.kl.coef": 0.1}),
+    ],
+)
+def test_methods_that_may_learn_from_one(name, keys):
+    assert learns_from_one(gxpo.method(name, {**ALONE, **keys}))
+
+
+def test_no_method_is_refused_with_its_own_group_size():
+    for name in METHODS:
+        method = gxpo.method(name)
+        model = "flow" if "latents" in getattr(method.rollout, "provides", ()) else "tiny:cold"
+        check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": model}), method)
+
+
+def episodes(*provides):
+    return World(SimpleNamespace(provides=()), SimpleNamespace(provides=provides))
+
+
+@pytest.mark.parametrize("name", ["gigpo", "hgpo", "salt", "graph_gpo", "graft"])
+def test_states_are_the_environments_to_give(name):
+    check_world(gxpo.method(name), episodes("states"), "world")
+    with pytest.raises(ConfigError, match=f"{name} requires states, which neither .* 'world' provides: give TimeStep"):
+        check_world(gxpo.method(name), episodes("expert"), "world")
+    check_world(gxpo.method("gigpo", {"credit.state": "observation"}), episodes(), "world")
+
+
+def test_rollouts_of_prompts_are_refused_in_an_environment():
+    for name in ("scaf_grpo", "igrpo", "search_r2", "luffy", "dr_mas", "soft_grpo", "remax"):
+        with pytest.raises(ConfigError, match="is for tasks with one answer, and those of world are episodes"):
+            check_world(gxpo.method(name), episodes("states", "expert", "legal"), "world")
+
+
+def test_every_task_of_a_list_is_looked_at_for_hints(tmp_path):
+    path = tmp_path / "t.jsonl"
+    lines = [f'{{"prompt": "p{i}", "answer": "{i}", "hints": ["think"]}}\n' for i in range(99)]
+    (tmp_path / "held.jsonl").write_text('{"prompt": "h", "answer": "1"}\n')
+
+    def check(last):
+        path.write_text("".join([*lines, last]))
+        world = World(tasks.make(str(path), seed=0, options={"held_out": str(tmp_path / "held.jsonl")}))
+        check_world(gxpo.method("scaf_grpo"), world, "t")
+
+    check('{"prompt": "q", "answer": "1", "hints": []}\n')  # says that it has none
+    with pytest.raises(TaskError, match="task 't/100' has no hints"):
+        check('{"prompt": "q", "answer": "1"}\n')

@@ -1,0 +1,37 @@
+"""Runs that can't have learned anything, by the lines of metrics.jsonl."""
+
+import pytest
+
+import gxpo
+from gxpo.trainer.verdict import Tally
+
+
+def row(trajectories=8, unscored=0, groups=2, silent=0.5, updates=1):
+    return {"trajectories": trajectories, "unscored": unscored, "groups": groups, "zero_signal_groups": silent,
+            "optimiser_steps": updates}  # fmt: skip
+
+
+DEAD, SILENT = row(unscored=8, silent=1.0, updates=0), row(silent=1.0, updates=0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "method", "problem"),
+    [
+        ([], "grpo", None),
+        ([row()], "grpo", None),
+        ([DEAD], "grpo", "all 8 rollouts of step 1 were unscored (raised: no good)"),
+        ([DEAD, DEAD], "grpo", "all 16 rollouts of the first 2 steps were unscored (raised: no good)"),
+        ([DEAD, row(unscored=7)], "grpo", None),
+        ([SILENT, SILENT, SILENT], "grpo", "all 6 groups of the first 3 steps were silent"),
+        ([SILENT, row()], "grpo", None),
+        ([DEAD, SILENT], "grpo", "all 4 groups of the first 2 steps were silent"),
+        ([row(silent=1.0)], "grpo", "all 2 groups of step 1 were silent"),  # only a KL has moved the parameters
+        ([row(updates=0)], "grpo", "no parameter has moved in step 1"),  # weights of 0
+        ([row(0, 0, 0, None, 0)], "grpo", "no parameter has moved in step 1"),
+        ([SILENT], "sdpo_self", None),  # a teacher teaches without credit
+        ([DEAD], "sdpo_self", "all 8 rollouts of step 1 were unscored (raised: no good)"),
+    ],
+)
+def test_what_is_said(rows, method, problem):
+    found = Tally.of(rows).problem(gxpo.method(method), {"raised": "raised: no good"})
+    assert found is None if problem is None else found.startswith(f"nothing is learned: {problem}")
