@@ -20,13 +20,18 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in any version
-CORE = [
-    f"tests/{name}" for name in ("test_forest.py", "test_records.py", "test_levels.py", "test_compose.py", "credit")
-]
+CORE = [f"tests/{name}" for name in ("test_forest.py", "test_levels.py", "test_compose.py", "credit")]
 TRAIN = [
     *(f"tests/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
     *(f"tests/learners/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
-    *("tests/decoder", "tests/models/test_load.py", "tests/trainer/test_export.py", "tests/tasks", "tests/test_cli.py"),
+    *(
+        "tests/test_records.py",
+        "tests/decoder",
+        "tests/models/test_load.py",
+        "tests/trainer/test_export.py",
+        "tests/tasks",
+        "tests/test_cli.py",
+    ),
 ]
 RUN = [
     "train",

@@ -134,7 +134,7 @@ def object_at(path: str, *, always: bool = False) -> Any:
         raise Unusable(f"no such file {where}")
     if not (always or _RUNS.get()):
         if where.endswith(".py"):
-            _check_unexecuted(where, name)
+            check_defined(path)
         raise NotRun(path)
     try:
         if where.endswith(".py"):
@@ -149,20 +149,6 @@ def object_at(path: str, *, always: bool = False) -> Any:
     if not hasattr(module, name):
         raise Unusable(f"{where} has no {name!r}{hint(name, vars(module))}")
     return getattr(module, name)
-
-
-def _check_unexecuted(file: str, name: str) -> None:
-    """`Unusable` if a file can't be parsed or defines no such name."""
-    try:
-        with open(file, "rb") as source:
-            tree = ast.parse(source.read(), file)
-    except (SyntaxError, ValueError) as error:
-        raise Unusable(one_line(f"can't import {file}: {type(error).__name__}: {error}")) from None
-    names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    names |= {(node.asname or node.name) for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    if name not in names and "*" not in names:
-        raise Unusable(f"{file} has no {name!r}{hint(name, names)}")
 
 
 def _is(value: Any, kind: type) -> bool:

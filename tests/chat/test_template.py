@@ -1,10 +1,14 @@
 """The known ways in which chat templates break training, one test each; expected texts are written out by hand."""
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 from tests.chat.test_conversation import NEXT, USER, chat_of, decoded, spell
 from tests.chat.writers import TOOLS
 
+from gxpo.chat import render
 from gxpo.chat.template import TemplateChat
 from gxpo.errors import GxpoError, ModelError
 
@@ -17,6 +21,22 @@ def turn(talk, name: str, text: str, stop: str | None, *new):
     reply = talk.act(ids + ([tokenizer_of(name).convert_tokens_to_ids(stop)] if stop else []))
     opening = talk.observe(new)
     return reply, decoded(talk.chat, opening.ids), opening
+
+
+@pytest.mark.parametrize("when", ["true", "messages|length > 1"])  # from the first question on, or not
+def test_a_template_without_end_is_stopped(when, monkeypatch):
+    monkeypatch.setattr(render, "LONGEST", 0.1)
+    before = signal.getsignal(signal.SIGVTALRM)
+    loop = f"{{% if {when} %}}{'{% for i in range(99999) %}' * 3}{'{% endfor %}' * 3}{{% endif %}}"
+    with pytest.raises(ModelError, match=r"comes to no end: it was stopped after 0\.1 seconds"):
+        TemplateChat(tokenizer_of("qwen3"), "{% for m in messages %}{{ m.content }}{% endfor %}" + loop)
+    assert signal.getsignal(signal.SIGVTALRM) is before and signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+def test_a_template_is_rendered_in_any_thread():
+    with ThreadPoolExecutor(1) as pool:
+        talk = pool.submit(lambda: chat_of("qwen3").start([USER])).result()
+    assert talk.context == chat_of("qwen3").start([USER]).context
 
 
 def test_thinking_of_earlier_turns_is_dropped_by_the_template_and_the_context_rebuilt():

@@ -33,6 +33,12 @@ steps = st.builds(
 PLAIN = checked(TimeStep("n"))
 
 
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    assert json.loads(to_json({"observation": "\U0001f600"})) == {"observation": "\U0001f600"}
+    with pytest.raises(Nonsense, match="surrogates not allowed"):
+        to_json({"observation": "a \ud800"})
+
+
 @given(steps)
 def test_a_time_step_comes_back_as_it_was(step: TimeStep) -> None:
     assert from_fields(json.loads(to_json(checked(step)))) == step

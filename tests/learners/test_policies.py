@@ -45,6 +45,11 @@ def make(policies: dict[str, str] | None = TWO, **settings: Any) -> TorchLearner
     return TorchLearner(clean_llama(), policies=policies, **(given | settings))
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_adapters_give_no_warning_of_their_libraries() -> None:
+    make()
+
+
 def team_forest(seed: int, names: tuple[str, ...] = ("solver", "verifier")) -> Forest:
     """A random forest (forks, shared and rebuilt contexts) whose agents' actions are of the policies in turn."""
     forest = strategies.random_forest(seed, vocab=VOCABULARY, groups=2, max_turns=3, empty_prompts=False)

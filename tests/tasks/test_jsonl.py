@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,9 @@ def test_a_line_is_a_task(tmp_path):
         ('{"prompt": "a", "answer": true}', "line 2: field 'answer'"),
         ('{"prompt": "a", "answer": ["b"]}', "line 2: field 'answer'"),
         ('{"prompt": "a", "answer": NaN}', "line 2: not valid JSON"),
+        ('{"prompt": "a \\ud800", "answer": "b"}', "line 2: not valid JSON .*surrogate"),
+        ('{"prompt": "a", "answer": ' + "9" * 5000 + "}", "line 2: not valid JSON .*5000 digits"),
+        ('{"prompt": "a", "answer": ' + "[" * 10**5, "line 2: not valid JSON .*recursion"),
         ('{"prompt": "a", "answer": "b", "id": 4}', "line 2: field 'id'"),
         ('{"prompt": "a", "answer": "b", "id": "q"}', "line 2: id 'q' is already that of line 1"),
     ],
@@ -64,8 +68,10 @@ def test_files_that_can_not_be_used(tmp_path):
     with pytest.raises(TaskError, match="UTF-8"):
         make(str(tmp_path / "bytes.jsonl"), seed=0)
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(TaskError, match="can't be read"):
-        make(str(tmp_path / "folder.jsonl"), seed=0)
+    os.mkfifo(tmp_path / "pipe.jsonl")  # reading it would wait for a writer
+    for name in ("folder.jsonl", "pipe.jsonl"):
+        with pytest.raises(TaskError, match=f"{name}: not a file"):
+            make(str(tmp_path / name), seed=0)
     with pytest.raises(TaskError, match=r"leaves no (training|held-out) task"):
         make(write(tmp_path / "one.jsonl", {"prompt": "a", "answer": "b"}), seed=0)
 

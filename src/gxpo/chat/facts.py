@@ -10,7 +10,7 @@ from gxpo.chat.formats import NATIVE, Format
 from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import TAGS as THOUGHTS
 from gxpo.chat.reasoning import opened_by
-from gxpo.chat.render import Template, shared_prefix
+from gxpo.chat.render import Endless, Template, shared_prefix
 from gxpo.chat.tools import structured
 from gxpo.errors import ModelError
 from gxpo.protocols import Message, ToolCall
@@ -69,6 +69,8 @@ def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), ans
     """The text, or None where the template refuses: a probe asks a question, and a refusal is an answer."""
     try:
         return template.render(messages, tools, answer)
+    except Endless:
+        raise
     except ModelError:
         return None
 

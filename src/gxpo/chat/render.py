@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ModelError
 from gxpo.protocols import Message
+
+LONGEST = 5.0  # seconds of CPU time for one rendering, which takes milliseconds
+
+
+class Endless(ModelError):
+    """A template that does not come to an end: no answer to any question."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises `Endless` in the block when the process has worked so long on it; in a thread that is not the main one
+    nothing can end it."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Endless(f"the chat template comes to no end: it was stopped after {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)  # again, should the first be lost in a finaliser
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
 
 
 class Template:
@@ -22,17 +51,20 @@ class Template:
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), answer: bool = True) -> str:
         """The text of `messages`, up to where the next action begins if `answer`.
 
-        `ModelError` with the template's own words where it refuses them.
+        `ModelError` with the template's own words where it refuses them, `Endless` where it does not end.
         """
         try:
-            return self.tokenizer.apply_chat_template(
-                [in_parts(m) if self.parts else dict(m) for m in messages],
-                tools=[dict(t) for t in tools] or None,
-                chat_template=self.text,
-                add_generation_prompt=answer,
-                tokenize=False,
-                **self.kwargs,
-            )
+            with _limited(LONGEST):
+                return self.tokenizer.apply_chat_template(
+                    [in_parts(m) if self.parts else dict(m) for m in messages],
+                    tools=[dict(t) for t in tools] or None,
+                    chat_template=self.text,
+                    add_generation_prompt=answer,
+                    tokenize=False,
+                    **self.kwargs,
+                )
+        except Endless:
+            raise
         except Exception as error:  # a template is code of somebody else's and may raise anything
             said = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
@@ -57,8 +89,10 @@ def source(tokenizer: Any, template: str | Path | None) -> str:
     if isinstance(template, str) and ("{%" in template or "{{" in template):
         return template
     try:
+        if Path(template).exists() and not Path(template).is_file():
+            raise OSError("a named pipe, for one, would be waited for")
         return Path(template).read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"the chat template {str(template)!r} is neither Jinja text nor a readable file") from error
 
 

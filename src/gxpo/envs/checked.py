@@ -65,7 +65,10 @@ def checked_texts(what: str, value: object) -> list[str]:
 def to_json(value: object) -> str:
     """`value` in JSON; numpy's arrays and scalars become lists and numbers."""
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
+        text = json.dumps(value, allow_nan=False, default=_plain)
+        if "\\ud" in text:
+            json.dumps(value, ensure_ascii=False, default=_plain).encode()  # half of a surrogate pair is no character
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise Nonsense(f"it holds what JSON can't: {error}") from error
 

@@ -20,7 +20,8 @@ def deal(group: Tensor, minibatches: int) -> list[Tensor]:
     >>> [part.tolist() for part in deal(torch.tensor([0, 0, 1, 1, 2, 2]), 2)]
     [[0, 1, 2, 3], [4, 5]]
     """
-    parts = torch.arange(int(group.max()) + 1 if group.numel() else 0).tensor_split(minibatches)
+    groups = int(group.max()) + 1 if group.numel() else 0
+    parts = torch.arange(groups).tensor_split(min(minibatches, max(groups, 1)))
     return [torch.isin(group, part).nonzero().squeeze(1) for part in parts if part.numel()]
 
 

@@ -4,6 +4,7 @@ policy, and every frozen one."""
 from __future__ import annotations
 
 import copy
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,9 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
     )
     first, *others = adapters
     configs = {name: copy.deepcopy(config) for name in others}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft 0.21 reads a name that transformers 5.23 has deprecated; nobody who trains can change either
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         torch.manual_seed(_seed(settings.seed, first))
         wrapped = peft.get_peft_model(model, config, adapter_name=first)
         for name in others:

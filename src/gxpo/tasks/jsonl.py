@@ -12,6 +12,7 @@ from gxpo.errors import TaskError
 from gxpo.protocols import Message, Task
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.source import check_options
+from gxpo.usercode import one_line
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -20,10 +21,10 @@ def read_tasks(path: Path) -> list[Task]:
     Other fields stand in `task.info`. The default id is the file's stem and the line number. Blank lines are skipped.
     Raises `TaskError` with the file, the line and the field; nothing is half-loaded.
     """
+    if not path.is_file():
+        raise TaskError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise TaskError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: can't be read as UTF-8 text ({error})") from error
     tasks: list[Task] = []
@@ -48,8 +49,10 @@ def _not_a_number(text: str) -> float:
 def _parse(line: str, where: str, default_id: str) -> Task:
     try:
         record = json.loads(line, parse_constant=_not_a_number)
-    except ValueError as error:
-        raise TaskError(f"{where}: not valid JSON ({error})") from error
+        if "\\u" in line:
+            json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: not valid JSON ({one_line(str(error))})") from error
     if not isinstance(record, dict):
         raise TaskError(f'{where}: must be an object with "prompt" and "answer", not {line.strip()[:40]!r}')
     prompt, answer, name = record.pop("prompt", None), record.pop("answer", None), record.pop("id", default_id)
