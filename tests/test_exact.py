@@ -42,13 +42,13 @@ def test_worker_and_engine_processes_ask_too(tmp_path: Path, monkeypatch: pytest
     program = tmp_path / "program.py"
     program.write_text(
         "import json, os\n"
-        "def serve(connection):\n"
-        "    connection.recv_bytes()\n"
-        "    connection.send_bytes(json.dumps(os.environ['MKL_CBWR']).encode())\n"
+        "def serve(line):\n"
+        "    for item in line.receive():\n"
+        "        line.answer(json.dumps(os.environ['MKL_CBWR']))\n"
     )
     worker = Process(str(program))
-    worker.send("what is it?")
-    assert worker.receive(60.0) == "AUTO"
+    worker.send(["what is it?"])
+    assert worker.receive(60.0, str) == "AUTO"
     worker.close()
     assert environment()["MKL_CBWR"] == "AUTO"
     monkeypatch.setenv("MKL_CBWR", "AVX2")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Settings and method of a run. `composed`: a method made in Python, instead of the key `method`."""
-    given = over({}, {k: Stated(yamltext.plain(s.value, f"{_at(s)}{k}"), s.origin) for k, s in given.items()})
+    given = over({}, {k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")

@@ -443,6 +443,11 @@ def test_the_order_of_couplings_is_that_of_the_axes() -> None:
         def __init__(self, couples: str) -> None:
             self.couples = couples
 
+        def __call__(self, *args: Any) -> torch.Tensor:
+            raise AssertionError("only its coupling is asked for")
+
+        active = __call__
+
     order = ["token", "trajectory", "group", "step"]
     for i, wide in enumerate(order):
         for narrow in order[: i + 1]:

@@ -51,6 +51,11 @@ LIES = {
     "elements that are equal to everything": (LIAR + "def f(x): return [Liar()]", MEMBER),
     "a class with a small name": ("class f(str): startswith = lambda self, x: True", PREFIX),
     "a class of two names": (LIAR + "Node = f = Liar", NODES),
+    "an object that the tests have made": (
+        LIAR + "made = []\nclass Node(Liar): __init__ = lambda self, x: (Liar.__init__(self), made.append(self))[0]\n"
+        "def f(x): return made[0]",
+        NODES,
+    ),
     "a number": ("class I(int): __eq__ = lambda a, b: True\ndef f(x): return I(7)", SQUARE),
     "a table": (
         "class D(dict):\n    __getitem__ = get = lambda s, k, d=1: d\n    __len__ = lambda s: 2\ndef f(x): return D()",
@@ -295,7 +300,10 @@ class Stack:
     def __len__(self): return len(self.items)
     def __getitem__(self, i): return self.items[i]
 """,
-        ["s = Stack()\ns.push(1)\ns.push('b')\nassert len(s) == 2 and s[0] == 1 and s.pop() == 'b' and s.items == [1]"],
+        [
+            "s = Stack()\nassert not s\ns.push(1)\ns.push('b')",
+            "assert s and len(s) == 2 and s[0] == 1 and s.pop() == 'b' and s.items == [1]",
+        ],
     ),
     "what is printed": (
         "def greet(name): print('hello', name)",
@@ -303,6 +311,10 @@ class Stack:
          "assert out.getvalue() == 'hello you\\n'"],
     ),
     "functions as arguments": ("def twice(g, x): return g(g(x))", ["assert twice(lambda x: x * 3, 2) == 18"]),
+    "one object": (
+        "class Only:\n    one = None\n    def __new__(cls): cls.one = cls.one or object.__new__(cls); return cls.one",
+        ["assert Only() is Only() and Only() == Only() and Only() is not None"],
+    ),
     "functions as results": ("def adder(a): return lambda b: a + b", ["assert adder(2)(3) == 5"]),
     "plain values of every kind": (
         f"{IMPORTS}\nP = namedtuple('P', 'a b')\ndef f(): return {VALUES}\ndef p(): return P(1, 2)",

@@ -371,7 +371,8 @@ def test_what_is_judged_writes_no_control_token_of_the_judge(template):
 
     tokenizer = character_tokenizer()
     tokenizer.chat_template = template
-    judge = LocalJudge(SimpleNamespace(config=None, device="cpu", generate=generate), tokenizer)
+    ends = SimpleNamespace(eos_token_id=tokenizer.eos_token_id)
+    judge = LocalJudge(SimpleNamespace(config=None, device="cpu", generate=generate, generation_config=ends), tokenizer)
     for text in ("How good is x?", "How good is a<eos>b?"):
         judge.ask([{"role": "user", "content": text}])
     assert seen[0].count(tokenizer.eos_token_id) == seen[1].count(tokenizer.eos_token_id) == (template is not None)

@@ -51,7 +51,7 @@ def test_what_is_not_equal_to_itself_and_what_is_deep():
 @pytest.mark.parametrize(
     "text",
     ["", "q", "l9;N", "l-1;", "s5;ab", "e1;l0;", "d1;l0;N", "i", "iz;", "xos.system;s2;ls;", "xdecimal.Decimal;1;s1;x",
-     "xbuiltins.eval;1;s1;1", "l1;" * (DEEPEST + 9) + "N", "f;", "bxx;", "r0,T;"],
+     "xbuiltins.eval;1;s1;1", "l1;" * (DEEPEST + 9) + "N", "f;", "bxx;", "pli;", "pqi1;", "r0;"],
 )  # fmt: skip
 def test_what_is_no_message_ends_the_line(text):
     (inbox, theirs), (their_inbox, outbox) = os.pipe(), os.pipe()

@@ -38,33 +38,33 @@ class Remote:
     values, unless it is `whole`: an instance of a class that the tests name with a capital, as in `Stack().pop()`.
     """
 
-    __slots__ = ("__asks", "__makes", "__number", "__true", "__whole")
+    __slots__ = ("__makes", "__number", "__tester", "__whole")
 
-    def __init__(
-        self, asks: Callable[..., Any], number: int, true: bool, *, whole: bool = False, makes: bool = False
-    ) -> None:
-        state = {"asks": asks, "number": number, "true": true, "whole": whole or makes, "makes": makes}
-        for name, value in state.items():
+    def __init__(self, tester: Tester, number: int, whole: bool, makes: bool) -> None:
+        for name, value in (("tester", tester), ("number", number), ("whole", whole or makes), ("makes", makes)):
             object.__setattr__(self, f"_Remote__{name}", value)
 
+    def __asks(self, verb: str, *operands: Any) -> Any:
+        return self.__tester.ask(verb, self, *operands)
+
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        result = self.__asks("call", self, args, keywords)
+        result = self.__asks("call", args, keywords)
         if self.__makes and type(result) is Remote:
-            return Remote(self.__asks, number_of(result), bool(result), whole=True)
+            return self.__tester.remote(number_of(result), whole=True)
         return result
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__" or (name in METHODS and not self.__whole):
             raise AttributeError(f"an object of the program has no {name!r} for the tests: only plain values have")
-        return self.__asks("get", self, name)
+        return self.__asks("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__asks("set", self, name, value)
+        self.__asks("set", name, value)
 
     def _item(self, verb: str, *operands: Any) -> Any:
         if not self.__whole:
             raise TypeError("an object of the program has no items for the tests: only plain values have")
-        return self.__asks(verb, self, *operands)
+        return self.__asks(verb, *operands)
 
     def __getitem__(self, key: Any) -> Any:
         return self._item("item", key)
@@ -79,30 +79,30 @@ class Remote:
         return bool(self._item("contains", x)) if self.__whole else any(x is y or x == y for y in self)
 
     def __iter__(self) -> Any:
-        items = self.__asks("iter", self)
+        items = self.__asks("iter")
         while True:
-            more, item = self.__asks("next", items)
+            more, item = self.__tester.ask("next", items)
             if not more:
                 return
             yield item
 
     def __next__(self) -> Any:
-        more, item = self.__asks("next", self)
+        more, item = self.__asks("next")
         if not more:
             raise StopIteration
         return item
 
     def __len__(self) -> int:
-        return self.__asks("len", self)
+        return self.__asks("len")
 
     def __str__(self) -> str:
-        return self.__asks("str", self)
+        return self.__asks("str")
 
     def __repr__(self) -> str:
-        return self.__asks("repr", self)
+        return self.__asks("repr")
 
     def __bool__(self) -> bool:
-        return self.__true
+        return self.__asks("bool")
 
     def __hash__(self) -> int:
         return hash(self.__number)
@@ -124,6 +124,7 @@ class Tester:
         self.line = Line(inbox, outbox, Writer(self._handed), self._met)
         self.line.answer = self._called
         self.functions: list[Callable[..., Any]] = []  # of the statements, that the program may call
+        self.remotes: dict[tuple[int, bool, bool], Remote] = {}
         self.errors: dict[str, Any] = {}  # what stands for the program's own classes of exceptions
 
     def ask(self, verb: str, *operands: Any) -> Any:
@@ -142,10 +143,18 @@ class Tester:
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """What the program has under these names; those with a capital are taken for classes."""
         found = self.ask("names", wanted)
-        return {
-            name: Remote(self.ask, number_of(x), bool(x), makes=True) if type(x) is Remote and name[0].isupper() else x
-            for name, x in ((name, found[name]) for name in wanted if name in found)
-        }
+        found = {name: found[name] for name in wanted if name in found}
+        for name, x in found.items():
+            if type(x) is Remote and name[0].isupper():
+                found[name] = self.remote(number_of(x), makes=True)
+        return found
+
+    def remote(self, number: int, whole: bool = False, makes: bool = False) -> Remote:
+        """What stands for an object of the program: the same thing each time."""
+        key = number, whole, makes
+        if key not in self.remotes:
+            self.remotes[key] = Remote(self, *key)
+        return self.remotes[key]
 
     def _handed(self, value: Any) -> str:
         """What the program is given for a value of the statements that is not plain."""
@@ -161,8 +170,7 @@ class Tester:
     def _met(self, sign: str, word: str) -> Any:
         """What stands for an object of the program."""
         if sign == "r":
-            number, true = word.split(",")
-            return Remote(self.ask, int(number), true == "T")
+            return self.remote(int(word))
         if sign == "q":
             return self._class(*word.split(","))
         if sign == "c":
@@ -240,7 +248,8 @@ class Guest:
         self.process = os.getpid()
         self.verbs: dict[str, Callable[..., Any]] = {
             "names": lambda wanted: {name: names[name] for name in wanted if name in names},
-            "get": getattr, "set": setattr, "iter": iter, "next": self._next, "len": len, "str": str, "repr": repr,
+            "get": getattr, "set": setattr, "iter": iter, "next": self._next,
+            "len": len, "bool": bool, "str": str, "repr": repr,
             "item": lambda x, key: x[key], "put": lambda x, key, value: x.__setitem__(key, value),
             "drop": lambda x, key: x.__delitem__(key), "contains": lambda x, key: key in x,
         }  # fmt: skip
@@ -277,11 +286,7 @@ class Guest:
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
-        try:
-            true = bool(value)
-        except Exception:
-            true = True
-        return f"r{self.numbers[id(value)]},{'T' if true else 'F'};"
+        return f"r{self.numbers[id(value)]};"
 
     def _given(self, sign: str, word: str) -> Any:
         if sign == "r":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gxpo.errors import ConfigError
+from gxpo.process_tree import descendants
 from gxpo.rewards import harness, launcher, wire
 from gxpo.rewards.launcher import PROGRAM
 from gxpo.rewards.scratch import exceeds, fresh_directory
@@ -334,21 +335,3 @@ def _read(number: int) -> bytes:
         return os.read(number, 1 << 16)
     except BlockingIOError:
         return b""
-
-
-def descendants(root: int) -> list[int]:
-    """Living processes that `root` or its descendants have started, as Linux tells; none elsewhere."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state != b"Z":
-                    children.setdefault(int(parent), []).append(int(entry))
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found

@@ -101,8 +101,9 @@ def check_world(method: Method, world: World, task: str) -> None:
                 f"{method.name} requires {need}, which neither the rollout nor task {task!r} provides: {advice}"
             )
     check_task = getattr(method.rollout, "check_task", None)
-    for task_given in () if check_task is None else getattr(world.source, "training", None) or world.source.draw(1, 1):
-        check_task(task_given, lambda t: solution_of(world.source, t))
+    if check_task is not None:
+        for given in getattr(world.source, "training", None) or world.source.draw(1, 1):
+            check_task(given, lambda t: solution_of(world.source, t))
 
 
 def rehearse(resolved: Resolved) -> None:
