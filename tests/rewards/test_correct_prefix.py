@@ -143,3 +143,16 @@ def test_beside_a_verdict_it_is_recorded_and_not_paid(tmp_path):
     column = scored.components[:, scored.component_names.index("correct_prefix")]
     assert math.isnan(column[0]) and float(column[1]) == 0.5  # one step has no second; two have: half
     assert CorrectPrefix()(scored.replace(success=torch.zeros(2).double())).isnan().tolist() == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:nothing is learned", "ignore:reward")
+def test_the_component_that_it_reads_may_have_its_name(tmp_path):
+    def judged(completion):
+        return {"correct": 0.0, "correct_prefix": len(completion) / 10}
+
+    keys = {"tasks.per_step": 2, "sampling.max_new_tokens": 6, "eval.tasks": 2, "scoring.workers": 1}
+    run = gxpo.train("tiny:cold", "arithmetic", "spectral_po", 1, judged, out=tmp_path / "run", set=keys)
+    assert run.trainer.last is not None
+    forest = run.trainer.last[0]
+    columns = dict(zip(forest.component_names, forest.components.unbind(1), strict=True))
+    assert columns["correct_prefix"].tolist() != columns["correct_prefix_shaped"].tolist() == forest.outcome.tolist()

@@ -248,6 +248,8 @@ class Trainer:
         columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
         outcome = forest.outcome.clone()
         for name, part in self.method.shapes.items():
+            if getattr(part, "component", None) == name:  # what it reads is the task's, and stays
+                name = f"{name}_shaped"
             outcome = columns[_new(name, forest)] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
         if self.method.step_rewards:
             forest = _with_step_rewards(forest.replace(outcome=outcome), self.method.step_rewards)
