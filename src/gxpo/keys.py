@@ -16,6 +16,7 @@ from gxpo.errors import ConfigError, MethodConflict, did_you_mean
 
 STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
+CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Definition:
 
     evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
               port or summary; "reconstruction": an abstract and general knowledge, never called verified
+    code      the authors' code that was read, "OWNER/NAME@COMMIT PATH..." on GitHub: what "reference-code" means
     """
 
     name: str
@@ -40,10 +42,23 @@ class Definition:
     year: int = 0
     authors: str = ""
     alias_of: str | None = None
+    code: str = ""
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:
             raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
+        if self.code and not CODE.fullmatch(self.code):
+            raise ValueError(f"{self.name}: code is 'OWNER/NAME@COMMIT PATH...', not {self.code!r}")
+
+    @property
+    def code_links(self) -> tuple[str, ...]:
+        """Addresses of the files in `code`, at the commit that was read; the repository's where it names no file."""
+        if not self.code:
+            return ()
+        where, *paths = self.code.split()
+        repo, commit = where.split("@")
+        home = f"https://github.com/{repo}"
+        return tuple(f"{home}/blob/{commit}/{path}" for path in paths) or (f"{home}/tree/{commit}",)
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -137,6 +137,7 @@ def _facts(row: Mapping[str, Any]) -> str:
     facts = {
         "idea": row["idea"],
         "formula": f"`{row['formula']}`",
+        "code": ", ".join(f"[{link.partition('github.com/')[2]}]({link})" for link in row["code"]),
         "keys": _keys(row["defaults"]) or "none: it is the base",
         "paper": _keys(row["paper_defaults"]),
         "needs": ", ".join(f"`{x}`" for x in row["needs"]),

@@ -88,6 +88,7 @@ def one(spec: str) -> str:
         "idea": row["idea"],
         "formula": row["formula"],
         "evidence": f"{row['evidence']}: {EXPLAINED[row['evidence']]}",
+        "code": " ".join(row["code"]),
         "stages": ", ".join(row["stages"]) or "none: it is the base",
         "defaults": _pairs(row["defaults"]),
         "also as": ", ".join(systems),
