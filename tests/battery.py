@@ -49,7 +49,7 @@ def battery(
                     "reward": None if name in unscored else reward,
                     "rewards": {"correct": float(success), "format": written},
                     "success": success,
-                    "info": {"tree": i % 2},
+                    "info": {"tree": i % 2, "gold_calls": []},
                 }
             )
     named = {r["id"]: r for r in records}

@@ -181,8 +181,9 @@ def test_groups_are_never_inferred_from_position() -> None:
         ({"completion_mask": torch.ones(1, 2)}, "completion_mask"),
         ({"logprobs": torch.zeros(2)}, "logprobs"),
         ({"attention_mask": torch.ones(2, 2)}, "attention_mask"),
-        ({"rewards": torch.zeros(3)}, "group and rewards need one value for each of the 2 rows"),
-        ({"group": ["a"]}, "group and rewards"),
+        ({"rewards": torch.zeros(3)}, "group, rewards and success need one value for each of the 2 rows"),
+        ({"group": ["a"]}, "group, rewards and success"),
+        ({"success": [1.0]}, "group, rewards and success"),
     ],
 )
 def test_shapes_that_differ_are_refused(change: dict, message: str) -> None:
@@ -197,3 +198,11 @@ def test_shapes_that_differ_are_refused(change: dict, message: str) -> None:
 def test_no_rows() -> None:
     none = torch.zeros(0, 3, dtype=torch.int64)
     assert Forest.from_padded(none, none, torch.zeros(0), []).n_trajectories == 0
+
+
+def test_verdicts_of_padded_rows() -> None:
+    ids, mask = torch.tensor([[1, 2, 3]] * 3), torch.ones(3, 2)
+    for success in ([True, None, False], torch.tensor([1.0, NAN, 0.0])):
+        built = Forest.from_padded(ids, mask, torch.tensor([0.3, 0.2, 0.1]), [0, 0, 0], success=success)
+        assert built.success[[0, 2]].tolist() == [1.0, 0.0] and bool(built.success[1].isnan())
+    assert bool(Forest.from_padded(ids, mask, torch.zeros(3), [0, 0, 0]).success.isnan().all())

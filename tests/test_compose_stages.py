@@ -11,7 +11,7 @@ from gxpo.credit import CreditPart, GroupRelative
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives import TermPart
-from gxpo.rewards import RewardPart
+from gxpo.rewards import RewardPart, own
 from gxpo.signals import SignalPart
 
 
@@ -143,14 +143,12 @@ class EachStep(RewardPart):
 
 
 def test_step_rewards_of_ones_own_are_added_to_the_steps(tmp_path):
-    from gxpo.trainer.loop import _with_step_rewards
-
-    own = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
-    own[0], own[1] = 0.5, -1.0
-    found = _with_step_rewards(FOREST.replace(step_reward=own), {"a": EachStep(), "b": EachStep()}).step_reward
+    known = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
+    known[0], known[1] = 0.5, -1.0
+    found = own.apply(FOREST.replace(step_reward=known), {}, {"a": EachStep(), "b": EachStep()}, {}).step_reward
     assert found[:2].tolist() == [0.5, 1.0] and bool(found[2].isnan()) and len(found) == 3
     with pytest.raises(GxpoError, match=r"reward\.step\.c gives one number for each of \d+ steps, not shape"):
-        _with_step_rewards(FOREST, {"c": lambda forest: torch.zeros(1)})
+        own.apply(FOREST, {}, {"c": lambda forest: torch.zeros(1)}, {})
     m = gxpo.method("gigpo", {"reward.step.paid": EachStep, "segment": "chunks", "segment.tokens": 2})
     run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
                      set={"tasks.per_step": 2, "sampling.max_new_tokens": 5, "eval.tasks": 2})  # fmt: skip

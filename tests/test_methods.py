@@ -94,6 +94,7 @@ def elsewhere(name):
     return repr((stages, {k: s.value for k, s in m.run_keys.items()}))
 
 
+@pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 def test_no_two_methods_compute_the_same():
     prints = {name: fingerprint(name) for name in NAMES}
     for a, b in itertools.combinations(NAMES, 2):
@@ -119,6 +120,7 @@ AGREEING = {  # the battery's sampler is nobody that the learner knows: such bou
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     m, forest = composed(name, AGREEING.get(name)), battery(3)
@@ -169,6 +171,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
         assert difference <= 1e-12, f"{name}, {way}: {difference:.2e}"
 
 
+@pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 # ---------------------------------------------------------------- equal groups
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_of_equal_rewards_move_nothing(name):

@@ -181,6 +181,7 @@ def from_padded(
     logprobs: Tensor | None = None,
     *,
     attention_mask: Tensor | None = None,
+    success: Sequence[float | None] | Tensor | None = None,
 ) -> Forest:
     """Trajectories from padded rows, as TRL and verl hold them; padding on either side changes nothing.
 
@@ -189,7 +190,8 @@ def from_padded(
     attention_mask   [B, L]: 0 on padding. Without it, nothing before a row's last own token is taken for padding (so
                      left-padded prompts need it), and all after it is. Without own tokens a row is its first L - C.
     rewards [B] (nan = unscored), group [B] opaque ids; logprobs [B, C] or [B, L] of the sampler, aligned with the
-    tokens (nan = unknown). Raises ValueError where shapes differ.
+    tokens (nan = unknown). success [B]: the verdicts, 1 right and 0 wrong (None or nan = unknown), which methods that
+    count successes read. Raises ValueError where shapes differ.
     """
     rows, width = input_ids.shape
     for name, x in (("completion_mask", completion_mask), ("logprobs", logprobs)):
@@ -198,8 +200,8 @@ def from_padded(
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(f"attention_mask {tuple(attention_mask.shape)} does not fit input_ids {(rows, width)}")
     names = [str(g.item() if isinstance(g, Tensor) else g) for g in group]
-    if len(names) != rows or rewards.shape != (rows,):
-        raise ValueError(f"group and rewards need one value for each of the {rows} rows")
+    if len(names) != rows or rewards.shape != (rows,) or (success is not None and len(success) != rows):
+        raise ValueError(f"group, rewards and success need one value for each of the {rows} rows")
     own = torch.zeros(rows, width, dtype=torch.bool)
     own[:, width - completion_mask.shape[1] :] = completion_mask.bool()
     seen = torch.full((rows, width), NAN, dtype=torch.float64)
@@ -221,7 +223,8 @@ def from_padded(
         record = {"schema": SCHEMA, "id": f"t{b}", "group": names[b], "reward": reward if reward == reward else None}
         values = [None if x != x else x for x in seen[b, kept].tolist()]
         records.append(record | _turns(input_ids[b, kept].tolist(), own[b, kept].tolist(), values))
-    return Forest.from_records(records)
+    verdicts = _column(success, [rows], NAN, torch.float64, "success")
+    return Forest.from_records(records).replace(success=verdicts)
 
 
 def _turns(tokens: list[int], own: list[bool], logprob: list[float | None]) -> dict[str, Any]:

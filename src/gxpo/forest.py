@@ -140,6 +140,7 @@ class Forest:
     prompt_node: Tensor  # node that ends the trajectory's prompt
     # names, lists that ride along, named tensors
     component_names: tuple[str, ...] = ()
+    shaped_by: tuple[str, ...] = ()  # keys of the method's own rewards that outcome and step rewards hold
     agent_names: tuple[str, ...] = ()
     policy_names: tuple[str, ...] = ()
     state_names: tuple[str, ...] = ()
@@ -241,11 +242,14 @@ class Forest:
         components: Mapping[str, Tensor] | None = None,
         success: Tensor | None = None,
     ) -> Forest:
-        """A copy with new scores: `outcome` [R] (nan = unscored), named `components` [R], `success` [R]."""
+        """A copy with new scores: `outcome` [R] (nan = unscored), named `components` [R], `success` [R].
+
+        They are the task's: a method's own rewards are not in them (`shaped_by` is empty; see `Method.shaped`)."""
         named = components or {}
         columns = [x.to(torch.float64) for x in named.values()]
         return self.replace(
             outcome=outcome.to(torch.float64),
+            shaped_by=(),
             component_names=tuple(named),
             components=torch.stack(columns, 1) if columns else torch.empty(self.n_trajectories, 0, dtype=torch.float64),
             success=self.success if success is None else success.to(torch.float64),

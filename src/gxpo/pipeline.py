@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.keys import Definition, Stated, show
 from gxpo.protocols import PolicyTokens
+from gxpo.rewards import own
 from gxpo.signals import Signals
 
 
@@ -136,6 +138,21 @@ class Method:
         return max((t.couples for t in self.terms.values()), key=order.index)
 
     # ------------------------------------------------------------ the pipeline on one forest
+    def shaped(self, forest: Forest) -> Forest:
+        """The scored rollouts with the method's own rewards (`reward.shape`, `reward.step`, `reward.add`) over the
+        task's: before `advantages` and `loss`, in a loop of one's own. Rollouts that have them stay as they are.
+
+        Raises GxpoError where they hold another method's.
+        """
+        parts = self.shapes, self.step_rewards, self.rewards
+        names = own.keys(*parts)
+        if forest.shaped_by == names:
+            return forest
+        if forest.shaped_by:
+            held = ", ".join(forest.shaped_by)
+            raise GxpoError(f"{self.name}: the rollouts hold {held} of another method: shape them as they were scored")
+        return own.apply(forest, *parts) if names else forest
+
     def _held(self, forest: Forest, signals: Mapping[str, Any] | None) -> Signals:
         """The signals of the scored trajectories."""
         held = Signals.of(forest, signals, self.axes)
@@ -144,8 +161,15 @@ class Method:
     def advantages(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> Tensor:
         """Credit alone, before weights: [P] float64, detached. Unscored trajectories have exactly 0.
 
-        A KL penalty that is placed in the reward is subtracted from the outcome before any group statistic.
+        Reads the outcomes as they are: the method's own rewards are in them after `shaped`, and a warning says where
+        they are missing. A KL penalty that is placed in the reward is subtracted before any group statistic.
         """
+        if lacking := own.missing(forest, self.shapes, self.step_rewards, self.rewards):
+            warnings.warn(
+                f"{self.name} without {', '.join(lacking)}: the rollouts hold the task's rewards alone; "
+                "forest = method.shaped(forest) adds the method's own",
+                stacklevel=2,
+            )
         return self._credited(forest, signals, lambda sub, held: {"credit": self.credit(sub, held, step)})["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:

@@ -153,6 +153,7 @@ def concat(forests: Sequence[Forest]) -> Forest:
     for f, at in zip(forests, base["R"], strict=False):
         for k, name in enumerate(f.component_names):
             out["components"][at : at + f.n_trajectories, merged[name]] = f.components[:, k]
+    out["shaped_by"] = forests[0].shaped_by if len({f.shaped_by for f in forests}) == 1 else ()
     out["id"] = _distinct(out["id"])
     out["media"] = {n + at: m for f, at in zip(forests, base["N"], strict=False) for n, m in f.media.items()}
     out["extras"] = {}

@@ -79,7 +79,7 @@ def test_own_rewards_are_applied_in_the_order_shape_then_add():
     composed = gxpo.method("grpo", {"reward.add.length": "length", "reward.add.length.max_length": 4,
                                     "reward.add.length.of": "all"})  # fmt: skip
     forest = gxpo.Forest.from_completions([[1]], [[[2, 3], [2, 3, 4, 5]]], [1.0, 0.0])
-    shaped = asks.shaped(composed, forest)
+    shaped = composed.shaped(forest)
     assert shaped.outcome.tolist() == [1.0 - 0.5 * 2 / 4, 0.0 - 0.5]
     assert shaped.component_names == ("length",)
 

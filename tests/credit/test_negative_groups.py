@@ -22,8 +22,7 @@ def shaped(right):
     """The forest after the method's reward, and its credit."""
     rows = [("g", float(v), [math.log(p)] * 2, {"success": v}) for v, p in zip(right, P, strict=True)]
     forest, m = forest_of(rows), gxpo.method("lens")
-    (part,) = m.rewards.values()
-    return m.advantages(forest.with_rewards(forest.outcome + part(forest)["confidence"]))[::2]
+    return m.advantages(m.shaped(forest))[::2]
 
 
 def test_the_cards_numbers():

@@ -11,7 +11,7 @@ import gxpo
 from gxpo.errors import ConfigError, MethodConflict
 from gxpo.explain import method_text
 from gxpo.explain.catalogue import citations, conflicts, entries, home, select, tiers
-from gxpo.explain.effect import Answer, Effect, effect, obstacle, on_equal, push, rollouts, shaped
+from gxpo.explain.effect import Answer, Effect, effect, obstacle, on_equal, push, rollouts
 from gxpo.keys import EVIDENCE, STAGES
 from gxpo.methods import METHODS
 
@@ -164,10 +164,10 @@ def test_an_objective_without_credit_is_shown_by_its_gradient():
 def test_own_rewards_take_the_place_of_the_given_ones():
     # lengths 2 and 6 of the right ones: z = -1 and 1 (mean 4, std 2), exp(-.05 z) = 1.051271, .951229; wrong: -1
     answers = [Answer("g", 1.0, 2), Answer("g", 1.0, 6), Answer("g", 0.0)]
-    forest = shaped(gxpo.method("grpo_lead"), rollouts(answers))
+    forest = gxpo.method("grpo_lead").shaped(rollouts(answers))
     assert forest.outcome.tolist() == pytest.approx([1.051271, 0.951229, -1.0], abs=1e-6)
     assert forest.component_names == ("correct", "concise") and forest.success.tolist() == [1, 1, 0]
-    taxed = shaped(gxpo.method("dapo").fill(max_length=10), rollouts([Answer("g", 1.0, 9), Answer("g", 1.0, 8)]))
+    taxed = gxpo.method("dapo").fill(max_length=10).shaped(rollouts([Answer("g", 1.0, 9), Answer("g", 1.0, 8)]))
     assert taxed.outcome.tolist() == [0.5, 1.0]  # (9 - 8) / 2 over the last fifth of 10
 
 
@@ -202,7 +202,7 @@ def test_who_learns_from_equal_groups_says_so(name):
     forest = battery(5, sizes=(4, 4), rewards=(0.0, 1.0))
     scores = {"correct": forest.outcome}
     scores |= {part.component: 0.05 * forest.lengths() for part in m.shapes.values() if hasattr(part, "component")}
-    forest = shaped(m, forest.with_rewards(forest.outcome, components=scores))
+    forest = m.shaped(forest.with_rewards(forest.outcome, components=scores))
     signals = made_up(m, forest, 1)
     if m.reads_credit and bool((m.advantages(forest, signals) != 0).any()):
         assert on_equal(m) == "signal"

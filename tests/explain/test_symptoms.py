@@ -8,7 +8,7 @@ import gxpo
 from gxpo import config
 from gxpo.errors import ConfigError
 from gxpo.explain.advice import find, recommendations
-from gxpo.explain.effect import Answer, Effect, effect, push, rollouts, shaped
+from gxpo.explain.effect import Answer, Effect, effect, push, rollouts
 from gxpo.explain.symptoms import CLAIMS, SYMPTOMS
 from gxpo.keys import EVIDENCE
 from gxpo.methods import METHODS
@@ -82,7 +82,7 @@ def test_other_words_are_not_guessed_at():
 # ---------------------------------------------------------------- what they rest on
 def credited(m, forest):
     """Credit times weights [P] on rollouts with unequal lengths, log-probs and whatever the method reads."""
-    forest = shaped(m, forest)
+    forest = m.shaped(forest)
     signals = made_up(m, forest, 1)
     credit = m.advantages(forest, signals)
     return credit * m.token_weights(forest, credit, signals)
@@ -100,7 +100,7 @@ def pushed(m, *answers):
 
 def gradient(m, answers, moved):
     """-dL / dlogp by trajectory, where the log-probs have moved by `moved` [P]."""
-    forest = shaped(m, rollouts([Answer("g", *a) for a in answers]))
+    forest = m.shaped(rollouts([Answer("g", *a) for a in answers]))
     known = forest.path_behaviour_logprob
     x = (known + moved).requires_grad_()
     policy = gxpo.PolicyTokens(
@@ -144,7 +144,7 @@ def token_sum(m):
 
 
 def near_limit(m):
-    short, long = shaped(m, rollouts([Answer("g", 1.0, 4), Answer("g", 1.0, 60)])).outcome.tolist()
+    short, long = m.shaped(rollouts([Answer("g", 1.0, 4), Answer("g", 1.0, 60)])).outcome.tolist()
     return long < short
 
 
@@ -160,7 +160,12 @@ def tried(m):
 
 
 def within(m):
-    forest = battery(3)
+    forest, call = battery(3), {"name": "look", "arguments": {"for": "a key"}}
+    steps = zip(forest.step_turn.tolist(), forest.step_trajectory.tolist(), strict=True)
+    forest = forest.replace(  # of every other rollout, the first turn makes the one call of the reference
+        info=[{**info, "gold_calls": [call]} for info in forest.info],
+        step_info=[{"calls": [] if turn or row % 2 else [call]} for turn, row in steps],
+    )
     credit = credited(m, forest)
     return any(float(credit[path].max() - credit[path].min()) > 1e-9
                for path in map(forest.path_of, range(forest.n_trajectories)))  # fmt: skip

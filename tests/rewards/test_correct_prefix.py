@@ -56,8 +56,7 @@ def test_an_unknown_share_matters_only_where_it_is_read():
 def test_a_group_without_a_right_answer_learns_and_the_others_are_grpos():
     m = gxpo.method("spectral_po")
     forest = grown([("a", False, 0.0), ("a", False, 0.5), ("b", False, 0.9), ("b", True, 1.0)], "correct_prefix")
-    shaped = forest.with_rewards(m.shapes["correct_prefix"](forest))
-    credit, grpo = m.advantages(shaped), gxpo.method("grpo").advantages(forest)
+    credit, grpo = m.advantages(m.shaped(forest)), gxpo.method("grpo").advantages(forest)
     assert float(credit[0]) < 0 < float(credit[1]) and grpo[:2].tolist() == [0.0, 0.0]
     assert torch.equal(credit[2:], grpo[2:])
 

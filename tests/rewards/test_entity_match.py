@@ -32,7 +32,7 @@ def test_card_numbers() -> None:
     assert found.tolist() == pytest.approx([1.0, 0.3, 0.15])
     forest = grown([("a", True, 0.8), ("a", False, 0.8), ("a", False, 0.4)], "entities")
     m = gxpo.method("e_grpo")
-    credit = m.advantages(forest.with_rewards(m.shapes["entity_match"](forest)))
+    credit = m.advantages(m.shaped(forest))
     assert credit.tolist() == pytest.approx([1.138811, -0.404094, -0.734717], abs=1e-6)
 
 

@@ -31,7 +31,7 @@ def shaped(rewards, verdicts):
     made = battery(0, sizes=(len(rewards),))
     scores = torch.tensor([math.nan if r is None else r for r in rewards], dtype=torch.float64)
     forest = made.replace(outcome=scores, success=torch.tensor(verdicts, dtype=torch.float64))
-    return forest.replace(outcome=Signed()(forest))
+    return gxpo.method("psr_nsr").shaped(forest)
 
 
 def times(m, forest):

@@ -38,6 +38,7 @@ def test_it_equals_a_loop(rows, constants):
     assert found.tolist() == pytest.approx(expected) and bool((found >= least).all() and (found <= 1).all())
 
 
+@pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
 def test_what_the_std_takes_out_of_scaled_rewards_stays_in_the_weight():
     rewards = [2.0, 3.0, 2.0, 2.0]  # mean 2.25, above easy: a weight of 1/2
     plain, scaled = grown([("g", r) for r in rewards]), grown([("g", 0.5 * r) for r in rewards])

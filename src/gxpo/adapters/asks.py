@@ -50,6 +50,7 @@ def tools(step: int, seed: int = 0) -> SignalTools:
 def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
     """(key, part) of everything that sees rollouts before the objective does, then of the objective."""
     yield from ((f"reward.shape.{k}", v) for k, v in method.shapes.items())
+    yield from ((f"reward.step.{k}", v) for k, v in method.step_rewards.items())
     yield from ((f"reward.add.{k}", v) for k, v in method.rewards.items())
     if method.kl_reward is not None:
         yield "objective.kl", method.kl_reward
@@ -70,19 +71,6 @@ def _keeps(part: Any) -> bool:
     if isinstance(part, SignalPart):
         return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
     return hasattr(part, "state_dict")
-
-
-def shaped(method: Method, forest: Forest) -> Forest:
-    """The method's own rewards over those of the trainer, in the order of the trainer of gxpo."""
-    columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
-    outcome = forest.outcome.clone()
-    for name, part in method.shapes.items():
-        outcome = columns[name] = part(forest.replace(outcome=outcome))
-    for part in method.rewards.values():
-        for name, value in part(forest).items():
-            columns[name] = value
-            outcome = outcome + value
-    return forest.with_rewards(outcome, components=columns)
 
 
 def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: int) -> Signals:
@@ -188,10 +176,13 @@ def _stages(method: Method, forest: Forest, step: int) -> Iterator[tuple[str, Te
             key = f"reward.shape.{name}"
             outcome = part(forest.replace(outcome=outcome))
             yield key, outcome
+        for name, part in method.step_rewards.items():
+            key = f"reward.step.{name}"
+            yield key, part(forest.replace(outcome=outcome))
         for name, part in method.rewards.items():
             key = f"reward.add.{name}"
             yield key, torch.stack([x.double() for x in part(forest).values()])
-        forest = shaped(method, forest)
+        forest = method.shaped(forest)
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9
         values["entropy"] = -forest.path_behaviour_logprob

@@ -133,7 +133,7 @@ class WithMethod(Base):
             behaviour = torch.where(forest.path_behaviour_logprob.isnan(), proximal, forest.path_behaviour_logprob)
             column = forest.behaviour_logprob.index_copy(0, forest.path_token, behaviour)
             forest = forest.replace(behaviour_logprob=column)
-        forest = asks.shaped(method, forest)
+        forest = method.shaped(forest)
         signals = asks.computed(method, forest, values, step)
         credit = method.advantages(forest, signals, step)
         signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)

@@ -151,7 +151,7 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         own = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
         at = None if config is None else config.get(SUCCESS_AT, None)
-        forest = asks.shaped(composed, rollouts(own, score, index, None if at is None else float(at)))
+        forest = composed.shaped(rollouts(own, score, index, None if at is None else float(at)))
         credit = composed.advantages(forest)
         credit = credit * composed.token_weights(forest, credit)
         out = torch.zeros(own.shape, dtype=torch.float64)

@@ -46,7 +46,7 @@ def advantages(method: str, rewards: Sequence[float | None], groups: Sequence[in
     constants = {k: given.pop(k) for k in list(given) if k in defaults}
     made = compose(method, _overrides(compose(method), constants, defaults, given))
     forest, signals = _forest(rewards, groups, given)
-    forest = _shaped(made, forest)
+    forest = made.shaped(forest)
     try:
         credit = made.advantages(forest, signals)
         if method not in CREDIT_ALONE:
@@ -112,14 +112,3 @@ def _forest(
     if fields:
         raise NotImplementedError(f"rollouts carry no {', '.join(fields)}")
     return forest, signals
-
-
-def _shaped(made: Method, forest: Forest) -> Forest:
-    """The method's own rewards in place of, or on top of, the outcome."""
-    outcome = forest.outcome
-    for part in made.shapes.values():
-        outcome = part(forest.replace(outcome=outcome)).to(torch.float64)
-    for part in made.rewards.values():
-        for value in part(forest).values():
-            outcome = outcome + value
-    return forest if outcome is forest.outcome else forest.replace(outcome=outcome)

@@ -13,6 +13,7 @@ from gxpo.explain.effect import on_equal
 from gxpo.keys import EVIDENCE, STAGES, Definition, same, show
 from gxpo.methods import METHODS
 from gxpo.objectives import PolicyGradient
+from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
 
 FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # nothing beyond the base
@@ -43,6 +44,7 @@ def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str,
         "code": list(definition.code_links),
         "defaults": _typed(definition.keys),
         "paper_defaults": _typed(definition.paper_defaults),
+        "options": options(definition, made),
         "needs": list(made.needs),
         "computes": [name for part in made.signals.values() for name in part.provides],
         "requires": list(made.requires),
@@ -54,6 +56,19 @@ def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str,
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
         "conflicts": conflicts(definition, known),
     }
+
+
+def options(definition: Definition, made: Method) -> dict[str, Any]:
+    """Further keys of the parts that the method brings (of every part, for the base), with their defaults."""
+    found: dict[str, Any] = {}
+    for key, stated in made.keys.items():
+        part = stated.value
+        if not dataclasses.is_dataclass(part) or (definition.keys and key not in definition.keys):
+            continue
+        slot = "objective" if key == "objective.gate" else key
+        names = [f"{slot}.{field.name}" for field in dataclasses.fields(part)]
+        found |= {name: made.keys[name].value for name in names if name in made.keys and name not in definition.keys}
+    return _typed({name: value for name, value in found.items() if not dataclasses.is_dataclass(value)})
 
 
 def entries() -> list[dict[str, Any]]:

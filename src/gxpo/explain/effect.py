@@ -56,6 +56,7 @@ def rollouts(answers: Sequence[Answer]) -> Forest:
         [[[9] * a.length for a in row] for row in members],
         groups=groups,
         logprobs=[[[a.logprob] * a.length for a in row] for row in members],
+        info=[{"gold_calls": []} for _ in answers],  # the reference calls no tool
     )
     reward = torch.tensor([a.reward for row in members for a in row], dtype=torch.float64)
     return forest.with_rewards(reward, components={"correct": reward}, success=reward > 0.5)
@@ -63,7 +64,8 @@ def rollouts(answers: Sequence[Answer]) -> Forest:
 
 def obstacle(made: Method) -> str:
     """Why a method can't be tried on made-up rollouts; "" where it can."""
-    parts = [made.credit, *made.weights.values(), *made.shapes.values(), *made.rewards.values()]
+    parts = [made.credit, *made.weights.values()]
+    parts += [*made.shapes.values(), *made.step_rewards.values(), *made.rewards.values()]
     parts += [] if made.reads_credit else list(made.terms.values())
     if asked := _asked(parts, "requires"):
         return f"it requires {', '.join(asked)} of the rollouts"
@@ -76,19 +78,6 @@ def _asked(parts: Sequence[Any], name: str) -> list[str]:
     return list(dict.fromkeys(x for part in parts for x in getattr(part, name, ())))
 
 
-def shaped(made: Method, forest: Forest) -> Forest:
-    """The rollouts with the method's own rewards over the given ones, as a run has them."""
-    columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
-    outcome = forest.outcome
-    for name, part in made.shapes.items():
-        outcome = columns[name] = part(forest.replace(outcome=outcome)).to(torch.float64)
-    for part in made.rewards.values():
-        for name, value in part(forest).items():
-            columns[name] = value.to(torch.float64)
-            outcome = outcome + columns[name]
-    return forest.with_rewards(outcome, components=columns)
-
-
 def push(made: Method, forest: Forest) -> Tensor:
     """[R] float64: the mean over a trajectory's tokens of credit times weights.
 
@@ -97,7 +86,7 @@ def push(made: Method, forest: Forest) -> Tensor:
     can't work with these rollouts.
     """
     made = made.fill(horizon=float(LENGTH), max_length=LIMIT)
-    forest = shaped(made, forest)
+    forest = made.shaped(forest)
     known = forest.path_behaviour_logprob
     given = {"proximal_logprob": known, "reference_logprob": known, "entropy": torch.ones_like(known)}
     signals = Signals.of(forest, given, made.axes)

@@ -91,6 +91,7 @@ def one(spec: str) -> str:
         "code": " ".join(row["code"]),
         "stages": ", ".join(row["stages"]) or "none: it is the base",
         "defaults": _pairs(row["defaults"]),
+        "options": _pairs(row["options"]),
         "also as": ", ".join(systems),
         "needs": ", ".join(row["needs"]),
         "computes": ", ".join(row["computes"]),

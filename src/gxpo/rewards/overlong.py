@@ -52,7 +52,10 @@ class Overlong(RewardPart):
 
     def __call__(self, forest: Forest) -> dict[str, Tensor]:
         if self.max_length is None:
-            raise ConfigError("overlong: max_length is not set; give the number of tokens at which generation stops")
+            raise ConfigError(
+                "overlong: max_length is not set: give the tokens at which generation stops as "
+                "reward.add.overlong.max_length"
+            )
         return {
             "overlong": penalty(
                 forest.lengths(),

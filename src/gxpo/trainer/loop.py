@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gxpo.config import Resolved
-from gxpo.errors import CheckpointError, GxpoError, ModelError
+from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.memory import give_back, reuse_freed
@@ -245,24 +245,13 @@ class Trainer:
 
     def shape(self, forest: Forest) -> Forest:
         """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
-        columns = {k: forest.components[:, i] for i, k in enumerate(forest.component_names)}
-        outcome = forest.outcome.clone()
-        for name, part in self.method.shapes.items():
-            if getattr(part, "component", None) == name:  # what it reads is the task's, and stays
-                name = f"{name}_shaped"
-            outcome = columns[_new(name, forest)] = _one_each(name, part(forest.replace(outcome=outcome)), outcome)
-        if self.method.step_rewards:
-            forest = _with_step_rewards(forest.replace(outcome=outcome), self.method.step_rewards)
-        for part in self.method.rewards.values():
-            for name, value in part(forest).items():
-                columns[_new(name, forest)] = _one_each(name, value, outcome)
-                outcome = outcome + value
+        forest = self.method.shaped(forest)
         if self.settings.scoring.shuffle:
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
-            outcome = outcome[torch.randperm(outcome.numel(), generator=order)]
+            outcome = forest.outcome[torch.randperm(forest.n_trajectories, generator=order)]
             # rewards of single turns would tell what shuffled outcomes do not; without them returns are the outcome
-            forest = forest.replace(step_reward=torch.full_like(forest.step_reward, torch.nan))
-        return forest.with_rewards(outcome, components=columns)
+            forest = forest.replace(outcome=outcome, step_reward=torch.full_like(forest.step_reward, torch.nan))
+        return forest
 
     @property
     def _needs_proximal(self) -> bool:
@@ -503,34 +492,3 @@ class Trainer:
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
         self._open.close()
-
-
-def _with_step_rewards(forest: Forest, parts: Mapping[str, Any]) -> Forest:
-    """The forest with what the parts give each step added to its step rewards; nan is none."""
-    reward = forest.step_reward
-    for name, part in parts.items():
-        found = part(forest)
-        if not isinstance(found, torch.Tensor) or found.shape != reward.shape:
-            raise GxpoError(f"reward.step.{name} gives one number for each of {len(reward)} steps, not {_shape(found)}")
-        known = reward.isfinite() | found.isfinite()
-        total = reward.nan_to_num(nan=0.0) + found.to(torch.float64).nan_to_num(nan=0.0)
-        reward = torch.where(known, total, torch.nan)
-    return forest.replace(step_reward=reward)
-
-
-def _shape(found: Any) -> str:
-    return f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-
-
-def _new(name: str, forest: Forest) -> str:
-    """GxpoError where the forest has a component of that name, which would be lost."""
-    if name in forest.component_names:
-        raise GxpoError(f"the method's reward {name!r} has the name of a component of the task's: rename one of them")
-    return name
-
-
-def _one_each(name: str, value: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
-    """`value`, which has to be one number a trajectory."""
-    if value.shape != outcome.shape:
-        raise GxpoError(f"reward {name!r} has shape {tuple(value.shape)}; shaping gives one value a trajectory")
-    return value
