@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gxpo.envs.toolqa import ToolQA
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
-from gxpo.rewards.matched_calls import MatchedCalls, call_similarity, greedy, optimal, token_f1, transported
+from gxpo.rewards.matched_calls import MatchedCalls, call_similarity, greedy, optimal, transported, word_f1
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
         (call("f", a=1), call("f", a=2), 2 / 3),  # the names alone
         (call("f"), call("f", a=2), 1 / 3),
         (call("f", a=2), call("f"), 1 / 2),  # J = 0 of one name
+        (call("F", a=1), call("f", a=1), 1.0),
+        (call("f", A=1), call("f", a=1), 1 / 3),  # names of arguments are taken as they stand
         (call("g", a=1), call("f", a=1), 0.0),
     ],
 )
@@ -40,9 +42,9 @@ def test_likeness_by_hand(predicted: dict[str, Any], gold: dict[str, Any], worth
 
 def test_f1_of_words() -> None:
     """2 of 3 words said, 2 of 2 expected: 2 * (2/3) / (5/3) = .8; a word said twice counts once."""
-    assert token_f1("the Grey Sea", "grey sea") == pytest.approx(0.8)
-    assert token_f1("7 7", "7") == pytest.approx(2 / 3)
-    assert token_f1("", "") == 1.0 and token_f1("", "7") == token_f1("8", "7") == 0.0
+    assert word_f1("the Grey Sea", "grey sea!") == pytest.approx(0.8)
+    assert word_f1("7 7", "7") == word_f1("(1,143)", "1 143") == 1.0
+    assert word_f1("", "") == word_f1("", "7") == word_f1("8", "7") == word_f1("...", "...") == 0.0
 
 
 # ---------------------------------------------------------------- assignment

@@ -1,14 +1,16 @@
 r"""MatchTIR: tool calls are matched with those of a reference; turns are paid for theirs, and compared by their number.
 
 S(p, g) = [same tool] (1 + J(argument names) + #equal arguments) / (2 + #arguments of g);   one-to-one matching of calls
-r_t     = mean of S over the turn's calls, 0 for a call without a partner; of the answer, F1 of its words
+r_t     = mean of S over the turn's calls, 0 for a call without a partner; of an answering turn, F1 of the sets of words
 A       = (z_g(sum_t r_t) + z_t(D_t)) / 2;   D_t = r_t + 0.9 D_{t+1}, z_t over the group's turns of the same number
 
 Choices. The matching is optimal, as the paper says; the function called Hungarian in its code takes the largest pair
 first (`reward.step.matched_calls.matching: greedy`; soft: `sinkhorn`). Alone at a number, a turn has 0 there; the code
-gives it D_t itself, which pays the longest attempt for its length (`credit.single: raw`). The sum of the turns' rewards
-is what trajectories are compared by: more right calls are worth more, whatever the answer. Needs an environment that
-names the reference's calls, as toolqa.
+gives it D_t itself, which pays the longest attempt for its length (`credit.single: raw`). As in the code, words have no
+punctuation, names of tools no case, and calls of an answering turn take part in no matching. The sum of the turns'
+rewards is what trajectories are compared by: more right calls are worth more, whatever the answer. The script's KL .001
+and entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs an environment that names the
+reference's calls, as toolqa.
 """
 
 from gxpo.credit.turn_position import TurnPosition
@@ -25,5 +27,13 @@ matchtir = Definition(
     formula="A = (z_g(sum_t r_t) + z_t(r_t + 0.9 D_{t+1})) / 2, r_t the mean likeness of the turn's matched calls",
     evidence="reference-code",
     keys={"credit": TurnPosition, "reward.step.matched_calls": MatchedCalls},
+    paper_defaults={
+        "objective.kl.coef": 0.001,
+        "objective.entropy.coef": 0.001,
+        "rollout.group_size": 16,
+        "update.lr": 1e-6,
+    },
+    code="quchangle1/MatchTIR@f614ce1 Code/verl/utils/reward_score/tool.py Code/verl/trainer/ppo/core_algos.py "
+    "Scripts/run.sh",
     choices="optimal matching (the code: greedy); a turn alone at its number has 0 there (the code: its raw return)",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,10 +17,11 @@ from gxpo.rewards.base import RewardPart
 
 Call = Mapping[str, Any]  # {"name": ..., "arguments": {...}}
 Scores = Sequence[Sequence[float]]  # of each predicted call with each gold one
+SPACED = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 def call_similarity(predicted: Call, gold: Call) -> float:
-    """0 where the names differ, else (1 + J + equal) / (2 + arguments of gold), from 0 to 1.
+    """0 where the names differ, case aside, else (1 + J + equal) / (2 + arguments of gold), from 0 to 1.
 
     J      share of argument names that both have among those that either has, 1 where there are none
     equal  arguments of gold that the predicted call has with the same value
@@ -28,7 +29,7 @@ def call_similarity(predicted: Call, gold: Call) -> float:
     >>> call_similarity({"name": "f", "arguments": {"a": 1, "b": 2}}, {"name": "f", "arguments": {"a": 1, "c": 2}})
     0.5833333333333333
     """
-    if predicted["name"] != gold["name"]:
+    if predicted["name"].lower() != gold["name"].lower():
         return 0.0
     own, wanted = predicted.get("arguments", {}), gold.get("arguments", {})
     either = own.keys() | wanted.keys()
@@ -109,25 +110,30 @@ def transported(scores: Scores, regulariser: float = 0.1, rounds: int = 200) -> 
     return ((kernel + rows + columns).exp() * s).sum(1).tolist()
 
 
-def token_f1(said: str, expected: str) -> float:
-    """F1 of the words of two texts, as multisets, case aside; 1 where both are empty.
+def word_f1(said: str, expected: str) -> float:
+    """F1 of the words of two texts as sets, case and punctuation aside; 0 where they share none, or both are empty.
 
-    >>> token_f1("the Grey Sea", "Grey Sea")
-    0.8
+    Punctuation separates words: "3.5" is "3" and "5".
+
+    >>> word_f1("the Grey Sea.", "Grey Sea"), word_f1("1143.", "1143")
+    (0.8, 1.0)
     """
-    a, b = Counter(said.lower().split()), Counter(expected.lower().split())
-    if not a and not b:
-        return 1.0
-    return 2 * (a & b).total() / (a.total() + b.total())
+    a, b = _words(said), _words(expected)
+    return 2 * len(a & b) / max(1, len(a) + len(b))
+
+
+def _words(text: str) -> set[str]:
+    return set(text.lower().translate(SPACED).split())
 
 
 @dataclass(frozen=True)
 class MatchedCalls(RewardPart):
-    """`reward.step`: a turn with tool calls is worth the mean of what its calls are worth, a turn that answers the
-    `token_f1` of its answer with the expected one, another turn 0.
+    """`reward.step`: a turn that answers is worth the `word_f1` of its answer with the expected one, another turn with
+    tool calls the mean of what its calls are worth, a turn without either 0.
 
-    matching   how the calls of all turns are matched with the reference's, by `call_similarity`: "optimal" and "greedy"
-               give each at most one partner, whose similarity a call is worth; "sinkhorn": `transported`
+    matching   how the calls of all turns but answering ones are matched with the reference's, by `call_similarity`:
+               "optimal" and "greedy" give each at most one partner, whose similarity a call is worth; "sinkhorn":
+               `transported`
     unmatched  what a call without a partner is worth (at most 0); not of "sinkhorn"
     regulariser  of "sinkhorn"
 
@@ -180,13 +186,13 @@ class MatchedCalls(RewardPart):
 
     def _of_turns(self, forest: Forest, r: int, steps: Sequence[int]) -> list[float]:
         said = [forest.step_info[step] for step in steps]
-        calls = [info.get("calls", []) for info in said]
+        calls = [[] if "answer" in info else info.get("calls", []) for info in said]
         worth = iter(self.worth([call for own in calls for call in own], forest.info[r]["gold_calls"]))
         out = []
         for info, own in zip(said, calls, strict=True):
             paid = [next(worth) for _ in own]
             if "answer" in info:
-                out.append(token_f1(str(info["answer"]), str(forest.info[r].get("expected", ""))))
+                out.append(word_f1(str(info["answer"]), str(forest.info[r].get("expected", ""))))
             else:
                 out.append(sum(paid) / len(paid) if paid else 0.0)
         return out

@@ -1,0 +1,139 @@
+"""MatchTIR's turn rewards and credit, restated from the authors' code."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+
+import gxpo
+from gxpo.forest import Forest
+from gxpo.rewards.matched_calls import MatchedCalls
+
+PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+EPS = 1e-6
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def words(text: str) -> set[str]:
+    return set("".join(" " if c in PUNCTUATION else c for c in text.lower()).split())
+
+
+def f1(said: str, expected: str) -> float:
+    own, wanted = words(said), words(expected)
+    common = len(own & wanted)
+    precision = common / len(own) if own else 0
+    recall = common / len(wanted) if wanted else 0
+    return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+
+
+def likeness(predicted: dict[str, Any], gold: dict[str, Any]) -> float:
+    if predicted["name"].lower() != gold["name"].lower():
+        return 0.0
+    own, wanted = predicted["arguments"], gold["arguments"]
+    shared = sum(1 for key in own if key in wanted)
+    names = 1.0 if list(own) == list(wanted) else shared / (len(own) + len(wanted) - shared) if own and wanted else 0.0
+    values = sum(1 for key in wanted if key in own and own[key] == wanted[key])
+    return (1 + names + values) / (2 + len(wanted))
+
+
+def turn_rewards(turns: list[dict[str, Any]], gold: list[dict[str, Any]], expected: str) -> list[float]:
+    """Calls of turns without an answer, the most alike pair first, each call and each gold one once; then the means."""
+    made = [(t, c) for t, turn in enumerate(turns) if "answer" not in turn for c in turn["calls"]]
+    pairs = sorted(
+        ((likeness(c, g), i, j) for i, (_, c) in enumerate(made) for j, g in enumerate(gold)),
+        key=lambda pair: (-pair[0], pair[1], pair[2]),
+    )
+    worth, taken = [0.0] * len(made), set[int]()
+    placed = set[int]()
+    for score, i, j in pairs:
+        if score > 0 and i not in placed and j not in taken:
+            worth[i] = score
+            placed.add(i)
+            taken.add(j)
+    out = []
+    for t, turn in enumerate(turns):
+        own = [w for w, (at, _) in zip(worth, made, strict=True) if at == t]
+        out.append(f1(turn["answer"], expected) if "answer" in turn else sum(own) / len(own) if own else 0.0)
+    return out
+
+
+GOLD = [call("lookup", row="a", column="x"), call("Sum", x="1+2"), call("lookup", row="b")]
+EPISODES: list[list[dict[str, Any]]] = [
+    [
+        {"calls": [call("LOOKUP", row="a", column="x"), call("lookup", row="c")]},
+        {"calls": [call("sum", x="1+2")]},
+        {"calls": [], "answer": "1143."},
+    ],
+    [
+        {"calls": [call("lookup", column="x", row="b"), call("lookup", row="a")]},  # greedy and optimal differ here
+        {"calls": [call("lookup", row="b")], "answer": "It is 1,143"},  # the call takes part in no matching
+    ],
+    [{"calls": []}, {"calls": [call("sum")]}, {"calls": [call("none", x=1)]}, {"calls": [], "answer": "?!"}],
+]
+EXPECTED = "1143"
+
+
+def forest() -> Forest:
+    return Forest.from_records(
+        [
+            {
+                "schema": "gxpo.rollouts/1",
+                "group": "g",
+                "id": str(i),
+                "prompt": [1],
+                "turns": [{"observation": [2], "action": [3, 4], "info": turn} for turn in turns],
+                "reward": 1.0,
+                "info": {"gold_calls": GOLD, "expected": EXPECTED},
+            }
+            for i, turns in enumerate(EPISODES)
+        ]
+    )
+
+
+def test_turns_are_paid_as_in_the_authors_code() -> None:
+    """quchangle1/MatchTIR@f614ce1, Code/verl/utils/reward_score/tool.py: preprocess_text, compute_process_KM (answers
+    are sets of words, names of tools in lower case, answering turns have no calls), hungarian_assignment (greedy)."""
+    wanted = [turn_rewards(turns, GOLD, EXPECTED) for turns in EPISODES]
+    found = MatchedCalls(matching="greedy")(forest())
+    assert found.tolist() == pytest.approx([r for turns in wanted for r in turns], abs=1e-12)
+    assert wanted[0][2] == 1.0 and wanted[1][1] == 0.0 and wanted[2][3] == 0.0  # "1143."; "1 143"; no word at all
+
+
+def test_an_answering_turns_calls_take_no_partner() -> None:
+    """Were the second turn's call matched, its exact likeness would leave the first turn's call alone."""
+    turns: list[dict[str, Any]] = [
+        {"calls": [call("lookup", row="z")]},
+        {"calls": [call("lookup", row="b")], "answer": "7"},
+    ]
+    record = {
+        "schema": "gxpo.rollouts/1", "group": "g", "id": "0", "prompt": [1], "reward": 1.0,
+        "turns": [{"observation": [2], "action": [3], "info": turn} for turn in turns],
+        "info": {"gold_calls": [call("lookup", row="b")], "expected": "7"},
+    }  # fmt: skip
+    found = MatchedCalls()(Forest.from_records([record])).tolist()
+    assert found == pytest.approx(turn_rewards(turns, [call("lookup", row="b")], "7"))
+    assert found == pytest.approx([2 / 3, 1.0])
+
+
+def test_credit_is_the_authors() -> None:
+    """The same repository, Code/verl/trainer/ppo/core_algos.py compute_grpo_outcome_advantage: z of the sum of a
+    trajectory's rewards and, by the number of the turn, of returns at .9, each with one degree of freedom and 1e-6; a
+    turn alone at its number keeps its return; both halves weigh the same."""
+    rewards = [turn_rewards(turns, GOLD, EXPECTED) for turns in EPISODES]
+    totals = [sum(own) for own in rewards]
+    coarse = [(x - statistics.mean(totals)) / (statistics.stdev(totals) + EPS) for x in totals]
+    returns = [[sum(0.9**k * r for k, r in enumerate(own[t:])) for t in range(len(own))] for own in rewards]
+    wanted = []
+    for i, own in enumerate(returns):
+        for t, x in enumerate(own):
+            peers = [other[t] for other in returns if t < len(other)]
+            mean, std = (statistics.mean(peers), statistics.stdev(peers)) if len(peers) > 1 else (0.0, 1.0)
+            wanted += [(coarse[i] + (x - mean) / (std + EPS)) / 2] * 2
+    keys = {"reward.step.matched_calls.matching": "greedy", "credit.single": "raw"}
+    method = gxpo.method("matchtir", keys)
+    assert method.advantages(method.shaped(forest())).tolist() == pytest.approx(wanted, abs=1e-9)
