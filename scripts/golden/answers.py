@@ -46,7 +46,7 @@ vector("adora", "without eps", "1 0 0 0", lengths=[200, 300, 350, 400], eps=0)
     "grpo_lead",
     "2504.09696",
     "R = exp(-alpha z) if right, -1 if wrong, z = (L - mean) / (std + eps) over right "
-    "answers, population std; A = (R - mean) / (std + eps); times w(c / G) where A > 0, w(1 - c / G) elsewhere; "
+    "answers, one degree of freedom; A = (R - mean) / (std + eps); times w(c / G) where A > 0, w(1 - c / G) elsewhere; "
     "w(p) = low + (high - low) / (1 + exp(steepness (p - middle)))",
     LOCAL,
     "binary",
@@ -73,7 +73,7 @@ def grpo_lead(
     out = nothing(groups)
     for rows in members(rewards, groups):
         right = [i for i in rows if rewards[i] == 1]
-        z = scaled([Fraction(lengths[i]) for i in right], 0, eps) or [Decimal(0)] * len(right)
+        z = scaled([Fraction(lengths[i]) for i in right], ddof, eps) or [Decimal(0)] * len(right)
         shaped = dict.fromkeys(rows, Decimal(-1)) | {i: (-dec(alpha) * x).exp() for i, x in zip(right, z, strict=True)}
         rate = Fraction(len(right), len(rows))
         up, down = (dec(low) + dec(high - low) / (1 + (steepness * dec(p - middle)).exp()) for p in (rate, 1 - rate))

@@ -72,7 +72,7 @@ WORKED = [
     ("psr_nsr", "one of four", [0.1, -1.0, -1.0, -1.0]),
     ("asymre", "one of four", [0.85, -0.15, -0.15, -0.15]),
     ("adora", "without eps", [0.15, -0.05, -0.05, -0.05]),
-    ("grpo_lead", "three of four", [0.533103, 0.473222, 0.416897, -2.236162]),
+    ("grpo_lead", "three of four", [0.522460, 0.473813, 0.427539, -2.237091]),
     ("unlikeliness", "three of four", [0.268866, 0.537732, -1.478762, 0.672165]),
     ("xrpo", "two of four", [1.0, 1.401357, -1.0, -1.0]),
     ("capo_calibration", "two of three", [0.802625, 1.197375, -2.0]),

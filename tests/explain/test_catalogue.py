@@ -162,10 +162,10 @@ def test_an_objective_without_credit_is_shown_by_its_gradient():
 
 
 def test_own_rewards_take_the_place_of_the_given_ones():
-    # lengths 2 and 6 of the right ones: z = -1 and 1 (mean 4, std 2), exp(-.05 z) = 1.051271, .951229; wrong: -1
+    # lengths 2 and 6 of the right ones: mean 4, std sqrt(8), z = -+.707107, exp(-.05 z) = 1.035988, .965263; wrong: -1
     answers = [Answer("g", 1.0, 2), Answer("g", 1.0, 6), Answer("g", 0.0)]
     forest = gxpo.method("grpo_lead").shaped(rollouts(answers))
-    assert forest.outcome.tolist() == pytest.approx([1.051271, 0.951229, -1.0], abs=1e-6)
+    assert forest.outcome.tolist() == pytest.approx([1.035988, 0.965263, -1.0], abs=1e-6)
     assert forest.component_names == ("correct", "concise") and forest.success.tolist() == [1, 1, 0]
     taxed = gxpo.method("dapo").fill(max_length=10).shaped(rollouts([Answer("g", 1.0, 9), Answer("g", 1.0, 8)]))
     assert taxed.outcome.tolist() == [0.5, 1.0]  # (9 - 8) / 2 over the last fifth of 10

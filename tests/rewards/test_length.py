@@ -84,9 +84,10 @@ def test_all_wrong_groups_keep_no_contrast_and_wrong_settings_are_refused():
 
 def test_grpo_leads_card():
     # correct lengths 100 200 300: mean 200, population std sqrt(20000 / 3) = 81.649658; z = -+1.224745
-    # exp(.05 * 1.224745) = 1.063151, exp(-.05 * 1.224745) = .940600, wrong -1
+    # exp(.05 * 1.224745) = 1.063151, exp(-.05 * 1.224745) = .940600, wrong -1; with one degree of freedom z = -+1
     forest = grown([("g", 100, True, True), ("g", 200, True, True), ("g", 300, True, True), ("g", 150, False, True)])
-    assert LengthRelative()(forest).tolist() == pytest.approx([1.063151, 1, 0.940600, -1], abs=1e-6)
+    assert LengthRelative(ddof=0)(forest).tolist() == pytest.approx([1.063151, 1, 0.940600, -1], abs=1e-6)
+    assert LengthRelative()(forest).tolist() == pytest.approx([1.051271, 1, 0.951229, -1], abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +97,7 @@ def test_the_shaped_outcome_equals_a_loop(rows):
     for g, n, right, _ in rows:
         peers = [m for h, m, r, c in rows if h == g and r and c]
         mean = sum(peers) / len(peers) if peers else 0.0
-        std = math.sqrt(sum((m - mean) ** 2 for m in peers) / len(peers)) if peers else 0.0
+        std = math.sqrt(sum((m - mean) ** 2 for m in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
         z = (n - mean) / (std + 1e-6) if std > 0 else 0.0
         expected.append(math.exp(-0.05 * z) if right else -1.0)
     assert LengthRelative()(grown(rows)).tolist() == pytest.approx(expected, rel=1e-9)

@@ -3,8 +3,13 @@ r"""GRPO-LEAD: correct answers are worth more the shorter they are, wrong ones c
 R_i = exp(-0.05 z_i) if correct, -1 if wrong;   z_i = (L_i - mean L) / (std L + eps) over the group's correct answers
 A'_i = A_i w(rho) if A_i > 0, A_i w(1 - rho) otherwise;   w(p) = 0.4 + 1.1 / (1 + exp(10 (p - 0.75))),  rho = c / G
 
-Choices. The lengths' std is the population's, the reward's has one degree of freedom (the card's numbers); eps of the
-lengths 1e-6. rho comes from the verdicts, not from the shaped outcome. No KL, as in the paper.
+Choices. As in the authors' code, the lengths' std and the reward's have one degree of freedom, eps 1e-6 (`ddof: 0` for
+the population's). rho comes from the verdicts, not from the shaped outcome. Alone in its group an answer has 0; the
+code gives it its reward. What the code adds to the paper's formulas is selectable below `reward.shape.concise`: lengths
+count only in groups whose three shortest answers have above 4,000 tokens on average (`longer_than`, in `@paper`, whose
+runs end at 12,288); a failure without a readable answer is worth 0 (`parsed`: the component that says whether there is
+one), a repetitive one of those -2 (`repetitive`). The code drops groups without a success, whose credit is 0 here, from
+the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
 """
 
 from gxpo.credit.difficulty import DifficultyWeighted
@@ -20,7 +25,17 @@ grpo_lead = Definition(
     year=2025,
     idea="length-dependent reward for correct answers, a penalty for wrong ones, difficulty-aware advantages",
     formula="R = exp(-a z_L) or -1; A' = A w(rho) if A > 0 else A w(1 - rho), w logistic",
-    evidence="secondary",
+    evidence="reference-code",
     keys={"credit": DifficultyWeighted, "reward.shape.concise": LengthRelative},
-    choices="population std of lengths over correct answers; w re-evaluated at 1 - rho (not 1 - w)",
+    paper_defaults={
+        "reward.shape.concise.longer_than": 4000.0,
+        "objective.aggregate": "token_mean",
+        "objective.entropy.coef": 0.001,
+        "rollout.group_size": 8,
+        "update.lr": 1e-6,
+    },
+    code="aeroplanepaper/GRPO-LEAD@9344bef verl/verl/trainer/main_ppo.py verl/verl/trainer/ppo/core_algos.py "
+    "verl/verl/trainer/ppo/ray_trainer.py deepscaler/rewards/math_reward.py scripts/train/ds_14b_sft_stage1.sh",
+    choices="sample std of lengths over correct answers (as coded); w re-evaluated at 1 - rho (not 1 - w); the code's "
+    "4,000 tokens and its prices of unreadable and repetitive answers are options",
 )
