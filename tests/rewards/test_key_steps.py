@@ -12,28 +12,45 @@ import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Task
-from gxpo.rewards.key_steps import AddedComponent, KeySteps, contained, in_order
+from gxpo.rewards.key_steps import AddedComponent, KeySteps, contained, in_order, valid
 
 
 def test_a_key_step_counts_in_any_of_its_wordings() -> None:
     steps = [["6/3=2", r"\frac{6}{3}=2"], "5 + 2 = 7", ["never"]]
-    assert contained(r"So \frac{6}{3} = 2, and 5+2=7.", steps) == pytest.approx(2 / 3)
-    assert contained("nothing", steps) == 0.0 and math.isnan(contained("nothing", []))
+    assert contained(r"SO \FRAC{6}{3}=2, and 5 + 2 = 7.", steps) == pytest.approx(2 / 3)
+    assert contained("nothing", steps) == contained("nothing", []) == 0.0
+    assert contained("5+2=7", steps) == 0.0  # spaces count
+
+
+IMAGE, WHY, END = "### Image Description: a\n", "### Rationales: b\n", "### The final answer is: 2"
+ONE, TWO = "### Step 1: c\n", "### Step 2: d\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "valid"),
+    ("text", "right"),
     [
-        ("### Background: a\n### Step 1: b\n### Step 2: c\nThe answer is 2", 1.0),
-        ("Description: a. Let's think step by step. <answer>2</answer>", 1.0),
-        ("Step 1: b. Background: a. The answer is 2", 0.0),
-        ("Background: a. The answer is 2. Step 1: b", 0.0),
-        ("Background: a. Step 1: b", 0.0),
+        (IMAGE + WHY + ONE + TWO + END, 1.0),
+        (ONE + WHY + TWO + IMAGE + END, 1.0),  # where the background stands is not checked
+        (IMAGE + WHY + ONE + END, 1.0),
+        (IMAGE + WHY + ONE + END + " " + TWO + "### The final answer is:  ", 1.0),  # ends with the heading
+        (IMAGE + WHY + ONE + END + TWO, 0.0),
+        (IMAGE + WHY + TWO + ONE + END, 0.0),
+        (IMAGE + WHY + ONE + ONE + END, 0.0),
+        (IMAGE + ONE + END, 0.0),
+        (IMAGE + WHY + ONE.replace("S", "s") + END, 0.0),
+        (IMAGE + WHY + ONE + TWO, 0.0),
         ("", 0.0),
     ],
 )
-def test_parts_have_to_be_there_and_in_order(text: str, valid: float) -> None:
-    assert in_order(text) == valid
+def test_headings_have_to_be_there_and_steps_in_order(text: str, right: float) -> None:
+    assert valid(text) == right
+
+
+def test_parts_of_ones_own_have_to_be_in_order() -> None:
+    parts = (r"description|background", r"step\s*\d", r"the answer is|<answer>")
+    assert in_order("Background: a. Step 1: b. <answer>2</answer>", parts) == 1.0
+    assert in_order("Background: a. The answer is 2. Step 1: b", parts) == 0.0
+    assert in_order("Background: a. Step 1: b", parts) == in_order("", parts) == 0.0
 
 
 def test_the_reward_reads_the_tasks_key_steps() -> None:
@@ -44,16 +61,16 @@ def test_the_reward_reads_the_tasks_key_steps() -> None:
         ]
     )
     tasks = [Task("a", "?", info={"key_steps": ["x=1", "y=2"]}), Task("b", "?")]
-    found = KeySteps(parts=("one", "two"))(forest, ["one x = 1 two", "two one"], tasks)
-    assert float(found["key_steps"][0]) == 0.5 and math.isnan(found["key_steps"][1])
-    assert found["ordered"].tolist() == [1.0, 0.0]
+    found = KeySteps(parts=("one", "two"))(forest, ["one x=1 two", "two one"], tasks)
+    assert found["key_steps"].tolist() == [0.5, 0.0] and found["ordered"].tolist() == [1.0, 0.0]
+    texts = [IMAGE + "y=2" + WHY + "### Step 1: so X=1\n" + END, IMAGE + WHY + ONE + END]
+    found = KeySteps()(forest, texts, tasks)  # y=2 stands outside the steps
+    assert found["key_steps"].tolist() == [0.5, 0.0] and found["ordered"].tolist() == [1.0, 1.0]
 
 
 def shaped(forest: Forest) -> Forest:
     """The forest with the method's outcomes, one shape after the other as the trainer takes them."""
-    for part in gxpo.method("step_grpo_r1vl").shapes.values():
-        forest = forest.replace(outcome=part(forest))
-    return forest
+    return gxpo.method("step_grpo_r1vl").shaped(forest)
 
 
 def with_components(outcome: list[float], steps: list[float], ordered: list[float]) -> Forest:
@@ -79,3 +96,6 @@ def test_refusals() -> None:
         AddedComponent()(grown([("a", False, 0.5)]))
     with pytest.raises(ConfigError, match="no regular expression"):
         KeySteps(parts=("(",))
+    for wrong in ({"parts": ()}, {"step": "Step"}):
+        with pytest.raises(ConfigError, match="has the number of the step as a group"):
+            KeySteps(**wrong)  # type: ignore[arg-type]

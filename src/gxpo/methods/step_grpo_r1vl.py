@@ -1,12 +1,14 @@
 r"""StepGRPO (R1-VL): rewards for key steps of the solution, and for reasoning whose parts are there and in order.
 
-R = outcome + 0.1 k / N + [background, steps, answer: all there, in this order];   A as in GRPO, of the trajectory
+R = outcome + 0.1 k / N + [four headings there, steps numbered 1, 2, ..., the answer after them];   A as in GRPO
 
-Choices. From the abstract and general knowledge; 0.1 is a recollection. Despite its name no credit goes to steps. Key
-steps are the task's (`info["key_steps"]`, each with its wordings), found as text; the paper has them extracted by a
-model and matched softly through the wordings, as here. What begins background, steps and answer are our regular
-expressions (`scoring.options.key_steps.parts`). Both come from the built-in reward "key_steps" with weight 0, or from
-components of your own. With all key steps and the order right, attempts differ by their answer alone.
+Choices. As in the authors' code: k of the task's N key steps (`info["key_steps"]`, each with its wordings) stand, case
+aside, below a heading "### Step n:"; 0 without key steps. The headings are "### Image Description:", "### Rationales:",
+"### Step 1:" and "### The final answer is:", and the prompt has to ask for them. The paper also wants the background
+before the steps, which the code does not check. Parts of your own, in order: `scoring.options.key_steps.parts`. Both
+numbers come from the built-in reward "key_steps" with weight 0, or from components of your own. Despite its name no
+credit goes to steps. With all key steps and the form right, attempts differ by their answer alone. The trainer is TRL's
+of that time (`@paper`: eps 1e-4, KL .04).
 """
 
 from gxpo.keys import Definition
@@ -22,13 +24,20 @@ step_grpo_r1vl = Definition(
     year=2025,
     idea="a reasoning path is paid for the key steps that it contains and for being complete and in order",
     formula="R = outcome + 0.1 k / N + [complete and in order]; A as GRPO",
-    evidence="reconstruction",
+    evidence="reference-code",
     keys={
         "reward.shape.key_step_reward": AddedComponent,
         "reward.shape.order_reward": AddedComponent,
         "reward.shape.order_reward.component": "ordered",
         "reward.shape.order_reward.weight": 1.0,
     },
-    paper_defaults={"rollout.group_size": 4},
-    choices="0.1 is a recollection; key steps are matched as text in any of their wordings",
+    paper_defaults={
+        "rollout.group_size": 4,
+        "sampling.temperature": 1.2,
+        "credit.eps": 1e-4,
+        "objective.kl.coef": 0.04,
+    },
+    code="jingyi0000/R1-VL@679be5c src/r1-vl/src/open_r1/grpo.py src/r1-vl/src/open_r1/trainer/grpo_trainer.py "
+    "src/r1-vl/run_grpo_7b.sh",
+    choices="as coded: key steps inside numbered steps alone; the paper's order of background and steps is not checked",
 )
