@@ -154,8 +154,6 @@ def by_hand(
             ]
             if own:
                 kinds = [label[int(forest.path_token[p])] for p in own]
-                if not ({1, 2} & set(kinds) and {3, 4} <= set(kinds)):
-                    kinds = [4] * len(own)
                 goal = [int(forest.token[forest.path_token[p]]) for p, k in zip(own, kinds, strict=True) if k == 3]
                 place = own[0]
                 for wanted in ((1, 2), (3,)):
@@ -191,7 +189,7 @@ def by_hand(
                 total = t["r"] + g * total
                 given = {4: ahead, 1: total - t["VT"], 2: total - t["VT"], 3: high if j == 0 else 0.0, 0: 0.0}
                 for p, kind in zip(t["own"], t["kinds"], strict=True):
-                    credit[p] = given[kind]
+                    credit[p] = given[kind] + (ahead if 4 not in t["kinds"] else 0.0)
                 targets["low"][t["low"]], targets["switch"][t["own"][0]] = ahead + t["VL"], total
             targets["high"][first["own"][0]] = high + first["VH"]
             later = (first["VH"], high)
@@ -243,14 +241,28 @@ def test_one_option_is_gae_over_turns_for_its_actions() -> None:
     assert found.low.tolist() == pytest.approx([0.430160, 0.528, 0.4])
 
 
-def test_a_turn_that_lacks_a_tag_goes_on_and_is_all_action() -> None:
-    """No sub-goal in the second turn, though it says SWITCH: one option, whose actions are paid what follows."""
+def test_a_switch_without_a_sub_goal_begins_an_option() -> None:
+    """VH .2, rewards 0 and 1: the first option's action is paid .2, the second's 1; what its switch is worth is 1."""
     forest = Forest.from_records([episode(("234", 0.0), ("024", 1.0))])
-    found = HierarchicalGae(**RAW)(forest, values(forest), 0)
-    assert found.tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    at = HierarchicalGae(**RAW).targets(forest, values(forest), 0)
-    assert at["value_target@low"].isfinite().tolist() == [False, False, True, True, False, False]
-    assert at["value_target@high"].isfinite().tolist() == [True] + [False] * 5
+    part, signals = HierarchicalGae(high_lam=0.0, **RAW), values(forest, high=0.2)
+    assert part(forest, signals, 0).tolist() == pytest.approx([0.2, 0.0, 0.2, 0.0, 1.0, 1.0])
+    at = part.targets(forest, signals, 0)
+    assert at["value_target@low"].isfinite().tolist() == [False, False, True, False, False, True]
+    assert at["value_target@high"].isfinite().tolist() == [True, False, False, True, False, False]
+
+
+def test_a_turn_without_an_action_is_the_action_as_a_whole() -> None:
+    """Values .1, .2, .3 of action, sub-goal and switch, one turn that earned 1: low .9, high .8, switch .7."""
+    for labels, wanted in (
+        ("00", [0.9, 0.9]),
+        ("0230", [0.9, 1.6, 1.7, 0.9]),
+        ("013", [0.9, 1.6, 1.7]),  # the first turn begins an option, whatever it says
+        ("034", [0.0, 0.8, 0.9]),
+        ("04", [0.0, 0.9]),
+    ):
+        forest = Forest.from_records([episode((labels, 1.0))])
+        found = HierarchicalGae(**RAW)(forest, values(forest, 0.1, 0.2, 0.3), 0)
+        assert found.tolist() == pytest.approx(wanted), labels
 
 
 def test_where_the_value_of_acting_is_read() -> None:

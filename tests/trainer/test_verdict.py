@@ -6,9 +6,9 @@ import gxpo
 from gxpo.trainer.verdict import Tally
 
 
-def row(trajectories=8, unscored=0, groups=2, silent=0.5, updates=1):
+def row(trajectories=8, unscored=0, groups=2, silent=0.5, updates=1, **more):
     return {"trajectories": trajectories, "unscored": unscored, "groups": groups, "zero_signal_groups": silent,
-            "optimiser_steps": updates}  # fmt: skip
+            "optimiser_steps": updates, **more}  # fmt: skip
 
 
 DEAD, SILENT = row(unscored=8, silent=1.0, updates=0), row(silent=1.0, updates=0)
@@ -35,3 +35,14 @@ DEAD, SILENT = row(unscored=8, silent=1.0, updates=0), row(silent=1.0, updates=0
 def test_what_is_said(rows, method, problem):
     found = Tally.of(rows).problem(gxpo.method(method), {"raised": "raised: no good"})
     assert found is None if problem is None else found.startswith(f"nothing is learned: {problem}")
+
+
+def test_a_format_that_no_turn_has_is_said():
+    """The metric is there where a segmenter labels; one tagged turn is enough."""
+    none, one = row(untagged_turns=1.0), row(untagged_turns=0.875)
+    assert Tally.of([none, one, none]).problem(gxpo.method("hiper")) is None
+    found = Tally.of([none, none]).problem(gxpo.method("hiper"))
+    assert found is not None and found.startswith(
+        "no turn of the first 2 steps has anything that segment.patterns look for"
+    )
+    assert Tally.of([row(untagged_turns=None)]).problem(gxpo.method("hiper")) is None

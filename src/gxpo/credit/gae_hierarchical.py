@@ -118,9 +118,10 @@ class HierarchicalGae(CreditPart):
     """`hierarchical_gae` of three value heads over turns whose tokens are labelled: KEEP 1 and SWITCH 2 (the tag that
     says so), SUBGOAL 3, ACTION 4, anything else 0.
 
-    A turn that says SWITCH begins an option. Tokens of the switch tag are given the switch advantage, those of the
-    sub-goal the high one where an option begins, those of the action the low one; all others 0, so that thinking is
-    not trained. A turn in which a tag is missing goes on with its option, and all of its tokens are the action.
+    A turn that says SWITCH begins an option, whether it names a sub-goal or not; one that says nothing goes on. Tokens
+    of the switch tag are given the switch advantage, those of the sub-goal the high one where an option begins, those
+    of the action the low one; all others 0, so that thinking is not trained. A turn without an action is the action as
+    a whole: all of its tokens are given the low advantage, those of the other tags theirs besides.
 
     discount, lam        from turn to turn; high_lam from option to option
     keep_penalty         added to the reward of turns that say KEEP, below 0 to discourage: "each" time the whole, or
@@ -164,7 +165,7 @@ class HierarchicalGae(CreditPart):
         found = self._estimate(forest, signals, turns)[0]
         kind, at, compared = turns.kind, turns.at, forest.compared[forest.step_trajectory[turns.rows]]
         masks = {
-            "low": kind == ACTION,
+            "low": (kind == ACTION) | turns.bare[at],
             "high": (kind == SUBGOAL) & turns.begins[at],
             "switch": (kind == KEEP) | (kind == SWITCH),
         }
@@ -174,7 +175,7 @@ class HierarchicalGae(CreditPart):
             if self.normalize:
                 has = torch.zeros(len(given), dtype=torch.bool).index_fill_(0, at[mask], True)
                 given = levels.normalize(given, torch.where(has, 0, -1), compared, ddof=0, eps=1e-8)
-            out[mask] = given[at[mask]]
+            out += torch.where(mask, given[at], 0.0)
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy_(0, turns.entries, out)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
@@ -227,7 +228,8 @@ class _Turns(NamedTuple):
     broken: Tensor  # [n] bool: keeps, but writes another sub-goal
     entries: Tensor  # [m] into P
     at: Tensor  # [m] into n
-    kind: Tensor  # [m] label; of a turn that lacks a tag, ACTION
+    kind: Tensor  # [m] label
+    bare: Tensor  # [n] bool: has no action, so that all of it is one
 
     @classmethod
     def of(cls, forest: Forest) -> _Turns:
@@ -238,16 +240,12 @@ class _Turns(NamedTuple):
         rows = (last >= 0).nonzero().squeeze(1)
         place = torch.full((forest.n_steps,), -1).index_copy_(0, rows, torch.arange(len(rows)))
         entries = counted.nonzero().squeeze(1)
-        at, written = place[step[entries]], forest.extras["label"][forest.path_token[entries]].to(torch.int64)
-
-        def has(label: Tensor, *kinds: int) -> Tensor:
-            """[n] bool: turns with a token of one of these kinds."""
-            marked = torch.isin(label, torch.tensor(kinds))
-            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, at[marked], True)
-
-        whole = has(written, KEEP, SWITCH) & has(written, SUBGOAL) & has(written, ACTION)
-        label = torch.where(whole[at], written, ACTION)
+        at, label = place[step[entries]], forest.extras["label"][forest.path_token[entries]].to(torch.int64)
         follows = next_in(at)
+
+        def has(kind: int) -> Tensor:
+            """[n] bool: turns with a token of this kind."""
+            return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, at[label == kind], True)
 
         def after(*kinds: int) -> Tensor:
             """The token after the last of these kinds in each turn, -1 none."""
@@ -258,7 +256,8 @@ class _Turns(NamedTuple):
         goal, said = after(SUBGOAL), after(KEEP, SWITCH)
         read = torch.where(goal >= 0, goal, said)
         low = torch.where(read >= 0, entries[read.clamp_min(0)], first[rows]) if len(entries) else first[rows]
-        keeps, marked = ~has(label, SWITCH), label == SUBGOAL
+        keeps, marked = ~has(SWITCH), label == SUBGOAL
         token, chain = forest.token[forest.path_token[entries]], forest.step_trajectory[rows]
         broken = keeps & differs_from_before(token[marked], at[marked], chain)
-        return cls(rows, first[rows], low, option_starts(~keeps, chain), keeps, broken, entries, at, label)
+        starts = option_starts(~keeps, chain)
+        return cls(rows, first[rows], low, starts, keeps, broken, entries, at, label, ~has(ACTION))

@@ -7,11 +7,15 @@ switch tokens    T_t - VT_t;  T_t = r_t + g T_{t+1}, g VH(next) at the option's 
 each of the three over its own turns: (A - mean) / (std + 1e-8)
 
 Choices, after the released code and its scripts: g = l = 1, l_H 0.95; a keep costs 0.3 / T, one with another sub-goal
-than before 0.3; truncated episodes are worth what was expected at their last turn. The switch advantage is the
-return's, not the option-critic form that the code has commented out. Values at the turn's first token (VH, VT) and
-the first after the sub-goal (VL). Tokens outside the tags have credit 0, but stay in the mean's denominator (there they
-are masked). The penalty for actions that can't be read, 0.1 there, is the environment's affair here. The format has to
-be asked for in the prompt or the system message; worlds read the last <action> of a reply. KL coefficient: `@paper`.
+than before 0.3; truncated episodes are worth what was expected at their last turn. The first switch tag decides: any
+word in it but KEEP begins an option, with or without a sub-goal; without one, or with none in it, the turn goes on. A
+turn without an action is the action as a whole. The switch advantage is the return's, not the option-critic form that
+the code has commented out. Values at the turn's first token (VH, VT) and the first after the sub-goal (VL). Tokens
+outside the tags have credit 0, but stay in the mean's denominator and in the KL (there they are masked); a token that
+two tags share is the earlier kind's (there the sum). Of several actions all count, there the first. The penalty for
+actions that can't be read, 0.1 there, is the environment's affair here. The format has to be asked for in the prompt or
+the system message: `untagged_turns` counts the turns without any tag, and a run of such turns alone is warned of. KL
+coefficient: `@paper`.
 """
 
 from gxpo.credit.gae_hierarchical import HierarchicalGae
@@ -34,10 +38,10 @@ hiper = Definition(
     keys={
         "segment": Spans,
         "segment.patterns": (
-            r"(?i)<switch>\s*keep\s*</switch>",
-            r"(?i)<switch>\s*switch\s*</switch>",
-            r"(?i)<subgoal>.*?</subgoal>",
-            r"(?i)<action>.*?</action>",
+            r"\A(?:(?!<switch>).)*(<switch>\s*(?i:keep)?\s*</switch>)",
+            r"\A.*?(<switch>.*?</switch>)",
+            r"\A.*?(<subgoal>.*?</subgoal>)",
+            r"<action>.*?</action>",
         ),
         "credit": HierarchicalGae,
         "credit.keep_penalty": -0.3,
@@ -47,6 +51,8 @@ hiper = Definition(
         **{f"objective.add.{name}.head": name for name in HEADS},
     },
     paper_defaults={"objective.kl.coef": 0.01, "update.lr": 1e-6},
+    code="JonP07/HiPER-agent@9d3c118 hiper_hae/core_hae.py hiper_hae/hier_mask.py verl/trainer/ppo/ray_trainer.py "
+    "example_scripts/HiPER_trainer/run_alfworld.sh",
     choices="switch credit T - VT; penalties, lambdas and truncation as in the scripts; thinking has credit 0",
     cost="a forward pass for three values at the start of the step; three vectors of parameters",
 )

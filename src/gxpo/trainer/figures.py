@@ -14,6 +14,7 @@ from gxpo import levels
 from gxpo.credit.base import silent_groups
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
+from gxpo.segments.base import LABEL
 from gxpo.trainer.bound import BoundLearner
 
 
@@ -42,8 +43,18 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "length_mean": _mean(lengths[own]),
         "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
+        **of_labels(forest),
         **of_episodes(forest),
     }
+
+
+def of_labels(forest: Forest) -> dict[str, Any]:
+    """The share of turns in which the segmenter has labelled nothing; nothing where it gives no labels."""
+    if LABEL not in forest.extras:
+        return {}
+    tagged = torch.zeros(forest.n_steps, dtype=torch.float64)
+    tagged[forest.path_step[forest.extras[LABEL][forest.path_token] > 0]] = 1.0
+    return {"untagged_turns": _mean(1.0 - tagged)}
 
 
 def of_sources(forest: Forest, version: int) -> dict[str, Any]:

@@ -63,6 +63,11 @@ NAMES: dict[str, Metric] = {
     "generated_tokens": Metric("tokens sampled for training, discarded rollouts included", "tokens", "the run so far"),
     "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts made in the step"),
     "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts made in the step"),
+    "untagged_turns": Metric(
+        "share of turns in which segment.patterns match nothing, where a part reads labels",
+        "share",
+        "turns of the step",
+    ),
     "turns_mean": Metric("mean number of turns of an episode, summaries not counted", "turns", "episodes of the step"),
     "malformed_rate": Metric("share of turns in which no action could be read", "share", "turns of the step"),
     "illegal_rate": Metric("share of turns with an action that was not possible there", "share", "turns of the step"),

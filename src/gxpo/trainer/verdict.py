@@ -1,4 +1,5 @@
-"""Whether a run has anything to learn from: all its rollouts unscored, or all its groups silent."""
+"""Whether a run has anything to learn from: all its rollouts unscored, all its groups silent, or no turn in the form
+that its method reads."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ class Tally:
     groups: int = 0
     silent: float = 0.0
     updates: int = 0
+    labelled: int = 0  # steps whose turns could have tags
+    tagged: float = 0.0  # the sum of their shares of turns that have some
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
@@ -36,13 +39,16 @@ class Tally:
         self.groups += row["groups"]
         self.silent += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
         self.updates += row["optimiser_steps"]
+        if (untagged := row.get("untagged_turns")) is not None:
+            self.labelled += 1
+            self.tagged += 1.0 - untagged
 
     @property
     def all_unscored(self) -> bool:
         return self.unscored == self.rollouts > 0
 
     def problem(self, method: Method, why: Mapping[str, str] | None = None) -> str | None:
-        """Why nothing can have been learned in these steps, in a line; None where something can.
+        """Why nothing, or not what the method says, can have been learned in these steps, in a line; None where it can.
 
         why  messages of what could not be scored, by kind
 
@@ -52,6 +58,11 @@ class Tally:
         if self.all_unscored:
             said = "; ".join(why.values()) if why else "see the run's warnings"
             return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({said})"
+        if self.labelled and not self.tagged:
+            return (
+                f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
+                "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
+            )
         if any(getattr(term, "on_equal", "zero") == "signal" for term in method.terms.values()):
             return None
         if self.groups and self.silent > self.groups - 0.5:
