@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.replay import ReplayBuffer, as_replay, side_by_side
+from gxpo.rollouts.replay import ReplayBuffer, as_replay, choose, side_by_side
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,17 @@ class Staged:
     """Attempts in stages of `stage_size`, up to `group_size`: a task leaves after the first stage with a success.
 
     With S stages of k, a group has k, 2k, ... or S k members (the last stage may be smaller); all its attempts are
-    compared. Where none of them has succeeded and a success of an earlier step is stored, that one takes the place of
-    the last attempt known to have failed (charged as discarded): origin "replay", with the log-probs, policy version
+    compared. Where none of them has succeeded and successes of earlier steps are stored, one of those takes the place
+    of the last attempt known to have failed (charged as discarded): origin "replay", with the log-probs, policy version
     and outcome of its own.
 
     group_size  the most attempts a task
     stage_size  attempts a stage; `group_size` itself is one stage: independent attempts
     reuse       whether a stored success may stand in a group without any
-    max_tasks   tasks whose newest success is stored, those last used (see `ReplayBuffer`)
+    choice      which stored success: "random", equally likely, a function of (seed, step, group), or "recent"
+    coef        weight of the reused row; 0: it is in the group's statistics and in denominators, and has no gradient
+    max_stored  successes of a task that are stored, the newest
+    max_tasks   tasks with stored successes, those last used (see `ReplayBuffer`)
 
     `success` decides, never the shaped outcome. The number of attempts depends on how they went: the rate of success of
     tasks that left early is biased upwards, and tasks of all-right first stages still have no contrast. A stage draws
@@ -41,13 +45,19 @@ class Staged:
     group_size: int = 8
     stage_size: int = 4
     reuse: bool = True
+    choice: Literal["random", "recent"] = "random"
+    coef: float = 0.0
+    max_stored: int = 8
     max_tasks: int = 10_000
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     provides = ("states",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffer", ReplayBuffer(1, self.max_tasks))
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+        one_of("rollout.choice", self.choice, ("random", "recent"))
+        if not 0 <= self.coef < math.inf:
+            raise ConfigError(f"rollout.coef is a weight, finite and >= 0, not {self.coef}")
         if not 1 <= self.stage_size <= self.group_size:
             raise ConfigError(
                 f"rollout.stage_size is {self.stage_size}; it must be from 1 to rollout.group_size={self.group_size}"
@@ -82,7 +92,9 @@ class Staged:
             stored, place = self.buffer.of(task_of[group]), last_failed(forest, group)
             if stored and place is not None:
                 replaced.append(place)
-                records.append(as_replay(stored[-1], group=group, id=f"{group}/replay"))
+                key = (session.seed, session.step, group)
+                (i,) = choose([r["reward"] for r in stored], 1, self.choice, key)
+                records.append(as_replay(stored[i], group=group, id=f"{group}/replay", weight=self.coef))
         if not records:
             return forest
         session.budget.discarded += len(replaced)
