@@ -1,4 +1,4 @@
-"""SSL: tiers of progress below success."""
+"""SSL: tiers of progress beside success."""
 
 from __future__ import annotations
 
@@ -44,18 +44,30 @@ def test_it_equals_a_loop_and_more_progress_never_earns_less(s, t, cuts):
     assert (found[0] <= found[1]) if s <= t else (found[0] >= found[1])
 
 
-def test_success_is_above_every_tier_and_what_is_unknown_is_not_zero():
-    rows = [(True, 0.1), (False, 1.0), (False, 0.3), (False, None), (None, 1.0), (True, None)]
-    found = Tiered()(grown([("g", *row) for row in rows]))
-    assert found[[0, 1, 2, 5]].tolist() == [1.0, 0.5, 0.1, 1.0] and bool(found[[3, 4]].isnan().all())
+def test_verdict_and_tier_add_up_and_what_is_unknown_is_not_zero():
+    rows = [(True, 0.1), (False, 1.0), (False, 0.3), (False, None), (None, 1.0), (True, None), (True, 0.6), (True, 1.0)]
+    found, flat, less = (
+        Tiered(**fields)(grown([("g", *row) for row in rows])) for fields in ({}, {"solved": "flat"}, {"alpha": 0.4})
+    )
+    at = [0, 1, 2, 5, 6, 7]
+    assert found[at].tolist() == [1.0, 0.5, 0.1, 1.0, 1.25, 1.5] and bool(found[[3, 4]].isnan().all())
+    assert flat[at].tolist() == [1.0, 0.5, 0.1, 1.0, 1.0, 1.0] and bool(flat[[3, 4]].isnan().all())
+    assert less[at].tolist() == pytest.approx([1.0, 0.2, 0.04, 1.0, 1.1, 1.2])
+
+
+@given(st.lists(st.tuples(st.booleans(), UNIT), min_size=2, max_size=6), st.floats(0.01, 1))
+def test_any_success_is_worth_more_than_any_failure(rows, alpha):
+    found = Tiered(alpha=alpha)(grown([("g", *row) for row in rows])).tolist()
+    best = max((x for x, (right, _) in zip(found, rows, strict=True) if not right), default=0.0)
+    least = min((x for x, (right, _) in zip(found, rows, strict=True) if right), default=1.0)
+    assert best < least
 
 
 def test_all_wrong_groups_are_told_apart_by_the_method():
     m = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.component": "near"})
     forest = grown([("g", False, 0.9), ("g", False, 0.6), ("g", False, 0.1)], "near")
-    shaped = forest.with_rewards(m.shapes["tiered"](forest))
-    assert bool((m.advantages(forest) == 0).all())
-    best, middle, worst = m.advantages(shaped).tolist()
+    assert bool((gxpo.method("grpo").advantages(forest) == 0).all())
+    best, middle, worst = m.advantages(m.shaped(forest)).tolist()
     assert best > middle > worst and best - middle == pytest.approx(middle - worst)  # .5, .25, 0
 
 
@@ -75,6 +87,9 @@ def test_refusals():
         ({"values": [0.1, 0.5, 0.6]}, "do not shrink"),
         ({"values": [0.2, 0.4, 0.9]}, "do not shrink"),
         ({"values": [0.2, 0.2, 0.5]}, "must rise"),
+        ({"alpha": 0.0}, "alpha is above 0"),
+        ({"alpha": 1.5}, "alpha is above 0"),
+        ({"solved": "best"}, "tiered: solved"),
     ):
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)

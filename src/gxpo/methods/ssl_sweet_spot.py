@@ -1,11 +1,13 @@
-r"""SSL: what is not solved is paid in tiers of progress, each a larger step than the one before.
+r"""SSL: beside the verdict, tiers of progress are paid, each a larger step than the one before.
 
-R = 1 if solved, else v_k for progress s in [t_k, t_{k+1});   0 = v_0 < v_1 < ... < 1, steps never shrink;   A: GRPO's
+R = C + alpha S;   C = 1 if solved, else 0;   S = v_k for progress s in [t_k, t_{k+1}), 0 = v_0 < v_1 < ... < 1, steps
+never shrink;   A: GRPO's
 
-Choices. Reconstructed from the abstract and summaries: four zones, for matching tasks by quartiles (t = 1/4, 1/2, 3/4);
-what they are worth is not known to us, so v = 0.1, 0.25, 0.5. Progress is component "progress" of your reward (weight
-0): the share of steps that are right, or how near a click is. Without one the method is refused. Other names:
-`reward.shape.tiered.component`.
+Choices. Reconstructed from the abstract, summaries and a review, which has C + alpha S, so that solved attempts differ
+by their tiers too (`reward.shape.tiered.solved: flat` pays each 1). Four zones, for matching tasks by quartiles
+(t = 1/4, 1/2, 3/4); what they are worth and alpha are not known to us, so v = 0.1, 0.25, 0.5 and alpha 1. Progress is
+component "progress" of your reward (weight 0): the share of steps that are right, or how near a click is. Without one
+the method is refused. Other names: `reward.shape.tiered.component`.
 """
 
 from gxpo.keys import Definition
@@ -18,9 +20,9 @@ ssl_sweet_spot = Definition(
     authors="Wu, Jinyang and Yang, Changpeng and Shen, Yuhao and Xu, Fangzhi and Ni, Bolin and Liao, Chonghua and "
     "Liu, Yuchen and Wang, Hongzhen and Nie, Shuai and Zhang, Shuai and Luo, Haoran and Xu, Jiaming",
     year=2026,
-    idea="tiered rewards that grow towards success tell failures apart",
-    formula="R = 1 if solved else v_k, s in [t_k, t_{k+1}), v_{k+1} - v_k not shrinking; A as GRPO",
+    idea="tiered rewards that grow towards the best attempts tell failures apart, and successes",
+    formula="R = [solved] + alpha v_k, s in [t_k, t_{k+1}), v_{k+1} - v_k not shrinking; A as GRPO",
     evidence="reconstruction",
     keys={"reward.shape.tiered": Tiered},
-    choices="tiers at 1/4, 1/2, 3/4 worth 0.1, 0.25, 0.5 (ours); progress is a component of your reward",
+    choices="tiers at 1/4, 1/2, 3/4 worth 0.1, 0.25, 0.5, alpha 1 (ours); progress is a component of your reward",
 )
