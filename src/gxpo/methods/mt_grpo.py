@@ -6,9 +6,11 @@ r_k    = 0.2 if the tool ran + 0.5 if its result holds the answer
 
 Choices. The paper and its code have two turns with one result between them; K turns, compared by their number, are our
 extension, which is theirs for K = 2. The code weighs the turn's part (`credit.turn_weight`), the paper the outcome's;
-both weights are 1. A completion without a result has A^O here; the code gives it the standardised sum of both rewards,
-another scale in one batch. Turn rewards take the place of the environment's step rewards. On tasks of one turn this is
-GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
+both weights are 1. A completion without a result has A^O here and is in no statistic of turns; the code gives it the
+standardised sum of both rewards, another scale in one batch, and counts its turn reward as 0. Where the first result
+comes after several turns, the code credits all of them with the turn's part. Its loss is a token mean, over two
+passes of a batch (`@paper`). Turn rewards take the place of the environment's step rewards. On tasks of one turn this
+is GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
 """
 
 from gxpo.credit.turn_position import TurnPosition
@@ -34,6 +36,14 @@ mt_grpo = Definition(
         "credit.eps": 1e-4,
         "reward.step.tool_result": ToolResult,
     },
-    paper_defaults={"rollout.group_size": 21, "update.lr": 1e-6},
+    paper_defaults={
+        "rollout.group_size": 21,
+        "update.lr": 1e-6,
+        "update.epochs": 2,
+        "objective.aggregate": "token_mean",
+    },
+    code="SiliangZeng/Multi-Turn-RL-Agent@7dbdd08 verifiers/trainers/mt_grpo_env_trainer.py "
+    "verifiers/trainers/grpo_env_trainer.py verifiers/rubrics/triviaqa_rubric.py verifiers/rubrics/tool_rubric.py "
+    "scripts/run_mt_grpo.sh",
     choices="K turns compared by their number are an extension of ours; no result: the outcome's part alone",
 )
