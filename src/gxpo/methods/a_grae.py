@@ -24,4 +24,6 @@ a_grae = Definition(
     keys={"weight.difficulty_mix": DifficultyMix},
     paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
     choices="easy term 1 - sqrt(p), as in the code, whose scripts do not reach it; M over groups with verdicts",
+    code="Yu7-code/A-GRAE@5f129eff8e6a802ea295ae7386a154658c090dce verl/trainer/ppo/core_algos.py "
+    "verl/trainer/ppo/ray_trainer.py",
 )

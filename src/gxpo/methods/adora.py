@@ -21,4 +21,6 @@ adora = Definition(
     evidence="reference-code",
     keys={"weight.length_signal": LengthSignal},
     choices="the length rule for texts; groups all right weigh 1, all wrong 0.1 (the code for images: 0.1 and 1)",
+    code="ShadeCloak/ADORA@c518485324b136e0fea6a7f280c1d224f94d13d5 ADORA/verl/trainer/ppo/core_algos.py "
+    "ADORA_VL/openrlhf/trainer/ppo_utils/experience_maker_vl.py",
 )

@@ -26,4 +26,6 @@ aepo = Definition(
     keys={"rollout": Tempered, "credit.add.for_origin": ForOrigin},
     choices="H* 0.5, T 1.2 and 0.8; nothing more is drawn in step 1",
     cost="a quarter of the prompts are sampled twice",
+    code="597358816/AEPO@b353a05441e9cedaed154d29aa75bcae472a6a27 verl/trainer/ray_trainer.py "
+    "examples/qwen-math-7b-AEPO.sh",
 )

@@ -31,4 +31,6 @@ anytime_brpo = Definition(
     },
     choices="groups of one have 0; shared tokens once; constant divisor; evenly spaced budgets, uniform prior",
     cost="S A answers a thinking, each a short continuation of a shared prefix",
+    code="sail-sg/AnytimeReasoner@7e3f5bb3e0617dbc8c3c522937bab1974b444982 verl/verl/trainer/ppo/brpo.py "
+    "verl/verl/trainer/ppo/core_algos.py run_experiments.sh",
 )

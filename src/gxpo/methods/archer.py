@@ -37,4 +37,6 @@ archer = Definition(
     },
     choices="on policy: no replay, no second sampling, no slow targets; each critic learns from half of the rollouts",
     cost="a forward pass for five values at the start of the step; five vectors of parameters",
+    code="YifeiZhou02/ArCHer@7c771a7610cb34e54ba53d69d1fb7337103e5648 archer/algorithms/archer/trainer.py "
+    "archer/models/archer_agent.py archer/models/critic.py",
 )

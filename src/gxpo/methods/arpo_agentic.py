@@ -28,4 +28,7 @@ arpo_agentic = Definition(
     keys={"rollout": BranchAtSurprise},
     choices="surprise of the sampled tokens for the entropy of the ten likeliest, a mean over tokens, not their sum",
     cost="fewer generated tokens an attempt: turns before a branch are shared; the environment is restored for each",
+    code="dongguanting/ARPO@e257337d1f105ba685057cb662c75e509d1c7b34 "
+    "ARPO/verl_arpo_entropy/verl/workers/rollout/vllm_rollout/vllm_rollout_with_tools.py "
+    "ARPO/scripts/ARPO_7B_Reasoning_1node.sh",
 )

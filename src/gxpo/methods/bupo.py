@@ -33,4 +33,6 @@ bupo = Definition(
     refuses={"objective.ratio_over": ("behaviour",)},
     choices="a share of the depth, 0.15, in place of a layer's number",
     cost="a forward pass for the inner layer's log-probs in each of the first steps; a second pass through the head",
+    code="Trae1ounG/BuPO@d3a85c698912d612c1cdb3edaa9011f450d23344 verl/workers/actor/dp_actor.py "
+    "verl/models/custom_model/modeling_qwen3.py run_code/BuPO_qwen3.sh",
 )

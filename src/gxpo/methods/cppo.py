@@ -24,4 +24,6 @@ cppo = Definition(
     paper_defaults={"rollout.group_size": 16, "update.epochs": 2},
     choices="top per group; P 0.5; ties to the earlier; more questions are left to tasks.per_step",
     cost="less than the base: pruned completions need no forward pass with gradient",
+    code="lzhxmu/CPPO@52faeb37e2ef629da1da3ff1e7d0c9be578c4bdc src/open_r1/grpo_trainer_gsm.py "
+    "cppo_verl/recipe/cppo/src/cppo_ray_trainer.py",
 )

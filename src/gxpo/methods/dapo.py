@@ -4,8 +4,8 @@ L = sum_{i,t} max(-A rho, -A clip(rho, 0.8, 1.28)) / number of tokens of the bat
 Rollout: groups whose verdicts are all equal are dropped and refilled (reads `success`, never the shaped reward).
 Reward: + min(0, ((L_max - L_c) - |o|) / L_c), added after that filter.
 
-Choices. No dual clip (the paper has none; verl's recipe sets c = 10). L_max is sampling.max_new_tokens and L_c a
-fifth of it, the paper's proportion (4096 of 20480).
+Choices. No dual clip (the paper has none; the authors' recipe, which is verl's, sets c = 10). L_max is
+sampling.max_new_tokens and L_c a fifth of it, the paper's proportion (4096 of 20480).
 """
 
 from gxpo.keys import Definition
@@ -30,4 +30,6 @@ dapo = Definition(
     paper_defaults={"rollout.group_size": 16, "update.lr": 1e-6, "tasks.per_step": 512},
     choices="no dual clip; overlong buffer is a fifth of sampling.max_new_tokens",
     cost="dropped groups are sampled too: their tokens are charged",
+    code="verl-project/verl-recipe@48ea0a797fa29867ea0ad92aff7d284eec7d4be3 dapo/dapo_ray_trainer.py "
+    "dapo/run_dapo_qwen2.5_32b.sh",
 )

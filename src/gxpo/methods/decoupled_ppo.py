@@ -30,4 +30,6 @@ decoupled_ppo = Definition(
     refuses={"objective.ratio_over": ("behaviour",)},
     choices="mask above 5; token level; the form is Hilton et al.'s, arXiv 2110.00641",
     cost="a forward pass over the rollouts before the update",
+    code="inclusionAI/AReaL@4aef98d8d818af55b43621aaadba047ae10f4e77 areal/utils/functional/functional.py "
+    "areal/api/cli_args.py",
 )

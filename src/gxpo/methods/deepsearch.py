@@ -37,4 +37,6 @@ deepsearch = Definition(
     refuses={"objective.kl.place": ("reward",)},
     choices="trees whose attempts all end alike have credit 0; children drawn by softmax; pieces of 1/8 of an answer",
     cost="every expansion samples 4 pieces, of which most lead to no attempt; a sampling call for every piece",
+    code="smiles724/DeepSearch@daf9067b87cf4229f364bd1ccd9136a6e8b68072 deepsearch/utils/mcts.py "
+    "deepsearch/reward_manager/advantage_fn.py deepsearch/rollout/sglang_mcts_wrapper.py",
 )

@@ -29,4 +29,5 @@ dgpo_math = Definition(
         "objective.aggregate": "token_mean",
     },
     choices="difficulty over the step's mixed groups; an all-wrong group counts as easiest, as in the code",
+    code="AMAP-ML/MathForge@83edda024759f052a4a715eb2c2e553fb9da25ca trl-0.20.0/trl/trainer/grpo_trainer.py",
 )

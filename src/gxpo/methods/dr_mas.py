@@ -26,4 +26,6 @@ dr_mas = Definition(
     keys={"credit": AgentRelative, "rollout": Team},
     choices="statistics over calls, not attempts; an agent's only call in a group has 0 (reference: its raw outcome)",
     cost="one sample per turn of each attempt",
+    code="langfengQ/DrMAS@19c632bc0f75730b6db98d90b5035ee9bb7f66d1 verl/trainer/ppo/core_algos.py "
+    "verl/trainer/ppo/ray_trainer.py",
 )

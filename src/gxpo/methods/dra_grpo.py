@@ -26,4 +26,6 @@ dra_grpo = Definition(
     paper_defaults={"credit.eps": 1e-4, "rollout.group_size": 6, "update.lr": 1e-6, "sampling.temperature": 0.7},
     choices="within the group, not the local batch; sums held at 1; the policy's hidden states for an encoder",
     cost="a forward pass over the rollouts before the update",
+    code="xiwenc1/DRA-GRPO@088266167eb844482be2f0b98b5a60f7951b7050 src/open_r1/trl/trainer/grpo_trainer.py "
+    "recipes/dra_grpo.yaml",
 )

@@ -26,4 +26,5 @@ edge_grpo = Definition(
     paper_defaults={"credit.eps": 1e-4},
     choices="entropy detached, over the answer's tokens, factor in [0.1, 10]; guided error correction is not built",
     cost="a forward pass over the rollouts before the update, with entropies",
+    code="ZhangXJ199/EDGE-GRPO@cbe13ca8e21af39f7b4c791bc6226348267dbfb2 trl_edge/trainer/grpo_aha_trainer.py",
 )

@@ -25,4 +25,6 @@ epo = Definition(
     evidence="reference-code",
     keys={"objective.add.entropy_band": EntropyBand},
     choices="hinge in place of a penalty without gradient; band (0.5, 1.5) at all turns; c 0.001, s 1",
+    code="WujiangXu/EPO@5b6fa98e034639b95afbfb24f98d1cb1e5197542 verl/workers/actor/dp_actor.py "
+    "examples/general_running_server.sh README.md",
 )

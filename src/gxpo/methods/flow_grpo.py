@@ -35,4 +35,6 @@ flow_grpo = Definition(
     paper_defaults={"rollout.group_size": 24, "update.lr": 3e-4, "sampling.temperature": 0.7},
     choices="std of the batch (reference default); last step by the ODE; log-density a mean over dimensions",
     cost="one velocity evaluation a denoising step, in sampling and in training",
+    code="yifan123/flow_grpo@ac4c86e8cae021841f1fde853d340e0db67690dd scripts/train_sd3.py "
+    "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py flow_grpo/stat_tracking.py config/grpo.py",
 )

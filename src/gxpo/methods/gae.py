@@ -27,4 +27,5 @@ gae = Definition(
     keys={"credit": Gae, "objective.add.value": ValueRegression},
     choices="the recursion skips observations (newer verl, Agent-R1); no whitening; a head on the policy's own body",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
+    code="joschu/modular_rl@6970cde3da265cf2a98537250fea5e0c0d9a7639 modular_rl/core.py",
 )

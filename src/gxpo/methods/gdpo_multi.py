@@ -21,4 +21,6 @@ gdpo_multi = Definition(
     evidence="reference-code",
     keys={"credit": Decoupled},
     choices="batch normalisation over trajectories (TRL), over tokens as in verl with credit.over=tokens",
+    code="NVlabs/GDPO@b080e63d0126870ad08acc8ebc3f04b728175a9e trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py "
+    "verl-GDPO/verl/trainer/ppo/ray_trainer.py",
 )

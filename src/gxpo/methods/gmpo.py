@@ -22,4 +22,6 @@ gmpo = Definition(
     keys={"objective.ratio": "sequence", "objective.gate": LogClip},
     refuses={"objective.aggregate": ("token_mean",)},
     choices="sign-aware clip at token level, before the mean",
+    code="callsys/GMPO@205b2bf412f150cf96c29b33273b81bcd1a9b20f train_zero_math_gmpo.py "
+    "scripts/qwen2.5-math-7b-gmpo.sh",
 )

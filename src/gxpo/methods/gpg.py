@@ -24,4 +24,5 @@ gpg = Definition(
     evidence="reference-code",
     keys={"credit.scale": "none", "objective.gate": LogLikelihood, "weight.valid_share": ValidShare},
     choices="F_norm 1; no resampling below a share of valid groups",
+    code="AMAP-ML/GPG@e096da8ce527a1636272469cee383ba71ec4a511 R1-V/src/r1-v/src/open_r1/trainer/grpo_trainer.py",
 )

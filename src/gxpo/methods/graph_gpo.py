@@ -7,9 +7,9 @@ A    = z_group(outcome) + z_state(R_t),  z(x) = (x - mean) / (std + 1e-6), ddof 
 A step of a failed trajectory counts as much as the same step of a successful one.
 
 Choices. The recipe's R_t; the paper's is 10 * 0.1^(d + 1), which is a tenth of it and the same after scaling. Steps are
-compared with multiplicity, as in the recipe. A^E over trajectories (the recipe: over steps, `credit.unit: step`); a
-state met once and a group of one have 0. Where nobody succeeds all R_t are equal, and this is GRPO. With
-`credit.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
+compared with multiplicity, as in the recipe (verl-agent's, read in a fork of it). A^E over trajectories (the recipe:
+over steps, `credit.unit: step`); a state met once and a group of one have 0. Where nobody succeeds all R_t are equal,
+and this is GRPO. With `credit.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
 """
 
 from gxpo.credit.graph_distance import GraphDistance
@@ -26,4 +26,6 @@ graph_gpo = Definition(
     evidence="reference-code",
     keys={"credit": GraphDistance},
     choices="the recipe's return, without the step itself; episode level over trajectories (recipe: over steps)",
+    code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/GraphGPO/core_graph.py "
+    "recipe/GraphGPO/graphgpo_ray_trainer.py",
 )

@@ -33,4 +33,5 @@ gtpo = Definition(
     },
     choices="not divided by the number of conflict tokens; sides after the entropy cost",
     cost="a forward pass for entropies before the update",
+    code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
 )

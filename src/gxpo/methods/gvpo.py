@@ -23,4 +23,6 @@ gvpo = Definition(
     keys={"objective": GroupVariance},
     refuses={"objective.kl.place": ("reward",)},
     choices="old = the policy at the start of the step; sums over tokens; beta 0.1; mean over groups",
+    code="jszkc/GVPO@627aa25e32acdaaa2c374946ccc703a7848ec8c1 GVPO/gvpo_core_algos.py GVPO/gvpo_dp_actor.py "
+    "GVPO/gvpo_actor_config.py",
 )

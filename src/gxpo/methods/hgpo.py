@@ -5,10 +5,10 @@ A_h = (G_t - mean) / (std + eps) over the group's steps with the same key_h, std
 A   = sum_h w_h A_h / sum_h w_h,  w_h = (h + 1)^alpha, alpha 1, over the levels with another step; 0 where there is none
 
 Choices. Only states are compared, not actions, as in the authors' code. Weights 1, 2, 3 as in the paper; the recipe in
-verl-agent has 2, 3, 4 (`credit.offset: 2`). The code leaves out levels whose advantage is exactly 0, so that a step
-which is average by floating point is judged by the other levels alone (`credit.ignore: zero`); here levels are left out
-at which all returns are equal, and there is nothing to compare. No level of whole trajectories, as by default there.
-K is the window of history that the policy sees.
+verl-agent (read in a fork of it) has 2, 3, 4 (`credit.offset: 2`). The code leaves out levels whose advantage is
+exactly 0, so that a step which is average by floating point is judged by the other levels alone (`credit.ignore:
+zero`); here levels are left out at which all returns are equal, and there is nothing to compare. No level of whole
+trajectories, as by default there. K is the window of history that the policy sees.
 """
 
 from gxpo.credit.history_groups import HistoryGroups
@@ -26,4 +26,5 @@ hgpo = Definition(
     keys={"credit": HistoryGroups},
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
     choices="weights h + 1 (paper), not h + 2 (recipe); levels of equal returns left out, exact zeros not",
+    code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/hgpo/core_hgpo.py",
 )

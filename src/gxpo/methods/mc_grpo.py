@@ -36,4 +36,6 @@ mc_grpo = Definition(
     },
     choices="lower median; A is +-1000 for the minority of 0/1 rewards, as in the code; no rescaling by its share",
     cost="one rollout more a task",
+    code="lotusroot-kim/MC-GRPO@da077455d4cb53c715e194c5334abc63d2fd41f2 src/open_r1/grpo_trainer_math.py "
+    "src/open_r1/grpo_trainer_gsm.py",
 )

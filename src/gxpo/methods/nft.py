@@ -29,4 +29,5 @@ nft = Definition(
     paper_defaults={"rollout.group_size": 16, "update.lr": 1e-6, "objective.horizon": 1000.0},
     refuses={"objective.kl.place": ("reward",)},
     choices="w(q) = 1 - q, floor 1, token ratios, sum over tokens by a constant: the code's script",
+    code="NVlabs/NFT@b358faeb691391b500bfdabe667f9450aab6e70f dp_actor.py train_7B.sh",
 )

@@ -24,4 +24,5 @@ ospo = Definition(
     keys={"credit": TurnRelative},
     paper_defaults={"objective.clip_high": 0.28, "objective.entropy.coef": 0.05},
     choices="earnings of the agents that act at the time (code: of all); no KL to a target network",
+    code="RS2002/OSPO@02ed2da285833bf9cf3e28a81859c22c8688c836 OSPO/Platform.py OSPO/Worker.py",
 )

@@ -24,4 +24,6 @@ papo = Definition(
     keys={"objective.add.masked_kl": MaskedKl, "signal.masked_observation": MaskedObservation},
     choices="text tokens for patches, 0.6 hidden; token mean; the constant entropy of the masked policy left out",
     cost="a forward pass over the rollouts with masked observations",
+    code="MikeWangWZHL/PAPO@fb63bf4533b78da5a2bb17bc812375dcb620887d verl/workers/actor/dp_actor.py "
+    "verl/trainer/core_algos.py examples/configs/config_grpo_papo.yaml",
 )

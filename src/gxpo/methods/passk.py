@@ -22,4 +22,5 @@ passk = Definition(
     evidence="reference-code",
     keys={"credit": PassAtK},
     choices="k 2 (the code has no default); groups of at most k attempts have no credit",
+    code="RUCAIBox/Passk_Training@c3ba575ecb31f47fd9f5c43b18c081d4a295f783 code/passk_adv.py",
 )

@@ -32,4 +32,5 @@ poad = Definition(
     paper_defaults={"objective.entropy.coef": 0.01},
     choices="discount and lambda of the released code; a head on the policy's own body",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
+    code="morning9393/ADRL@5ec1aa5450d150906455056c2a6718fcaeb2d12b mappo/utils/language_buffer.py mappo/config.py",
 )

@@ -27,4 +27,5 @@ prorag = Definition(
     paper_defaults={"rollout.group_size": 8, "update.lr": 1e-5},
     choices="the scorer is named by the user; steps are turns or segments; eps added to the std",
     cost="a score for every step, by a model or a judge of your choice",
+    code="lilinwz/ProRAG@c7a64110d0c900561fde4292f234b97dfe633e94 prorag/rl/trainer.py prorag/rl/train.py",
 )

@@ -26,4 +26,6 @@ real = Definition(
     paper_defaults={"rollout.group_size": 8, "update.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
     choices="labels from the verdict, never from a shaped reward; the sum form; mean over all groups",
+    code="Red-RL/REAL@1c30726a1c7606e717091b4b8cf1fc156a06039f verl/verl/trainer/ppo/core_algos.py "
+    "scripts/train/1.5b_real.sh",
 )

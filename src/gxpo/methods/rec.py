@@ -25,4 +25,6 @@ rec = Definition(
     evidence="reference-code",
     keys={"objective.gate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
     choices="the one-sided mask without importance weights; mean without std; RED-Drop left out",
+    code="agentscope-ai/Trinity-RFT@1d7fae4a63f5e3a30e1927559d28a348a2167dd6 "
+    "trinity/algorithm/policy_loss_fn/rec_policy_loss.py",
 )

@@ -32,4 +32,6 @@ repo_replay = Definition(
     paper_defaults={"credit.eps": 1e-4, "sampling.top_k": 50, "update.lr": 1e-6},
     choices="one mean over all rows, as the reference (paper: one mean each); selection by the task's outcome",
     cost="K more trajectories a task in the update; about 70 bytes of memory for every stored token",
+    code="SihengLi99/RePO@119fef699104b52adf915ca630b8b03400b0e0ea src/replay_grpo_trainer.py "
+    "scripts/train_replay_grpo.slurm",
 )

@@ -29,4 +29,6 @@ rover = Definition(
     refuses={"objective.kl.place": ("reward",)},
     choices="rewards centred, not scaled; the whole target detached; the step's first policy is the old one",
     cost="a forward pass over the rollouts before the update",
+    code="tinnerhrhe/ROVER@b0fa5878a0c7a29a9d18205b19d024b779b0609c Countdown/verl/trainer/ppo/core_algos.py "
+    "Countdown/verl/workers/actor/dp_actor.py Countdown/verl/utils/torch_functional.py",
 )

@@ -28,4 +28,6 @@ s_grpo = Definition(
         "update.lr": 1e-6,
     },
     choices="q 0.10 of the scripts' 0.10 and 0.15; the advantage stays divided by the std, as in the code",
+    code="shenpeijun0212/S-GRPO@75c354075441add65f368b98e858b489471af63d train/train_S-GRPO.py "
+    "train/Qwen2.5-math-1.5B_S-GRPO.sh",
 )

@@ -25,4 +25,6 @@ sfpo = Definition(
     keys={"update": SlowFast},
     choices="each fast step on the whole batch; Adam's moments are not pulled back (reference)",
     cost="4 updates a step, and a copy of the parameters",
+    code="Urheen/SFPO@e7b765e6bfa2e12baf95315471a1ea0f3d1210e4 Code/SFPO/verl/workers/fsdp_workers.py "
+    "Code/SFPO/verl/trainer/ppo/ray_trainer.py",
 )

@@ -26,4 +26,6 @@ soft_grpo = Definition(
     paper_defaults={"objective.kl.coef": 0.001},
     choices="old support, renormalised; counted ids by the sampler's p; mean over ids, as in the code",
     cost="as sampling and training with stored support; mixtures of K embeddings",
+    code="zz1358m/SofT-GRPO-master@2b9d8ec6d8f022f2aefe7a1c2512dcb9924cddfe "
+    "verl-0.4.x/verl/utils/torch_functional.py verl-0.4.x/verl/workers/actor/dp_actor.py",
 )

@@ -36,4 +36,6 @@ spa_rl = Definition(
     choices="the estimator is a head on the policy's hidden states, trained on line; the paper's formula, not the "
     "released script's",
     cost="forward passes for hidden states and values; a small network with its optimiser",
+    code="WangHanLinHenry/SPA-RL-Agent@ed200874d726ef25d52851bd47f12f2b1408b545 prm/train_our_progress_model.py "
+    "prm/rl_data_org.py ppo/step_ppotrainer.py",
 )

@@ -21,4 +21,5 @@ spo_simple = Definition(
     evidence="reference-code",
     keys={"objective.gate": QuadraticPenalty},
     choices="the loss, on group-relative credit; no clamp on the ratio",
+    code="MyRepositories-hub/Simple-Policy-Optimization@9fdeda315b00cee82d1dc4e10c01db200c97e909 mujoco/trainer.py",
 )

@@ -27,4 +27,5 @@ step_grpo_router = Definition(
     keys={"rollout": ExpertSteps, "reward.shape.agreement": Agreement},
     choices="cosine of word counts, not of embeddings; one step of each task's way, drawn anew every time",
     cost="one action a sample, where an episode has many; an expert has to be there",
+    code="OpenBMB/R1-Router@c0a0c1ba3480c0a9832cf85cf6f3e085a31d2b7e Easy-R1/verl/utils/reward_score/step.py",
 )

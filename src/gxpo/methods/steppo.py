@@ -31,4 +31,5 @@ steppo = Definition(
     },
     choices="the released code's: token ratio, value trained on all tokens of the turn, whitened over turns",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
+    code="AgentR1/StepPO@26107f1d6d4c5438abe29b21a6ad085d8d1d4ac9 arft/core_algos.py arft/ray_agent_trainer.py",
 )

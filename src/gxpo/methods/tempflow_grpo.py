@@ -37,4 +37,6 @@ tempflow_grpo = Definition(
     paper_defaults={"sampling.temperature": 0.7},
     choices="weights from the mean of s_k, not the code's 2.25; groups over all seeds; last step not branched",
     cost="a seed takes T + branches * T (T - 1) / 2 velocity evaluations; training one for each branch",
+    code="Shredded-Pork/TempFlow-GRPO@e66824eca96d2b41cfd70fd1879650ae1ea5892e scripts/train_sd3_pr.py "
+    "flow_grpo/diffusers_patch/sd3_sde_with_logprob_perstep.py",
 )

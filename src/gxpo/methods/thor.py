@@ -36,4 +36,6 @@ thor = Definition(
     },
     choices="first failing call of an episode; no second group where none failed; prefixes keep their token ids",
     cost="`samples` more actions for as many failed episodes as there are tasks",
+    code="JingMog/THOR@eeabad026970a96fb20851a1e89d3a1509590ac2 verl/workers/actor/dp_actor.py "
+    "verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py run_code_grpo.sh",
 )

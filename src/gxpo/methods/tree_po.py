@@ -26,4 +26,6 @@ tree_po = Definition(
     keys={"credit": AncestorGroups, "rollout": Tree, "rollout.rounds": 2},
     choices="every ancestor with another set of leaves counts once; branches at ends of steps",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
+    code="multimodal-art-projection/TreePO@f05552394e734ea2838cf9e3b8191f5093319dcf verl/trainer/ppo/core_algos.py "
+    "recipe/treepo/run_treepo_train.sh",
 )

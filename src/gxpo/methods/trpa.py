@@ -40,4 +40,6 @@ trpa = Definition(
     refuses={"objective.kl.place": ("reward",)},
     choices="levels are distinct outcomes; 2.5 by the verdict; mean over pairs, then over groups",
     cost="a frozen reference model and its forward pass over the rollouts",
+    code="XueruiSu/Trust-Region-Preference-Approximation@f372585ed6ec230aa354feb9c8e24e970b615846 "
+    "verl/trainer/ppo/core_algos.py verl/workers/actor/dp_actor.py main_TRPA.sh",
 )

@@ -32,4 +32,6 @@ ttrl = Definition(
     },
     choices="a group without any answer has reward 0; the label decides through the task's verifier",
     cost="n_votes attempts are sampled for each group of G (twice as many by default)",
+    code="PRIME-RL/TTRL@3e2cc9376dc7486256f6021b37c4353d0e1abe2b verl/verl/workers/reward_manager/ttrl.py "
+    "verl/verl/utils/reward_score/ttrl/auto_verify.py verl/examples/ttrl/aime.sh",
 )

@@ -28,4 +28,5 @@ tw_grpo = Definition(
     paper_defaults={"objective.aggregate": "token_mean", "objective.clip_high": 0.28, "credit.eps": 1e-4},
     choices="weights detached; unweighted sum over the vocabulary, as in the code; soft rewards are not built",
     cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",
+    code="longmalongma/TW-GRPO@aa529ffca7ae408e4f3df7ba71cb0dc58544c6b7 src/open_r1/trainer/grpo_trainer.py",
 )

@@ -23,4 +23,6 @@ unlikeliness = Definition(
     keys={"reward.shape.likelihood_discount": LikelihoodDiscount},
     paper_defaults={"update.epochs": 2, "objective.kl.coef": 0.1},
     choices="length-normalised; ties share a rank; groups of equal verdicts are left alone",
+    code="AndreHe02/rewarding-unlikely-release@ca1cff05ebdf2cfe9737fd416897da838a93e11a "
+    "verl/trainer/ppo/ray_lean_trainer.py examples/lean/grpo.sh",
 )

@@ -28,4 +28,6 @@ verl_rank = Definition(
     keys={"credit": ClippedBonus, "signal.effective_rank": EffectiveRank},
     choices="the bonus on all tokens (paper; code: the last); usual values begin with the first step's means",
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
+    code="hf618/VERL@3de68f16e447647d3f80d11fdbe5816137b515aa verl/trainer/reward_manager_versions.py "
+    "verl/trainer/ppo/ray_trainer.py verl/trainer/metrics_utils.py train.sh",
 )

@@ -31,4 +31,6 @@ vppo = Definition(
     },
     choices="text tokens for patches; top 40% and 0.9 from the scripts (defaults of the code: 20%, 0.8)",
     cost="two forward passes over the rollouts before the update, one with masked observations",
+    code="huaixuheqing/VPPO-RL@a23c54b83565c48e9e1fb54cc1e18a1c63557c99 verl/workers/actor/dp_actor.py "
+    "examples/configs/train_vppo_7b.sh",
 )
