@@ -163,8 +163,14 @@ def test_the_weight_falls_over_the_run():
     m = gxpo.method("epo").fill(total_steps=4)
     for step in (1, 2, 3):
         m.adjust({"step": step, "entropy_turn_0": 0.5})
-    assert m.terms["entropy_band"].now == pytest.approx(0.001 * 0.8 * math.exp(-1.5))
-    assert m.terms["entropy_band"].state_dict() == {"history": {"0": [1.5, 3.0]}}
+    term = m.terms["entropy_band"]
+    assert term.now == 0.001 and term.smooth_now == pytest.approx(0.8 * math.exp(-1.5))
+    assert term.state_dict() == {"history": {"0": [1.5, 3.0]}}
+    h = column(0.5, 1.2, 0.05)  # the band is (.25, .75): distances 0, .45, .2
+    value, slope = value_and_slope(term, episodes([3]), h)
+    w = 0.8 * math.exp(-1.5)
+    assert value == pytest.approx(-0.001 * (1.75 - w * 0.65) / 3)
+    assert slope == pytest.approx([-0.001 / 3, -0.001 * (1 - w) / 3, -0.001 * (1 + w) / 3])
 
 
 def test_what_is_wrong_is_said():

@@ -140,7 +140,7 @@ class TwoPhaseDecay(_Remembering):
     w = 1 - fall (1 - e^{-2 p}) first;   w = (1 - fall) e^{-3 p} then
 
     w falls from 1 to 1 - 0.865 fall, jumps to 1 - fall at the middle, and ends at 0.05 (1 - fall).
-    Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs.
+    Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs, of the penalty's coefficient.
     """
 
     fall: float = 0.2

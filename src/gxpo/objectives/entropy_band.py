@@ -51,10 +51,10 @@ class EntropyBand(Penalty):
                  their turns of the mean over the turn's entries
     smooth       how much leaving the band costs; with `hinge` and 1, the bonus is cancelled above the band and doubled
                  below it
+    control      of `smooth`, not of `coef`: what it moves is the penalty, the bonus stays
     low, high    ends of the band, times the mean entropy that this turn (by number) has had in the steps so far; a turn
                  that was never seen has no band
     hinge, size  see `outside`; hinge False is the published form
-    control      of the coefficient
 
     The centre is the plain mean over steps of each step's mean entropy over the turn's trained tokens. Not importance
     weighted: weight parts do not touch it, `forest.weight` does.
@@ -89,6 +89,19 @@ class EntropyBand(Penalty):
             )
         object.__setattr__(self, "outputs", ("logprob", "entropy") if self.ever else ("logprob",))
 
+    @property
+    def now(self) -> float:
+        return self.coef
+
+    @property
+    def ever(self) -> bool:
+        return self.coef != 0
+
+    @property
+    def smooth_now(self) -> float:
+        """`smooth` of this step."""
+        return self.smooth if self.control is None else self.control.coefficient(self.smooth)
+
     def scale(self, forest: Forest) -> Tensor:
         if self.aggregate != "turn_mean":
             return super().scale(forest)
@@ -104,7 +117,7 @@ class EntropyBand(Penalty):
         for name, (total, steps) in self._history.items():  # a turn each
             if int(name) < len(centre):
                 centre[int(name)] = total / steps
-        return entropy - self.smooth * outside(entropy, centre[turn], self.low, self.high, self.hinge, self.size)
+        return entropy - self.smooth_now * outside(entropy, centre[turn], self.low, self.high, self.hinge, self.size)
 
     @torch.no_grad()
     def metrics(
@@ -115,8 +128,11 @@ class EntropyBand(Penalty):
         weight: Tensor,
         signals: Signals | None = None,
     ) -> dict[str, float]:
-        """entropy_band: mean of H - smooth * penalty; entropy_band_coef; entropy_turn_K: mean entropy of turn K."""
+        """entropy_band: mean of H - smooth * penalty; entropy_band_coef: coef * smooth, where a control moves it;
+        entropy_turn_K: mean entropy of turn K."""
         found = super().metrics(forest, policy, credit, weight, signals)
+        if self.control is not None:
+            found["entropy_band_coef"] = self.coef * self.smooth_now
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         if not entries.numel():
             return found

@@ -142,7 +142,9 @@ NAMES: dict[str, Metric] = {
         "mean of entropy less the penalty for leaving its band", "nats", f"trained tokens {_UPDATES}"
     ),
     "entropy_band_coef": Metric(
-        "coefficient of the entropy band in force", "coefficient", "the step's optimiser steps, mean"
+        "coefficient of the penalty for leaving the entropy band in force",
+        "coefficient",
+        "the step's optimiser steps, mean",
     ),
     "entropy_turn_K": Metric("mean entropy of the policy in turn K", "nats", f"trained tokens of the turn {_UPDATES}"),
     "teacher_divergence": Metric(
