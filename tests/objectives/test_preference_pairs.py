@@ -60,7 +60,8 @@ def test_pairs_are_the_product_inside_each_group(rows):
     assert sorted(zip(left.tolist(), right.tolist(), strict=True)) == expected
 
 
-TRPA = PreferencePairs(pairs="ordered", length_mean=True, success_weight=2.5, unpaired=True)
+WEIGHTED = PreferencePairs(pairs="ordered", length_mean=True, success_weight=2.5, unpaired=True)
+TRPA = PreferencePairs(pairs="ordered", length_mean=True, success_slope=2.5, unpaired=True, unpaired_beta=1.0)
 
 
 def test_card_of_levels() -> None:
@@ -69,7 +70,7 @@ def test_card_of_levels() -> None:
         forest = groups.forest_of([("a", 2, right, {"reward": 1.0}), ("a", 1, 0, {"reward": 0.5})])
         reference = column(-1.0, -1.0, -1.0)
         x = {"logprob": reference + column(0.03, 0.07, -0.02), "reference_logprob": reference}
-        value, gradient = groups.graded(TRPA, forest, x | {"behaviour_logprob": reference})
+        value, gradient = groups.graded(WEIGHTED, forest, x | {"behaviour_logprob": reference})
         assert value == pytest.approx(loss, abs=6e-7)
         slope = -0.1 * (2.5 if right else 1.0) * (1 - 1 / (1 + math.exp(-0.007)))
         assert gradient.tolist() == pytest.approx([slope / 2, slope / 2, -slope], abs=1e-12)
@@ -102,13 +103,16 @@ def by_hand(term, forest, x):
             moved = [(r["s"] * (1 if r["good"] else -1), [(r, 1 if r["good"] else -1)], False) for r in rows]
         for h, sides, good in moved:
             share = (term.success_weight if good else 1.0) / len(moved) / len(found)
+            beta = term.beta * (term.success_slope if good else 1.0)
+            if not pairs and term.unpaired_beta is not None:
+                beta = term.unpaired_beta
             if term.form == "ipo":
-                value += share * (h - 1 / (2 * term.beta)) ** 2
-                slope = share * 2 * (h - 1 / (2 * term.beta))
+                value += share * (h - 1 / (2 * beta)) ** 2
+                slope = share * 2 * (h - 1 / (2 * beta))
             else:
-                up, e = 1 / (1 + math.exp(-term.beta * h)), term.label_smoothing
+                up, e = 1 / (1 + math.exp(-beta * h)), term.label_smoothing
                 value -= share * ((1 - e) * math.log(up) + e * math.log(1 - up))
-                slope = -share * term.beta * ((1 - e) * (1 - up) - e * up)
+                slope = -share * beta * ((1 - e) * (1 - up) - e * up)
             slopes += [(row, sign * slope) for row, sign in sides]
     return value, groups.spread_over(forest, slopes, "mean" if term.length_mean else "sum")
 
@@ -117,8 +121,10 @@ TERMS = [
     PreferencePairs(),
     PreferencePairs(pairs="outcome", label_smoothing=0.2),
     PreferencePairs(form="ipo", beta=0.5, length_mean=True),
+    WEIGHTED,
     TRPA,
     PreferencePairs(pairs="ordered", success_at=0.3, success_weight=0.5),
+    PreferencePairs(pairs="outcome", form="ipo", success_slope=3.0, unpaired=True, unpaired_beta=0.4),
     PreferencePairs(unpaired=True),
 ]
 
@@ -141,7 +147,7 @@ def test_rules(seed, term):
     groups.weights_scale_derivatives(term, seed)
 
 
-@pytest.mark.parametrize("term", [*TERMS[:2], TRPA])
+@pytest.mark.parametrize("term", [*TERMS[:2], WEIGHTED])
 def test_the_gradient_is_the_same_however_the_step_is_cut(term):
     groups.same_however_cut(term)
 
@@ -198,12 +204,12 @@ def test_levels_are_distinct_outcomes():
     forest = groups.forest_of(rows)
     x = groups.policies(forest, 1)
     x["reference_logprob"] = x["logprob"]
-    value, gradient = groups.graded(TRPA, forest, x)
+    value, gradient = groups.graded(WEIGHTED, forest, x)
     assert value == pytest.approx(math.log(2) * (3 * 2.5 + 2) / 5)
     # wins less losses: .5: 1 - 2.5; 1: 3 * 2.5; 0: -2.5 - 1 - 1; each times -beta sigmoid(0) / 5
     assert gradient.tolist() == pytest.approx([-0.01 * w for w in (-1.5, 7.5, -4.5, -1.5)])
     policy = PolicyTokens(x["logprob"] + column(0, 0.1, 0, 0.2), x["behaviour_logprob"], x["logprob"])
-    found = TRPA.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
+    found = WEIGHTED.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
     assert found["pairs"] == 5 and found["pair_accuracy"] == pytest.approx(3 / 5)  # not 1 > .5 (second), .5 (first) > 0
 
 
@@ -211,12 +217,12 @@ def test_groups_of_one_level_are_set_against_zero():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 1), ("b", 1, 0), ("c", 1, 0, {"reward": 0.2})])
     x = groups.policies(forest, 1)
     x["reference_logprob"] = x["logprob"]
-    value, gradient = groups.graded(TRPA, forest, x)
+    value, gradient = groups.graded(WEIGHTED, forest, x)
     assert value == pytest.approx(math.log(2))
     assert gradient.tolist() == pytest.approx([-0.05 / 2 / 3, -0.05 / 2 / 3, 0.05 / 3, 0.05 / 3])
     policy = PolicyTokens(x["logprob"], x["behaviour_logprob"], x["logprob"])
-    assert TRPA.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
-    assert TRPA.on_equal == "signal" and PreferencePairs().on_equal == "zero"
+    assert WEIGHTED.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
+    assert WEIGHTED.on_equal == "signal" and PreferencePairs().on_equal == "zero"
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=7))
@@ -233,7 +239,7 @@ def test_far_off_policy(ratio):
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     reference, d = column(-20, -20), math.log(ratio)
     x = {"logprob": reference + column(d, 0), "behaviour_logprob": reference, "reference_logprob": reference}
-    value, gradient = groups.graded(TRPA, forest, x)
+    value, gradient = groups.graded(WEIGHTED, forest, x)
     up = 1 / (1 + math.exp(-0.1 * d))
     assert value == pytest.approx(-2.5 * math.log(up))
     assert gradient.tolist() == pytest.approx([-0.25 * (1 - up), 0.25 * (1 - up)])
@@ -259,6 +265,6 @@ def test_metrics_and_settings():
     with pytest.raises(MissingSignal, match="reference_logprob"):
         groups.graded(PreferencePairs(), forest, {"logprob": reference, "behaviour_logprob": reference})
     wrongs = [{"beta": 0.0}, {"label_smoothing": 0.5}, {"pairs": "all"}, {"form": "ipo", "label_smoothing": 0.1}]
-    for wrong in [*wrongs, {"success_weight": 0.0}]:
+    for wrong in [*wrongs, {"success_weight": 0.0}, {"success_slope": -1.0}, {"unpaired_beta": 0.0}]:
         with pytest.raises(ConfigError, match="objective"):
             PreferencePairs(**wrong)  # type: ignore[arg-type]

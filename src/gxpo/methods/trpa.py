@@ -1,13 +1,14 @@
 r"""TRPA: rewards are levels, two different levels are a preference, and a KL holds the policy near the old one.
 
-z_i = mean_t (log policy - log reference);   l = -log sigmoid(0.1 (z_better - z_worse)), times 2.5 if better = right
+z_i = mean_t (log policy - log reference);   l = -log sigmoid(0.1 c (z_better - z_worse)), c = 2.5 if better is right
 L = mean over groups of the mean over pairs of l + 0.001 mean KL(policy || old)
 
-Without two levels in the group: l = -log sigmoid(0.1 z) of a right answer, -log sigmoid(-0.1 z) of a wrong one.
+Without two levels in the group: l = -log sigmoid(z) of a right answer, -log sigmoid(-z) of a wrong one.
 
 Choices. The code has four levels: right; wrong in good format; incomplete; bad format. Here a level is a distinct
-outcome, so the reward makes them (a tiered one, or correctness and format added); the factor 2.5 goes by the verdict.
-The unit is the group, then its pairs (the code: all pairs of a batch). KL(policy || old) is estimated from the old
+outcome, so the reward makes them (a tiered one, or correctness and format added); the factor 2.5 goes by the verdict;
+on the loss in place of beta it is `objective.success_weight`. The unit is the group, then its pairs (the code: all
+pairs of a micro-batch, and single answers only where that has no pair). KL(policy || old) is estimated from the old
 policy's samples by rho log rho - rho + 1 (the code: k3), and 0 on the first update. The code asks for a KL to the
 reference too, but only logs it. Credit is not read.
 """
@@ -24,14 +25,15 @@ trpa = Definition(
     authors="Su, Xuerui and Xie, Shufang and Liu, Guoqing and others",
     year=2025,
     idea="rule-based levels give preferences instead of rewards: online DPO over all pairs, in a trust region",
-    formula="L = mean_pairs -c log sigmoid(beta (z_w - z_l)) + 0.001 KL(pi||old), z = mean_t log(pi/ref), c 2.5 or 1",
+    formula="L = mean_pairs -log sigmoid(c beta (z_w - z_l)) + 0.001 KL(pi||old), z = mean_t log(pi/ref), c 2.5 or 1",
     evidence="reference-code",
     keys={
         "objective": PreferencePairs,
         "objective.pairs": "ordered",
         "objective.length_mean": True,
-        "objective.success_weight": 2.5,
+        "objective.success_slope": 2.5,
         "objective.unpaired": True,
+        "objective.unpaired_beta": 1.0,
         "objective.add.mirror_kl": MirrorKl,
         "objective.add.mirror_kl.coef": 0.001,
         "objective.add.mirror_kl.aggregate": "token_mean",

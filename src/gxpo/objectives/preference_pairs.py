@@ -34,8 +34,10 @@ def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]
     return torch.repeat_interleave(left, begins.diff()[group[left]]), right[runs_of(begins, group[left])]
 
 
-def preference_loss(margin: Tensor, beta: float = 0.1, form: str = "sigmoid", label_smoothing: float = 0.0) -> Tensor:
-    """[n] loss of pairs from their margins h = score of the better - score of the worse.
+def preference_loss(
+    margin: Tensor, beta: float | Tensor = 0.1, form: str = "sigmoid", label_smoothing: float = 0.0
+) -> Tensor:
+    """[n] loss of pairs from their margins h = score of the better - score of the worse; beta one number, or [n].
 
     form  "sigmoid"  -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing: the chance that a label
                      is wrong. dL/dh = -beta [(1 - e) sigmoid(-beta h) - e sigmoid(beta h)]   (DPO; e > 0: cDPO)
@@ -50,7 +52,7 @@ def preference_loss(margin: Tensor, beta: float = 0.1, form: str = "sigmoid", la
 
 
 class _Margins(NamedTuple):
-    """Margin, group and weight of each pair, then of each trajectory that has none and is set against 0.
+    """Margin, group, weight and beta of each pair, then of each trajectory that has none and is set against 0.
 
     rounding  [n_pairs] what a pair's margin may differ by between two forward passes
     """
@@ -58,6 +60,7 @@ class _Margins(NamedTuple):
     margin: Tensor
     group: Tensor
     factor: Tensor
+    beta: Tensor
     rounding: Tensor
 
 
@@ -72,8 +75,10 @@ class PreferencePairs(LabelTerm):
     length_mean      score a trajectory by the mean over its tokens instead of the sum
     success_at       None: the verifier's verdict is the label; otherwise: outcome >= success_at
     success_weight   multiplies the loss of pairs whose better one is a success by that label
+    success_slope    multiplies beta in those pairs
     by_gap           multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
+    unpaired_beta    beta of these; None: `beta`
 
     Groups without a pair are in the mean over groups with 0, unless `unpaired`. Pairs are of at least one compared
     trajectory; one that is not compared moves itself alone. Of G levels there are G (G - 1) / 2 pairs.
@@ -81,7 +86,7 @@ class PreferencePairs(LabelTerm):
     With these settings this is
       DPO   verdict, sum, beta 0.1                                         arXiv 2305.18290
       StepORLM  ordered, sum, beta 0.1, by_gap: W-DPO                      arXiv 2509.22558
-      TRPA  ordered, length_mean, beta 0.1, success_weight 2.5, unpaired   arXiv 2504.04524
+      TRPA  ordered, length_mean, beta 0.1, success_slope 2.5, unpaired with beta 1   arXiv 2504.04524
     """
 
     pairs: Literal["verdict", "outcome", "ordered"] = "verdict"
@@ -91,8 +96,10 @@ class PreferencePairs(LabelTerm):
     length_mean: bool = False
     success_at: float | None = None
     success_weight: float = 1.0
+    success_slope: float = 1.0
     by_gap: bool = False
     unpaired: bool = False
+    unpaired_beta: float | None = None
 
     ratio_over = "reference"
     needs = ("reference_logprob",)
@@ -106,8 +113,11 @@ class PreferencePairs(LabelTerm):
             raise ConfigError(f"objective.label_smoothing is {self.label_smoothing}; it is a chance below 0.5")
         if self.label_smoothing and self.form == "ipo":
             raise ConfigError("objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out")
-        if not self.success_weight > 0:
-            raise ConfigError(f"objective.success_weight is {self.success_weight}; it must be above 0, such as 2.5")
+        for name in ("success_weight", "success_slope"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"objective.{name} is {getattr(self, name)}; it must be above 0, such as 2.5")
+        if self.unpaired_beta is not None and not self.unpaired_beta > 0:
+            raise ConfigError(f"objective.unpaired_beta is {self.unpaired_beta}; it must be above 0, or null")
         if self.by_gap and self.pairs == "verdict":
             raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
         object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
@@ -152,20 +162,24 @@ class PreferencePairs(LabelTerm):
         if self.by_gap:
             factor = factor * (forest.outcome[left] - forest.outcome[right])
         alone = (self._alone(forest, better) & run).nonzero().squeeze(1)
-        if self.success_weight != 1 or alone.numel():
+        beta = torch.full_like(factor, self.beta)
+        if self.success_weight != 1 or self.success_slope != 1 or alone.numel():
             good, _ = self.sides(forest)
             factor[good[left]] *= self.success_weight
+            beta[good[left]] *= self.success_slope
             sign = good[alone].to(torch.float64) * 2 - 1
             margin, factor = torch.cat([margin, sign * score[alone]]), torch.cat([factor, torch.ones_like(sign)])
+            own = self.beta if self.unpaired_beta is None else self.unpaired_beta
+            beta = torch.cat([beta, torch.full_like(sign, own)])
         length = torch.ones(len(score)) if self.length_mean else forest.lengths()
         rounding = levels.FORWARD * (length[left] + length[right])
-        return _Margins(margin, group[torch.cat([left, alone])], factor, rounding)
+        return _Margins(margin, group[torch.cat([left, alone])], factor, beta, rounding)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Tensor:
-        margin, group, factor, _ = self._margins(forest, policy, credit, weight)
-        loss = factor * preference_loss(margin, self.beta, self.form, self.label_smoothing) / levels.count(group)
+        margin, group, factor, beta, _ = self._margins(forest, policy, credit, weight)
+        loss = factor * preference_loss(margin, beta, self.form, self.label_smoothing) / levels.count(group)
         return (loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))).to(policy.logprob.dtype)
 
     @torch.no_grad()
@@ -188,6 +202,6 @@ class PreferencePairs(LabelTerm):
             return {"pairs": 0.0}
         return {
             "pair_accuracy": float((margin > found.rounding).to(torch.float64).mean()),
-            "pair_margin": self.beta * float(margin.mean()),
+            "pair_margin": float((found.beta[: len(margin)] * margin).mean()),
             "pairs": float(margin.numel()),
         }
