@@ -100,16 +100,17 @@ def test_equals_a_loop(rows):
 
 
 def test_gtpo_has_its_gradient_on_two_answers() -> None:
-    """A = .5 - .1 H and -.5 - .1 H over 6 tokens of one step, entropies .2 and .4; the third is too unsure."""
+    """A = .5 - .1 H and -.5 - .1 H, a mean over tokens, then over answers, entropies .2 and .4; the third is too
+    unsure."""
     forest = forest_of([("g", b"abc"), ("g", b"axc", {"reward": 0.0}), ("g", b"zz", {"reward": 0.5})])
     signals = {"entropy": column(0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.9, 0.6)}
     logprob = (forest.path_behaviour_logprob + 3.0).requires_grad_()  # no ratio: however far the policy has moved
-    m = gxpo.method("gtpo", {"credit.scale": "none"})
+    m = gxpo.method("gtpo")
     policy = gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob)
     (slope,) = torch.autograd.grad(m.loss(forest, policy, signals=signals).value, logprob)
     right, wrong = 0.5 - 0.02, -0.5 - 0.04
     wanted = [-2 * right, -right, -2 * right, 0, -wrong, 0, 0, 0]
-    assert slope.tolist() == pytest.approx([x / 8 for x in wanted])
+    assert slope.tolist() == pytest.approx([x / 9 for x in wanted])
 
 
 def test_bad_options() -> None:

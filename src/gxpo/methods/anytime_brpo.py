@@ -6,8 +6,8 @@ A(thinking between budgets s-1 and s) = R_s - (s V1_s + (S - s) V2_s) / S
 A(answer) = score - mean of the answers to its cut
 
 Choices. No std anywhere; a thinking alone in its group has 0 (`credit.single: raw`: V2 = 0, as in the code). A shared
-token counts once (`once_per_token`), under a constant divisor as in Dr. GRPO, where the code's normaliser was not
-read. S = 4, A = 4, P uniform. Answers have 8 tokens, which suits small models: set rollout.summary_tokens.
+token counts once (`once_per_token`), under a constant divisor (the code: rows times the padded length of the
+micro-batch). S = 4, A = 4, P uniform. Answers have 8 tokens, which suits small models: set rollout.summary_tokens.
 """
 
 from gxpo.credit.budget_relative import BudgetRelative

@@ -4,11 +4,12 @@ P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  H_t the mean -log p o
 N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch;  A = GRPO's over all n.
 
 Choices. The paper's "soft" credit, which is all that the code has: every attempt has its own A on its whole path, so
-that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean in all
-of them: up to the clip, and with attempts of one length, the same gradient. H is an estimate from the sampled tokens,
-per token and in nats; it is the turn's own, as in the code, where the paper's words are of the tokens after a tool's
-answer, which are the next turn's. P is drawn, as in the code; the paper compares it with a threshold. The weight is
-the scripts' 0.2 (the code's default 0.5).
+that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean in all of
+them: up to the clip, and with attempts of one length, the same gradient. H is an estimate from the sampled tokens, a
+mean in nats (the code: the sum of 20 tokens' entropies over their ten likeliest, divided by ln of the vocabulary's
+size, 12 for Qwen: up to 1.7 times the mean, so that its w is as 0.34 here); it is the turn's own, as in the code, where
+the paper's words are of the tokens after a tool's answer, which are the next turn's. P is drawn, as in the code; the
+paper compares it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
 """
 
 from gxpo.keys import Definition
@@ -26,7 +27,8 @@ arpo_agentic = Definition(
     formula="P(branch) = clip(p_b + w (H_t - H_1), 0, 1), p_b 0.5, w 0.2; A = (R - mean_g) / std_g over all attempts",
     evidence="reference-code",
     keys={"rollout": BranchAtSurprise},
-    choices="surprise of the sampled tokens for the entropy of the ten likeliest, a mean over tokens, not their sum",
+    choices="surprise of the sampled tokens for the entropy of the ten likeliest; a mean over tokens, where the code's "
+    "normalised sum is up to 1.7 times as large",
     cost="fewer generated tokens an attempt: turns before a branch are shared; the environment is restored for each",
     code="dongguanting/ARPO@e257337d1f105ba685057cb662c75e509d1c7b34 "
     "ARPO/verl_arpo_entropy/verl/workers/rollout/vllm_rollout/vllm_rollout_with_tools.py "

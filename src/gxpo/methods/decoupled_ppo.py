@@ -3,9 +3,9 @@ r"""Decoupled PPO: what the ratio is clipped against is not who sampled; the dif
 rho = pi / proximal, clipped;   w = proximal / behaviour, 0 where it exceeds 5;   l = w max(-A rho, -A clip(rho))
 
 Choices. The proximal policy is the learner's at the start of the step, as in AReaL, where it is recomputed before the
-update. Tokens of w > 5 are masked (AReaL's default; `weight.mismatch_mask.token_max`), not truncated, and stay in the
-denominators. With a truncation at 2 in place of the mask the same form is `tis`. Over the behaviour policy the ratio
-would hold w already: refused.
+update. Tokens of w > 5 are masked (AReaL's former default; there it is now asked for by `rejection_sampling`;
+`weight.mismatch_mask.token_max`), not truncated, and stay in the denominators. With a truncation at 2 in place of the
+mask the same form is `tis`. Over the behaviour policy the ratio would hold w already: refused.
 """
 
 from gxpo.keys import Definition
@@ -28,7 +28,7 @@ decoupled_ppo = Definition(
         "weight.mismatch_mask.token_max": 5.0,
     },
     refuses={"objective.ratio_over": ("behaviour",)},
-    choices="mask above 5; token level; the form is Hilton et al.'s, arXiv 2110.00641",
+    choices="mask above 5 (AReaL's former default); token level; the form is Hilton et al.'s, arXiv 2110.00641",
     cost="a forward pass over the rollouts before the update",
     code="inclusionAI/AReaL@4aef98d8d818af55b43621aaadba047ae10f4e77 areal/utils/functional/functional.py "
     "areal/api/cli_args.py",

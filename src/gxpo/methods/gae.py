@@ -5,9 +5,10 @@ L = PPO's clip + 0.5 mean_t (V - target)^2 / 2,   target_t = A_t + V_t with the 
 
 Choices. discount 1 and lambda 1 as in verl (0.95 is common in agents); t runs over the trajectory's trainable tokens,
 so observations never enter: the token after a turn's last is the next turn's first. Not whitened (verl whitens over
-tokens: `credit.whiten: token`). The head shares the policy's body and its optimiser; verl keeps a second model as
-critic, which has the value's gradient to itself. A trajectory cut at the length limit is over: value 0 beyond it.
-A group of one learns, and so does a group of equal rewards. The head begins at 0 and moves
+tokens: `credit.whiten: token`; so does the author's own code, over all steps with the population std, with discount
+0.99 and V of the last state where an episode was cut). The head shares the policy's body and its optimiser; verl keeps
+a second model as critic, which has the value's gradient to itself. A trajectory cut at the length limit is over: value
+0 beyond it. A group of one learns, and so does a group of equal rewards. The head begins at 0 and moves
 `learner.value_lr` times as fast as the rest.
 """
 

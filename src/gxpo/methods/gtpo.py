@@ -2,11 +2,13 @@ r"""GTPO: what right and wrong answers share is not unlearned, and answers that 
 
 conflict token: in the run of equal tokens at the start, or at the end, of answers with A > 0 and with A < 0
 w = 2 there where A > 0 (4 in both runs), 0 where A < 0;   answers with mean entropy above 0.7 (about ln 2) have w = 0
-A_i = GRPO's - 0.1 mean_t H_t;   L = -sum w A log pi / tokens: no ratio, no clip, no reference
+A_i = r_i - mean_g r - 0.1 mean_t H_t;   L = -mean_i mean_t w A log pi: no ratio, no clip, no reference
 
-Choices. Whose answers are on which side is read off A after its entropy cost, and answers that are left out still count
-there. The code's further division by the number of conflict tokens is left out: it rescales the whole loss by what
-answers happen to share. Its ratio exp(lp - stop lp) is 1 always: the plain policy gradient.
+Choices. No std: the code's line for it is commented out (`credit.scale: std`). Whose answers are on which side is read
+off A after its entropy cost (the code: before it; of answers that are trained the cost is below 0.07, so that rewards
+of 0 and 1 are on the same side in groups of up to 14), and answers that are left out still count there. The code also
+divides each answer's loss by the number of its conflict tokens, which is left out: an answer that shares 50 tokens
+would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gradient.
 """
 
 from gxpo.credit.entropy_cost import EntropyCost
@@ -22,16 +24,16 @@ gtpo = Definition(
     authors="Simoni, Marco and Fontana, Aleksandar and Rossolini, Giulio and Saracino, Andrea",
     year=2025,
     idea="tokens shared by good and bad answers are protected, and very uncertain answers are not trained",
-    formula="A = A_GRPO - 0.1 mean H; w = 2 | 0 on shared starts and ends; w = 0 where mean H > 0.7; L = -w A log pi",
+    formula="A = r - mean_g r - 0.1 mean H; w = 2 | 0 on shared starts and ends, 0 where mean H > 0.7; L = -w A log pi",
     evidence="reference-code",
     keys={
+        "credit.scale": "none",
         "credit.add.entropy_cost": EntropyCost,
         "weight.conflict": Conflict,
         "weight.entropy_ceiling": EntropyCeiling,
         "objective.gate": LogLikelihood,
-        "objective.aggregate": "token_mean",
     },
-    choices="not divided by the number of conflict tokens; sides after the entropy cost",
+    choices="not divided by the number of conflict tokens; sides after the entropy cost (code: before it); no std",
     cost="a forward pass for entropies before the update",
     code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
 )

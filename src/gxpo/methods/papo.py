@@ -4,8 +4,9 @@ L = L_GRPO - coef mean_t k3 + entropy_coef mean_t (-log policy),   k3 = e^d - d 
 coef 0.01, entropy_coef 0.03; 60% of the observation hidden
 
 Choices. On text: prompt and observation tokens are hidden in the place of image patches. Both means are over all
-trained tokens of the step, whatever the rewards. Masked log-probs are the policy's at the start of the step, as in the
-code; its second entropy term is then a constant and is left out. `papo+dapo` is the paper's PAPO-D.
+trained tokens of the step, whatever the rewards. A token's k3 is held at 10, as in the code (null in
+`objective.add.masked_kl.kl_max`: no bound). Masked log-probs are the policy's at the start of the step, as in the code;
+its second entropy term is then a constant and is left out. `papo+dapo` is the paper's PAPO-D.
 """
 
 from gxpo.keys import Definition
@@ -21,7 +22,11 @@ papo = Definition(
     idea="what the policy says should change when it can't see: a KL bonus, with an entropy brake",
     formula="L = L_GRPO - c mean k3(pi(.|o), pi(.|masked o)) + e mean(-log pi)",
     evidence="reference-code",
-    keys={"objective.add.masked_kl": MaskedKl, "signal.masked_observation": MaskedObservation},
+    keys={
+        "objective.add.masked_kl": MaskedKl,
+        "objective.add.masked_kl.kl_max": 10.0,
+        "signal.masked_observation": MaskedObservation,
+    },
     choices="text tokens for patches, 0.6 hidden; token mean; the constant entropy of the masked policy left out",
     cost="a forward pass over the rollouts with masked observations",
     code="MikeWangWZHL/PAPO@fb63bf4533b78da5a2bb17bc812375dcb620887d verl/workers/actor/dp_actor.py "

@@ -7,9 +7,10 @@ A_{i,k} = clamp((r_{i,k} - mean_k) / (std_k + 1e-4), -5, 5)      over the group'
 w_k     = s_k / mean_k s_k                                        s_k the noise that step k adds
 L       = mean_i mean_k max(-w_k A rho_k, -w_k A clip(rho_k, 1 - 1e-4, 1 + 1e-4))
 
-Choices. The code's constant 2.25 s_k is w_k for one schedule; here the mean is computed. Groups are the branches of all
-seeds of a prompt, as in the code; `rollout.by_seed: true` compares those of one initial noise, as the paper's later
-versions do. std of the column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
+Choices. The code's constant 2.25 s_k is w_k for one schedule; here the mean is computed. A comment in it recommends
+std_k, without the step's length, in the place of s_k: not built. Groups are the branches of all seeds of a prompt, as
+in the code; `rollout.by_seed: true` compares those of one initial noise, as the paper's later versions do. std of the
+column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
 """
 
 from gxpo.credit.segment_relative import SegmentRelative
