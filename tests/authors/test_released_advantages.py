@@ -29,7 +29,14 @@ ROWS = [(g, *row) for g, rows in GROUPS.items() for row in rows]
 def forest() -> Forest:
     return Forest.from_records(
         [
-            {"schema": "gxpo.rollouts/1", "group": g, "id": f"t{i}", "prompt": [1], "reward": float(r), "success": bool(r)}
+            {
+                "schema": "gxpo.rollouts/1",
+                "group": g,
+                "id": f"t{i}",
+                "prompt": [1],
+                "reward": float(r),
+                "success": bool(r),
+            }
             | {"turns": [{"action": list(range(n)), "logprob": [-1.0] * n}], "truncated": cut}
             for i, (g, r, n, cut) in enumerate(ROWS)
         ]
@@ -270,5 +277,7 @@ def test_anytime_reasoner() -> None:
             if s:
                 v1 = sum(2**j * score[g][j] for j in range(s)) / sum(2**j for j in range(s)) * sum(P[s:])
             wanted.append(gain - (s * v1 + (S - s) * v2) / S)
-    found = budget_relative(torch.tensor(score), torch.zeros(2, dtype=torch.int64), torch.tensor(P, dtype=torch.float64))
+    found = budget_relative(
+        torch.tensor(score), torch.zeros(2, dtype=torch.int64), torch.tensor(P, dtype=torch.float64)
+    )
     assert found.flatten().tolist() == pytest.approx(wanted, abs=1e-9)
