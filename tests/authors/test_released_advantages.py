@@ -281,3 +281,38 @@ def test_anytime_reasoner() -> None:
         torch.tensor(score), torch.zeros(2, dtype=torch.int64), torch.tensor(P, dtype=torch.float64)
     )
     assert found.flatten().tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+def test_poad() -> None:
+    """morning9393/ADRL@5ec1aa5 mappo/utils/language_buffer.py, 134-166, mappo/trainers/llm_trainer_tppo.py, 81-85.
+
+    Their std over the batch is the population's, gxpo's has one degree of freedom: 1 / sqrt(1 - 1 / n) apart.
+    """
+    turns, values, rewards = [2, 3, 1], [0.4, -0.2, 0.1, 0.7, -0.5, 0.3], [0.0, 1.0, -0.5]
+    f = Forest.from_records(
+        [
+            {"schema": "gxpo.rollouts/1", "group": "g", "id": "t", "prompt": [1], "reward": 0.5}
+            | {
+                "turns": [
+                    {"action": [4] * n, "logprob": [-1.0] * n, "reward": r} for n, r in zip(turns, rewards, strict=True)
+                ]
+            }
+        ]
+    )
+    gamma = lam = 0.95
+    first, wanted, gae = [0, 2, 5, None], [0.0] * 6, 0.0
+    for turn in (2, 1, 0):
+        begin, after = first[turn], first[turn + 1]
+        for j in reversed(range(begin, begin + turns[turn])):
+            if j == begin + turns[turn] - 1:
+                beyond = values[after] if after is not None else 0.0
+                going_on = 1.0 if after is not None else 0.0
+                gae = rewards[turn] + gamma * beyond - values[j] + gamma * lam * going_on * gae
+            else:
+                gae = values[j + 1] - values[j] + lam * gae
+            wanted[j] = gae
+    signals = {"value": torch.tensor(values, dtype=torch.float64)}
+    plain = gxpo.method("poad", {"credit.whiten": "none"}).advantages(f, signals)
+    assert plain.tolist() == pytest.approx(wanted, abs=1e-9)
+    scaled = [(x - np.mean(wanted)) / (np.std(wanted) + 1e-8) * math.sqrt(5 / 6) for x in wanted]
+    assert gxpo.method("poad").advantages(f, signals).tolist() == pytest.approx(scaled, abs=1e-7)

@@ -9,7 +9,8 @@ those of E before it has seen the step's outcomes; until it has seen 128 attempt
 zero loss the shares of an attempt add up to its outcome, which is not paid beside them. The last action counts as
 carried out. discount 1 and lambda 1: over many turns the bonus outweighs the outcome, and pays for going on (at 40
 turns 20 against 1); lower `credit.bonus` there. The released WebShop script pays neither: it gives every turn the
-outcome less the mean of the group's others (plus the bonus), which is RLOO spread over turns; this is the paper's.
+outcome less the mean of the group's others (plus the bonus), which is RLOO spread over turns; this is the paper's. Its
+PPO is TRL's of the time: lambda 0.95, advantages whitened over tokens; here neither (`credit.lam`, `credit.whiten`).
 """
 
 from gxpo.credit.progress_gae import ProgressGae
