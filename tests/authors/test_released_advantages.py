@@ -312,7 +312,7 @@ def test_poad() -> None:
                 gae = values[j + 1] - values[j] + lam * gae
             wanted[j] = gae
     signals = {"value": torch.tensor(values, dtype=torch.float64)}
-    plain = gxpo.method("poad", {"credit.whiten": "none"}).advantages(f, signals)
+    plain = gxpo.method("poad").advantages(f, signals)
     assert plain.tolist() == pytest.approx(wanted, abs=1e-9)
     scaled = [(x - np.mean(wanted)) / (np.std(wanted) + 1e-8) * math.sqrt(5 / 6) for x in wanted]
-    assert gxpo.method("poad").advantages(f, signals).tolist() == pytest.approx(scaled, abs=1e-7)
+    assert gxpo.method("poad@paper").advantages(f, signals).tolist() == pytest.approx(scaled, abs=1e-7)

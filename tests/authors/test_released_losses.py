@@ -408,5 +408,5 @@ def test_tree_po_means_over_subtrees() -> None:
         scores.append(np.mean([r - np.mean(rewards), r - np.mean(below)]))
     tokens = [s for s, n in zip(scores, length, strict=True) for _ in range(n)]
     wanted = [(s - np.mean(tokens)) / math.sqrt(np.var(tokens, ddof=1) + 1e-8) for s in scores]
-    found = gxpo.method("tree_po").advantages(f)
+    found = gxpo.method("tree_po@paper").advantages(f)
     assert [float(found[f.path_of(r)][-1]) for r in range(4)] == pytest.approx(wanted, abs=1e-9)

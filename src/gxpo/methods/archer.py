@@ -8,10 +8,10 @@ actor, and has target networks that follow with 0.1 a step. Here what was said i
 step's own rollouts are all there is, and targets are of the heads at the start of the step: with that nothing is off
 policy, and each rollout is learned from once. The critic is linear heads on the policy's own body (there a second
 model). They begin at 0, so that the two of a pair are told apart by what they learn from, half of the rollouts each,
-and not by random beginnings as there. Q is read in the state before the utterance's last token. gamma 0.95 and a token
-baseline: of their configurations the first is the default (0.9 in the trainer's signature) and the second is off
-(`use_baseline`). The loss of a rollout is the mean over its tokens (the base's); there it is the sum over an utterance.
-Other epochs and rates of the reference are not taken over.
+and not by random beginnings as there. Q is read in the state before the utterance's last token. gamma 0.9 is the
+trainer's; their configurations have 0.95 (`archer@paper`) and no token baseline (`use_baseline`). The loss of a rollout
+is the mean over its tokens (the base's); there it is the sum over an utterance. Other epochs and rates of the reference
+are not taken over.
 """
 
 from gxpo.credit.twin_critic import TwinCritic
@@ -32,14 +32,14 @@ archer = Definition(
     evidence="reference-code",
     keys={
         "credit": TwinCritic,
-        "credit.discount": 0.95,
         "objective.gate": Unclipped,
         **{f"objective.add.{name}": ValueRegression for name in HEADS},
         **{f"objective.add.{name}.head": name for name in HEADS},
     },
+    paper_defaults={"credit.discount": 0.95},
     choices="on policy: no replay, no second sampling, no slow targets; each critic learns from half of the rollouts; "
     "the token baseline, off in their configurations, is on",
     cost="a forward pass for five values at the start of the step; five vectors of parameters",
     code="YifeiZhou02/ArCHer@7c771a7610cb34e54ba53d69d1fb7337103e5648 archer/algorithms/archer/trainer.py "
-    "archer/models/archer_agent.py archer/models/critic.py",
+    "archer/models/archer_agent.py archer/models/critic.py scripts/config/default.yaml",
 )

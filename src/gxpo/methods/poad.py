@@ -6,9 +6,9 @@ its last token:    delta = r + gamma V(next action) - V,   A = delta + gamma lam
 The optimal policy over tokens is then that over actions. Discounting inside too (NTPO, the paper's contrast) is
 `credit.discount: 0.95`; one value an action (TWOSOME) `gae_turn`; gamma 1 is GAE over tokens.
 
-Choices. gamma 0.95, lambda 0.95 and whitening over tokens as in the released code (its std is the population's, over a
-mini-batch's tokens whose advantage is not 0; `credit.whiten: none`). Its entropy coefficient, 0.01: `poad@paper`. The
-critic is a head on the policy's body, there a network of its own.
+Choices. gamma 0.95, lambda 0.95 as in the released code, which also whitens advantages before the update (population
+std, over a mini-batch's tokens whose advantage is not 0) and has an entropy coefficient of 0.01: both in `poad@paper`.
+The critic is a head on the policy's body, there a network of its own.
 """
 
 from gxpo.credit.gae import Gae
@@ -28,11 +28,11 @@ poad = Definition(
         "credit": Gae,
         "credit.turn_discount": 0.95,
         "credit.lam": 0.95,
-        "credit.whiten": "token",
         "objective.add.value": ValueRegression,
     },
-    paper_defaults={"objective.entropy.coef": 0.01},
-    choices="discount, lambda and whitening of the released code; a head on the policy's own body",
+    paper_defaults={"credit.whiten": "token", "objective.entropy.coef": 0.01},
+    choices="discount and lambda of the released code, its whitening in @paper; a head on the policy's own body",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
-    code="morning9393/ADRL@5ec1aa5450d150906455056c2a6718fcaeb2d12b mappo/utils/language_buffer.py mappo/config.py",
+    code="morning9393/ADRL@5ec1aa5450d150906455056c2a6718fcaeb2d12b mappo/utils/language_buffer.py mappo/config.py "
+    "mappo/trainers/llm_trainer_tppo.py",
 )

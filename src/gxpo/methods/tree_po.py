@@ -1,12 +1,13 @@
 r"""TreePO: a leaf is compared with the leaves below each of its ancestors, and with all of the prompt.
 
-A_i = mean_d (R_i - mean over G_d), G_d the leaves below its d-th ancestor, the prompt's first;
+A_i = sum_d |G_d| (R_i - mean over G_d) / sum_d |G_d|, G_d the leaves below its d-th ancestor, the prompt's first;
 then (A - mean) / sqrt(var + 1e-8) over the tokens of the batch; the same for all tokens of the leaf's path
 
-Choices. As the authors' training script: the plain mean over subtrees (their code's default weighs them by size:
-`credit.weight: size`), groups of equal outcomes counted (`credit.drop_equal`). An ancestor counts once however many
-segments lie before the next branch; in the code every segment does. Its trees are of segments of a fixed length and
-branch by budget; here branches leave at ends of steps, two rounds of them, so that there are ancestors of two depths.
+Choices. As the authors' code at its defaults: weights by size, groups of equal outcomes counted (`credit.drop_equal`);
+their training script asks for the plain mean (`tree_po@paper`, `credit.weight: equal`). An ancestor counts once however
+many segments lie before the next branch; in the code every segment does. Its trees are of segments of a fixed length
+and branch by budget; here branches leave at ends of steps, two rounds of them, so that there are ancestors of two
+depths.
 """
 
 from gxpo.credit.ancestor_groups import AncestorGroups
@@ -21,11 +22,12 @@ tree_po = Definition(
     authors="Li, Yizhi and Gu, Qingshui and Wen, Zhoufutu and Li, Ziniu and Xing, Tianshun and others",
     year=2025,
     idea="leaves that share more of their way are compared with each other again, in every subtree that they share",
-    formula="A = whiten(mean_d (R - mean_{G_d})) over the subtrees d that the leaf is in",
+    formula="A = whiten(sum_d |G_d| (R - mean_{G_d}) / sum_d |G_d|) over the subtrees d that the leaf is in",
     evidence="reference-code",
-    keys={"credit": AncestorGroups, "credit.weight": "equal", "rollout": Tree, "rollout.rounds": 2},
-    choices="subtrees count alike (training script; the code's default: by size), each set of leaves once; branches at "
-    "ends of steps",
+    keys={"credit": AncestorGroups, "rollout": Tree, "rollout.rounds": 2},
+    paper_defaults={"credit.weight": "equal"},
+    choices="subtrees by size (the code's default; training script: alike), each set of leaves once; branches at ends "
+    "of steps",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
     code="multimodal-art-projection/TreePO@f05552394e734ea2838cf9e3b8191f5093319dcf verl/trainer/ppo/core_algos.py "
     "recipe/treepo/run_treepo_train.sh",
