@@ -220,11 +220,15 @@ def test_masks_by_divergence_do_not_look_at_the_factor() -> None:
     credit = torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     x = Entries.of(ratio, credit, (q * ratio).log())
     assert DivergenceMask().weight(x).tolist() == pytest.approx([3.0, 0.0, 0.0, 0.7])
-    # a token that became certain is infinitely far by KL, one that was certain and is left is -log p away
+    # by KL a token of .5 that became certain is .5 log .5 + .5 log(.5 / 1e-8) = 8.517 away, one that was certain and is
+    # left -log p
     sure = Entries.of(torch.tensor([2.0, 0.5], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64),
                       torch.tensor([1.0, 0.5], dtype=torch.float64).log())  # fmt: skip
-    assert DivergenceMask("kl", 0.7, 1e9).weight(sure).tolist() == [0.0, 0.5]
-    assert DivergenceMask("kl", 0.69, 1e9).weight(sure).tolist() == [0.0, 0.0]
+    assert DivergenceMask("kl", 0.7, 8.51).weight(sure).tolist() == [0.0, 0.5]
+    assert DivergenceMask("kl", 0.69, 8.52).weight(sure).tolist() == [2.0, 0.0]
+    # a probability that float32 rounds to 1 is not far from one that it does not
+    near = Entries.of(torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), torch.tensor([0.0]))
+    assert DivergenceMask("kl").weight(near).tolist() == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ z = A log rho
 
 f and its slope are 0 at rho = 1, so every step is a mirror-learning step. Rewarded tokens lose gradient gradually; for
 punished ones the loss turns and pulls those back that became very unlikely.
-Choices. The paper calls it DPO; that name is direct preference optimization here (`dpo`). From its abstract and
-general knowledge of the paper; the loss only, on group-relative credit.
+Choices. The paper calls it DPO; that name is direct preference optimization here (`dpo`). The loss of the first
+author's PureJaxRL, to which the paper's repository refers, a mean over tokens as there over steps; credit is
+group-relative, where theirs is GAE standardised over the minibatch.
 """
 
 from gxpo.keys import Definition
@@ -20,7 +21,8 @@ dpo_discovered = Definition(
     year=2022,
     idea="subtract a drift that grows with what the policy has gained, in the shape that meta-learning found",
     formula="J = A rho - relu(z - s tanh(z / s)), z = (rho - 1) A, s = 2 | z = A log rho, s = 0.6",
-    evidence="reconstruction",
-    keys={"objective.gate": Drift},
+    evidence="reference-code",
+    code="luchris429/purejaxrl@31756b197773 purejaxrl/dpo_continuous_action.py",
+    keys={"objective.gate": Drift, "objective.aggregate": "token_mean"},
     choices="renamed, since DPO is direct preference optimization; the loss only",
 )

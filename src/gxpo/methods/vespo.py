@@ -4,8 +4,10 @@ W = pi(y) / mu(y);   phi(W) = W^k e^(lambda (1 - W));   l_t = -stop(phi(W)) A lo
 (k, lambda) = (2, 3) for A > 0, (3, 2) for A < 0
 
 phi(1) = 1. Rewarded answers count most at W = 2/3 and fade beyond, punished ones at W = 3/2.
-Choices. As in TRL, with log W held in [-20, 20] (TRL: [-18.4, 20]). W is over who sampled the tokens, so that the
-mismatch of sampler and learner is in it (TRL multiplies it in); `tis` would count it twice. No normalisation by length.
+Choices. As in the authors' code, with log W held in [-20, 20] (there a token's log-ratio is, too, and W >= 1e-8, which
+moves phi by less than 1e-13). W is over who sampled the tokens, so that the mismatch of sampler and learner is in it,
+as where the code is given rollout weights; their synchronous scripts give none: `objective.ratio_over: proximal`. `tis`
+would count it twice. k and lambda go by the sign of each token's credit (the code: of the trajectory's first).
 """
 
 from gxpo.keys import Definition
@@ -20,12 +22,13 @@ vespo = Definition(
     year=2026,
     idea="a smooth kernel on the sequence's importance weight in place of clips and length normalisation",
     formula="l = -stop(W^k e^(lambda (1 - W))) A log pi, W = pi(y) / mu(y)",
-    evidence="secondary",
+    evidence="reference-code",
+    code="FloyedShen/VESPO@aa1f3045c346 recipe/vespo/code/core_algos.py recipe/vespo/run/sync/vespo_N_8.sh",
     keys={
         "objective.gate": Gamma,
         "objective.ratio": SequenceSum,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },
-    choices="constants of TRL; W over the behaviour policy",
+    choices="W over the behaviour policy, where the authors' synchronous runs have the proximal one",
 )

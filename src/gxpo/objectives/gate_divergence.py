@@ -14,16 +14,17 @@ from gxpo.objectives.gate_detached import DetachedWeight
 
 
 @torch.no_grad()
-def binary_kl(below: Tensor, logprob: Tensor) -> Tensor:
-    """[n] KL(q || p) in nats of "this token or another", q = e^below, p = e^logprob; inf where only p is 1.
+def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
+    """[n] KL(q || p) in nats of "this token or another", q = e^below, p = e^logprob.
+
+    eps  added to 1 - q and 1 - p: a p that was rounded to 1 is near a q that was not, not infinitely far from it
 
     >>> x = torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=torch.float64).log()
     >>> binary_kl(x, torch.tensor([0.5, 1.0, 1.0, 0.25], dtype=torch.float64).log()).round(decimals=6).tolist()
-    [0.0, inf, 0.0, 1.386294]
+    [0.0, 8.517193, 0.0, 1.386294]
     """
-    others = -below.expm1()
-    rest = others * (others.log() - (-logprob.expm1()).log())
-    return below.exp() * (below - logprob) + torch.where(others > 0, rest, torch.zeros_like(rest))
+    others, now = -below.expm1(), -logprob.expm1()
+    return below.exp() * (below - logprob) + others * ((others + eps).log() - (now + eps).log())
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class DivergenceMask(DetachedWeight):
     ratio_max   absolute, for what is left
 
     Unlikely tokens go on being trained at ratios that a clip would cut; likely ones are stopped before. Source: DPPO,
-    arXiv 2602.04879 (binary forms), as in verl.
+    arXiv 2602.04879 (binary forms), and its code.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
