@@ -36,9 +36,16 @@ def normal(x, peers, own, scale):
     return 0.0 if equal else (x - mean) / (std + 1e-6)
 
 
-@given(ROWS, st.sampled_from(["std", "none"]), st.sampled_from([(20.0, 1.5), (3.0, 0.6)]))
-def test_it_equals_a_loop(grow, rows, scale, constants):
+@given(
+    ROWS,
+    st.sampled_from(["std", "none"]),
+    st.sampled_from([(20.0, 1.5), (3.0, 0.6)]),
+    st.sampled_from(["bits", "nats"]),
+    st.sampled_from(["blend", "between"]),
+)
+def test_it_equals_a_loop(grow, rows, scale, constants, unit, failures):
     steepness, middle = constants
+    log = math.log2 if unit == "bits" else math.log
     forest = grow([(g, r, [1], {"compared": c}) for g, r, c, _ in rows])
     group = forest.ids("group", axis="R")
     cluster = 4 * group + torch.tensor([k for *_, k in rows])
@@ -52,10 +59,12 @@ def test_it_equals_a_loop(grow, rows, scale, constants):
         peers = [q for h, q, c, _ in rows if h == g and c]
         said = [k for h, _, c, k in rows if h == g and c]
         p = [said.count(k) / len(said) for k in set(said)]
-        w = 1 / (1 + math.exp(-steepness * (-sum(x * math.log(x) for x in p) - middle)))
+        w = 1 / (1 + math.exp(-steepness * (-sum(x * log(x) for x in p) - middle)))
+        if failures == "between" and r == 0:
+            w = 0.0
         between = normal(means[g], list(means.values()), True, scale) if g in means else 0.0
         expected.append(w * normal(r, peers, own, scale) + (1 - w) * between)
-    part = ConsistencyBlended(steepness=steepness, middle=middle, scale=scale)
+    part = ConsistencyBlended(steepness=steepness, middle=middle, unit=unit, failures=failures, scale=scale)
     assert part(forest, {"answer_cluster": cluster}, 0).tolist() == pytest.approx(expected, abs=1e-9)
 
 
@@ -102,3 +111,6 @@ def test_the_method():
         gxpo.method("copo+dapo")
     with pytest.raises(ConfigError, match=r"credit\.scale"):
         ConsistencyBlended(scale="mad")  # type: ignore[arg-type]  # that is what is tested
+    for wrong in ({"unit": "dits"}, {"failures": "drop"}):
+        with pytest.raises(ConfigError, match=r"credit\."):
+            ConsistencyBlended(**wrong)

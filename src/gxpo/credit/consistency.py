@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def between_groups(
 
 @torch.no_grad()
 def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:
-    """H = -sum_k p_k log p_k over the group's answers, nats: [R] float64, the same for all of a group.
+    """H = -sum_k p_k log p_k over the group's answers, in nats: [R] float64, the same for all of a group.
 
     cluster  [R] int64 ids, equal inside a group where the answers are, -1 none;   where  [R] bool, whose answers count
     """
@@ -56,7 +57,8 @@ def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = N
 def blended(
     inside: Tensor, between: Tensor, disagreement: Tensor, steepness: float = 20.0, middle: float = 1.5
 ) -> Tensor:
-    """w inside + (1 - w) between, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement: float64.
+    """w inside + (1 - w) between, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement in the unit of
+    `middle`: float64.
 
     >>> w = blended(torch.ones(3), torch.zeros(3), torch.tensor([1.0, 4.0, 8.0]).log())  # 1, 4 and 8 answers
     >>> [round(x, 4) for x in w.tolist()]
@@ -70,15 +72,21 @@ def blended(
 class ConsistencyBlended(CreditPart):
     """`blended` of `group_relative` and `between_groups` by `answer_disagreement` (COPO), the same for every token.
 
-    steepness, middle  of the blend; `middle` is in nats, and log G is the most that G attempts can disagree
+    steepness, middle  of the blend
+    unit      of H and `middle`: "bits" or "nats". G attempts can disagree by log2 G bits at most, log G nats
+    failures  "blend", or "between": an attempt of outcome 0 is measured between groups alone, w = 0 for it
     scale, ddof, eps   of both advantages
 
     Reads signal "answer_cluster" [R]. A group that agrees is measured by its mean outcome against the other groups of
     the step, so groups of equal outcomes learn, unless the step has one group or all its groups have one mean.
+
+    Source: COPO, arXiv 2508.04138, and its code, which takes logarithms to base 2.
     """
 
     steepness: float = 20.0
     middle: float = 1.5
+    unit: Literal["bits", "nats"] = "bits"
+    failures: Literal["blend", "between"] = "blend"
     scale: Scale = "std"
     ddof: int = 1
     eps: float = 1e-6
@@ -88,10 +96,17 @@ class ConsistencyBlended(CreditPart):
 
     def __post_init__(self) -> None:
         one_of("credit.scale", self.scale, ("std", "none"))
+        one_of("credit.unit", self.unit, ("bits", "nats"))
+        one_of("credit.failures", self.failures, ("blend", "between"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, compared = forest.ids("group", axis="R"), forest.compared
         inside = group_relative(forest.outcome, group, "mean", self.scale, self.ddof, self.eps, compared)
         between = between_groups(forest.outcome, group, compared, self.scale, self.ddof, self.eps)
         disagreement = answer_disagreement(signals["answer_cluster"], group, compared)
-        return forest.to_path(blended(inside, between, disagreement, self.steepness, self.middle), "R")
+        if self.unit == "bits":
+            disagreement = disagreement / math.log(2)
+        found = blended(inside, between, disagreement, self.steepness, self.middle)
+        if self.failures == "between":
+            found = torch.where(forest.outcome == 0, between, found)
+        return forest.to_path(found, "R")

@@ -1,12 +1,14 @@
 r"""COPO: where a group's attempts agree, the group is measured against the other groups of the step.
 
-A = w A_in + (1 - w) A_between;   w = 1 / (1 + exp(-20 (H - 1.5))),  H = entropy of the group's answers in nats
+A = w A_in + (1 - w) A_between;   w = 1 / (1 + exp(-20 (H - 1.5))),  H = entropy of the group's answers in bits
 A_in = GRPO's;   A_between = (R_g - mean R) / (std R + eps),  R_g = mean_g r, over the groups of the step
 
-Choices. The paper adds two clipped objectives with weights w and 1 - w; here the advantages are added, which is the
-same wherever both have one sign or nothing is clipped. Standard deviations have one degree of freedom, eps 1e-6. 1.5 is
-the paper's: with 4 attempts H is at most log 4 = 1.39, so w is at most 0.09 there; set `credit.middle` with the group's
-size. Answers are compared as strings, an attempt without one stands alone.
+Choices. Logarithms to base 2, standard deviations of one degree of freedom, eps 1e-6 as in the authors' code; 20 and
+1.5 are the paper's. Their `run_copo.sh` has 5 and 1 and measures failures between groups alone (`credit.steepness`,
+`middle`, `failures: between`), other scripts 20 and 0.5 or 1; `credit.unit: nats` is what the paper's formula reads
+like, and with 4 attempts H is then below log 4 = 1.39. They add two clipped losses with weights w and 1 - w; here the
+advantages are added, which is the same wherever both have one sign or nothing is clipped. Their clip is dual (3).
+Answers are compared as strings, an attempt without one stands alone.
 """
 
 from gxpo.credit.consistency import ConsistencyBlended
@@ -22,8 +24,10 @@ copo = Definition(
     year=2025,
     idea="groups that agree, right or wrong, still learn: from how they do among the step's groups",
     formula="A = w A_GRPO + (1 - w)(mean_g r - mean)/std over groups, w = sigmoid(20 (H(answers) - 1.5))",
-    evidence="secondary",
+    evidence="reference-code",
+    code="hijih/copo-code@f66883fb89271d4664bfdd9ca98acf6d28d3887b verl/trainer/ppo/core_algos.py",
     keys={"credit": ConsistencyBlended, "signal.answer_clusters": AnswerClusters},
     paper_defaults={"rollout.group_size": 6},
-    choices="one blended advantage for two blended objectives; answers by exact string",
+    choices="one blended advantage for two blended objectives; answers by exact string; entropy in bits as in the "
+    "code, constants as in the paper",
 )

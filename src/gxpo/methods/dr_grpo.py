@@ -3,8 +3,9 @@ r"""Dr. GRPO: GRPO without the two biases, 1/std (difficulty) and 1/length.
 A_i = r_i - mean_g r
 L   = mean_i sum_t l_{i,t} / H, H a constant: `objective.horizon`, the longest trainable length a trajectory can have.
 
-Choices. Read in secondary implementations (TRL, verl, S-GRPO's fork). H is a constant there too; verl's name for
-it (`seq-mean-token-sum-norm`) has meant three different things, one of them the padded width of the batch.
+Choices. As in the authors' code, whose H is the longest answer that may be generated (3000 in their scripts), clip 0.2,
+one update, no KL. verl's name for the aggregation (`seq-mean-token-sum-norm`) has meant three different things, one of
+them the padded width of the batch.
 """
 
 from gxpo.keys import Definition
@@ -17,7 +18,8 @@ dr_grpo = Definition(
     year=2025,
     idea="no division by the group's std or by the trajectory's length",
     formula="A = r - mean_g; L = mean_i sum_t max(-A rho, -A clip(rho)) / horizon",
-    evidence="secondary",
+    evidence="reference-code",
+    code="sail-sg/understand-r1-zero@dfca49dd460e train_zero_math.py examples/qwen2.5-math-7b.sh",
     keys={"credit.scale": "none", "objective.aggregate": "sequence_sum"},
     paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.horizon": 3000.0},
     choices="horizon: the longest length a trajectory can have, filled by the trainer from sampling.max_new_tokens",

@@ -2,9 +2,10 @@ r"""Lite PPO: the group's mean as baseline and the batch's std as scale, a token
 
 A_i = (r_i - mean_g r) / (std_batch r + 1e-6);   L = sum_{i,t} max(-A rho, -A clip(rho, 1 +- 0.2)) / tokens
 
-Choices. The std is of the raw rewards of all compared trajectories of the step, one degree of freedom, as where TRL
-scales by the batch; REINFORCE++-baseline takes the std of what is left after the group's mean. No critic, no KL, no
-filter. ROLL's page for it pairs these with GAE and a dual clip, against the paper's recipe.
+Choices. The std is of the raw rewards of all compared trajectories of the step, one degree of freedom, eps 1e-6, as in
+ROLL, whose authors the paper's are (`norm_mean_type: group`, `norm_std_type: batch`); REINFORCE++-baseline takes the
+std of what is left after the group's mean. No critic, no KL, no filter. ROLL's page for it pairs these with GAE,
+whitening and a dual clip at 1.4, against the paper's recipe.
 """
 
 from gxpo.keys import Definition
@@ -17,7 +18,8 @@ lite_ppo = Definition(
     year=2025,
     idea="of many tricks two are enough: scale credit by the batch, count every token alike",
     formula="A = (r - mean_g) / (std_batch + 1e-6); L = sum max(-A rho, -A clip(rho, 1 +- 0.2)) / tokens",
-    evidence="secondary",
+    evidence="reference-code",
+    code="alibaba/ROLL@8eb27cc2dc34 roll/utils/functionals.py roll/pipeline/rlvr/actor_worker.py",
     keys={"credit.scale": "batch_std", "objective.aggregate": "token_mean"},
     paper_defaults={"rollout.group_size": 8, "sampling.temperature": 0.99},
     choices="std of raw rewards over the step, one degree of freedom; eps as in GRPO",

@@ -5,8 +5,10 @@ PSR: `--set weight.by_sign.positive=1 --set weight.by_sign.negative=0`;   NSR: `
 
 Pushing wrong answers down leaves the others' odds among themselves as they are, so that pass@k keeps up; every group
 learns, the all-right and the all-wrong ones, too.
-Choices. The outcome becomes 1 or -1 by the verdict and lambda is a weight, which under the clip is the same as scaling
-A. Clip and ratio are the base's.
+Choices. As in the authors' code: 1 times lambda for a score of 1, -1 for one of 0, clip 0.2, token mean. The outcome
+becomes 1 or -1 by the verdict and lambda is a weight, which under the clip is the same as scaling A. PSR and NSR leave
+the other rows out of their batch before the mean over tokens; here these weigh 0 and stay in its denominator, which
+scales a step. Their released configuration has an entropy bonus of 1e-3 (`psr_nsr@paper`), which is not a default here.
 """
 
 from gxpo.keys import Definition
@@ -21,7 +23,9 @@ psr_nsr = Definition(
     year=2025,
     idea="learn mostly from mistakes: positive samples at a tenth of the weight, no baseline",
     formula="A = 0.1 if right, -1 if wrong",
-    evidence="secondary",
+    evidence="reference-code",
+    code="TianHongZXY/RLVR-Decomposed@a5d4e7c1df60 verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py "
+    "verl/trainer/config/ppo_trainer.yaml",
     keys={
         "reward.shape.signed": Signed,
         "credit.center": "none",
@@ -30,5 +34,7 @@ psr_nsr = Definition(
         "weight.by_sign.positive": 0.1,
         "objective.aggregate": "token_mean",
     },
-    choices="lambda as a weight on positive credit, so that it can be put on any other credit, too",
+    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.entropy.coef": 1e-3},
+    choices="lambda as a weight on positive credit, so that it can be put on any other credit, too; rows that PSR or "
+    "NSR leave out stay in the denominator",
 )
