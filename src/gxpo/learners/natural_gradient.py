@@ -50,13 +50,16 @@ def mean_kl(logprob: Tensor, old: Tensor) -> float:
 
 @dataclass(frozen=True)
 class NaturalGradient:
-    """theta <- theta - c sqrt(2 radius / x^T F x) x,  (F + damping I) x = grad L(theta), c the first of 1, shrink,
-    shrink^2... with L below where it was and mean KL(old || new) <= radius; no step where none of them is.
+    """theta <- theta - c sqrt(2 radius / x^T (F + damping I) x) x,  (F + damping I) x = grad L(theta), c the first of
+    1, shrink, shrink^2... with L below where it was and mean KL(old || new) <= slack * radius; no step where none is.
 
     radius      delta, nats a token
     damping     added to the Fisher matrix
     iterations  of conjugate gradients
     backtracks, shrink   shorter steps that are tried, and by what each is shorter
+    slack       how far beyond `radius` a step may get
+    damped_length  False: the length by x^T F x alone, so that the full step's KL is `radius` to second order, and not
+                   less as the damping has it
 
     F = mean over the step's trained, scored tokens of grad logprob grad logprob^T: the Fisher matrix as estimated on
     the sampler's tokens, and the Hessian at theta of mean (logprob - old)^2 / 2. A product F v is one gradient, of
@@ -68,14 +71,16 @@ class NaturalGradient:
     gradients and up to 2 `iterations` + 4 + `backtracks` forward passes; its tokens are not counted in the metrics.
     Nothing is remembered.
 
-    Source: TRPO, arXiv 1502.05477, section 6 and appendix C; damping and line search as commonly implemented.
+    Source: TRPO, arXiv 1502.05477, section 6 and appendix C; the rest as openai/baselines (`trpo_mpi`) has it.
     """
 
     radius: float = 0.01
     damping: float = 0.1
     iterations: int = 10
-    backtracks: int = 10
-    shrink: float = 0.8
+    backtracks: int = 9
+    shrink: float = 0.5
+    slack: float = 1.5
+    damped_length: bool = True
 
     def __post_init__(self) -> None:
         if not self.radius > 0 or not self.damping >= 0:
@@ -83,6 +88,8 @@ class NaturalGradient:
                 f"update.radius is a bound on the KL above 0 and update.damping at least 0, not {self.radius} and "
                 f"{self.damping}"
             )
+        if not self.slack >= 1:
+            raise ConfigError(f"update.slack is {self.slack}; it is a factor of update.radius, 1 or more")
         if self.iterations < 1 or self.backtracks < 0 or not 0 < self.shrink < 1:
             raise ConfigError(
                 "update.iterations is at least 1, update.backtracks at least 0 and update.shrink between 0 and 1, not "
@@ -124,12 +131,14 @@ class NaturalGradient:
 
         x = conjugate_gradient(damped, gradient, self.iterations)
         curvature = float(along(x).square().mean()) if bool(x.any()) else 0.0
+        if self.damped_length:
+            curvature += self.damping * _dot(x, x)
         full = math.sqrt(2 * self.radius / curvature) if curvature > 0 else 0.0
         there = now
         for k in range(self.backtracks + 1 if full else 0):
             learner.restore(named(theta - full * self.shrink**k * x, start))
             found = learner.evaluate(forest, credit, weight)
-            if found.loss < now.loss and mean_kl(found.outputs["logprob"][tokens], old) <= self.radius:
+            if found.loss < now.loss and mean_kl(found.outputs["logprob"][tokens], old) <= self.slack * self.radius:
                 there = found
                 break
         if there is now:

@@ -1,13 +1,15 @@
 r"""TRPO: the natural gradient of the surrogate, as far as a mean KL of 0.01 allows.
 
 max E_old[rho A]  subject to  E[KL(pi_old || pi)] <= delta:
-(F + 0.1 I) x = g by 10 conjugate gradients;  theta <- theta + c sqrt(2 delta / x^T F x) x,  c = 1, 0.8, 0.64, ... until
-the surrogate is better and the KL within delta
+H x = g with H = F + 0.1 I by 10 conjugate gradients;  theta <- theta + c sqrt(2 delta / x^T H x) x,  c = 1, 1/2, 1/4...
+until the surrogate is better and the KL within 1.5 delta
 
-Choices. From the abstract and common implementations: damping, iterations, shrinking are theirs. F and the KL are
-estimated on the sampled tokens, F as the mean of squared scores, KL(old || new) as E_old[rho - 1 - log rho]; full
-distributions are not kept. x^T F x is without the damping. Means are over tokens. Credit is the base's, against the
-group, where the paper has returns from states. `update.lr` is not used.
+Choices. As in openai/baselines with its settings for MuJoCo; the first author's modular_rl has damping 1e-3, asks for a
+tenth of the expected gain and for no bound on the KL. `update.slack: 1` holds the paper's constraint,
+`update.damped_length: false` takes the length from F alone. F and the KL are estimated on the sampled tokens, F as the
+mean of squared scores over all of them (baselines: over a fifth), KL(old || new) as E_old[rho - 1 - log rho]; full
+distributions are not kept. Means are over tokens. Credit is the base's, against the group, where theirs is GAE
+standardised over the step. `update.lr` is not used.
 """
 
 from gxpo.keys import Definition
@@ -21,8 +23,11 @@ trpo = Definition(
     authors="Schulman, John and Levine, Sergey and Moritz, Philipp and Jordan, Michael I. and Abbeel, Pieter",
     year=2015,
     idea="the surrogate is believed only where the new policy is near the old one, so nearness bounds the step",
-    formula="theta += c sqrt(2 delta / x'Fx) x, F x = g; c shrinks until E[rho A] is better and KL(old||new) <= delta",
-    evidence="reconstruction",
+    formula="theta += c sqrt(2 delta / x'Hx) x, H x = g, H = F + 0.1 I; c halves until E[rho A] is better and "
+    "KL(old||new) <= 1.5 delta",
+    evidence="reference-code",
+    code="openai/baselines@ea25b9e8b234 baselines/trpo_mpi/trpo_mpi.py baselines/trpo_mpi/defaults.py "
+    "baselines/common/cg.py",
     keys={
         "update": NaturalGradient,
         "objective.gate": Unclipped,
