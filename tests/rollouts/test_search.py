@@ -307,7 +307,7 @@ def test_a_packed_search_is_scored_as_it_was_sampled():
 
 @pytest.mark.parametrize(
     "bad", [{"terminals": 0}, {"width": 0}, {"chunks": 0}, {"values": "sum"}, {"backup": "two"}, {"following": "x"},
-            {"floor": 2.0}, {"exploration": -1.0}, {"token_budget": -1}],
+            {"selection": "best"},            {"floor": 2.0}, {"exploration": -1.0}, {"token_budget": -1}],
 )  # fmt: skip
 def test_refusals(bad):
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(bad))}|rollout.floor"):

@@ -150,7 +150,7 @@ def test_unscored_and_uncompared_rollouts_teach_nothing():
 
 
 def test_refusals():
-    for bad in ({"merged": 1.5}, {"ridge": -1.0}, {"enough": 1}, {"enough": 99, "buffer": 9}):
+    for bad in ({"merged": 1.5}, {"scored": "pair"}, {"ridge": -1.0}, {"enough": 1}, {"enough": 99, "buffer": 9}):
         with pytest.raises(ConfigError, match="merged_steps"):
             MergedSteps(**bad)
 

@@ -4,12 +4,14 @@ values.
 V(s) = mean outcome of the search's attempts through the state after a step
 L = mean over attempts and tokens of -r log policy  +  0.5 mean over steps of (value(step's last token) - V)^2 / 2
 
-Choices. The paper trains between rounds of search with supervised learning on right solutions; here that is done in
-every step, on the attempts of its own search, -r log policy with r the outcome (0: not imitated). The search is plain:
-from the root down by q + c sqrt(ln N / n), every end scored and backed up, values +-1; the paper's selection has the
-step's probability as prior (PUCT), and takes the value head's estimate where a step is no end. Left out: the head in
-the search, and beam search by steps at inference. A step is 1/8 of the longest answer (the paper: a line, with code
-that is run); a head that is linear, in units of the outcome, where theirs is tanh of one.
+Choices. The search is the authors' code's: from the root down by q + 1.5 p sqrt(N) / (1 + n), p the geometric mean of
+the probabilities of the step's tokens, 5 candidates a step, every end scored and backed up as +-1. There a step that is
+no end is backed up with the value head's estimate and the next selection begins at the root; here it has no say, and
+the search goes on below it. They train between rounds of search, by the mean of -log policy over the tokens of right
+solutions and a mean squared error of tanh of a linear head to q; here in every step, on the attempts of its own search,
+-r log policy with r the outcome (0: not imitated, but counted), and a linear head in units of the outcome, where q is
+2 V - 1. A step is 1/8 of the longest answer (theirs: a line, with code that is run). Left out: the head in the search,
+beam search by steps at inference.
 """
 
 from gxpo.credit.tree_progress import TreeProgress
@@ -26,7 +28,9 @@ alphamath = Definition(
     year=2024,
     idea="the values that a tree search leaves at its nodes replace annotations of steps",
     formula="L = mean -r log pi + 0.5 mean_steps (value - V)^2 / 2, V the mean outcome of the search below the step",
-    evidence="reconstruction",
+    evidence="reference-code",
+    code="MARIO-Math-Reasoning/Super_MARIO@c11d2f2f974c mcts_math/nodes/mcts_node.py mcts_math/agents/mcts.py "
+    "implementation_details.md",
     keys={
         "credit.center": "none",
         "credit.scale": "none",
@@ -36,10 +40,13 @@ alphamath = Definition(
         "rollout.values": "mean",
         "rollout.backup": "all",
         "rollout.following": "root",
+        "rollout.selection": "puct",
+        "rollout.exploration": 1.5,
+        "rollout.width": 5,
         "rollout.greedy": True,
         "objective.gate": LogLikelihood,
         "objective.add.value": ValueRegression,
     },
-    choices="online: imitation of each step's right attempts; plain UCT without the head's estimates or priors",
+    choices="online: imitation of each step's right attempts; the search without the value head's estimates",
     cost="a sampling call for every piece of the search; a value head",
 )

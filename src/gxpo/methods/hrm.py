@@ -1,14 +1,16 @@
-r"""HRM: a reward model that judges single steps and consecutive ones together; its scores credit the steps.
+r"""HRM: a reward model that learns from single steps and from consecutive ones as one; its scores credit the steps.
 
 f: probe on hidden states, examples (step, V) and (step before + step as one, V); V = mean outcome after the step
-r_k = (f(step_k) + f(step_{k-1} + step_k)) / 2
+r_k = f(step_k)
 A   = A^E + A^S;   A^E = (R - mean_g) / std_g over attempts, A^S = (r_k - mean_g) / std_g over all steps of the group
 
-Choices. The paper trains a language model as reward model, on labels of PRM800K or of a tree search, and picks steps
-with it at inference; it trains no policy. Taken is the merging: a pair of steps is one more example, with the label of
-its second step, so that an error which is put right is none. The reward model is a linear probe on the policy, fitted
-on the rollouts of earlier steps, labelled by what came of them (of a search's nodes: by all attempts through them);
-pairs are all merged, not one in two by chance. A^S as in OPRL. A step is a segment (`segment`), or a turn.
+Choices. The authors train a language model as reward model, on labels of PRM800K or of a tree search, and pick steps
+with it at inference; the policy is trained by supervision alone. Taken from their code are the label (right ends below
+a node over all ends below it) and the merging: a pair of steps is one more example, with the label of its second step,
+so that an error which is put right is none. As there the reward is that of the single step
+(`signal.merged_steps.scored: blend` takes pairs in). The reward model is a linear probe on the policy, fitted on the
+rollouts of earlier steps; all are examples, where theirs are drawn to balance scores, and some pairs (one in two by
+chance) take the place of their second step in the tree. A^S as in OPRL. A step is a segment (`segment`), or a turn.
 """
 
 from gxpo.credit.piece_reward import PieceReward
@@ -22,9 +24,11 @@ hrm = Definition(
     authors="Wang, Teng and Jiang, Zhangyi and He, Zhenqi and Yang, Wenhan and Zheng, Yanan and Li, Zeyu and "
     "He, Zifan and Tong, Shenyang and Gong, Hailei",
     year=2025,
-    idea="two consecutive steps judged as one: a step that puts the one before it right is not punished for it",
-    formula="A = (R - mean_g) / std_g + (r_k - mean_g) / std_g, r_k a probe's mean score of step k and of k-1 with k",
-    evidence="reconstruction",
+    idea="a reward model learns from two consecutive steps as one, too: an error that is put right is none",
+    formula="A = (R - mean_g) / std_g + (r_k - mean_g) / std_g, r_k a probe's score of step k, trained on pairs, too",
+    evidence="reference-code",
+    code="tengwang0318/hierarchial_reward_model@cc638d02c9bf self-training/construct_hrm_train_data.py "
+    "self-training/best_of_n_math500.py self-training/sft_rm.py",
     keys={"credit": PieceReward, "signal.merged_steps": MergedSteps},
     choices="a linear probe on the policy in the place of a language model; its scores as credit, which is ours",
     cost="a forward pass for hidden states; a closed-form regression; the buffer in the checkpoint",

@@ -4,11 +4,13 @@ V(s) = mean outcome of the search's attempts through the state after a call
 A = V(after the call) - V(before it) for every token of it
 L = clip loss + 0.5 mean over calls of (value(call's last token) - V)^2 / 2
 
-Choices. The paper trains a value model by itself and uses it to guide search at inference, which is left out; taken is
-the search (all ends scored and backed up, down from the root by q + 2 sqrt(ln N / n), 4 candidates a call) and its
-target, the mean return below. That the same values credit the agents' calls is ours: over an attempt they add up to
-outcome - mean outcome. The head is linear in units of the outcome and reads the policy's hidden states, where theirs
-has tanh, and targets of +-1 at atanh scale.
+Choices. The authors train a value model by itself and use it to guide search at inference, which is left out; taken
+from their code is the search (all ends scored and backed up as +-1, down from the root by q + 2 sqrt(ln N / max(n, 1)),
+4 candidates a call, on with one of them where none is an end) and its target, the mean return below. There an end may
+be visited, and counted, again, and trees whose root is beyond +-0.7 teach nothing. That the same values credit the
+agents' calls is ours: over an attempt they add up to outcome - mean outcome. The head is linear in units of the outcome
+and reads the policy's hidden states; theirs is fitted to atanh of q (by default with a cross-entropy for targets in [0,
+1]).
 """
 
 from gxpo.credit.tree_progress import TreeProgress
@@ -24,16 +26,18 @@ masprm = Definition(
     year=2025,
     idea="returns of a search over who says what are values of each agent's step, without labels of steps",
     formula="A = V(s') - V(s), V the mean outcome of the search below; value head: mean_calls (value - V(s'))^2",
-    evidence="reconstruction",
+    evidence="reference-code",
+    code="milad1378yz/MASPRM@9480f7422ffb src/mcts.py src/train/preprocess_data.py src/train/trainer.py",
     keys={
         "credit": TreeProgress,
         "rollout": TeamSearch,
         "rollout.values": "mean",
         "rollout.backup": "all",
         "rollout.following": "root",
+        "rollout.selection": "uct_counted",
         "rollout.greedy": True,
         "objective.add.value": ValueRegression,
     },
-    choices="the values credit the policy, which the paper does not do; no guidance by the head at inference",
+    choices="the values credit the policy, which the authors do not do; no guidance by the head at inference",
     cost="4 candidates for every call that the search goes on from; a value head",
 )

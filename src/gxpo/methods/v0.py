@@ -3,11 +3,12 @@ r"""V0: attempts go where a predicted rate of success says that they will give c
 U(n, p) = n (1 - p) (1 - (1 - p)^(n - 1)): expected failures beside a success, of n attempts at success rate p
 max sum_q U(n_q, p_q) with sum_q n_q = the budget and 2 <= n_q <= 128, greedily;   A = GRPO's over the n_q rows
 
-Choices. Read in a note. The paper's p is a pretrained model's, given other prompts' outcomes as context, which gxpo
-does not have: here it is the task's discounted rate of success in earlier steps, drawn towards the mean over all tasks
-(one half before there is any). The budget is `rollout.group_size` times the number of tasks. Greedy, as in the paper:
-hard tasks, for which U is convex in n, may stay at two attempts. Where a sequence mean is taken, as by default, tasks
-with more attempts weigh more. Routing between models is not part of this.
+Choices. Read in a note; the authors' repository (Now-Join-Us/V0) holds the value model alone, no allotment. The paper's
+p is that model's, given other prompts' outcomes as context, which gxpo does not have: here it is the task's discounted
+rate of success in earlier steps, drawn towards the mean over all tasks (one half before there is any). The budget is
+`rollout.group_size` times the number of tasks. Greedy, as in the paper: hard tasks, for which U is convex in n, may
+stay at two attempts. Where a sequence mean is taken, as by default, tasks with more attempts weigh more. Routing
+between models is not part of this.
 """
 
 from gxpo.keys import Definition

@@ -17,7 +17,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
+from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
 
 
 class Answers(Grower):
@@ -161,7 +161,9 @@ class Searching:
                   of these the one of least mean -log p; the others are discarded. Or "all"
     following     where the search goes on after a terminal: "frontier", the best of all nodes without children; "root",
                   down from the root. Without a terminal it goes on with one of the new children
-    exploration   c of `uct`, which chooses among children: drawn by softmax, or `greedy`, the first of the largest
+    selection     the score of a child: "uct", those without visits first; "uct_counted", where no visits count as one;
+                  "puct", whose prior is the geometric mean of the probabilities of the piece's tokens
+    exploration   c of that score. By it one is drawn, by softmax, or the first of the largest taken, if `greedy`
     floor         least of `depth_weight`
     quality, surprisal, depth   of the frontier: score = quality tanh(q of the parent) + surprisal (mean -log p of the
                   piece) + depth sqrt(depth / most), the first of the largest
@@ -175,8 +177,8 @@ class Searching:
     (seed, step, task, 0, path). Under "one" successes are kept before failures: the group is better than the policy.
 
     Source: DeepSearch, arXiv 2509.25454, and its code ("weighted", "one", "frontier"; there `greedy`, and `width` the
-    group's size unless it is set); "mean", "all", "root" is plain UCT with every end scored, as AlphaMath (arXiv
-    2405.03553) without its value estimates at nodes, and MASPRM (arXiv 2510.24803).
+    group's size unless it is set). "mean", "all", "root" is a plain search with every end scored: AlphaMath (arXiv
+    2405.03553, "puct") without its value estimates at nodes, and MASPRM (arXiv 2510.24803, "uct_counted").
     """
 
     terminals: int = 8
@@ -184,6 +186,7 @@ class Searching:
     values: Literal["weighted", "mean"] = "weighted"
     backup: Literal["one", "all"] = "one"
     following: Literal["frontier", "root"] = "frontier"
+    selection: Literal["uct", "uct_counted", "puct"] = "uct"
     exploration: float = 2.0
     greedy: bool = False
     floor: float = 0.1
@@ -202,6 +205,7 @@ class Searching:
             "values": ("weighted", "mean"),
             "backup": ("one", "all"),
             "following": ("frontier", "root"),
+            "selection": ("uct", "uct_counted", "puct"),
         }.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"rollout.{name} is {' or '.join(map(repr, known))}, not {getattr(self, name)!r}")
@@ -294,8 +298,14 @@ class Searching:
             node = root if node.closed else self._chosen([c for c in node.children if not c.closed], node, draws)
         return None
 
+    def _score(self, child: Node, above: Node) -> float:
+        if self.selection == "puct":
+            return puct(child.q, child.visits, above.visits, self.exploration, math.exp(-child.surprise))
+        visits = child.visits if self.selection == "uct" else max(child.visits, 1)
+        return uct(child.q, visits, above.visits, self.exploration)
+
     def _chosen(self, children: Sequence[Node], above: Node, draws: random.Random) -> Node:
-        scores = [uct(c.q, c.visits, above.visits, self.exploration) for c in children]
+        scores = [self._score(c, above) for c in children]
         high = max(scores)
         if self.greedy:
             return children[scores.index(high)]

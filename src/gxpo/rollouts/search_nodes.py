@@ -40,6 +40,15 @@ def uct(q: float, visits: int, above: int, exploration: float) -> float:
     return math.inf if visits == 0 else q + exploration * math.sqrt(math.log(max(above, 1)) / visits)
 
 
+def puct(q: float, visits: int, above: int, exploration: float, prior: float) -> float:
+    """q + exploration * prior * sqrt(visits of the parent) / (1 + visits).
+
+    >>> round(puct(0.2, 3, 16, 1.5, 0.8), 6)
+    1.4
+    """
+    return q + exploration * prior * math.sqrt(above) / (1 + visits)
+
+
 @dataclass(eq=False)
 class Node:
     """A state of the search: what is there after one more piece (some tokens of an answer, a turn, a call).

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.signals.value_probe import ridge
 
@@ -79,7 +79,8 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
 class MergedSteps(SignalPart):
     """The signal "piece_reward" [P]: a `ridge` probe's estimate of what comes of each step, the same for its tokens.
 
-        reward = (1 - merged) probe(step) + merged probe(the step before and this one, as one step)
+        reward = probe(step)                                                                      scored "step"
+               = (1 - merged) probe(step) + merged probe(the step before and this one, as one)    scored "blend"
 
     and probe(step) for a trajectory's first. The probe is one model for both. It is fitted before every step of
     training on the newest `buffer` steps and merged pairs of the steps of training before: its labels are
@@ -87,6 +88,7 @@ class MergedSteps(SignalPart):
     two. Nothing of the rollouts that it judges is in it. As long as fewer than `enough` rows are there, all rewards are
     0 (`steps_used` 0).
 
+    scored  what is judged: single steps, or those and pairs. Pairs are trained on either way
     merged  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
     layer   which hidden states; -1 the last
     ridge   strength of the penalty
@@ -95,10 +97,12 @@ class MergedSteps(SignalPart):
     Figures: steps_rows (rows it was fitted on), steps_used, and over the labelled steps steps_error (mean (reward -
     label)^2) beside steps_spread (variance of the labels).
 
-    Source: HRM, arXiv 2503.13551: single steps and merged consecutive ones as examples of one reward model, where a
-    merged node of a search tree keeps the second one's score. There it is a language model.
+    Source: HRM, arXiv 2503.13551, and its code: single steps and merged consecutive ones as examples of one reward
+    model, where a merged node of a search tree keeps the second one's score; it then judges single steps ("step").
+    There it is a language model.
     """
 
+    scored: Literal["step", "blend"] = "step"
     merged: float = 0.5
     layer: int = -1
     buffer: int = 2048
@@ -110,6 +114,7 @@ class MergedSteps(SignalPart):
     provides = ("piece_reward",)
 
     def __post_init__(self) -> None:
+        one_of("signal.merged_steps.scored", self.scored, ("step", "blend"))
         if not 0 <= self.merged <= 1 or self.ridge < 0 or not 2 <= self.enough <= self.buffer:
             raise ConfigError(
                 f"signal merged_steps: merged {self.merged} is from 0 to 1, ridge {self.ridge} at least 0, and "
@@ -129,7 +134,7 @@ class MergedSteps(SignalPart):
         reward = torch.zeros(len(single), dtype=torch.float64)
         if used:
             weight, intercept = ridge(self.memory["features"], self.memory["target"], self.ridge)
-            share = self.merged * follows.to(torch.float64)
+            share = (self.merged if self.scored == "blend" else 0.0) * follows.to(torch.float64)
             reward = (1 - share) * (single @ weight) + share * (pair @ weight) + intercept
         self.latest.clear()
         self.latest.update(single=single, pair=pair, follows=follows, reward=reward, used=torch.tensor(used))
