@@ -6,9 +6,9 @@ gradient = -mean_i (R_i - mean_{j != i} R_j) grad log policy(o_i), the bracket h
 Its only optimum is the policy that maximises reward - beta KL(policy || reference), whoever sampled: no ratio to the
 sampler. At beta 0 it is RLOO; with two samples it is IPO's regression.
 
-Choices. A reconstruction from the abstract and the pairwise form. Groups give leave-one-out means; loss and gradient
-are means over trajectories. The gradient of a group is 1 / beta times GVPO's with `objective.ratio_over: reference`.
-beta is not published with certainty: 0.1. Credit is not read.
+Choices. From a review that states the pairwise loss; no code of the authors could be found. Groups give leave-one-out
+means; loss and gradient are means over trajectories. The gradient of a group is 1 / beta times GVPO's with
+`objective.ratio_over: reference`. beta is not published with certainty: 0.1. Credit is not read.
 """
 
 from gxpo.keys import Definition
@@ -22,7 +22,7 @@ copg = Definition(
     year=2024,
     idea="contrast regularised rewards of samples of one prompt: right for any sampler, without importance sampling",
     formula="grad = -mean_i [(r - beta D)_i - mean_{j != i} (r - beta D)_j] grad log pi(o_i), D = log(pi/ref)",
-    evidence="reconstruction",
+    evidence="secondary",
     keys={"objective": SquaredLogRatio, "objective.baseline": "others", "objective.ratio_over": "reference"},
     refuses={"objective.kl.place": ("reward",)},
     choices="leave-one-out over the group; beta 0.1; sums over tokens",

@@ -3,10 +3,10 @@ r"""ProGRPO: an answer that the policy is surer of than of the prompt gains less
 A'_i = A_i + alpha (c(q) - c(o_i)) where the group has a correct answer, A_i where all are wrong;  alpha 0.3
 c = geometric mean of token probabilities: of the prompt over all its tokens, of an answer over its least probable 20%
 
-Choices. A reconstruction: the case split is known from a summary, the confidences from the abstract, and alpha is ours.
-Prompt log-probs are at temperature 1 and leave out the first token, which nothing predicts; answers' are the sampler's.
-Wrong answers of a solved group get the bonus too, and groups in which all are correct learn. Added to the base's credit
-it adds to any other as well.
+Choices. From a review that states A' and its case split; no code of the authors could be found. Which tokens the
+confidences are taken over is known from summaries, alpha is ours. Prompt log-probs are at temperature 1 and leave out
+the first token, which nothing predicts; answers' are the sampler's. Wrong answers of a solved group get the bonus too,
+and groups in which all are correct learn. Added to the base's credit it adds to any other as well.
 """
 
 from gxpo.credit.confidence_gap import ConfidenceGap
@@ -22,7 +22,7 @@ progrpo = Definition(
     year=2026,
     idea="advantages shift from confident answers to unsure ones, against collapse onto a single path",
     formula="A' = A + a (c(q) - c(o)) if any of the group is correct, else A",
-    evidence="reconstruction",
+    evidence="secondary",
     keys={"credit.add.confidence_gap": ConfidenceGap, "signal.prompt_confidence": PromptConfidence},
     choices="alpha 0.3; answer confidence over the least probable 20% of tokens, prompt confidence over all",
     cost="a forward pass over the distinct prompts",
