@@ -69,13 +69,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "cispo": {"credit.single": "raw", **_BOTH_SIDES},
         "sapo_gate": {"credit.single": "raw"},
         # dppo_tv, measured from the policy at the start of the step, its weight bounded by clip_ratio_c
-        "dppo_divergence": {
-            "credit.single": "raw",
-            "objective.ratio_over": "proximal",
-            "objective.ratio_max": 3.0,
-            "objective.divergence_low": 0.2,
-            "objective.divergence_high": 0.2,
-        },
+        "dppo_divergence": {"credit.single": "raw", "objective.ratio_over": "proximal", "objective.ratio_max": 3.0},
         # clip_ratio, of the log-ratio here
         "gmpo": {"credit.single": "raw", "objective.log_clip_low": 0.2, "objective.log_clip_high": 0.2},
     },

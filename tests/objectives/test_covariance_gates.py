@@ -167,7 +167,7 @@ def test_on_policy_and_far_off_policy():
 
 def test_methods_and_bad_options():
     m = gxpo.method("clip_cov")
-    assert m.terms["policy"].gate == CovarianceClip(clip_low=1.0, clip_high=1.0) and m.couples == "step"
+    assert m.terms["policy"].gate == CovarianceClip() and m.couples == "step"
     assert gxpo.method("clip_cov", {"objective.gate": "covariance_penalty"}).terms["policy"].gate == CovariancePenalty()
     for make in (
         lambda: CovarianceClip(covariance_share=0.0),

@@ -1,12 +1,12 @@
 r"""Clip-Cov: a few of the tokens whose credit and log-prob go together, which cost the policy its entropy, are not
 trained.
 
-cov_t = (A_t - mean A)(log pi_t - mean log pi) over the step's tokens;   loss: PPO's clip to [0, 2], token mean, but 0
-for k = max(1, 2e-4 N) tokens drawn among those with 1 < cov < 5 that the clip leaves alone
+cov_t = (A_t - mean A)(log pi_t - mean log pi) over the step's tokens;   loss: PPO's clip, token mean, but 0 for
+k = max(1, 2e-4 N) tokens drawn among those with 1 < cov < 5 that the clip leaves alone
 KL-Cov (`objective.gate: covariance_penalty`): -A rho without a clip, + |log rho| for the k tokens of greatest cov
 
-Choices. The clip of the authors' Clip-Cov scripts is 1 to both sides (`objective.clip_low`, `clip_high`: 0.2 is PPO's),
-so that it cuts for A > 0 at rho > 2 alone. All tokens of an optimiser step are one set (theirs: of a micro-batch), and
+Choices. The clip is the trainer's, 0.2; the authors' Clip-Cov scripts set it to 1 on both sides (`clip_cov@paper`), so
+that it cuts for A > 0 at rho > 2 alone. All tokens of an optimiser step are one set (theirs: of a micro-batch), and
 dropped ones stay in the denominator. The draw is a hash of the entry (place, credit, old log-prob) and
 `objective.draw_seed`: it does not depend on micro-batches or on the order of trajectories, and is the same in every
 update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in their script for 32B and 2e-3 for 7B
@@ -23,15 +23,14 @@ clip_cov = Definition(
     authors="Cui, Ganqu and Zhang, Yuchen and Chen, Jiacheng and others",
     year=2025,
     idea="entropy falls by the covariance of credit and log-prob: hold back the tokens in which it is greatest",
-    formula="L = sum_t [t not drawn] max(-A rho, -A clip(rho, 0, 2)) / tokens, max(1, 2e-4 N) of those of 1 < cov < 5",
+    formula="L = sum_t [t not drawn] max(-A rho, -A clip(rho)) / tokens, max(1, 2e-4 N) of those of 1 < cov < 5",
     evidence="reference-code",
     code="PRIME-RL/Entropy-Mechanism-of-RL@88505792fd97 verl/trainer/ppo/core_algos.py recipe/dapo/7b_clip_cov.sh "
     "recipe/dapo/7b_kl_cov.sh",
     keys={
         "objective.gate": CovarianceClip,
-        "objective.clip_low": 1.0,
-        "objective.clip_high": 1.0,
         "objective.aggregate": "token_mean",
     },
-    choices="the clip of the authors' scripts, [0, 2]; the step is the set; a keyed draw; KL-Cov as the other gate",
+    paper_defaults={"objective.clip_low": 1.0, "objective.clip_high": 1.0},
+    choices="the trainer's clip, [0, 2] in @paper; the step is the set; a keyed draw; KL-Cov as the other gate",
 )

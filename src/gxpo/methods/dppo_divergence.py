@@ -1,15 +1,15 @@
 r"""DPPO (divergence): tokens are let go by how far their probability moved, not by what factor.
 
-out: A > 0 and p - q > 0.15, or A < 0 and p - q < -0.15;   l = -stop(min(rho, 20)) A log pi, token mean
+out: A > 0 and p - q > 0.2, or A < 0 and p - q < -0.2;   l = -stop(min(rho, 20)) A log pi, token mean
 p and q: the token's probability under the policy and under who sampled it.
 
 A ratio of 3 from 0.01 to 0.03 is nothing, one of 1.3 from 0.7 to 0.9 is much: PPO's clip has it the other way round.
 `{"objective.divergence": "kl"}` measures by the KL divergence of "this token or another".
 Choices. As in the authors' code, over the behaviour policy (`objective.ratio_over: proximal` is their `_recompute`),
-with the bounds of their script in verl (examples/dppo_trainer): 0.15, and for `kl` 0.05, which has to be set
-(`objective.divergence_low`, `divergence_high`); verl's trainer has 0.2. Their sources disagree on the ratio's bound: 3
-in their repository's configuration, 1e4 in the script; here 20 (`objective.ratio_max`). The script is Dr. GRPO
-otherwise (`dppo_divergence@paper`). A divergence over the top k tokens needs distributions that are not kept. A trainer
+with bounds of 0.2, which are the trainer's clip widths there; their script in verl (examples/dppo_trainer) has 0.15,
+and 0.05 for `kl` (`objective.divergence_low`, `divergence_high`). Their sources disagree on the ratio's bound: 3 in
+their repository's configuration, 1e4 in the script; here 20 (`objective.ratio_max`). The script is Dr. GRPO otherwise
+(all of it `dppo_divergence@paper`). A divergence over the top k tokens needs distributions that are not kept. A trainer
 that adds 1e-3 times the squared log-ratio on every token is not followed in that. The name also belongs to diffusion
 policies.
 """
@@ -25,13 +25,11 @@ dppo_divergence = Definition(
     "Wee Sun",
     year=2026,
     idea="a trust region in probability: rare tokens may move by large factors, likely ones not",
-    formula="l = -[|p - q| <= 0.15 or moving back] stop(min(rho, 20)) A log pi",
+    formula="l = -[|p - q| <= 0.2 or moving back] stop(min(rho, 20)) A log pi",
     evidence="reference-code",
     code="sail-sg/Stable-RL@c6af1d119c0f verl/trainer/ppo/core_algos.py verl/workers/config/actor.py",
     keys={
         "objective.gate": DivergenceMask,
-        "objective.divergence_low": 0.15,
-        "objective.divergence_high": 0.15,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },
@@ -41,6 +39,8 @@ dppo_divergence = Definition(
         "credit.scale": "none",
         "objective.aggregate": "sequence_sum",
         "objective.ratio_max": 1e4,
+        "objective.divergence_low": 0.15,
+        "objective.divergence_high": 0.15,
     },
-    choices="total variation, 0.15 both ways; over the behaviour policy; ratio at most 20 (sources: 3 and 1e4)",
+    choices="total variation, 0.2 both ways; over the behaviour policy; ratio at most 20 (sources: 3 and 1e4)",
 )
