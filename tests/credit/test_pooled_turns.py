@@ -1,4 +1,4 @@
-"""IGPO's turns on one scale: the card's group, a loop on random forests, reductions and what the released code does."""
+"""IGPO's turns on one scale: the card's group, a loop on random forests, reductions, what the code once did."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_card() -> None:
 
 
 # errata
-def test_the_released_position_wise_baseline_compares_other_things() -> None:
+def test_the_withdrawn_position_wise_baseline_compares_other_things() -> None:
     """Returns to go less their mean at one position, turns of one token, padding 0: the second turn of the third
     attempt has .1 - (1.2 + .3 + .1) / 3 = -.433333 there, and the fourth, alone at its place, -0 / 3."""
     to_go = [[math.fsum(row[t:]) for t in range(len(row))] for row in REWARDS]
     means = [math.fsum(row[t] for row in to_go if t < len(row)) / 3 for t in range(4)]
-    released = [row[t] - means[t] for row in to_go for t in range(len(row))]
-    assert released[6] == pytest.approx(-0.433333, abs=1e-6) and released[8] == 0.0
+    withdrawn = [row[t] - means[t] for row in to_go for t in range(len(row))]
+    assert withdrawn[6] == pytest.approx(-0.433333, abs=1e-6) and withdrawn[8] == 0.0
     paper = pooled_turns(FLAT, torch.zeros(9).long(), next_in(OWNER)).tolist()
     assert paper[6] == pytest.approx(-1.309857, abs=1e-6) and paper[8] == pytest.approx(-0.537377, abs=1e-6)
 
@@ -72,7 +72,7 @@ def test_equals_a_loop(forest: Forest, discount: float, seed: int) -> None:
         "belief_before": torch.tensor([steps[s][0] for s in of], dtype=F64),
         "belief_after": torch.tensor([steps[s][1] for s in of], dtype=F64),
     }
-    m = gxpo.method("igpo", {"credit.discount": discount})
+    m = gxpo.method("igpo", {"credit.discount": discount, "credit.ddof": 1, "credit.floor": 0.0})
     found = m.advantages(forest, signals)
     acts, outcome = set(of), forest.outcome.tolist()
     rewards: list[list[tuple[int, float | None]]] = []
@@ -103,7 +103,7 @@ def test_equals_a_loop(forest: Forest, discount: float, seed: int) -> None:
 def test_attempts_of_one_turn_are_grpo(grow: Grow) -> None:
     forest = grow([("a", 1.0, [2]), ("a", 0.0, [3]), ("a", 0.25, [1], {"compared": False}), ("b", 1.0, [1])])
     noise = {name: torch.rand(7).double() for name in ("belief_before", "belief_after")}
-    assert torch.equal(PooledTurns()(forest, noise, 0), GroupRelative()(forest, {}, 0))
+    assert torch.equal(PooledTurns(ddof=1, floor=0.0)(forest, noise, 0), GroupRelative()(forest, {}, 0))
 
 
 def test_equal_rewards_give_nothing_and_singletons_of_one_turn_nothing(grow: Grow) -> None:
@@ -115,6 +115,9 @@ def test_equal_rewards_give_nothing_and_singletons_of_one_turn_nothing(grow: Gro
 def test_settings_and_what_igpo_is_made_of() -> None:
     with pytest.raises(ConfigError, match=r"credit\.discount is 1.5"):
         PooledTurns(discount=1.5)
+    for wrong in ({"floor": -1.0}, {"scale": "batch"}, {"pool": "turns"}, {"gain": "ratio"}):
+        with pytest.raises(ConfigError, match=rf"credit\.{next(iter(wrong))}"):
+            PooledTurns(**wrong)
     m = gxpo.method("igpo")
     assert m.requires == () and m.needs == () and m.signals["answer_belief"].at == "turn"
     assert gxpo.method("igpo@paper").keys["objective.kl.coef"].value == 0.001

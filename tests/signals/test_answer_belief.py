@@ -230,12 +230,14 @@ def test_without_an_answer_nothing_is_known_and_nothing_is_read() -> None:
 
 
 def test_figures_are_of_first_and_last() -> None:
-    """Beliefs .1 -> .2 -> .6 in the first trajectory, .3 -> .4 in the second, the third has none."""
+    """Beliefs .1 -> .2 -> .6 in the first trajectory, .3 -> .4 in two tokens of the second, the third has none."""
     forest = Forest.from_records([attempt(0, [[4], [5]]), attempt(1, [[4, 4]]), attempt(2, [[4]])])
     before = torch.tensor([0.1, 0.2, 0.3, 0.3, math.nan], dtype=F64)
     after = torch.tensor([0.2, 0.6, 0.4, 0.4, math.nan], dtype=F64)
     figures = AnswerBelief().learn(forest, {"belief_before": before, "belief_after": after}, tools(by_task))
-    assert figures == pytest.approx({"belief_unknown": 1 / 3, "belief_start": 0.2, "belief_end": 0.5})
+    moved = (0.1 + 0.4 + 2 * 0.1) / 4
+    wanted = {"belief_unknown": 1 / 3, "belief_start": 0.2, "belief_end": 0.5, "belief_moved": moved}
+    assert figures == pytest.approx(wanted)
 
 
 def test_settings() -> None:

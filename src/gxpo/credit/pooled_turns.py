@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.progress import progress
 from gxpo.credit.recursion import linear_recursion, next_in
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ def pooled_turns(
     ddof: int = 1,
     eps: float = 1e-6,
     where: Tensor | None = None,
+    scale: str = "std",
+    floor: float = 0.0,
 ) -> Tensor:
-    """A_t = sum over k >= t of discount^(k - t) (reward_k - mean) / (std + eps), in each trajectory.
+    """A_t = sum over k >= t of discount^(k - t) (reward_k - mean) / (spread + eps), in each trajectory.
 
     reward     [S] of each turn by itself; nan: none, it is in no statistic and adds nothing
     group      [S] int64 ids, -1 = in no group; mean and std are over all turns of the group, of whatever place
     following  [S] the turn that follows, -1 none
     where      [S] bool, compared (default: all): whose turns enter the statistics
+    scale      "std": spread = sqrt(std^2 + floor^2), so that gains far below `floor` stay small
+               "none": rewards are centred and nothing more
 
     Returns [S] float64; all 0 in a group of equal rewards. What is added up is centred over turns, not over
     trajectories: a turn has the more summands the earlier it is, and where the mean is above 0, as with rewards that
@@ -47,10 +52,13 @@ def pooled_turns(
     [2.31744, 2.552542, 2.48537]
     """
     known = reward.isfinite() if where is None else reward.isfinite() & where
-    own = torch.where(
-        reward.isfinite(), levels.normalize(reward.nan_to_num(nan=0.0), group, known, ddof=ddof, eps=eps), 0.0
-    )
-    return linear_recursion(own, discount, following)
+    plain = reward.nan_to_num(nan=0.0)
+    centred = levels.normalize(plain, group, known, scale="none")
+    if scale == "std":
+        std = levels.std(plain, group, known, ddof)
+        spread = (std.square() + floor**2).sqrt() + eps
+        centred = torch.where(std > 0, centred / spread, 0.0)
+    return linear_recursion(torch.where(reward.isfinite(), centred, 0.0), discount, following)
 
 
 @dataclass(frozen=True)
@@ -59,18 +67,33 @@ class PooledTurns(CreditPart):
 
     The reward of a turn is what it raised the belief in the right answer by (signals "belief_before", "belief_after");
     of a trajectory's last turn, its outcome. In a group of equal outcomes the earlier turns may differ.
+
+    scale  "std" of the group's rewards | "none": credit in units of the belief and the outcome
+    floor  of the std: rewards that spread much less than this have credit in proportion to it, not of order 1. Where a
+           whole group fails and no turn tells the policy anything, gains are noise, and their std is no yardstick
+    pool   "joint": outcomes and gains have one mean and one spread | "separate": each kind its own
+    gain   of beliefs: "prob", their difference | "log", that of their logarithms
     """
 
     discount: float = 1.0
-    ddof: int = 1
+    ddof: int = 0
     eps: float = 1e-6
+    scale: Literal["std", "none"] = "std"
+    floor: float = 1e-4
+    pool: Literal["joint", "separate"] = "joint"
+    gain: Literal["prob", "log"] = "prob"
 
     needs = ("belief_before", "belief_after")
     on_equal = "signal"
 
     def __post_init__(self) -> None:
+        one_of("credit.scale", self.scale, ("std", "none"))
+        one_of("credit.pool", self.pool, ("joint", "separate"))
+        one_of("credit.gain", self.gain, ("prob", "log"))
         if not 0 <= self.discount <= 1:
             raise ConfigError(f"credit.discount is {self.discount}; it is between 0 and 1")
+        if not 0 <= self.floor < math.inf:
+            raise ConfigError(f"credit.floor is {self.floor}; it is 0 or more")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         before, after = signals["belief_before"], signals["belief_after"]
@@ -78,10 +101,15 @@ class PooledTurns(CreditPart):
         acts = first.diff() > 0
         reward = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
         at = first[:-1][acts]
-        reward[acts] = torch.where((before + after)[at].isfinite(), progress(before[at], after[at]), torch.nan)
+        known = (before + after)[at].isfinite()
+        reward[acts] = torch.where(known, progress(before[at], after[at], self.gain), torch.nan)
         following = next_in(forest.step_trajectory)
         last = following < 0
         reward[last] = forest.outcome[forest.step_trajectory[last]]
         group, compared = forest.ids("group", axis="S"), forest.compared[forest.step_trajectory]
-        advantage = pooled_turns(reward, group, following, self.discount, self.ddof, self.eps, where=compared)
+        if self.pool == "separate":
+            group = torch.where(group >= 0, 2 * group + last.long(), -1)
+        advantage = pooled_turns(
+            reward, group, following, self.discount, self.ddof, self.eps, compared, self.scale, self.floor
+        )
         return forest.to_path(advantage, "S")

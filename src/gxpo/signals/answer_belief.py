@@ -132,7 +132,8 @@ class AnswerBelief(SignalPart):
     The answer's token ids are those of `cue` and answer encoded together, less what both encodings begin with alike.
 
     Figures: belief_start and belief_end, mean belief before the first and after the last turn or segment of those
-    trajectories that have one, and belief_unknown, the share of trajectories that have none.
+    trajectories that have one, belief_moved, by how much a turn or segment moved it on average over tokens, either way,
+    and belief_unknown, the share of trajectories that have none.
     """
 
     at: Literal["turn", "segment"] = "turn"
@@ -204,4 +205,5 @@ class AnswerBelief(SignalPart):
         figures = {"belief_unknown": 1.0 - float(known.sum()) / max(forest.n_trajectories, 1)}
         if bool(known.any()):
             figures |= {"belief_start": float(start[known].mean()), "belief_end": float(end[known].mean())}
+            figures["belief_moved"] = float((signals["belief_after"] - signals["belief_before"]).abs().nanmean())
         return figures

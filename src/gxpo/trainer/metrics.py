@@ -205,6 +205,11 @@ NAMES: dict[str, Metric] = {
         "probability",
         "rollouts whose answer is known",
     ),
+    "belief_moved": Metric(
+        "mean change of the belief by a turn or segment, either way; 1e-5 is noise",
+        "probability",
+        "action tokens whose belief is known",
+    ),
     "belief_unknown": Metric("share of rollouts whose task has no answer that can be asked for", "share", "the step"),
     "effective_rank": Metric("mean effective rank of a rollout's hidden states", "directions", "scored rollouts"),
     "rank_velocity": Metric(
