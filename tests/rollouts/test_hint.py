@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -17,11 +18,15 @@ from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StreamKey, Task
+from gxpo.rollouts import hint
 from gxpo.rollouts.again import all_wrong, reworded
-from gxpo.rollouts.hint import GrowingHint, LeastHint, hints_of, prefix
+from gxpo.rollouts.hint import hints_of, prefix
 from gxpo.rollouts.independent import Independent
 
 nan = float("nan")
+GLUED = "{prompt}{hint}"
+LeastHint = partial(hint.LeastHint, template=GLUED)
+GrowingHint = partial(hint.GrowingHint, template=GLUED)
 
 
 def right(_: str, text: str) -> float | None:
@@ -41,6 +46,30 @@ def needs(**enough: str):
 
 
 # ---------------------------------------------------------------- which hints
+def test_a_solution_is_cut_between_words() -> None:
+    text = "Natalia sold 48/2 = 24 clips in May.\nShe sold 72 in all."  # 55 characters: 14, 28 and 41 of them
+    assert [prefix(text, f) for f in (0.25, 0.5, 0.75, 1.0)] == [
+        "Natalia sold", "Natalia sold 48/2 = 24 clips", "Natalia sold 48/2 = 24 clips in May.\nShe", text,
+    ]  # fmt: skip
+    assert prefix(text, 0.25, "characters") == "Natalia sold 4" and prefix(text, 0.05) == "Nat"
+    assert prefix("a  bcd", 0.5) == "a" and prefix(text, 0.0) == ""
+
+
+def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
+    task = Task("t", "How many in April and May?", info={"solution": "Natalia sold 48/2 = 24 clips in May."})
+    session = GrowingSession(lambda c, s: "no", right, solution={"t": "Natalia sold 48/2 = 24 clips in May."})
+    for part, asked in (
+        (hint.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
+        (
+            hint.GrowingHint(group_size=1),
+            "How many in April and May?\nThe solution begins like this; you may go on from here:\nNatalia",
+        ),
+    ):
+        session.calls.clear()
+        part.grow([task], session)
+        assert session.decode(session.calls[1][0][0].prompt) == asked
+
+
 def test_prefixes_are_of_characters_and_halves_go_to_the_even_number() -> None:
     # 0.25 * 10 = 2.5 -> 2, 0.5 * 10 = 5, 0.75 * 10 = 7.5 -> 8
     assert [prefix("abcdefghij", f) for f in (0.25, 0.5, 0.75, 1.0)] == ["ab", "abcde", "abcdefgh", "abcdefghij"]
@@ -54,7 +83,7 @@ def test_hints_are_the_tasks_own_or_prefixes_of_its_solution() -> None:
     assert hints_of(with_info(task, hints=[]), session.solution, (0.5,)) == []
     # three tiers of chunks: each chunk is shown with those before it in its tier
     tiers = [["k1", "k2"], ["p1"], "s"]
-    assert hints_of(with_info(task, hints=tiers), session.solution, ()) == ["k1", "k1\nk2", "p1", "s"]
+    assert hints_of(with_info(task, hints=tiers), session.solution, ()) == ["k1", "k1 k2", "p1", "s"]
     with pytest.raises(TaskError, match=r"task 'b' has no hints: give info\['hints'\]"):
         hints_of(tasks("b")[0], session.solution, (0.5,))
     for wrong in ("text", [1], [["a", 2]]):
@@ -173,7 +202,7 @@ def test_scaf_grpo_group_of_eight_with_one_replaced() -> None:
     # G = 8, one right: mean 1/8, std (ddof 1) sqrt((49/64 + 7/64) / 7) = sqrt(1/8) = 0.353553
     # A = (7/8) / 0.353554 = 2.474867 and (-1/8) / 0.353554 = -0.353552 with eps 1e-6; they sum to 0
     session = GrowingSession(needs(a="abcd", c="abcdefghi"), right, solution=SOLUTION)
-    forest = gxpo.method("scaf_grpo").rollout.grow(tasks("a", "c"), session)
+    forest = gxpo.method("scaf_grpo", {"rollout.template": GLUED}).rollout.grow(tasks("a", "c"), session)
     advantage = gxpo.method("scaf_grpo").advantages(forest)
     per_row = torch.stack([advantage[forest.path_of(r)][0] for r in range(16)])
     expected = torch.tensor([2.474867] + [-0.353552] * 7 + [0.0] * 8, dtype=torch.float64)

@@ -6,8 +6,11 @@ stays as it was (A = 0).
 A and L as in GRPO, with rho_t = pi(o_t | q+h, o_<t) / pi_old(o_t | q+h, o_<t) for the hinted attempt: it is trained
 under the prompt it was sampled under. G = 8, one right: A = 7/8 / std = 2.474867, the others -0.353552.
 
-Choices. Hints are the task's own (tiers of chunks, each chunk shown with those before it); where it has none, quarters
-of its solution. The released code leaves its planning tier out; here all tiers that a task brings are tried. A group
+Choices. Hints are the task's own (tiers of chunks, each chunk shown after those before it, with a space between); where
+it has none, quarters of its solution, cut between words. They stand on a line of their own after "Hints: "; the code
+writes the question anew, after "Question: ", and names the tier ("Knowledge Hints: ", "Solution Hints: "): say so in
+`rollout.template` and in the texts. The released code leaves its planning tier out and tries four chunks of each other
+tier, however few there are; here all tiers that a task brings are tried, each chunk once. A group
 is dead when no verdict is positive (the code: all rewards exactly 0, which shaping breaks). The warm-up is a global
 counter as in the code; the paper tells of a diagnosis by problem. `objective.context=trained` is the code's
 `replace_hint_prompt`: the hinted answer under the plain prompt; there the ratio to the proximal policy is 1 and hides
@@ -26,6 +29,8 @@ scaf_grpo = Definition(
     idea="an all-wrong group gets one attempt that the least sufficient hint made right",
     formula="L* = min {level: r(o ~ pi(q + h_level)) > 0}; o_1 <- o_L*, trained under q + h_L*; A, L as GRPO",
     evidence="reference-code",
+    code="dvlab-research/Scaf-GRPO@1085db539b929ea6fed5ec3b71e3ea4c48c27612 hint_mix_grpo/trainer/ray_trainer.py "
+    "sh/hint_mix_grpo/bs256_6k_mix.sh",
     keys={"rollout": LeastHint, "objective.context": "sampled"},
     paper_defaults={
         "tasks.per_step": 256,
@@ -34,6 +39,6 @@ scaf_grpo = Definition(
         "sampling.max_new_tokens": 2048,
     },
     choices="dead groups by verdict, not by reward 0; all tiers are tried, also planning, which the code leaves out; "
-    "without hints of its own a task's are quarters of its solution",
+    "without hints of its own a task's are quarters of its solution, cut between words",
     cost="one more rollout for each hint of an all-wrong group",
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from gxpo.errors import ConfigError, TaskError
+from gxpo.errors import ConfigError, TaskError, one_of
 from gxpo.forest import Forest
 from gxpo.protocols import Request, Session, StreamKey, Task
 from gxpo.rollouts.again import action, check_template, groups_all_wrong, need_single_turn, record, reworded
@@ -17,37 +18,43 @@ from gxpo.rollouts.independent import Independent
 Solution = Callable[[Task], "str | None"]
 
 
-def prefix(text: str, fraction: float) -> str:
+def prefix(text: str, fraction: float, cut: str = "words") -> str:
     """The first round(`fraction` x length) characters; halves are rounded to the even number.
 
-    >>> [len(prefix("0123456789", f)) for f in (0.25, 0.5, 0.75)]
-    [2, 5, 8]
+    cut  "words": of these, what comes before a word that would be cut in two, unless that is nothing | "characters"
+
+    >>> [prefix("48/2 = 24 in May", f) for f in (0.25, 0.5, 0.75)], prefix("48/2 = 24 in May", 0.5, "characters")
+    (['48/2', '48/2 =', '48/2 = 24 in'], '48/2 = 2')
     """
-    return text[: round(fraction * len(text))]
+    n = round(fraction * len(text))
+    if cut == "characters" or n >= len(text):
+        return text[:n]
+    whole = text[:n] if text[n].isspace() else re.sub(r"\S+$", "", text[:n])
+    return whole.rstrip() or text[:n]
 
 
-def hints_of(task: Task, solution: Solution, fractions: Sequence[float]) -> list[str]:
+def hints_of(task: Task, solution: Solution, fractions: Sequence[float], cut: str = "words") -> list[str]:
     """Hints for a task, from the least to the most.
 
-    These are `task.info["hints"]`: texts, or tiers, which are lists of texts of which each is shown with those before
-    it in its tier (a line each). Without that key they are prefixes of `solution(task)`. An empty list says
-    that there are none. TaskError where there is neither.
+    These are `task.info["hints"]`: texts, or tiers, which are lists of texts of which each is shown after those before
+    it in its tier, with a space between. Without that key they are the `prefix`es of `solution(task)`. An empty list
+    says that there are none. TaskError where there is neither.
 
     >>> hints_of(Task("a", "?", info={"hints": [["think", "of sums"], ["carry the one"]]}), None, ())
-    ['think', 'think\\nof sums', 'carry the one']
+    ['think', 'think of sums', 'carry the one']
     """
     if "hints" in task.info:
         given = task.info["hints"]
         tiers = [[x] if isinstance(x, str) else x for x in given] if isinstance(given, list | tuple) else [None]
         if not all(isinstance(tier, list | tuple) and all(isinstance(x, str) for x in tier) for tier in tiers):
             raise TaskError(f"task {task.id!r}: info['hints'] is a list of texts, or of lists of texts, not {given!r}")
-        return ["\n".join(tier[: i + 1]) for tier in tiers if tier for i in range(len(tier))]
+        return [" ".join(tier[: i + 1]) for tier in tiers if tier for i in range(len(tier))]
     worked = solution(task)
     if worked is None:
         raise TaskError(
             f"task {task.id!r} has no hints: give info['hints'], [] for none, or a worked solution as info['solution']"
         )
-    return [prefix(worked, f) for f in fractions]
+    return [prefix(worked, f, cut) for f in fractions]
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,18 @@ class _Ladder:
     group_size: int = 8
     warmup_steps: int = 0
     fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
-    template: str = "{prompt}{hint}"
+    template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}"
+    cut: Literal["words", "characters"] = "words"
 
     provides = ("states",)
     single_turn = True
 
     def check_task(self, task: Task, solution: Solution) -> None:
         """TaskError where there are no hints for a task: known before the first step, wanted after the warm-up."""
-        hints_of(task, solution, self.fractions)
+        self._hints(task, solution)
+
+    def _hints(self, task: Task, solution: Solution) -> list[str]:
+        return hints_of(task, solution, self.fractions, self.cut)
 
     def __post_init__(self) -> None:
         if self.group_size < 1:
@@ -72,6 +83,7 @@ class _Ladder:
         if not self.fractions or not all(0 <= f <= 1 for f in self.fractions):
             raise ConfigError(f"rollout.fractions are shares of a solution, from 0 to 1, not {self.fractions!r}")
         check_template("rollout.template", self.template, ("prompt", "hint"))
+        one_of("rollout.cut", self.cut, ("words", "characters"))
 
     def _unaided(
         self, tasks: Sequence[Task], session: Session, name: str
@@ -132,21 +144,24 @@ class LeastHint(_Ladder):
 
     group_size    attempts a task
     warmup_steps  steps in which no hint is given (Scaf-GRPO: 50)
-    fractions     shares of the worked solution, in characters, where a task brings no hints of its own
-    template      where the hint goes; of a chat, in the user's last message
+    fractions     shares of the worked solution, by length, where a task brings no hints of its own
+    template      where the hint goes; of a chat, in the user's last message. "{prompt}{hint}" for a policy that goes on
+                  with what it finds, as the tiny model, and reads no instructions
+    cut           of a solution, see `prefix`
 
     A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled".
     """
 
     warmup_steps: int = 50
     fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75, 1.0])
+    template: str = "{prompt}\nHints: {hint}"
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         forest, wrong = self._unaided(tasks, session, "least_hint")
         asked = [
             (task, draw, level, hint)
             for task, draw in wrong.values()
-            for level, hint in enumerate(hints_of(task, session.solution, self.fractions), 1)
+            for level, hint in enumerate(self._hints(task, session.solution), 1)
         ]
         if not asked:
             return forest
@@ -172,15 +187,17 @@ class GrowingHint(_Ladder):
 
     group_size    attempts a task
     warmup_steps  steps in which no hint is given (GHPO: 0)
-    fractions     shares of the worked solution, in characters, where a task brings no hints of its own
-    template      where the hint goes; of a chat, in the user's last message
+    fractions     shares of the worked solution, by length, where a task brings no hints of its own
+    template      where the hint goes; of a chat, in the user's last message. "{prompt}{hint}" for a policy that goes on
+                  with what it finds, as the tiny model, and reads no instructions
+    cut           of a solution, see `prefix`
 
     A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled".
     """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         forest, wrong = self._unaided(tasks, session, "growing_hint")
-        hints = {group: hints_of(task, session.solution, self.fractions) for group, (task, _) in wrong.items()}
+        hints = {group: self._hints(task, session.solution) for group, (task, _) in wrong.items()}
         level = 1
         while asked := [(*wrong[g], level, hints[g][level - 1]) for g in wrong if len(hints[g]) >= level]:
             hinted = self._attempts(session, asked, self.group_size)
