@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
+from tests.rollouts.team_session import Letters, encoded
 
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
+from gxpo.protocols import Sampling, Task
 from gxpo.signals import Signals, SignalTools
 from gxpo.signals.self_teacher import SelfTeacher, first_other, shown
+from gxpo.trainer.session import Session
 
 F64 = torch.float64
 
@@ -28,7 +32,10 @@ def policy(seed: int = 0, **options: Any) -> TorchLearner:
 
 
 def bound(learner: Any, **fields: Any) -> tuple[SelfTeacher, SignalTools]:
-    part, tools = SelfTeacher(**{"top_k": 4, **fields}), SignalTools(learner, lambda ids: "", 2, 1, 0)
+    part, tools = (
+        SelfTeacher(**{"top_k": 4, **fields}),
+        SignalTools(learner, lambda ids: "", 2, 1, 0, asked=lambda *_: None),
+    )
     part.bind(tools)
     return part, tools
 
@@ -203,7 +210,8 @@ def test_a_restored_teacher_goes_on_alike() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    for wrong in ({"rate": 1.5}, {"top_k": 0}, {"of": "some"}):
+    unread = [{"template": x} for x in ("{prompt}", "{prompt}{solution}{more}", "{prompt", "{}")] + [{"hide": "("}]
+    for wrong in ({"rate": 1.5}, {"top_k": 0}, {"of": "some"}, *unread):
         with pytest.raises(ConfigError, match="self_teacher"):
             SelfTeacher(**wrong)  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="bind"):
@@ -236,3 +244,75 @@ def test_two_steps_move_the_policy_and_the_teacher_after_it(name, tmp_path) -> N
     assert all(bool(x.isfinite().all()) for x in own.values())
     far = max(float((teacher[n] - own[n]).abs().max()) for n in own)
     assert far > 0 and {f"signal/self_teacher/{n}" for n in own} == set(trainer.method.tensors())
+
+
+# ---------------------------------------------------------------- a task in other words
+def session(**fields: Any) -> Session:
+    made = Session(
+        source=SimpleNamespace(draw=lambda n, step: []), engine=None, rewards=None, tokenizer=None, sampling=Sampling(),  # type: ignore[arg-type]  # it needs none of them
+        seed=0, step=1, chat=Letters(), **fields,
+    )  # fmt: skip
+    chat = (
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "."},
+        {"role": "user", "content": "q"},
+    )
+    made.know([Task("text", "1+2="), Task("chat", chat), Task("ids", (5, 6))])
+    return made
+
+
+def test_a_task_is_asked_in_other_words() -> None:
+    asked, said = session().asked, {"solution": "3 {or} so"}
+    assert asked("text", "{prompt}", {}) == encoded("1+2=")
+    assert asked("text", "{prompt} ({solution})", said) == encoded("1+2= (3 {or} so)")
+    assert asked("chat", "{prompt} ({solution})", said) == encoded("first.q (3 {or} so)")
+    assert asked("ids", "{prompt} ({solution})", said) is None and asked("unheard of", "{prompt}", {}) is None
+    assert session(envs=object()).asked("text", "{prompt}", {}) is None  # an episode
+
+
+def grown(*texts: str, context: str = "1+2=") -> Forest:
+    """Attempts at "text" of one group, the second and third right."""
+    records = [
+        {
+            "schema": "gxpo.rollouts/1",
+            "group": "g",
+            "task": "text",
+            "id": str(i),
+            "prompt": list(encoded(context)),
+            "turns": [{"action": list(encoded(text)), "logprob": [-1.0] * len(text)}],
+            "reward": float(i in (1, 2)),
+            "success": i in (1, 2),
+        }
+        for i, text in enumerate(texts)
+    ]
+    return Forest.from_records(records)
+
+
+@pytest.mark.parametrize(
+    ("fields", "context", "told"),
+    [
+        ({"template": "{prompt}[{solution}]"}, "1+2=", "1+2=[3]"),
+        ({"template": "{prompt}[{solution}]", "hide": ""}, "1+2=", "1+2=[<think>x</think> 3]"),
+        ({"template": ""}, "1+2=", "1+2=<think>x</think> 31+2="),
+        # what stands before the rollouts is not the task's prompt: it can't be put into other words
+        ({"template": "{prompt}[{solution}]"}, "a draft, 1+2=", "a draft, 1+2=<think>x</think> 3a draft, 1+2="),
+    ],
+)
+def test_where_the_right_answer_stands(fields: dict[str, str], context: str, told: str) -> None:
+    read = []
+
+    class Model:
+        def outputs(self, forest: Forest, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+            read.append(forest)
+            n = forest.n_entries
+            return dict(zip(names, (torch.zeros(n, 1), torch.zeros(n, 2), torch.zeros(n)), strict=True))
+
+    part = SelfTeacher(of="failed", **fields)  # type: ignore[arg-type]
+    part.memory["model"] = Model()
+    forest = grown("4", "<think>x</think> 3", "three", context=context)
+    tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, asked=session().asked)  # type: ignore[arg-type]
+    found = part.compute(forest, Signals.of(forest), tools)
+    assert "".join(map(chr, written_out(read[0], 0))) == told
+    assert found["teacher_entropy"].isfinite().sum() == 1
+    used = {chr(t) for t in read[0].token.tolist()}
+    assert used == {*told, "4"}  # and nothing else is read

@@ -28,7 +28,7 @@ ghpo = Definition(
     "recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml",
     keys={"rollout": GrowingHint, "objective.context": "sampled"},
     paper_defaults={"credit.eps": 1e-4, "update.lr": 1e-6, "sampling.max_new_tokens": 2048},
-    choices="hints end with a whole word (the code: anywhere); verdicts decide, not the first reward column; the prompt "
-    "is not cut after the hint is added",
+    choices="hints end with a whole word (the code: anywhere); verdicts decide, not the first reward column; nothing "
+    "is cut off the prompt after the hint is added",
     cost="up to three more groups for each all-wrong one: their tokens are charged",
 )

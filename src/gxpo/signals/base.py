@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gxpo.protocols import Learner, Signals
 
 
-def _not_lent(_: Any) -> Any:
-    raise GxpoError("it turns text into token ids, or reads the tasks' answers, which are not lent to it here")
+def _not_lent(*_: Any) -> Any:
+    raise GxpoError("it turns text into token ids, or reads the tasks or their answers, which are not lent to it here")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class SignalTools:
     blank_id  a token that says nothing, to put in the place of a hidden one
     encode    text -> token ids, as it stands, without a template; the names of special tokens stay text
     answers   the right answer to each trajectory's task as a text; None where nobody knows one
+    asked     token ids of a task, by its id, asked in other words: {prompt} of the template is its text, of a chat the
+              user's last message, what else is named stands in its places; None where nothing can be added to it
     """
 
     learner: Learner
@@ -38,6 +40,7 @@ class SignalTools:
     seed: int = 0
     encode: Callable[[str], Sequence[int]] = _not_lent
     answers: Callable[[Forest], Sequence[str | None]] = _not_lent
+    asked: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
 
 
 class SignalPart(ABC):

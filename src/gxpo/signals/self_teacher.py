@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,28 +38,42 @@ def first_other(good: Tensor, group: Tensor) -> Tensor:
     return torch.where(other < n, other, -1)
 
 
-def shown(forest: Forest, rows: Tensor, peer: Tensor) -> tuple[Forest, Tensor]:
-    """A forest of these trajectories, each of its contexts opened by all that its peer's last action was written
-    under, and that action; and the row of `forest` that each of its trajectories is.
+def shown(
+    forest: Forest, rows: Tensor, peer: Tensor, asked: Sequence[Sequence[int] | None] | None = None
+) -> tuple[Forest, Tensor]:
+    """A forest of these trajectories as somebody reads them who is shown another one first; and the row of `forest`
+    that each of its trajectories is.
 
-    rows [K] distinct trajectories, peer [K] of each. Token ids are taken as they are, nothing is tokenised again. What
-    the given trajectories share they still share where their peer is the same, and a peer's tokens stand there once.
+    rows   [K] distinct trajectories, peer [K] of each
+    asked  of each peer, as `torch.unique` sorts them: a prompt that stands in the place of that of the trajectories,
+           which have one turn. None (all, or one): each of their contexts is opened by all that the peer's last
+           action was written under, and that action, token ids as they are
+
+    What the given trajectories share they still share where their peer is the same, and what is shown is stored once.
     For reading a model only: prompts stay what they were, so the forest can't be written as records.
     """
-    from gxpo.forest import Forest
+    from gxpo.forest import ACTION, Forest
 
     last = torch.unique(peer)
-    told = [forest.context(int(forest.last_action[p])) for p in last.tolist()]
+    given = [None] * len(last) if asked is None else asked
+    told = [
+        forest.context(int(forest.last_action[p])) if ids is None else list(ids)
+        for p, ids in zip(last.tolist(), given, strict=True)
+    ]
     openings = Forest.from_completions(told, [[[0]] for _ in told])  # of one token each, which is left out again
     order = [rows[peer == p] for p in last.tolist()]
     pieces = [forest.select(mine) for mine in order]
     whole = Forest.concat([openings, *pieces])
-    parent, at = whole.parent.clone(), openings.n_nodes
-    for piece, opening in zip(pieces, openings.prompt_node.tolist(), strict=True):
-        parent[at + (piece.parent < 0).nonzero().squeeze(1)] = opening
+    parent, prompt, at = whole.parent.clone(), whole.prompt_node.clone(), openings.n_nodes
+    for piece, opening, ids in zip(pieces, openings.prompt_node.tolist(), given, strict=True):
+        moved = piece.parent < 0
+        if ids is not None:
+            moved = (piece.kind == ACTION) & (moved | (piece.kind[piece.parent.clamp_min(0)] != ACTION))
+            prompt[(prompt >= at) & (prompt < at + piece.n_nodes)] = opening
+        parent[at + moved.nonzero().squeeze(1)] = opening
         at += piece.n_nodes
     own = torch.arange(len(told), whole.n_trajectories)
-    return whole.replace(parent=parent).select(own), torch.cat(order)
+    return whole.replace(parent=parent, prompt_node=prompt).select(own), torch.cat(order)
 
 
 @dataclass(frozen=True)
@@ -68,30 +83,45 @@ class SelfTeacher(SignalPart):
     "teacher_entropy" [P] (nats); where there is no teacher -1, -inf and nan.
 
     The teacher is an average of the policy over the steps: teacher <- teacher + rate (policy - teacher) after each
-    step's update, at first the policy. It reads the rollout's own tokens, after the whole of the first right rollout of
-    the group that is not that rollout itself, with its prompt; then the prompt comes again. Rollouts without such a
-    peer have no teacher. `success` says what is right, never the shaped outcome.
+    step's update, at first the policy. It reads the rollout's own tokens under a prompt that shows it the first right
+    rollout of the group that is not that rollout itself. Rollouts without such a peer have no teacher. `success` says
+    what is right, never the shaped outcome.
 
-    rate   0: the policy at the beginning of the run; 1: the policy at the start of the step
-    top_k  no more than the vocabulary has; of a support, its size
-    of     "all" rollouts that have a peer, or those that have "failed"
+    rate      0: the policy at the beginning of the run; 1: the policy at the start of the step
+    top_k     no more than the vocabulary has; of a support, its size
+    of        "all" rollouts that have a peer, or those that have "failed"
+    template  the prompt, of a chat the user's last message: {prompt} is what stood there, {solution} the peer's text.
+              "" for a policy that reads no instructions: the peer's whole rollout, with its prompt, stands before the
+              prompt, token ids as they are. So it does in episodes, where a prompt is given as token ids, and where
+              what a rollout was written under is not its task's prompt alone
+    hide      a regular expression of what is left out of the peer's text, by default thoughts; "": nothing
 
     Temperature and support are the rollout's. Costs a forward pass over the rollouts that have a peer, and a second
     model in memory and in the checkpoint; K + 1 numbers a token.
 
-    Source: SDPO, arXiv 2601.20802, and its code (rate 0.05, top 100, first success other than itself). There the right
-    answer is put into the user's message, without its thinking, and feedback of the environment can stand for it.
+    Source: SDPO, arXiv 2601.20802, and its code (rate 0.05, top 100, first success other than itself, in the user's
+    message, without what stands between think tags). There feedback of the environment can stand for a right answer.
     """
 
     rate: float = 0.05
     top_k: int = 100
     of: Literal["all", "failed"] = "all"
+    template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
+    hide: str = r"<think>.*?</think>\s*"
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
     def __post_init__(self) -> None:
         one_of("signal.self_teacher.of", self.of, ("all", "failed"))
+        places = {"prompt": "{prompt}", "solution": "{solution}"}
+        try:
+            wrong = bool(self.template) and any(x not in self.template.format(**places) for x in places.values())
+            re.compile(self.hide)
+        except (ValueError, LookupError, re.error) as error:
+            raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
+        if wrong:
+            raise ConfigError(f"signal.self_teacher.template is {self.template!r}: it has {{prompt}} and {{solution}}")
         if not (0 <= self.rate <= 1 and self.top_k >= 1):
             raise ConfigError(
                 f"signal self_teacher: rate ({self.rate}) is from 0 to 1, top_k ({self.top_k}) at least 1"
@@ -122,7 +152,7 @@ class SelfTeacher(SignalPart):
                 "teacher_logprob": torch.full((n, 2), -torch.inf, dtype=torch.float64),
                 "teacher_entropy": torch.full((n,), torch.nan, dtype=torch.float64),
             }
-        read, order = shown(forest, rows, peer[rows])
+        read, order = shown(forest, rows, peer[rows], self._asked(forest, rows, peer[rows], tools))
         names = (f"likeliest@{self.top_k}", f"likeliest_logprob@{self.top_k}", "entropy")
         found = self.model.outputs(read, names)
         ids, logprob, entropy = (found[name] for name in names)
@@ -136,6 +166,21 @@ class SelfTeacher(SignalPart):
             "teacher_logprob": placed(logprob, -torch.inf),
             "teacher_entropy": placed(entropy, torch.nan),
         }
+
+    def _asked(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
+        """The prompt that shows each of the peers, sorted; None where it stands before the prompt instead."""
+        found: list[Sequence[int] | None] = []
+        for p in torch.unique(peer).tolist():
+            plain = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None
+            last = forest.last_action[rows[peer == p]]
+            own = [forest.context(node) for node in forest.parent[last[last >= 0]].tolist()]
+            if plain is None or any(ids != list(plain) for ids in own):
+                found.append(None)
+                continue
+            text = tools.decode(forest.token[forest.path_token[forest.path_of(p)]].tolist())
+            said = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
+            found.append(tools.asked(forest.task[p], self.template, {"solution": said}))
+        return found
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         self.model.follow(tools.learner, self.rate)

@@ -261,7 +261,9 @@ class Trainer:
 
     def tools(self, step: int, session: Session | None = None) -> SignalTools:
         """What signal parts may use; texts and answers come with the session of a step."""
-        lent: dict[str, Any] = {} if session is None else {"encode": session.tokenize, "answers": session.answers}
+        lent: dict[str, Any] = {}
+        if session is not None:
+            lent = {"encode": session.tokenize, "answers": session.answers, "asked": session.asked}
         pad, seed = self.tokenizer.pad_token_id, self.settings.seed
         return SignalTools(self.learner, decoder(self.tokenizer), pad, step, seed, **lent)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gxpo.chat import PlainChat
+from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
 from gxpo.protocols import (
@@ -28,6 +29,7 @@ from gxpo.protocols import (
     Task,
     TaskSource,
 )
+from gxpo.rollouts.again import reworded
 from gxpo.rollouts.context import with_system
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.tasks.source import solution_of
@@ -124,6 +126,15 @@ class Session:
             answer = None if task is None else known(task) if task.answer is None else task.answer
             found[name] = None if answer is None else str(answer)
         return [found[name] for name in forest.task]
+
+    def asked(self, task: str, template: str, said: Mapping[str, str]) -> tuple[int, ...] | None:
+        """Token ids of this step's task, asked in other words (`again.reworded`); None where that can't be done: an
+        episode, a task that is not known, a prompt that is neither a text nor a chat with a text of the user's."""
+        found = None if self.envs is not None else self._tasks.get(task)
+        try:
+            return None if found is None else self.encode(reworded(found, template, **said))
+        except TaskError:
+            return None
 
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         """Completions of each request, in order; under several processes each samples its share."""
