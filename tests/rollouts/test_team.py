@@ -396,9 +396,16 @@ def test_the_second_opinion() -> None:
     assert not verifier.satisfied({**said, "solver": "", "verifier": ""})
     assert verifier.prompt({**said, "prompt": "52-48="}) == "52-48="
     assert verifier.local is not None and solver.local is None
-    assert verifier.local(said, {"success": 1.0}) == 1.0 and verifier.local(said, {"success": 0.0}) == 0.0
-    wrong = {**said, "verifier": "8+7=14#84"}
-    assert verifier.local(wrong, {"success": 1.0}) == 0.0 and verifier.local(wrong, {"success": 0.0}) == 1.0
+    wrong, right = {"success": 0.0}, {"success": 1.0}
+    assert verifier.local(said, right) == 1.0
+    assert verifier.local({**said, "solver": "7+8=14#84"}, wrong) == 1.0  # it disagrees, for a reason
+    # 84 against 85 is a wrong verdict; 86 against 84 a right one by two mistakes
+    assert verifier.local({**said, "verifier": "8+7=14#84"}, right) == 0.0
+    assert verifier.local({**said, "solver": "7+8=14#84", "verifier": "8+7=16#86"}, wrong) == 0.0
+    assert verifier.local({**said, "prompt": "52-48=", "verifier": "2+10-8=4#4"}, wrong) == 1.0
+    assert verifier.local({**said, "prompt": "6*7=", "verifier": "#42"}, wrong) == 1.0
+    assert verifier.local({**said, "prompt": "Is it 85?"}, right) == 1.0  # no sum: they agree, and the solver is right
+    assert verifier.local({**said, "prompt": "Is it 85?"}, wrong) == 0.0
 
 
 def test_the_built_in_pair() -> None:

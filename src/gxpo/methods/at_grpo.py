@@ -3,12 +3,13 @@ r"""AT-GRPO: the group is one cell (instance, agent, turn) of K candidates from 
 r_c = alpha team_c + local_c;   A_c = (r_c - mean_cell r) / (std_cell r + eps);   c* = first argmax_c r_c goes on
 
 Choices. The team's reward of a candidate is the task's reward of the answer as it would stand after it: an agent that
-does not answer is told apart by `Role.local` alone. Every candidate's reward is read before one is selected, by its own
-cell's rewards, agent after agent. The reference code lets all agents of a turn speak first and then copies the best
-branch over all K environments after each agent, so that later agents see K copies of one reward and have no signal;
-its group key moreover merges the cells of K problems. Neither is followed. A cell of one has 0 (the reference: its raw
-reward). With `rollout.policy: per_role` the loss is the mean over all candidates of the step (the paper: a mean for
-each policy), and all policies take one optimiser step together.
+does not answer is told apart by `Role.local` alone (the reference's agents of mathematics have the verdict on their own
+answer as both). Every candidate's reward is read before one is selected, by its own cell's rewards, agent after agent.
+The reference code lets all agents of a turn speak first and then copies the best branch over all K environments after
+each agent, so that later agents see K copies of one reward and have no signal; its group key moreover merges the cells
+of K problems. Neither is followed. A cell of one has 0 (the reference: its raw reward). With `rollout.policy: per_role`
+the loss is the mean over all candidates of the step (the paper: a mean for each policy), and all policies take one
+optimiser step together.
 """
 
 from gxpo.keys import Definition
@@ -23,6 +24,9 @@ at_grpo = Definition(
     idea="only candidates that answered one and the same prompt are compared: a group for each agent and turn",
     formula="r = alpha team + local; A = (r - mean_cell) / std_cell; the team goes on with the first best candidate",
     evidence="reference-code",
+    code="pettingllms-ai/PettingLLMs@a054fb18b83f4dc7c1d49aba3b71669d1f93ca71 "
+    "pettingllms/trainer/multi_agents_execution_engine.py pettingllms/trainer/multi_agents_ppo_trainer.py "
+    "pettingllms/multi_agent_env/math/agents/reasoning_agent.py pettingllms/config/ppo_trainer/base.yaml",
     keys={"rollout": TeamCells},
     paper_defaults={
         "objective.aggregate": "token_mean",

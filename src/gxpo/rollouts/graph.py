@@ -161,10 +161,13 @@ solver_verifier = Graph(
 )
 
 
+_SUM = re.compile(r"(\d+)([-+*])(\d+)=")
+
+
 def _turned(said: Said) -> str:
     """The sum or product with its numbers in the other order: 37+48= is read as 48+37=."""
-    found = re.fullmatch(r"(\d+)([+*])(\d+)=", said["prompt"])
-    return f"{found[3]}{found[2]}{found[1]}=" if found else said["prompt"]
+    found = _SUM.fullmatch(said["prompt"])
+    return f"{found[3]}{found[2]}{found[1]}=" if found and found[2] != "-" else said["prompt"]
 
 
 def _results_agree(said: Said) -> bool:
@@ -173,8 +176,15 @@ def _results_agree(said: Said) -> bool:
     return bool(one and other) and result == check
 
 
-def _verdict_is_right(said: Said, scores: Mapping[str, float]) -> float:
-    return float(_results_agree(said) == (scores["success"] >= 1))
+def _knows_the_result(said: Said, scores: Mapping[str, float]) -> float:
+    """1 where the verifier's own result is right, and so its verdict, whatever the solver wrote. A wrong result that is
+    not the solver's wrong result is a right verdict too, and is worth nothing: it would be paid for making mistakes.
+    Of a task that is no sum, difference or product of two numbers, whether the verdict is right."""
+    found = _SUM.fullmatch(said["prompt"])
+    if found is None:
+        return float(_results_agree(said) == (scores["success"] >= 1))
+    a, b = int(found[1]), int(found[3])
+    return float(said["verifier"].rpartition("#")[2] == str({"+": a + b, "-": a - b, "*": a * b}[found[2]]))
 
 
 # For the tiny model, which reads nothing but sums: the verifier does not read the solver's text, it works the sum out
@@ -182,7 +192,7 @@ def _verdict_is_right(said: Said, scores: Mapping[str, float]) -> float:
 second_opinion = Graph(
     (
         Role("solver", "{prompt}", answer="{solver}"),
-        Role("verifier", _turned, back="solver", accepts=_results_agree, local=_verdict_is_right),
+        Role("verifier", _turned, back="solver", accepts=_results_agree, local=_knows_the_result),
     ),
     rounds=3,
 )
