@@ -38,7 +38,7 @@ CASES = {
     "group": Case("arithmetic"),
     "episode": Case("frozenlake_gigpo", {**COLD, "env.context": "full"}),
     "window": Case("frozenlake_gigpo", {**COLD, "env.context": "window"}),
-    "hint": Case("scaf_grpo", {"rollout.warmup_steps": 0}, origin="hint"),
+    "hint": Case("scaf_grpo", {"rollout.warmup_steps": 0, "rollout.template": "{prompt}{hint}"}, origin="hint"),
     "draft": Case("igrpo", {"rollout.n_drafts": 2}),
     "revision": Case("search_r2", origin="correction"),
     "replay": Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gxpo.envs.toolqa_text import bare_call
 from gxpo.errors import ModelError
 from gxpo.models import Recipe, character_tokenizer, tiny_model, warm_start
 from gxpo.models.demonstrations import Demonstrations
@@ -56,3 +57,19 @@ def test_a_world_warms_up_and_is_cached(tmp_path):
 def test_a_world_without_an_expert_is_refused():
     with pytest.raises(ModelError, match="expert"):
         Demonstrations("arithmetic", {}, 0.5, stream(1))
+
+
+def test_an_expert_alone_needs_no_list_of_what_is_possible():
+    # calls of tools are endless, so toolqa has no legal(): chance actions can't be drawn there
+    lessons = Demonstrations("toolqa", BARE, 1.0, stream(3))
+    pairs = lessons.examples(300, 0)
+    assert all(shown.endswith("\n>") and action for shown, action in pairs)
+    wanted = {"calculator": 0, "lookup": 0, "finish": 0}
+    for shown, action in pairs:
+        name, arguments = bare_call(action)
+        wanted[name] += 1
+        if name == "finish":  # the answer stands on the screen that it is given on
+            assert f"={arguments['answer']}\n" in shown
+    assert min(wanted.values()) > 30
+    with pytest.raises(ModelError, match=r"needs a world with expert\(\) and legal\(\)"):
+        Demonstrations("toolqa", BARE, 0.5, stream(3))

@@ -44,6 +44,21 @@ def test_a_tool_that_ran_and_an_answer_in_its_result() -> None:
     assert found[:3].tolist() == pytest.approx([0.7, 0.0, 0.5]) and found.isnan().tolist() == [False] * 3 + [True]
 
 
+@pytest.mark.parametrize(
+    ("seen", "inside"),
+    [
+        ("56-18=38\n>", True), ("18-56=-38\n>", False), ("a3=138", False), ("b38?", False), ("38.5", False),
+        ("It is 38.", True), ("(41-3)=38", True),
+    ],
+)  # fmt: skip
+def test_an_answer_inside_a_longer_number_is_not_found_among_whole_words(seen: str, inside: bool) -> None:
+    forest = Forest.from_records([episode(0, [("q", None, None), (seen, None, None)], "38")])
+    assert float(ToolResult(whole_words=True)(forest)[0]) == pytest.approx(0.7 if inside else 0.2)
+    assert float(ToolResult()(forest)[0]) == pytest.approx(0.7)
+    below = Forest.from_records([episode(0, [("q", None, None), ("18-56=-38\n>", None, None)], "-38")])
+    assert float(ToolResult(whole_words=True)(below)[0]) == pytest.approx(0.7)
+
+
 def test_without_an_expected_answer_only_running_counts_and_one_turn_has_nothing() -> None:
     forest = Forest.from_records(
         [episode(0, [("q", None, None), ("7", None, None)], None), episode(1, [("q", None, None)], "7")]

@@ -27,9 +27,9 @@ class Demonstrations:
 
     def __init__(self, task: str, options: Mapping[str, Any], expert: float, random: np.random.Generator) -> None:
         self.world = worlds.make(task, seed=0, options=options, workers=0)
-        envs = self.world.envs
-        if envs is None or not {"expert", "legal"} <= set(envs.provides):
-            raise ModelError(f"the warm-up on {task!r} needs a world with expert() and legal()")
+        envs, wanted = self.world.envs, ("expert", "legal") if expert < 1 else ("expert",)
+        if envs is None or not {*wanted} <= {*envs.provides}:
+            raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in wanted)}")
         self.envs, self.expert, self.random = envs, expert, random
         self._running: dict[str, str] = {}  # episode -> what it shows
         self._begun = 0
@@ -50,14 +50,19 @@ class Demonstrations:
         return pairs[:n]
 
     def _actions(self, names: list[str]) -> dict[str, str]:
-        best, possible = self.envs.expert(names), self.envs.legal(names)
+        best = self.envs.expert(names)
+        possible = self.envs.legal(names) if "legal" in self.envs.provides else {}
         chosen = {}
         for name in names:
-            expert, legal = best[name], possible[name]
+            expert, legal = best[name], possible.get(name, [])
             if isinstance(expert, EnvFailure) or isinstance(legal, EnvFailure):
                 raise ModelError(f"the environment broke during the warm-up: {self.envs.messages}")
             knows = expert is not None and self.random.random() < self.expert
-            chosen[name] = expert if knows and expert else str(self.random.choice(legal))
+            if not (knows and expert):
+                if not legal:
+                    raise ModelError("the warm-up's expert knows no action, and the world has no legal() to draw from")
+                expert = str(self.random.choice(legal))
+            chosen[name] = expert
         return chosen
 
     def _fill(self) -> None:

@@ -102,6 +102,7 @@ WARMUPS: dict[str, Recipe] = {
     "sokoban": replace(WORLD, options={"style": "bare", "size": 5, "max_pushes": 2}, low=0.15, high=0.5),
     "keydoor": EXPERT,
     "shop": EXPERT,
+    "toolqa": replace(EXPERT, low=0.3, high=0.45, check_every=10, max_new_tokens=14),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,9 @@ class ToolResult(RewardPart):
     """`reward.step`: `executed` for a turn that the environment carried out (its `info` has no "action_error"), and
     `found` where the text that came back holds the expected answer (`info["expected"]` of the trajectory, case aside).
 
+    whole_words  whether an answer inside a longer word or number is not found: 38 in -38, 138, 38.5 or b38. In the
+                 authors' code it is
+
     The last turn of a trajectory, after which nothing comes back, has none (nan). These are the turns' whole rewards:
     what the environment paid for them is taken off, so that the sum that stands in the forest is this reward alone.
 
@@ -25,6 +29,7 @@ class ToolResult(RewardPart):
 
     executed: float = 0.2
     found: float = 0.5
+    whole_words: bool = False
 
     def __call__(self, forest: Forest) -> Tensor:
         value = [math.nan] * forest.n_steps
@@ -32,8 +37,12 @@ class ToolResult(RewardPart):
             if before < 0:
                 continue
             expected = forest.info[int(forest.step_trajectory[step])].get("expected")
-            came = (forest.observation_text[step] or "").lower()
-            inside = expected is not None and str(expected).lower() in came
+            inside = expected is not None and self._holds(forest.observation_text[step] or "", str(expected))
             worked = not forest.step_info[before].get("action_error")
             value[before] = self.executed * worked + self.found * inside
         return torch.tensor(value, dtype=torch.float64) - forest.step_reward.nan_to_num(0.0)
+
+    def _holds(self, text: str, answer: str) -> bool:
+        if not self.whole_words:
+            return answer.lower() in text.lower()
+        return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w|\.\d)", text, re.IGNORECASE) is not None
