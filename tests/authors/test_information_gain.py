@@ -94,20 +94,19 @@ def test_turns_are_standardised_then_summed(mode: str, gain: str) -> None:
     lines 559-615. Their `joint` and `prob_diff` are the paper's and the defaults; train.sh has the other two."""
     forest, signals = grown()
     keys = {"credit.pool": mode, "credit.gain": gain.removesuffix("_diff").removesuffix("_prob")}
-    found = gxpo.method("igpo", {k: v for k, v in keys.items() if v not in ("joint", "prob")}).advantages(
-        forest, signals
-    )
+    changed = {k: v for k, v in keys.items() if v not in ("joint", "prob")}
+    found = gxpo.method("igpo@paper", changed).advantages(forest, signals)
     assert found.tolist() == pytest.approx(released(1.0, mode, gain), abs=1e-9)
 
 
 def test_by_hand() -> None:
-    """Group b: gains .00001, -.00002 and .00002, outcomes 0 and 0: mean .000002, variance (64 + 484 + 324 + 4 + 4) / 5
-    times 1e-12 = 1.76e-10, sqrt(1.76e-10 + 1e-8) = 1.00876e-4. By the std alone, 1.327e-5, the last gain would be worth
-    1.357, not .1767."""
+    """Group b: gains .00001, -.00002 and .00002, outcomes 0 and 0: mean .000002, variance (64 + 484 + 324 + 4 + 4) / 4
+    times 1e-12 = 2.2e-10, sqrt(2.2e-10 + 1e-8) = 1.01094e-4. By the std alone, 1.483e-5, the last gain would be worth
+    1.214, not .1763."""
     forest, signals = grown()
     found = gxpo.method("igpo").advantages(forest, signals)
     of = {r: found[forest.path_of(r)] for r in (3, 4)}
-    unit = 1e-6 / (math.sqrt(1.0176e-8) + 1e-6)
+    unit = 1e-6 / (math.sqrt(1.022e-8) + 1e-6)
     assert of[3].tolist() == pytest.approx([(8 - 22 - 2) * unit, (-22 - 2) * unit, -2 * unit, -2 * unit], abs=1e-9)
     assert of[4].tolist() == pytest.approx([(18 - 2) * unit] * 2 + [-2 * unit], abs=1e-9)
 

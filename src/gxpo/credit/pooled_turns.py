@@ -76,7 +76,7 @@ class PooledTurns(CreditPart):
     """
 
     discount: float = 1.0
-    ddof: int = 0
+    ddof: int = 1
     eps: float = 1e-6
     scale: Literal["std", "none"] = "std"
     floor: float = 1e-4
