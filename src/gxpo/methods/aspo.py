@@ -3,8 +3,10 @@ r"""ASPO (tool-integrated reasoning): a bounded bonus on the advantage for reach
 right answers of a group that use code:  A_i += clip(delta (p_i - mean p) / mean L, -k |A_i|, k |A_i|)
 p the token at which the code begins, L the answer's length, delta = -2, k = 0.7: the sign of A never turns
 
-Choices. The bonus is a weight on the loss, w A = A + bonus: the same for clips. Code is found by a regular expression
-in the decoded answer (`signal.first_match.pattern`). Means are over the group's right answers with code.
+Choices. The paper trains by DAPO: `aspo+dapo`. Its text has delta -2 with k 0.7 (and -2.5 with 0.9), the legends of
+its figures -1.5 with 0.7 (and -2 with 0.9): the text's are taken. The bonus is a weight on the loss, w A = A + bonus:
+the same for clips. Code is found by a regular expression in the decoded answer (`signal.first_match.pattern`). Means
+are over the group's right answers with code. With A of 0, as in a group of right answers only, there is no bonus.
 """
 
 from gxpo.keys import Definition
@@ -19,7 +21,8 @@ aspo = Definition(
     year=2025,
     idea="shape the advantage, not the reward, so that early code is encouraged and correctness still decides",
     formula="A += clip(delta (p - mean p) / mean L, -k|A|, k|A|) for right answers with code",
-    evidence="secondary",
+    evidence="paper",
     keys={"weight.early_use": EarlyUse, "signal.first_match": FirstMatch},
-    choices="a pattern for code; delta -2, k 0.7",
+    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 96},
+    choices="a pattern for code; delta -2, k 0.7 of the paper's text, not its figures",
 )

@@ -4,9 +4,10 @@ d* = argmax_j r(d_j) over N drafts d_j ~ pi_old(.|q), the first on ties; q' = te
 o_i ~ pi_old(.|q'), i = 1..G; A and L as in GRPO, with pi(.|q'). Drafts get no gradient. Held-out tasks are attempted
 once, without a draft.
 
-Choices. N = 4 beside G = 8: the paper matches N + G to GRPO's G, its split could not be verified; for a matched budget
-of 8 say `rollout.n_drafts=4 rollout.group_size=4`. A draft that could not be scored is below all others; where all
-drafts are wrong the first is shown. The wording of the template is ours.
+Choices. The paper halves a budget of 8: 4 drafts and 4 refinements (`igrpo@paper`), which costs what GRPO's 8 do; here
+the 4 drafts come beside the base's 8. Where the refinements' std is 0 all A are 0, as in the paper. No KL, its
+coefficient. A draft that could not be scored is below all others; where all drafts are wrong the first is shown. The
+wording of the template is ours: the paper's is in a supplement that was not read.
 """
 
 from gxpo.keys import Definition
@@ -21,8 +22,9 @@ igrpo = Definition(
     year=2026,
     idea="attempts are conditioned on the best of the policy's own drafts and trained to beat it",
     formula="d* = argmax_j r(d_j), d_j ~ pi(q); o_i ~ pi(q + d*); A, L as GRPO under q + d*",
-    evidence="secondary",
+    evidence="paper",
     keys={"rollout": BestDraft},
+    paper_defaults={"rollout.group_size": 4, "update.lr": 1e-6},
     choices="4 drafts beside 8 refinements; the template's wording; an unscored draft is below all others",
     cost="n_drafts more rollouts a group, and a prompt longer by the draft",
 )

@@ -2,13 +2,14 @@ r"""PVPO: the baseline of a task is what the model that training starts from sco
 
 V(q) = (1 / M) sum_j r(o_j), o_j from the reference;   A_i = r_i - V(q), not scaled;   then PPO's clip as in GRPO
 
-Choices. Read in an abstract and a port. The paper measures before training begins; here a task's M = 8 reference
-answers are drawn when it is met for the first time, which is the same, since the reference does not move; V is kept
-with the checkpoint. M was not found. The first version of the paper renews the reference at fixed steps, the later one
-does not: nor does this. Sampling from the reference takes adapters (`learner.lora_rank`); with `rollout.of: current`
-the policy of a task's first visit is measured instead. The data filter (tasks that the reference always solves left
-out, a larger model's right answer put into groups of tasks that it never solves) is not part of this. As the policy
-gets better than V, credit drifts upwards. The coefficient of its KL was not found.
+Choices. The paper (version 3) measures before training begins; here a task's M reference answers are drawn when it is
+met for the first time, which is the same while the reference does not move; V is kept with the checkpoint. M is the
+base's 8: the paper has as many as rollouts, 5 or 16. Every 500 of its 1,000 steps it renews the reference; a later
+version does not, nor does this. Sampling from the reference takes adapters (`learner.lora_rank`); with
+`rollout.of: current` the policy of a task's first visit is measured instead. The data filter (tasks that the reference
+always solves left out; in groups of tasks that it never solves a larger model's right answer in the place of one
+rollout, its ratio over that model) is not part of this. As the policy gets better than V, credit drifts upwards. Its
+objective has a KL; the coefficient is not given.
 """
 
 from gxpo.credit.against_baseline import AgainstBaseline
@@ -25,7 +26,7 @@ pvpo = Definition(
     year=2025,
     idea="a fixed baseline for every task, measured with the reference before the task is trained on",
     formula="A_i = r_i - V(q), V(q) = mean reward of M answers of the reference",
-    evidence="secondary",
+    evidence="paper",
     keys={
         "credit": AgainstBaseline,
         "rollout": WithBaseline,
@@ -33,6 +34,12 @@ pvpo = Definition(
         "rollout.baselines": 8,
         "rollout.once": True,
         "signal.rollout_baseline": RolloutBaseline,
+    },
+    paper_defaults={
+        "rollout.baselines": 16,
+        "rollout.group_size": 16,
+        "tasks.per_step": 32,
+        "update.lr": 1e-6,
     },
     choices="measured at a task's first visit, M = 8, never renewed; the paper's data filter is left out",
     cost="M more answers for every task, once; one number a task in the checkpoint; needs learner.lora_rank",

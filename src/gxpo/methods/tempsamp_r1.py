@@ -3,12 +3,12 @@ r"""TempSamp-R1: the ground truth is a member of the group, and a soft threshold
 Group: G - 1 samples and one reference answer
 r~ = 0.8 + 0.01 ln(1 + d) for d = r - 0.8 >= 0, else 0.8 - (e^-d - 1) / (e - 1);   A = GRPO's of r~ over all G
 
-Choices. From equations quoted in a note. The paper's task is finding moments in videos, scored by overlap; here any
+Choices. The paper's eqs. 2 and 4. Its task is finding moments in videos, scored by overlap; here any
 score from 0 to 1: with binary ones the shaping only scales, and std takes that out again. The reference answer's
 ratio begins at 1, as theirs: the policy at the start of the step stands in for who wrote it
 (`objective.on_unknown_behaviour: one`). Its two alternatives (a scaled reward of the reference answer, an advantage
-anchored at 1.2 times the best sample's) and the mix of answers with and without reasoning are not built. A reference
-answer that the verifier does not accept is left out.
+anchored at 1.2 times the best sample's) and the mix of answers with and without reasoning are not built. It takes one
+update of each batch, where all ratios are 1. A reference answer that the verifier does not accept is left out.
 """
 
 from gxpo.keys import Definition
@@ -24,12 +24,13 @@ tempsamp_r1 = Definition(
     year=2025,
     idea="the ground truth among the samples, its lead over them compressed",
     formula="r~ = tau + 0.01 ln(1 + d) or tau - (e^-d - 1) / (e - 1), d = r - tau; A = (r~ - mean_g) / std_g",
-    evidence="secondary",
+    evidence="paper",
     keys={
         "rollout": ReferenceInGroup,
         "reward.shape.soft_threshold": SoftThreshold,
         "objective.on_unknown_behaviour": "one",
     },
+    paper_defaults={"rollout.group_size": 4},
     choices="tau 0.8; ratio of the reference answer over the policy at the start of the step",
     cost="one sample fewer a group; reference answers must be given",
 )

@@ -42,7 +42,7 @@ class EarlyUse(WeightPart):
     that is linear in the credit, as the clips are, weighting the gated loss is the same. Means are over the group's
     compared right answers with a use. Reads signal `first_use` [R], nan where there is none.
 
-    Source: ASPO, arXiv 2508.19201, from a summary of its code.
+    Source: ASPO, arXiv 2508.19201, eq. 2.
     """
 
     delta: float = -2.0
