@@ -3,11 +3,17 @@ r"""PIPO: once the next batch shows whether an update helped, the batch it was m
 xi   = (mean reward now - mean of the last K) / std of the last K;   phi = xi, or 0.1 xi where it is negative
 r^_i = phi G A_i / sum_j |A_j| for the rollouts of the step before: one clipped step on them, then GRPO's on the new
 
-Choices. From a detailed note on the paper's equations. K = 8; nothing is repeated until there have been K steps. The
-first step's ratio is over the policy that sampled the old batch, the second's over the one that sampled the new:
-`objective.ratio_over: behaviour`, the sampler's log-probs. eps 1e-6 is added to std and to sum |A|. xi is not bounded
-in the paper (`signal.improvement.bound`); where the last K means are all equal it is 0. The old batch is the whole of
-it, in one optimiser step. Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
+Choices. K = 8; nothing is repeated until there have been K steps. The first step's ratio is over the policy that
+sampled the old batch, the second's over the one that sampled the new: `objective.ratio_over: behaviour`, the sampler's
+log-probs. eps 1e-6 is added to std and to sum |A|. xi has no bound (`signal.improvement.bound`); where the last means
+are all equal it is 0, in the code mean now - mean. The old batch is one optimiser step; the code cuts it, too, into
+mini-batches.
+The authors' code and the paper differ. Its window of 8 holds the current step, so that 7 earlier ones are compared
+with, and its std is the population's: `signal.improvement.window=7 signal.improvement.ddof=0`. Its older version (GRPO,
+GSPO and DAPO on mathematics) stores every mean twice and compares a step with a window that it is part of. Its replay
+for GRPO is min(rho, 1.2) r^ whatever the sign of r^, so that for r^ < 0 nothing falls further than 1.2 allows and
+nothing is held from below; here, and in its replay for GSPO, it is PPO's minimum. Its loss is a token mean.
+Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 
 from gxpo.credit.retrospective import Retrospective
@@ -25,7 +31,9 @@ pipo = Definition(
     year=2026,
     idea="updates after which rewards rose are made a second time, those after which they fell are taken back a little",
     formula="r^_i = phi(xi) G A_i / sum_j |A_j| on the previous batch, then A on the new one",
-    evidence="secondary",
+    evidence="reference-code",
+    code="JacckMa/pipo_verl@8e8e63fbb4dd0b4fa990c46860854cf59fc60145 verl/trainer/ppo/layback_utils.py "
+    "verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py",
     keys={
         "credit": Retrospective,
         "rollout": LastStepAgain,
@@ -33,6 +41,6 @@ pipo = Definition(
         "update": ReplayedFirst,
         "objective.ratio_over": "behaviour",
     },
-    choices="ratios over the sampler's log-probs; no bound on xi; the whole old batch in one step",
+    choices="the paper's window and std, not the code's; PPO's minimum in the replay; the old batch in one step",
     cost="a second update a step on the stored rollouts of the step before; 40-49% more time by the paper",
 )

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that don't say how the policy does
 
 
-def improvement(history: Sequence[float], now: float, falling: float = 0.1, eps: float = 1e-6) -> float:
-    """phi((now - mean) / (std + eps)), mean and sample std of `history` (two or more), phi(x) = x, below 0 falling x.
+def improvement(history: Sequence[float], now: float, falling: float = 0.1, eps: float = 1e-6, ddof: int = 1) -> float:
+    """phi((now - mean) / (std + eps)), mean and std (`ddof`) of `history` (two or more), phi(x) = x, below 0 falling x.
 
-    0 where the history does not vary (max - min at most 1e-12 of the largest): there is nothing to measure by.
-    Source: PIPO, arXiv 2604.00860, eqs. 7-9.
+    0 where the history does not vary (max - min at most 1e-12 of the largest): there is nothing to measure by. Source:
+    PIPO, arXiv 2604.00860, eqs. 7-9.
 
     >>> round(improvement([0.40, 0.42, 0.41, 0.43], 0.46, eps=0.0), 6)
     3.485685
@@ -34,7 +34,8 @@ def improvement(history: Sequence[float], now: float, falling: float = 0.1, eps:
     low, high = min(history), max(history)
     if high - low <= DEGENERATE * max(abs(low), abs(high)):
         return 0.0
-    x = (now - statistics.fmean(history)) / (statistics.stdev(history) + eps)
+    std = statistics.stdev(history) if ddof else statistics.pstdev(history)
+    x = (now - statistics.fmean(history)) / (std + eps)
     return x if x >= 0 else falling * x
 
 
@@ -47,6 +48,7 @@ class Improvement(SignalPart):
     eps      added to the standard deviation
     bound    the number is held in [-bound, bound]; the paper has no bound, and a window that hardly varies gives
              large numbers
+    ddof     of the standard deviation: 1 in the paper, 0 in the authors' code
 
     The mean is over the scored and compared trajectories that the policy made in the step, each once.
     """
@@ -55,22 +57,23 @@ class Improvement(SignalPart):
     falling: float = 0.1
     eps: float = 1e-6
     bound: float = math.inf
+    ddof: int = 1
     memory: list[float] = field(init=False, repr=False, compare=False, default_factory=list)
 
     provides = ("improvement",)
     axes = {"improvement": "R"}  # noqa: RUF012  never changed
 
     def __post_init__(self) -> None:
-        if self.window < 2 or self.falling < 0 or self.eps < 0 or not self.bound > 0:
+        if self.window < 2 or self.falling < 0 or self.eps < 0 or not self.bound > 0 or self.ddof not in (0, 1):
             raise ConfigError(
                 f"signal improvement: window {self.window} is at least 2, falling {self.falling} and eps {self.eps} at "
-                f"least 0, bound {self.bound} above 0"
+                f"least 0, bound {self.bound} above 0, ddof {self.ddof} 0 or 1"
             )
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         now, found = self._mean(forest), 0.0
         if now is not None and len(self.memory) == self.window:
-            found = improvement(self.memory, now, self.falling, self.eps)
+            found = improvement(self.memory, now, self.falling, self.eps, self.ddof)
         held = min(max(found, -self.bound), self.bound)
         return {"improvement": torch.full((forest.n_trajectories,), held, dtype=torch.float64)}
 
