@@ -471,6 +471,10 @@ class StepRunner(Protocol):
         """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass."""
         ...
 
+    def renew(self) -> None:
+        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
+        ...
+
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of the parameters; the optimiser's moments are not part of it."""
         ...

@@ -17,7 +17,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.epochs import Epochs
 from gxpo.learners.torch import TorchLearner
-from gxpo.learners.turns_reversed import TurnsReversed, turn_correction, turns_to_go
+from gxpo.learners.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
 from gxpo.protocols import StepInfo
 from gxpo.signals import Signals
 from gxpo.trainer.bound import BoundLearner
@@ -35,21 +35,20 @@ def record(name, *turns, group="g", reward=0.0, trainable=True):
     return {"schema": "gxpo.rollouts/1", "group": group, "id": name, "prompt": [1], "turns": actions, "reward": reward}
 
 
+FROM_THE_END = TurnsReversed(reduce="product", count="end", old="step")
+
+
 # ---------------------------------------------------------------- the card
-def test_the_correction_of_the_card():
-    # e^.05 = 1.051271; e^.15 = 1.161834
-    found = turn_correction(column(0.1, -0.05, 0.1, 0.05), torch.tensor([0, 0, 1, 1]), 2)
-    assert (column(1.0, -1.0) * found).tolist() == pytest.approx([1.051271, -1.161834], abs=1e-6)
+def test_the_ratio_of_a_turn():
+    # means .025 and .075; sums .05 and .15
+    moved, of = column(0.1, -0.05, 0.1, 0.05), torch.tensor([0, 0, 1, 1])
+    assert turn_ratio(moved, of, 2).tolist() == pytest.approx([math.exp(0.025), math.exp(0.075)], abs=1e-12)
+    assert turn_ratio(moved, of, 2, "product").tolist() == pytest.approx([1.051271, 1.161834], abs=1e-6)
 
 
-def test_the_correction_is_of_the_product_and_held():
-    # sums .3, -.3, 1e6, -1e6 and none
-    found = turn_correction(column(0.1, 0.2, -0.3, 1e6, -1e6), torch.tensor([0, 0, 1, 2, 3]), 5)
-    assert found.tolist() == [1.2, 0.8, 1.2, 0.8, 1.0]
-    wide = turn_correction(column(1e6, -1e6), torch.tensor([0, 1]), 2, low=1.0, high=math.inf)
-    assert wide.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
-    edge = turn_correction(column(math.log(1.2), math.log(0.8)), torch.tensor([0, 1]), 2)
-    assert edge.tolist() == pytest.approx([1.2, 0.8], abs=1e-15)
+def test_the_ratio_of_a_turn_is_finite():
+    found = turn_ratio(column(1e6, -1e6), torch.tensor([0, 1]), 3)
+    assert found.tolist() == pytest.approx([math.exp(20), math.exp(-20), 1.0])
 
 
 # ---------------------------------------------------------------- which turn is when
@@ -64,13 +63,14 @@ def test_distances_are_what_a_loop_says(seed):
         for turn in row["turns"]:
             turn["trainable"] = rng.random() < 0.8
     forest = Forest.from_records(records)
-    found = turns_to_go(forest)
+    before, after = turn_numbers(forest)
     for r, row in enumerate(records):
         at = forest.path_of(r).tolist()
         for i, turn in enumerate(row["turns"]):
-            after = sum(later["trainable"] for later in row["turns"][i + 1 :])
+            earlier, later = (sum(t["trainable"] for t in row["turns"][cut]) for cut in (slice(i), slice(i + 1, None)))
             for _ in turn["action"]:
-                assert int(found[at.pop(0)]) == after
+                p = at.pop(0)
+                assert (int(before[p]), int(after[p])) == (earlier, later)
         assert not at
 
 
@@ -79,6 +79,10 @@ class Scripted:
 
     def __init__(self, forest, drift=0.05, empty=()):
         self.forest, self.drift, self.now, self.steps, self.empty = forest, drift, 0.0, [], set(empty)
+        self.renewed = []
+
+    def renew(self):
+        self.renewed.append(self.now)
 
     def logprob(self):
         return self.forest.path_behaviour_logprob + self.now
@@ -92,12 +96,27 @@ class Scripted:
 
 
 def test_each_step_has_one_turn_and_the_credit_so_far():
+    # a: turns of 2, 1, 3 tokens; b: one of 2. By number: (3, -), (1, -), (2, 2)
+    forest = Forest.from_records([record("a", [5, 6], [7], [8, 9, 10], reward=1.0), record("b", [11, 12])])
+    learner = Scripted(forest, drift=0.15)
+    credit, weight = column(1, 1, 1, 1, 1, 1, -1, -1), torch.ones(8, dtype=torch.float64)
+    assert len(TurnsReversed().run(forest, credit, weight, learner)) == 3
+    trained = [[int(x) for x in step[0]] for step in learner.steps]
+    assert trained == [[0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 1, 1]]
+    # every step moves its tokens by .15: e^.15 = 1.161834, and twice that is held at 1.2; b has not been trained on
+    given = [step[1].tolist() for step in learner.steps]
+    assert given[1] == pytest.approx([math.exp(0.15)] * 6 + [-1] * 2)
+    assert given[2] == pytest.approx([1.2] * 6 + [-1] * 2)
+    assert learner.renewed == pytest.approx([0.15, 0.3])
+
+
+def test_turns_from_the_end_and_products_since_the_start():
     # a: turns of 2, 1, 3 tokens; b: one of 2. From the end: (3, 2), (1, -), (2, -)
     forest = Forest.from_records([record("a", [5, 6], [7], [8, 9, 10], reward=1.0), record("b", [11, 12])])
     learner = Scripted(forest, drift=0.05)
     credit, weight = column(1, 1, 1, 1, 1, 1, -1, -1), torch.ones(8, dtype=torch.float64)
-    infos = TurnsReversed().run(forest, credit, weight, learner)
-    assert len(infos) == 3
+    infos = FROM_THE_END.run(forest, credit, weight, learner)
+    assert len(infos) == 3 and not learner.renewed
     trained = [[int(x) for x in step[0]] for step in learner.steps]
     assert trained == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
     # after the first step three tokens have moved by .05 each: e^.15; b's two: e^.1. After the second one token has
@@ -106,7 +125,7 @@ def test_each_step_has_one_turn_and_the_credit_so_far():
     assert given[0] == credit.tolist()
     a, b = math.exp(0.15), math.exp(0.1)
     assert given[1] == pytest.approx([a] * 6 + [-b] * 2)
-    assert given[2] == pytest.approx([a * math.exp(0.1)] * 6 + [-b] * 2)
+    assert given[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
 
 
 def test_an_empty_step_corrects_nothing_and_the_last_step_is_not_looked_at():
@@ -136,7 +155,7 @@ def test_a_shared_turn_at_two_distances_counts_at_each_with_its_own_entries():
             "turns": [{"action": [8], "logprob": [-1.0]}], "reward": 1.0}  # fmt: skip
     forest = Forest.from_records([base, fork])
     learner = Scripted(forest)
-    TurnsReversed().run(forest, torch.ones(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64), learner)
+    FROM_THE_END.run(forest, torch.ones(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64), learner)
     # entries: a's 5 6 | 7, b's 5 6 8: a's first turn is one before its end, b's only turn is the last
     weights = [step[2].tolist() for step in learner.steps]
     assert weights == [[0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]]
@@ -169,38 +188,45 @@ def test_with_one_turn_it_is_one_plain_step_bit_for_bit():
     assert ours == plain and len(infos) == 1
 
 
-def test_by_hand_on_a_model():
-    """Two turn indices: the second step's ratio is over the start, and its credit is corrected."""
+@pytest.mark.parametrize("update", [TurnsReversed(), FROM_THE_END])
+def test_by_hand_on_a_model(update):
+    """Two turns: the second step's ratio is over what stood before it, or over the start; its credit is corrected."""
     forest, learner = battery(2), fresh()
     m, held, credit, weight = bound(learner, forest)
     start = learner.outputs(forest)["logprob"]
-    TurnsReversed().run(forest, credit, weight, held)
+    update.run(forest, credit, weight, held)
 
-    other, to_go = fresh(), turns_to_go(forest)
+    other, (number, to_go) = fresh(), turn_numbers(forest)
+    at = to_go if update.count == "end" else number.max() - number
     signals = Signals.of(forest, {})
-    current = credit.clone()
+    current, old = credit.clone(), start
     for k in (0, 1):
         narrowed = Forest.from_records(forest.to_records())
         trainable = forest.trainable.clone()
         for p in range(forest.n_entries):
-            if int(to_go[p]) != k:
+            if int(at[p]) != k:
                 trainable[forest.path_token[p]] = False
         narrowed = forest.replace(trainable=trainable)
 
-        def loss(x, narrowed=narrowed, current=current):
-            pol = gxpo.PolicyTokens(x["logprob"], forest.path_behaviour_logprob, proximal_logprob=start)
+        def loss(x, narrowed=narrowed, current=current, old=old):
+            pol = gxpo.PolicyTokens(x["logprob"], forest.path_behaviour_logprob, proximal_logprob=old)
             return m.objective(narrowed, pol, current, weight, signals)
 
         other.step(narrowed, loss, couples="trajectory")
         after = other.outputs(forest)["logprob"]
         for r in range(forest.n_trajectories):
-            rows = [p for p in forest.path_of(r).tolist() if int(to_go[p]) == k]
+            rows = [p for p in forest.path_of(r).tolist() if int(at[p]) == k]
             total = math.fsum(float(after[p] - start[p]) for p in rows)
+            total /= 1 if update.reduce == "product" else max(len(rows), 1)
             current[forest.path_of(r)] *= min(max(math.exp(total), 0.8), 1.2)
+        old = after if update.old == "turn" else start
     ours, theirs = learner.snapshot(), other.snapshot()
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-9
-    assert [row["on_policy"] for row in held.metrics] == [1.0, 0.0]
-    assert torch.allclose(held.proximal, start, atol=1e-12)
+    if update.old == "turn":
+        assert [row["on_policy"] for row in held.metrics] == [1.0, 1.0]
+    else:
+        assert [row["on_policy"] for row in held.metrics] == [1.0, 0.0]
+        assert torch.allclose(held.proximal, start, atol=1e-12)
 
 
 def test_the_loss_of_a_turn_is_a_mean_over_its_own_tokens():
@@ -235,12 +261,19 @@ def test_the_method():
     found = m.advantages(Forest.from_records(rows)).tolist()
     assert found == pytest.approx([1.224745, -1.224745, 0.0, 0.0], abs=1e-6)
     assert m.couples == "trajectory" and m.update == TurnsReversed()
+    far = gxpo.method("seeupo", {"credit.bound": 1.0}).advantages(Forest.from_records(rows)).tolist()
+    assert far == [1.0, -1.0, 0.0, 0.0]
 
 
 def test_refusals():
     for fields in ({"correction_low": 1.5}, {"correction_low": -0.1}, {"correction_high": -1.0}):
         with pytest.raises(ConfigError, match=r"update\.correction_low"):
             TurnsReversed(**fields)
+    for fields in ({"reduce": "sum"}, {"count": "middle"}, {"old": "now"}):
+        with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))}"):
+            TurnsReversed(**fields)
+    with pytest.raises(ConfigError, match=r"credit\.bound"):
+        gxpo.method("seeupo", {"credit.bound": 0.0})
     with pytest.raises(ConfigError, match=r"update\.planned"):
         TurnsReversed(planned=0)
     assert TurnsReversed(planned=4).optimiser_steps(9) == 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Single, group_relative
-from gxpo.errors import one_of
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -47,6 +48,7 @@ class BatchWhiten(CreditPart):
             counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
     ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF and NeMo-RL
     single  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
+    bound   the whitened credit is held in [-bound, bound]
 
     The paper's return from token t subtracts the KL of tokens t and after; here a KL in the reward is taken off the
     outcome, once for the trajectory: the same expected gradient, since the KL of earlier tokens is only a baseline.
@@ -59,8 +61,11 @@ class BatchWhiten(CreditPart):
     over: Literal["tokens", "trajectories"] = "tokens"
     ddof: int = 1
     single: Single = "zero"
+    bound: float = field(default=math.inf, metadata={"unbounded": True})
 
     def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ConfigError(f"credit.bound is {self.bound}; it is above 0")
         one_of("credit.center", self.center, ("none", "mean", "leave_one_out"))
         one_of("credit.over", self.over, ("tokens", "trajectories"))
         one_of("credit.single", self.single, ("zero", "raw"))
@@ -73,6 +78,7 @@ class BatchWhiten(CreditPart):
             value = group_relative(value, group, self.center, "none", where=compared, single=self.single)
         if self.over == "trajectories":
             batch = torch.zeros(value.shape, dtype=torch.int64)
-            return forest.to_path(levels.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps), "R")
+            found = levels.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps)
+            return forest.to_path(found.clamp(-self.bound, self.bound), "R")
         entries = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(compared, "R")
-        return batch_whiten(*entries, self.eps, self.ddof)
+        return batch_whiten(*entries, self.eps, self.ddof).clamp(-self.bound, self.bound)

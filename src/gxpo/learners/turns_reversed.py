@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.trees import begins_of
@@ -15,52 +16,66 @@ from gxpo.trees import begins_of
 FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
 
 
-def turns_to_go(forest: Forest) -> Tensor:
-    """[P] int64: how many trained turns of its trajectory come after the one that the entry is in, 0 in the last."""
+def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
+    """[P] int64 each: how many trained turns of its trajectory come before the one that the entry is in, and after."""
     trained = torch.bincount(forest.path_step[forest.path_trainable], minlength=forest.n_steps) > 0
     begins = begins_of(forest.step_trajectory, forest.n_trajectories)
     so_far = torch.cat([torch.zeros(1, dtype=torch.int64), trained.long().cumsum(0)])
+    before = so_far[:-1] - so_far[begins[:-1]][forest.step_trajectory]
     after = so_far[begins[1:]][forest.step_trajectory] - so_far[1:]
-    return forest.to_path(after, "S")
+    return forest.to_path(before, "S"), forest.to_path(after, "S")
 
 
-def turn_correction(log_ratio: Tensor, trajectory: Tensor, n: int, low: float = 0.2, high: float = 0.2) -> Tensor:
-    """[n] clip(exp(sum of log_ratio over the trajectory), 1 - low, 1 + high); 1 for a trajectory without an entry.
+def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mean") -> Tensor:
+    """[n] exp of the mean, or of the sum ("product"), of log_ratio over the trajectory; 1 for one without an entry.
 
-    log_ratio   of the turn's tokens, new policy less old (nats); their sum is held in +-20
+    log_ratio   of the turn's tokens, new policy less old (nats); what is taken of it is held in +-20
     trajectory  which of the n trajectories each token belongs to
 
-    >>> turn_correction(torch.tensor([0.1, -0.05]), torch.tensor([0, 0]), 2)
-    tensor([1.0513, 1.0000])
+    >>> turn_ratio(torch.tensor([0.1, -0.04]), torch.tensor([0, 0]), 2)
+    tensor([1.0305, 1.0000])
     """
     total = log_ratio.new_zeros(n).index_add_(0, trajectory, log_ratio)
-    return total.clamp(-FARTHEST, FARTHEST).exp().clamp(1 - low, 1 + high)
+    if reduce == "mean":
+        total = total / torch.bincount(trajectory, minlength=n).clamp_min(1)
+    return total.clamp(-FARTHEST, FARTHEST).exp()
 
 
 @dataclass(frozen=True)
 class TurnsReversed:
-    """One optimiser step for each turn, counted from the end, on that turn's tokens alone.
+    """One optimiser step for each turn, the last first, on that turn's tokens alone.
 
-    M = the credit; for k = 0 (last turns), 1, ...:  a step on the tokens of the turns k before the end, with credit M;
-    M_i <- M_i clip(prod over those tokens of i of pi_new / pi_old, 1 - correction_low, 1 + correction_high)
+    M = the credit; for k = the last turn, the one before, ...:   a step on the tokens of turn k with credit c_i M_i;
+    c_i <- clip(c_i clip(r_i)),  r_i the geometric mean over those tokens of i of pi_new / pi_old, c_i = 1 at first
 
-    correction_low, correction_high   relative to 1, of the product (not the mean) over the turn
+    correction_low, correction_high   clip's bounds, relative to 1
+    reduce    "mean": the geometric mean over the turn; "product": the turn's own ratio of probabilities
+    count     which turns are taken together: "start": those of one number from the beginning, so that a trajectory with
+              fewer turns joins in later; "end": those as far from the end
+    old       pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that turn,
+              so that all ratios are 1; "step": that at the start of the step
     planned   optimiser steps a step that a learning-rate schedule counts on: the turns of a usual trajectory
 
-    pi_old is the policy at the start of the step, which also divides the ratios, pi_new that after the step on the
-    turn; parameters are shared, so a turn's tokens have moved a little before it is their turn. Trajectories with fewer
-    turns sit out. Means of the objective are over the turn's tokens and the trajectories that have it; a token that
-    forks share at different distances from their ends counts at each of them, with the entries of that distance. Turns
-    without trained tokens are not counted. With turns of one distance only it is one plain step.
+    pi_new is the policy after the step on the turn; parameters are shared, so a turn's tokens have moved a little
+    before it is their turn. Trajectories without a turn sit out: their correction stays. Means of the objective are
+    over the turn's tokens and the trajectories that have it. With "end", a token that forks share at different
+    distances from their ends counts at each of them, with the entries of that distance. Turns without trained tokens
+    are not counted. With one turn only it is one plain step.
 
-    Costs a forward pass for each turn index, beside its update. Source: SeeUPO, arXiv 2602.06554.
+    Costs a forward pass for each turn, beside its update. Source: SeeUPO, arXiv 2602.06554, and its code.
     """
 
     correction_low: float = 0.2
     correction_high: float = field(default=0.2, metadata={"unbounded": True})
     planned: int = 1
+    reduce: Literal["mean", "product"] = "mean"
+    count: Literal["start", "end"] = "start"
+    old: Literal["turn", "step"] = "turn"
 
     def __post_init__(self) -> None:
+        one_of("update.reduce", self.reduce, ("mean", "product"))
+        one_of("update.count", self.count, ("start", "end"))
+        one_of("update.old", self.old, ("turn", "step"))
         if not 0 <= self.correction_low <= 1 or not self.correction_high >= 0:
             raise ConfigError(
                 "update.correction_low is a width from 0 to 1 and update.correction_high one from 0 on, not "
@@ -74,26 +89,29 @@ class TurnsReversed:
         return self.planned
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
-        to_go = turns_to_go(forest)
-        turns = to_go[forest.path_trainable].unique().tolist()
+        before, after = turn_numbers(forest)
+        number = after if self.count == "end" else -before
+        turns = number[forest.path_trainable].unique().tolist()
         if len(turns) < 2:
             return [learner.step(forest, credit, weight)]
         old, infos = learner.logprob(), []
+        factor = torch.ones(forest.n_trajectories, dtype=old.dtype)
         for k in turns:
-            here = to_go == k
-            infos.append(learner.step(only(forest, here), credit, weight * here))
+            here = number == k
+            infos.append(learner.step(only(forest, here), credit * forest.to_path(factor, "R"), weight * here))
             if infos[-1].empty or k == turns[-1]:
                 continue
-            moved = (here & forest.path_trainable).nonzero().squeeze(1)
-            factor = turn_correction(
-                (learner.logprob() - old)[moved],
-                forest.path_trajectory[moved],
-                forest.n_trajectories,
-                self.correction_low,
-                self.correction_high,
-            )
-            credit = credit * forest.to_path(factor, "R")
+            moved, now = (here & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
+            of = forest.path_trajectory[moved]
+            ratio = turn_ratio((now - old)[moved], of, forest.n_trajectories, self.reduce)
+            factor = self._held(factor * self._held(ratio))
+            if self.old == "turn":
+                old = now
+                learner.renew()
         return infos
+
+    def _held(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(1 - self.correction_low, 1 + self.correction_high)
 
 
 def only(forest: Forest, entries: Tensor) -> Forest:

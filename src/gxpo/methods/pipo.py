@@ -11,8 +11,9 @@ mini-batches.
 The authors' code and the paper differ. Its window of 8 holds the current step, so that 7 earlier ones are compared
 with, and its std is the population's: `signal.improvement.window=7 signal.improvement.ddof=0`. Its older version (GRPO,
 GSPO and DAPO on mathematics) stores every mean twice and compares a step with a window that it is part of. Its replay
-for GRPO is min(rho, 1.2) r^ whatever the sign of r^, so that for r^ < 0 nothing falls further than 1.2 allows and
-nothing is held from below; here, and in its replay for GSPO, it is PPO's minimum. Its loss is a token mean.
+for GRPO maximises min(rho, 1.2) r^ whatever the sign of r^: where r^ < 0, a token that has become likelier than 1.2 is
+left alone and one that fell is pushed on. Here, and in its replay for GSPO, it is PPO's minimum. Its loss is a token
+mean.
 Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 

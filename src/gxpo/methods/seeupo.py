@@ -1,13 +1,17 @@
 r"""SeeUPO: turns are updated from the last to the first, each with credit corrected by what later turns' updates did.
 
-M = A, the outcome less its group's mean, over the batch's std;  for turns k = T .. 1 (from the end):
-  one step on   max(-M rho_k, -M clip(rho_k, 0.8, 1.2)),   rho_k = exp(mean over turn k of log pi/pi_old)
-  M <- M clip(prod over turn k of pi_new / pi_old, 0.8, 1.2)
+A = the outcome less its group's mean, over the batch's std, held in +-3;  c = 1;  for turns k = T .. 1 (from the end):
+  one step on   max(-c A rho_k, -c A clip(rho_k, 0.8, 1.2))
+  c <- clip(c clip(r_k)),  r_k = exp(mean over turn k of log pi_new/pi_old), both clips to (0.8, 1.2)
 
-Choices. Read in a third party's implementation. pi_old is the policy at the start of the step, in the ratio and in the
-correction. The ratio's bounds are the base's 0.2 (GSPO's are 3e-4 and 4e-4: `seeupo+gspo` takes objective.clip_low and
-clip_high from there once objective.ratio=turn is decided). The batch's mean is taken off with its std; trajectories
-count once. One optimiser step for each turn index, over all groups, where the paper's are mini-batches.
+Choices. As in the authors' code (branch seeupo of modelscope/AgentEvolver): pi_old is the policy before the step on the
+turn, so that rho is 1 with its one mini-batch a turn; turns are taken by their number from the beginning, the highest
+first. `update.reduce=product update.old=step update.count=end` is the correction by the product over the turn since the
+start of the step, with turns by their distance from the end.
+Where gxpo differs from it. A trajectory without turn k sits out; there it is a row of copied tokens that is in the
+loss's mean, and its c drifts with those tokens. A group of one has credit 0, there its raw outcome (`credit.single`).
+Its launch files set algorithm.loss_mode: gspo, which nothing reads: the ratio is the token's; at rho 1 that is the
+same. One optimiser step for each turn, over all groups.
 """
 
 from gxpo.credit import BatchWhiten
@@ -18,19 +22,24 @@ seeupo = Definition(
     name="seeupo",
     title="SeeUPO: Sequence-Level Agentic-RL with Convergence Guarantees",
     arxiv="2602.06554",
-    authors="Hu, Tianyi and others",
+    authors="Hu, Tianyi and Fu, Qingxu and Chen, Yanxi and Liu, Zhaoyang and Ding, Bolin",
     year=2026,
     idea="a turn is an agent: agents are updated in reverse order, each knowing how those after it have changed",
-    formula="for k = T..1: a step on turn k with credit M; M <- M clip(prod_{t in k} pi_new/pi_old, 0.8, 1.2)",
-    evidence="secondary",
+    formula="for k = T..1: a step on turn k with credit c A; c <- clip(c clip(exp mean_{t in k} log pi_new/pi_old))",
+    evidence="reference-code",
+    code="modelscope/AgentEvolver@e59dea41e7211f31d04993bbb28c6666bd153e73 "
+    "beyondagent/module/trainer/ba_ray_trainer.py launcher/qwen3_bfcl/qwen3-seeupo-bfcl.yaml "
+    "context_manager_templates/cmt_linear_think.py",
     keys={
         "update": TurnsReversed,
         "credit": BatchWhiten,
         "credit.center": "mean",
         "credit.over": "trajectories",
+        "credit.bound": 3.0,
+        "credit.eps": 0.0,
         "objective.ratio": "turn",
     },
     paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.kl.coef": 0.002},
-    choices="pi_old is the start of the step throughout; clip 0.2 on the turn's ratio; one step for each turn index",
+    choices="pi_old is the policy before each turn's step; turns by their number; those without a turn sit out",
     cost="an update and a forward pass for each turn of the longest trajectory",
 )

@@ -123,6 +123,10 @@ class BoundLearner:
             self.proximal = found
         return found
 
+    def renew(self) -> None:
+        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
+        self.proximal = None
+
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the parameters."""
         return self.learner.snapshot()
