@@ -199,16 +199,22 @@ def test_a_restored_reward_model_goes_on_alike() -> None:
     assert part.model.weights_crc() == other.model.weights_crc()
 
 
-def test_while_the_two_models_are_one_it_is_grpo() -> None:
+def test_while_the_two_models_are_one_it_is_rloo() -> None:
     learner, forest = policy(), forest_of([[1.0, 0.0, 0.5], [0.0, 1.0]])
     part, tools = bound(learner)
     signals = {"proximal_logprob": learner.outputs(forest)["logprob"]}
     signals |= part.compute(forest, signals, tools)
-    assert torch.equal(gxpo.method("oprl").advantages(forest, signals), gxpo.method("grpo").advantages(forest))
+    plain = gxpo.method("grpo", {"credit.center": "leave_one_out", "credit.scale": "none"}).advantages(forest)
+    assert torch.equal(gxpo.method("oprl").advantages(forest, signals), plain)
+    scaled, _ = bound(learner, scale="largest")
+    assert not scaled.compute(forest, signals, tools)["process_reward"].any()
 
 
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ConfigError, match="epochs"):
         ImplicitReward(epochs=0)
+    for name in ("score", "alike", "scale"):
+        with pytest.raises(ConfigError, match=rf"signal\.implicit_reward\.{name}"):
+            ImplicitReward(**{name: "other"})  # type: ignore[arg-type]
     with pytest.raises(GxpoError, match="bind"):
         _ = ImplicitReward().model

@@ -44,7 +44,7 @@ def step_reward(
     Returns [S] float64. Every (trajectory, turn) counts once: a trajectory of many turns moves A^S's statistics more.
     Equal rewards (a process reward model that still is the policy) have A^S exactly 0, and this is `group_relative`.
 
-    Source: iStar / OPRL, arXiv 2509.19199, after a summary; it names neither ddof nor eps, which are GRPO's here.
+    Source: iStar / OPRL, arXiv 2509.19199; ddof and eps are those of its code with a std.
     """
     compared = torch.ones_like(group, dtype=torch.bool) if where is None else where
     episode = group_relative(outcome, group, center, scale, ddof, eps, where=compared)

@@ -1,14 +1,19 @@
 r"""OPRL (iStar): step rewards from a second model, trained as the policy goes to prefer its better trajectories.
 
-r_t = beta (log phi(a_t) - log pi_old(a_t)), summed over the action's tokens; beta 0.05
-A   = A^E + 1.0 A^S;   A^E = (R - mean_g) / std_g over trajectories, A^S = (r_t - mean_g) / std_g over the group's steps
-phi: -log sigmoid(beta (log phi/pi_old of the better trajectory - that of the worse)), one step after every update
+r_t = beta (log phi(a_t) - log pi_old(a_t)), summed over the action's tokens, over the step's largest |r|; beta 0.05
+A   = A^E + 1.0 A^S;   A^E = R - mean of the group's others,   A^S = r_t - mean of the group's other steps
+phi: -log sigmoid(beta (q of the better trajectory - q of the worse)), q the mean over its steps of log phi/pi_old of
+     each; a mean over all pairs, one step after every update
 
-Choices. Our source is a summary; beta and the weight of A^S are recollections, not verified. Where it is open: all
-pairs of different outcomes of a group are preferences, each group counting the same, and the rewards of a step come
-from phi before it has seen that step's outcomes. The ratio is the step's, as in the summary, here the geometric mean
-over the step's tokens (`objective.ratio: token` for the usual one). With phi = pi_old all step rewards are 0, and the
-credit is GRPO's. Steps of a group of equal outcomes may differ: it learns.
+Choices. As in the authors' scripts (adv_estimator istar_rloo, loss_type eto, istar_norm batch_norm): rewards of a step
+come from phi before it has seen that step's outcomes. Their istar_grpo is `credit.center=mean credit.scale=std`, whose
+step rewards need no scale: `signal.implicit_reward.scale=none`.
+Where gxpo differs. Their baseline of A^S is over the first row of each trajectory that the batch happens to hold, and
+with that number of trajectories; here over all steps of the group, as their comment says. Their pairs are successes
+(acc > 0) against failures, here different outcomes. Their mean over pairs and their largest |r| are a device's, here
+the step's. Their loss is a token mean with the dual clip at 3, and 0.1 is taken off both rewards of an invalid action.
+With phi = pi_old all step rewards are 0, and the credit is RLOO's. Steps of a group of equal outcomes may differ: it
+learns.
 """
 
 from gxpo.credit.step_reward import StepReward
@@ -23,9 +28,26 @@ oprl = Definition(
     "Jiao, Jianbin",
     year=2025,
     idea="a model trained to prefer the better trajectories rewards each step by how much likelier it finds it",
-    formula="r_t = beta log phi/pi_old; A = (R - mean_g) / std_g + (r_t - mean_g) / std_g over the group's steps",
-    evidence="secondary",
-    keys={"credit": StepReward, "signal.implicit_reward": ImplicitReward, "objective.ratio": "turn"},
-    choices="the step's ratio as a geometric mean; all pairs of a group; beta 0.05 and weight 1 unverified",
+    formula="r_t = beta log phi/pi_old / max |r|; A = R - mean of the others + r_t - mean of the group's other steps",
+    evidence="reference-code",
+    code="Tongyi-ConvAI/Qwen-Character@1de87a220bc06fb8402c7680809f7e5e4b49f4ea CharacterRL-iStar/istar/core_istar.py "
+    "CharacterRL-iStar/istar/dp_rm.py CharacterRL-iStar/istar/rm_utils.py "
+    "CharacterRL-iStar/examples/istar_trainer/run_webshop.sh",
+    keys={
+        "credit": StepReward,
+        "credit.center": "leave_one_out",
+        "credit.scale": "none",
+        "signal.implicit_reward": ImplicitReward,
+        "signal.implicit_reward.score": "mean",
+        "signal.implicit_reward.alike": "pair",
+        "signal.implicit_reward.scale": "largest",
+    },
+    paper_defaults={
+        "rollout.group_size": 8,
+        "tasks.per_step": 16,
+        "update.lr": 5e-7,
+        "signal.implicit_reward.lr": 1e-6,
+    },
+    choices="leave-one-out as in the scripts; step baselines over all steps of the group; the token's ratio",
     cost="a second model with an optimiser: a forward pass for the step rewards, a training step of its own",
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gxpo import levels
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.errors import ConfigError, GxpoError, one_of
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -35,17 +35,20 @@ def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor
     return beta * torch.zeros(n, dtype=torch.float64).index_add_(0, owner, gap)
 
 
-def preferences(outcome: Tensor, group: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "group") -> tuple[Tensor, Tensor, Tensor]:
     """All pairs of a better and a worse trajectory of one group: better [K], worse [K], weight [K] float64.
 
-    outcome [R]; group [R] ids, -1 = in none; where [R] bool, who takes part. The weights of a group's pairs add up to
-    1 / number of groups that have a pair, so that every such group counts the same. Equal outcomes are no pair.
+    outcome [R]; group [R] ids, -1 = in none; where [R] bool, who takes part. The weights add up to 1. `alike` "group":
+    those of a group's pairs to 1 / number of groups that have a pair, so that every such group counts the same; "pair":
+    every pair does. Equal outcomes are no pair.
     """
     takes = where & outcome.isfinite() & (group >= 0)
     outcome = levels.settled(outcome, group, takes)
     pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
     better, worse = pair.nonzero(as_tuple=True)
     of = group[better]
+    if alike == "pair":
+        return better, worse, torch.full((len(of),), 1.0 / max(len(of), 1), dtype=torch.float64)
     pairs = torch.bincount(of)
     share = 1.0 / (pairs[of].to(torch.float64) * int((pairs > 0).sum())) if len(of) else outcome.new_zeros(0).double()
     return better, worse, share
@@ -73,6 +76,10 @@ class ImplicitReward(SignalPart):
     beta    weighs the log-ratio, in reward and preference alike
     lr      of the reward model
     epochs  optimiser steps on each step's pairs, which are all pairs of different outcomes in a group
+    score   of a trajectory in a pair: "sum" of its actions' log-ratios, or their "mean" over its steps
+    alike   what counts the same in the loss: a "group" that has a pair, or a "pair"
+    scale   "largest": the rewards are divided by the largest of the step's in size, and 1e-6; "none". What two forward
+            passes may differ by is 0 before that
 
     Figures: prm_loss and prm_accuracy (share of the pairs' weight that is ordered rightly, ties one half: what two
     forward passes may differ by is no preference), both before the reward model moves, prm_pairs. A step without pairs
@@ -82,6 +89,9 @@ class ImplicitReward(SignalPart):
     beta: float = 0.05
     lr: float = 1e-4
     epochs: int = 1
+    score: Literal["sum", "mean"] = "sum"
+    alike: Literal["group", "pair"] = "group"
+    scale: Literal["none", "largest"] = "none"
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("process_reward",)
@@ -89,6 +99,9 @@ class ImplicitReward(SignalPart):
     needs = ("proximal_logprob",)
 
     def __post_init__(self) -> None:
+        one_of("signal.implicit_reward.score", self.score, ("sum", "mean"))
+        one_of("signal.implicit_reward.alike", self.alike, ("group", "pair"))
+        one_of("signal.implicit_reward.scale", self.scale, ("none", "largest"))
         if not (self.beta > 0 and self.lr > 0 and self.epochs >= 1):
             raise ConfigError(
                 f"signal implicit_reward: beta ({self.beta}) and lr ({self.lr}) must be above 0, epochs "
@@ -108,11 +121,16 @@ class ImplicitReward(SignalPart):
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         logprob = self.model.outputs(forest, ("logprob",))["logprob"]
         old, counted = signals["proximal_logprob"], forest.path_trainable
-        return {"process_reward": implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)}
+        reward = implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)
+        if self.scale == "largest" and forest.n_steps:
+            length = torch.bincount(forest.path_step[counted], minlength=forest.n_steps)
+            reward = torch.where(reward.abs() <= self.beta * levels.FORWARD * length, 0.0, reward)
+            reward = reward / (reward.abs().max() + 1e-6)
+        return {"process_reward": reward}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         group = forest.ids("group", axis="R")
-        better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored)
+        better, worse, weight = preferences(forest.outcome, group, forest.compared & forest.scored, self.alike)
         if not len(better):
             return {"prm_pairs": 0.0}
         taking = torch.zeros(forest.n_trajectories, dtype=torch.bool)
@@ -121,9 +139,14 @@ class ImplicitReward(SignalPart):
         entries = active.nonzero().squeeze(1)
         old, rows = signals["proximal_logprob"][entries], forest.path_trajectory[entries]
 
+        steps = torch.ones(forest.n_trajectories, dtype=torch.int64)
+        if self.score == "mean":
+            seen = forest.path_step[entries].unique()
+            steps = torch.bincount(forest.step_trajectory[seen], minlength=forest.n_trajectories).clamp_min(1)
+
         def score(logprob: Tensor) -> Tensor:
             gap = logprob[entries] - old.to(logprob)
-            return gap.new_zeros(forest.n_trajectories).index_add(0, rows, gap)
+            return gap.new_zeros(forest.n_trajectories).index_add(0, rows, gap) / steps.to(gap)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return trajectory_dpo(score(x["logprob"]), better, worse, weight, self.beta)
@@ -134,7 +157,7 @@ class ImplicitReward(SignalPart):
         ]
         lead = score(infos[0].outputs["logprob"])
         lead = lead[better] - lead[worse]
-        length = torch.bincount(rows, minlength=forest.n_trajectories)
+        length = torch.bincount(rows, minlength=forest.n_trajectories) / steps
         lead = torch.where(lead.abs() <= levels.FORWARD * (length[better] + length[worse]), 0.0, lead)
         right = (weight * (1 + lead.sign().double()) / 2).sum()
         figures = {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
