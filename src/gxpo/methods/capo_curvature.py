@@ -1,12 +1,17 @@
 r"""CAPO (curvature): tokens whose own step would, to second order, do harm or move the policy far are masked.
 
 g = A (e_a - p) h^T in the head's weights, D = lr sign(g):  m_H = g.D + D.H.D / 2,  m_F = D.F.D / 2
-keep where low <= m_H <= high and m_F <= most
+keep where low <= m_H <= high and m_F <= most;   H.D.D = A [((e_a - p).Dh)^2 - Dh.(diag p - p p^T).Dh]
 
 Choices. With this step both depend on the sampled token's probability, |h|_1 and A alone, so no logits are needed. The
-paper's thresholds are fixed and tuned so that fewer than 8 % of tokens go; here they are quantiles of the step, a third
-of 8 % beyond each, and the lower one is never above 0. `weight.curvature.lr` is to be the update's. h is the last
-hidden state of the policy at the start of the step.
+authors' thresholds are fixed and tuned so that fewer than 8 % of tokens go: |m_H| < 5e-4 and m_F < 1e-3 with Dr. GRPO,
+0.01 and 1e-4 with GRPO without a std, at lr 1.5e-5 (`weight.curvature.max_gain` and `.max_shift`; `@paper` has the
+latter). Here they are quantiles of the step, a third of 8 % beyond each, and the lower one is never above 0.
+Where gxpo differs from their code. Their D is lr times Adam's direction, from running moments of the head's gradient
+rows that they keep beside the optimiser (the gradient itself until there are any), over the 50 likeliest tokens; D here
+is what Adam does at its first step. They predict at the policy of every update, here at the start of the step, and
+their learning rate follows its schedule: `weight.curvature.lr` is to be the update's. With GRPO their masked tokens
+leave the denominator too, here they stay, as with their Dr. GRPO.
 """
 
 from gxpo.keys import Definition
@@ -21,8 +26,17 @@ capo_curvature = Definition(
     year=2025,
     idea="a second-order model of the last layer tells which tokens would make the update unstable",
     formula="w = [low <= m_H <= high][m_F <= most], m_H and m_F in closed form from p, |h|_1, A",
-    evidence="secondary",
+    evidence="reference-code",
+    code="luckeciano/stable-pg-llm@933fe0176b140ffa4390e021feb6e8d7da1bd735 src/open_r1/grpo_entropy_trainer.py "
+    "src/open_r1/sparse_optim_models/sparse_adam_model.py src/open_r1/dr_grpo_trainer.py",
     keys={"weight.curvature": Curvature, "signal.state_norm": StateNorm},
-    choices="quantiles that reject at most 8 % of tokens; the step is lr sign(g)",
+    paper_defaults={
+        "weight.curvature.max_gain": 0.01,
+        "weight.curvature.max_shift": 1e-4,
+        "weight.curvature.lr": 1.5e-5,
+        "update.lr": 1.5e-5,
+        "credit.scale": "none",
+    },
+    choices="quantiles that reject at most 8 % of tokens; the step is lr sign(g), not Adam's running one",
     cost="a forward pass for hidden states before the update",
 )
