@@ -49,7 +49,7 @@ def test_seed_grpo() -> None:
         middle = statistics.fmean(rewards[i] for i in rows)
         wanted += [(rewards[i] - middle) * (1 - 0.02 * entropy / math.log(len(said))) for i in rows]
 
-    m = gxpo.method("seed_grpo", {"objective.horizon": 3000.0})
+    m = gxpo.method("seed_grpo@paper")
     signals = {"answer_cluster": cluster}
     credit = m.advantages(forest, signals)
     weight = m.token_weights(forest, credit, signals)
@@ -70,7 +70,7 @@ def test_hicra() -> None:
     rewards = [1.0, 0.0, 0.0, 0.5]
     rows = [[ord(c) for c in text], [ord(c) for c in text[3:]], [ord("x")], [ord("y")] * 2]
     forest = Forest.from_completions([[1]], [rows], rewards)
-    m = gxpo.method("hicra", {"segment.patterns": ["let me try"]})
+    m = gxpo.method("hicra@paper", {"segment.patterns": ["let me try"]})
     cut = m.segmenter(forest, SegmentTools(lambda ids: "".join(map(chr, ids))))
     credit = m.advantages(cut)
     found = by_row(cut, credit * m.token_weights(cut, credit))
@@ -176,7 +176,7 @@ def test_hispo() -> None:
     dis = torch.tensor([0.02, -0.03, 0.05, 0.2, 0.01, 0.0, -0.3, 0.45], dtype=F64)
     stale = torch.tensor([0.5, -0.5, 0.1, 0.0, -0.6, 0.1, 1.5, 0.0], dtype=F64)
     credit = torch.tensor([1.0] * 3 + [-1.0] + [-0.5] * 4, dtype=F64)
-    m = gxpo.method("hispo", {"objective.horizon": 10.0})
+    m = gxpo.method("hispo@paper", {"objective.horizon": 10.0})
     now = gxpo.PolicyTokens(sampler + dis + stale, sampler, proximal_logprob=sampler + dis)
     found = float(m.loss(forest, now, advantages=credit).value)
 

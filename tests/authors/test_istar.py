@@ -75,7 +75,7 @@ def found() -> SimpleNamespace:
         for _, lengths in group:
             q.append([math.fsum(gap[at + sum(lengths[:k]) : at + sum(lengths[: k + 1])]) for k in range(len(lengths))])
             at += sum(lengths)
-    m = gxpo.method("oprl")
+    m = gxpo.method("oprl@paper")
     part = m.signals["implicit_reward"]
     assert isinstance(part, ImplicitReward) and part.beta == 0.05
     part.memory["model"] = phi

@@ -153,7 +153,7 @@ def test_an_entropy_that_prefers_three_to_one() -> None:
     shannon = [-sum(p * math.log(p) for p in shares) for shares in (uneven, even)]
     assert theirs == pytest.approx([0.836988, 0.693147], abs=1e-6)
     assert shannon == pytest.approx([0.562335, 0.693147], abs=1e-6)
-    found = [ours("seed_grpo", ONE_OF_4, FOUR, clusters=c, alpha=1)[0] for c in ([0, 1, 1, 1], [0, 0, 1, 1])]
+    found = [ours("seed_grpo", ONE_OF_4, FOUR, clusters=c)[0] for c in ([0, 1, 1, 1], [0, 0, 1, 1])]
     assert found == pytest.approx([0.75 * (1 - h / math.log(4)) for h in theirs], abs=1e-9)
 
 

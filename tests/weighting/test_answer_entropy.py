@@ -45,8 +45,7 @@ def test_the_cards_numbers():
     assert shannon == pytest.approx([0.693147, 0.562335], abs=1e-6)
     # over log 4 that is a half: A = [.75, -.25, -.25, -.25] / 2
     forest = grown([("g", r) for r in (1.0, 0.0, 0.0, 0.0)])
-    m = gxpo.method("seed_grpo", {"weight.answer_entropy.alpha": 1.0})
-    signals = {"answer_cluster": ids(0, 0, 1, 1)}
+    m, signals = gxpo.method("seed_grpo"), {"answer_cluster": ids(0, 0, 1, 1)}
     credit = m.advantages(forest, signals)
     scaled = credit * m.token_weights(forest, credit, signals)
     assert scaled.tolist() == pytest.approx([0.375, -0.125, -0.125, -0.125])

@@ -137,8 +137,7 @@ def test_the_mask_keeps_everything_where_nothing_is_known_or_nothing_differs() -
 
 
 def test_hispo_trains_where_they_agree_and_divides_by_all() -> None:
-    m = gxpo.method("hispo", {"objective.horizon": 4.0})
-    forest = forest_of(4).replace(outcome=torch.ones(1, dtype=torch.float64))
+    m, forest = gxpo.method("hispo"), forest_of(4).replace(outcome=torch.ones(1, dtype=torch.float64))
     behaviour = column(-1.0, -1.0, -1.0, -1.0)
     proximal = behaviour + column(0.1, -0.1, 0.9, -0.9)  # the answer agrees, two tokens don't (2.46, .41)
     logprob = (behaviour + column(0.1, 0.3, 0.0, 0.0)).requires_grad_()

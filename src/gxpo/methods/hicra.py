@@ -1,14 +1,14 @@
 r"""HICRA: tokens of phrases that plan are given more of what is won, and less of what is lost.
 
-A_i  = R_i - mean_g R;   A'_t = A + alpha |A| where token t is of a planning phrase, A elsewhere; alpha 0.2
+A'_t = A + alpha |A| where token t is of a planning phrase, A elsewhere; alpha 0.2
 
-Choices. The paper's equations (version 3), which leave the group's std out: `credit.scale: std` has it. The authors'
+Choices. A is GRPO's; the paper's equations (version 3) leave the group's std out: `hicra@paper`. The authors'
 repository (TIGER-AI-Lab/Hierarchical-Reasoner) held no code when it was read; by a port's account theirs does this only
 in right answers longer than their group's mean, and for the 30% most uncertain tokens too. The paper's phrases (3 to 5
 words) are found by clustering sentence embeddings of n-grams and ranking clusters by document frequency; clusters are
 not built. Here is a short list of ours, and `gxpo.weighting.phrases` has the document frequency of plain n-grams:
 `segment.patterns` takes what it finds, or any regular expressions. Phrases are matched in the text, whatever its
-tokens. With alpha 0 and the std this is GRPO.
+tokens. With alpha 0 this is GRPO.
 """
 
 from gxpo.keys import Definition
@@ -23,13 +23,9 @@ hicra = Definition(
     authors="Wang, Haozhe and Xu, Qixin and Liu, Che and Wu, Junhong and Lin, Fangzhen and Chen, Wenhu",
     year=2025,
     idea="planning tokens are pushed up against the tokens that carry plans out",
-    formula="A'_t = A + alpha |A| [t in a planning phrase], A = R - mean_g, alpha = 0.2",
+    formula="A'_t = A + alpha |A| [t in a planning phrase], alpha = 0.2",
     evidence="paper",
-    keys={
-        "credit.scale": "none",
-        "segment": Spans,
-        "segment.patterns": (as_pattern(PLANNING),),
-        "weight.labelled": Labelled,
-    },
-    choices="the paper's equations, without a std; a list of phrases of ours; document frequency without clusters",
+    keys={"segment": Spans, "segment.patterns": (as_pattern(PLANNING),), "weight.labelled": Labelled},
+    paper_defaults={"credit.scale": "none"},
+    choices="the base's std, which the paper's equations leave out; phrases of ours; document frequency, no clusters",
 )

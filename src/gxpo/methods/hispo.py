@@ -2,12 +2,13 @@ r"""HisPO: where sampler and learner disagree, on an answer or on a token, nothi
 
 r_dis = old / sampler;   m_t = [|exp(mean_t log r_dis) - 1| <= 0.1] [|r_dis_t - 1| <= 0.5]
 l_t = -m_t A rho, rho = policy / sampler, held at 1.2 (A > 0), at 0.8 and 3 (A < 0)
-L   = mean_i sum_t l_t / H, H the longest length that an answer can have; no KL
+no KL
 
 Choices. The report's eqs. 8 and 9 (its section 3.3 and file in meituan-longcat/LongCat-Flash-Prover; the code is not
 published, nor is any number): the bounds are ours, the three of the clip PPO's and the usual dual clip. The clip is on
-the product r_dis r_stale = policy / sampler. What is masked keeps its place in the denominator. Its equation divides by
-the longest answer of the group, its text by a constant, which is taken.
+the product r_dis r_stale = policy / sampler. What is masked keeps its place in the denominator. A mean over each
+answer's tokens, as in the base: its equation divides by the longest answer of the group, its text by a constant
+(`hispo@paper`).
 """
 
 from gxpo.keys import Definition
@@ -21,18 +22,18 @@ hispo = Definition(
     authors="Wang, Jianing and Zhang, Jianfei and Guo, Qi and others",
     year=2026,
     idea="split the importance weight into engine mismatch and staleness: mask by the first, clip by both",
-    formula="l = -[mean r_dis in 1 +- 0.1] [r_dis_t in 1 +- 0.5] min(A rho, A clip(rho; 0.8, 1.2; 3)), summed / H",
+    formula="l = -[mean r_dis in 1 +- 0.1] [r_dis_t in 1 +- 0.5] min(A rho, A clip(rho; 0.8, 1.2; 3))",
     evidence="paper",
     keys={
         "objective.gate": DualClip,
         "objective.ratio_over": "behaviour",
-        "objective.aggregate": "sequence_sum",
         "weight.mismatch_mask": MismatchMask,
         "weight.mismatch_mask.token_min": 0.5,
         "weight.mismatch_mask.token_max": 1.5,
         "weight.mismatch_mask.sequence_min": 0.9,
         "weight.mismatch_mask.sequence_max": 1.1,
     },
+    paper_defaults={"objective.aggregate": "sequence_sum"},
     choices="thresholds are ours, none is published; the clip is on policy / sampler",
     cost="a forward pass over the rollouts before the update",
 )

@@ -1,19 +1,18 @@
 r"""OPRL (iStar): step rewards from a second model, trained as the policy goes to prefer its better trajectories.
 
-r_t = beta (log phi(a_t) - log pi_old(a_t)), summed over the action's tokens, over the step's largest |r|; beta 0.05
-A   = A^E + 1.0 A^S;   A^E = R - mean of the group's others,   A^S = r_t - mean of the group's other steps
+r_t = beta (log phi(a_t) - log pi_old(a_t)), summed over the action's tokens; beta 0.05
+A   = A^E + 1.0 A^S;   A^E = (R - mean_g) / std_g over trajectories, A^S = (r_t - mean_g) / std_g over the group's steps
 phi: -log sigmoid(beta (q of the better trajectory - q of the worse)), q the mean over its steps of log phi/pi_old of
      each; a mean over all pairs, one step after every update
 
-Choices. As in the authors' scripts (adv_estimator istar_rloo, loss_type eto, istar_norm batch_norm): rewards of a step
-come from phi before it has seen that step's outcomes. Their istar_grpo is `credit.center=mean credit.scale=std`, whose
-step rewards need no scale: `signal.implicit_reward.scale=none`.
-Where gxpo differs. Their baseline of A^S is over the first row of each trajectory that the batch happens to hold, and
-with that number of trajectories; here over all steps of the group, as their comment says. Their pairs are successes
-(acc > 0) against failures, here different outcomes. Their mean over pairs and their largest |r| are a device's, here
-the step's. Their loss is a token mean with the dual clip at 3, and 0.1 is taken off both rewards of an invalid action.
-With phi = pi_old all step rewards are 0, and the credit is RLOO's. Steps of a group of equal outcomes may differ: it
-learns.
+Choices. As in the authors' code, of whose two estimators this is istar_grpo; their scripts take istar_rloo, both parts
+leave-one-out without a std and r_t over the step's largest |r|: `oprl@paper`. Rewards of a step come from phi before it
+has seen that step's outcomes. Where gxpo differs. Their baseline of A^S is over the first row of each trajectory that
+the batch happens to hold, and with that number of trajectories; here over all steps of the group, as their comment
+says. Their pairs are successes (acc > 0) against failures, here different outcomes. Their mean over pairs and their
+largest |r| are a device's, here the step's. Their loss is a token mean with the dual clip at 3, and 0.1 is taken off
+both rewards of an invalid action. With phi = pi_old all step rewards are 0, and the credit is GRPO's. Steps of a group
+of equal outcomes may differ: it learns.
 """
 
 from gxpo.credit.step_reward import StepReward
@@ -28,26 +27,26 @@ oprl = Definition(
     "Jiao, Jianbin",
     year=2025,
     idea="a model trained to prefer the better trajectories rewards each step by how much likelier it finds it",
-    formula="r_t = beta log phi/pi_old / max |r|; A = R - mean of the others + r_t - mean of the group's other steps",
+    formula="r_t = beta log phi/pi_old; A = (R - mean_g) / std_g + (r_t - mean_g) / std_g over the group's steps",
     evidence="reference-code",
     code="Tongyi-ConvAI/Qwen-Character@1de87a220bc06fb8402c7680809f7e5e4b49f4ea CharacterRL-iStar/istar/core_istar.py "
     "CharacterRL-iStar/istar/dp_rm.py CharacterRL-iStar/istar/rm_utils.py "
     "CharacterRL-iStar/examples/istar_trainer/run_webshop.sh",
     keys={
         "credit": StepReward,
-        "credit.center": "leave_one_out",
-        "credit.scale": "none",
         "signal.implicit_reward": ImplicitReward,
         "signal.implicit_reward.score": "mean",
         "signal.implicit_reward.alike": "pair",
-        "signal.implicit_reward.scale": "largest",
     },
     paper_defaults={
+        "credit.center": "leave_one_out",
+        "credit.scale": "none",
+        "signal.implicit_reward.scale": "largest",
         "rollout.group_size": 8,
         "tasks.per_step": 16,
         "update.lr": 5e-7,
         "signal.implicit_reward.lr": 1e-6,
     },
-    choices="leave-one-out as in the scripts; step baselines over all steps of the group; the token's ratio",
+    choices="istar_grpo, istar_rloo of their scripts in @paper; step baselines over all of the group; the token's ratio",
     cost="a second model with an optimiser: a forward pass for the step rewards, a training step of its own",
 )

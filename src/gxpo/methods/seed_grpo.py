@@ -1,15 +1,16 @@
 r"""SEED-GRPO: the less a group agrees on the answer, the smaller its update.
 
 SE  = -(1/K) sum_k log p_k over the group's K answers;   A_i = (r_i - mean_g r) w,  w = 1 - alpha SE / log G
-L   = Dr. GRPO's: no division by the group's std or by a length;   alpha = 0.02
+no division by the group's std;   alpha = 1
 
-Choices. The paper's alpha leaves a group in which no two answers agree 98 % of its weight; at
-`weight.answer_entropy.alpha: 1` it is not trained. p_k is the share of attempts with answer k; the paper's eq. 5 has
-the sum of their likelihoods, which is `weight.answer_entropy.mass=likelihood` (by mean log-probability of a token), but
-its largest SE, log G, is that of shares. The estimator is eq. 5's, under which 3 answers against 1 are less certain
-than 2 against 2; `estimator=shannon` is eq. 4's entropy. The linear form of f is in a supplement that was not read.
-Answers are compared as strings, as in the paper; an attempt without one stands alone. w weighs the loss, which for
-clips is the same as scaling A. The authors' repository (Dreamer312/SEED-GRPO) has no code yet.
+Choices. alpha 1: a group in which no two answers agree is not trained. The paper's runs have 0.02, which leaves such a
+group 98 % of its weight, and Dr. GRPO's loss, a sum over tokens by a constant: `seed_grpo@paper`. p_k is the share of
+attempts with answer k; the paper's eq. 5 has the sum of their likelihoods, which is
+`weight.answer_entropy.mass=likelihood` (by mean log-probability of a token), but its largest SE, log G, is that of
+shares. The estimator is eq. 5's, under which 3 answers against 1 are less certain than 2 against 2; `estimator=shannon`
+is eq. 4's entropy. The linear form of f is in a supplement that was not read. Answers are compared as strings, as in
+the paper; an attempt without one stands alone. w weighs the loss, which for clips is the same as scaling A. The
+authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 """
 
 from gxpo.keys import Definition
@@ -23,15 +24,18 @@ seed_grpo = Definition(
     authors="Chen, Minghan and Chen, Guikun and Wang, Wenguan and Yang, Yi",
     year=2025,
     idea="updates shrink with the semantic entropy of the group's answers",
-    formula="A = (r - mean_g)(1 - 0.02 SE / log G), SE = -(1/K) sum_k log p_k over distinct answers",
+    formula="A = (r - mean_g)(1 - alpha SE / log G), SE = -(1/K) sum_k log p_k over distinct answers",
     evidence="paper",
     keys={
         "credit.scale": "none",
-        "objective.aggregate": "sequence_sum",
         "weight.answer_entropy": AnswerEntropy,
-        "weight.answer_entropy.alpha": 0.02,
         "signal.answer_clusters": AnswerClusters,
     },
-    paper_defaults={"rollout.group_size": 8, "objective.horizon": 3000.0},
-    choices="answers by exact string; shares of attempts, not likelihoods; alpha 0.02, linear, as in the paper",
+    paper_defaults={
+        "weight.answer_entropy.alpha": 0.02,
+        "objective.aggregate": "sequence_sum",
+        "objective.horizon": 3000.0,
+        "rollout.group_size": 8,
+    },
+    choices="answers by exact string; shares of attempts, not likelihoods; alpha 1 (the paper's runs: 0.02), linear",
 )
