@@ -47,6 +47,6 @@ oprl = Definition(
         "update.lr": 5e-7,
         "signal.implicit_reward.lr": 1e-6,
     },
-    choices="istar_grpo, istar_rloo of their scripts in @paper; step baselines over all of the group; the token's ratio",
+    choices="istar_grpo, istar_rloo of their scripts in @paper; step baselines over the whole group; token's ratio",
     cost="a second model with an optimiser: a forward pass for the step rewards, a training step of its own",
 )
