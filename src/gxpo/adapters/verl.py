@@ -89,6 +89,8 @@ def _no_loss(composed: Method) -> list[str]:
         found.append(
             f"objective.gate={show(term.gate)}: verl's losses are not given the policy's {term.gate.outputs[0]}"
         )
+    if term.gate.groups:
+        found.append(f"objective.gate={show(term.gate)}: it compares the rollouts of a group, verl's losses see some")
     if term.gate.couples == "step":
         found.append(f"objective.gate={show(term.gate)}: it compares all tokens of the step, verl's losses see some")
     if _reads_turns(term):

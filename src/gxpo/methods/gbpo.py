@@ -1,12 +1,14 @@
-r"""GBPO: the ratio is regressed on the best one within bounds, with credit centred by the group's median.
+r"""GBPO: the ratio is regressed on the best one within bounds, which the side of the group's median tells.
 
-max E[A rho] subject to |rho - 1| <= e is solved by rho* = 1 + e sign(A), if A is centred by its median.
-A_i = (r_i - median) / std;   L = mean of |A| |rho - (1 + e sign(A))|,   e = 0.2
+max E[A rho] subject to |rho - 1| <= e is solved by rho* = 1 + e sign(A - median A)
+L = mean of |A| |rho - (1 + e sign(r - median))|,   A = (r - mean) / (std + 1e-6),   e = 0.2
 
-PPO's gradient until the target, the opposite beyond it.
-Choices. The paper also weighs by GRPO's |A| and keeps the median for the sign: here one credit is both. Rewards of 0
-and 1 with a right majority have median 1: the right answers have credit 0, only the wrong ones teach (and the other
-way round); the paper finds the mean (`credit.center: mean`) about as good. sign(0) is 0. Not the smooth target.
+PPO's gradient until the target, the opposite beyond it. Answers on the median have target 1: where most are right, the
+right ones are held where they are, and the wrong ones alone are moved.
+Choices. As the authors' code. It has a smooth target, 1 - e + 2 e sigmoid((r - median) / (std t)), with t = 1e-4 in
+its scripts, where it is the hard one (`objective.temperature`; 1 in its configuration's defaults), e = 0.2 or 0.3, and
+a token mean (`objective.aggregate: token_mean`) with KL 0.001. `credit.center: median` is one credit for both: answers
+on the median then have no pull. A group of one, which the code trains by its raw reward, has credit 0.
 """
 
 from gxpo.keys import Definition
@@ -19,8 +21,10 @@ gbpo = Definition(
     authors="Ao, Yunke and Chen, Le and Lee, Bruce and others",
     year=2026,
     idea="the best policy of bounded ratio is known in closed form: regress the ratio on it",
-    formula="L = mean |A| |rho - (1 + e sign(A))|, A = (r - median) / std, e = 0.2",
-    evidence="paper",
-    keys={"objective.gate": RatioTarget, "credit.center": "median"},
-    choices="one credit for sign and weight; the hard target, not its smoothing by a temperature",
+    formula="L = mean |A| |rho - (1 + e sign(r - median))|, A = (r - mean) / std, e = 0.2",
+    evidence="reference-code",
+    code="bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py ttrl/Qwen2.5-Math/math.sh",
+    keys={"objective.gate": RatioTarget},
+    choices="the hard target (the scripts' temperature is 1e-4); sequence mean and no KL, where the scripts have a token "
+    "mean and KL 0.001",
 )

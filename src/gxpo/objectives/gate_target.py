@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,31 +14,45 @@ from gxpo.objectives.gate import Entries, Gate
 
 @dataclass(frozen=True)
 class RatioTarget(Gate):
-    """|A| |rho - rho*| with rho* = 1 + clip_high for A > 0, 1 - clip_low for A < 0; 0 for A = 0.
+    """|A| |rho - rho*| with rho* = 1 - clip_low + (clip_low + clip_high) sigmoid(m / temperature).
+
+    m is the credit less its group's median (`Entries.standing`): rho* is 1 + clip_high above the median and
+    1 - clip_low below it; on it, 1 + (clip_high - clip_low) / 2, which is 1 for equal widths.
 
     clip_low, clip_high  relative to 1
+    temperature          in units of credit; 0: the bounds themselves
 
     The gradient is that of -A rho until the target, where the clip's ends, and the opposite beyond it; 0 on the target
-    itself. Of all policies of bounded ratio, rho* is the one of greatest advantage if the credit is centred by its
-    median.
+    itself. What has credit and stands on the median is held at its target. Of all policies of bounded ratio, rho* is
+    the one of greatest advantage.
 
-    Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation).
+    Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation), and its code.
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
+    temperature: float = field(default=0.0, kw_only=True)
+
+    groups = True
 
     def __post_init__(self) -> None:
         if self.clip_low < 0 or self.clip_high < 0:
             raise ConfigError(
                 f"objective.clip_low and objective.clip_high are widths, >= 0, not {self.clip_low}, {self.clip_high}"
             )
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"objective.temperature is {self.temperature}; it is 0 or more")
+
+    def target(self, x: Entries) -> Tensor:
+        """rho* of each entry."""
+        above = x.credit if x.standing is None else x.standing
+        share = (1 + above.sign()) / 2 if self.temperature == 0 else torch.sigmoid(above / self.temperature)
+        return 1 - self.clip_low + (self.clip_low + self.clip_high) * share
 
     def loss(self, x: Entries) -> Tensor:
-        off = torch.where(x.credit >= 0, x.ratio - (1 + self.clip_high), x.ratio - (1 - self.clip_low))
-        return x.credit.abs() * off.abs()
+        return x.credit.abs() * (x.ratio - self.target(x)).abs()
 
     def clipped(self, x: Entries) -> Tensor:
         """Entries on their target, without a gradient, and beyond it, where it is turned."""
-        high, low = x.ratio >= 1 + self.clip_high, x.ratio <= 1 - self.clip_low
-        return ((x.credit > 0) & high) | ((x.credit < 0) & low)
+        target = self.target(x)
+        return ((x.credit > 0) & (x.ratio >= target)) | ((x.credit < 0) & (x.ratio <= target))

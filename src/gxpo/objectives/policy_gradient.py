@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
@@ -20,6 +21,26 @@ if TYPE_CHECKING:
 
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum"]
 _RATIOS = {"token": ratios.Token, "sequence": ratios.Sequence, "turn": ratios.Turn}
+
+
+@torch.no_grad()
+def standing(forest: Forest, credit: Tensor) -> Tensor:
+    """[P] float64: credit less the median, over the compared trajectories of the group, of each one's mean credit.
+
+    For credit (r - c) / s of outcomes r it is (r - median of r) / s, whatever the centre c; of a group of one, the
+    credit. Exactly 0 where it is within 1e-12 of the largest credit: a mean over tokens has rounded.
+    """
+    credit = credit.to(torch.float64)
+    own = levels.mean(credit, forest.path_trajectory)
+    each = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    each[forest.path_trajectory] = own
+    there = torch.zeros(forest.n_trajectories, dtype=torch.bool)
+    there[forest.path_trajectory] = True
+    group, counts = forest.ids("group", axis="R"), forest.compared & there
+    middle = torch.where(levels.count(group, counts) > 1, levels.median(each, group, counts), 0.0)
+    found = credit - forest.to_path(middle, "R")
+    rounding = levels.DEGENERATE * float(credit.abs().max()) if len(credit) else 0.0
+    return torch.where(found.abs() > rounding, found, 0.0)
 
 
 class _Active(NamedTuple):
@@ -140,7 +161,9 @@ class PolicyGradient(TermPart):
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
-        seen = Entries(logprob, below[entries], log_ratio, ratios.ratio_of(held), given, owner, turn, entropy, held)
+        above = standing(forest, credit)[entries].to(logprob) if self.gate.groups else None
+        ratio = ratios.ratio_of(held)
+        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
         return _Active(scale[entries].to(logprob), seen, known)
 
     @torch.no_grad()
