@@ -1,7 +1,7 @@
 """GBPO against the numbers of its authors' code, worked out in plain Python.
 
-bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py: `compute_gbpo_outcome_advantage_and_target`
-(lines 309-366) and `compute_policy_loss_gbpo` (lines 782-843).
+bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py, lines 309-366
+(`compute_gbpo_outcome_advantage_and_target`) and 782-843 (`compute_policy_loss_gbpo`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def by_the_code(low, high, temperature):
         target = 1 - low + (high + low) * scale
         for _ in range(LENGTHS[i]):
             ratio = math.exp(gaps[k])
-            tokens.append((i, abs((ratio - target) * advantage), abs(advantage) * ratio * math.copysign(1, ratio - target)))
+            slope = abs(advantage) * ratio * math.copysign(1, ratio - target)
+            tokens.append((i, abs((ratio - target) * advantage), slope))
             k += 1
     return tokens
 

@@ -186,9 +186,9 @@ def test_a_schedule_must_know_how_long_the_run_is():
     for control in (Schedule(), TwoPhaseDecay()):
         with pytest.raises(ConfigError, match="total_steps is None"):
             control.adjust({"step": 1.0})
-    m = gxpo.method("grpo_d").fill(total_steps=4)
-    assert m.terms["kl"].now == 0.0
-    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].now == pytest.approx(0.01)
+    m = gxpo.method("grpo_d", {"objective.kl.control.turn": 0.5}).fill(total_steps=4)
+    assert m.terms["kl"].now == 0.01
+    assert m.adjust({"step": 1}) == {"schedule_progress": 0.25} and m.terms["kl"].now == pytest.approx(0.005)
     assert gxpo.method("epo").fill(total_steps=9).terms["entropy_band"].control.total_steps == 9
 
 
@@ -200,6 +200,7 @@ def test_a_schedule_must_know_how_long_the_run_is():
         lambda: Schedule(to=0.0, shape="exponential"),
         lambda: Schedule(0.1, 3, "exponential").coefficient(0.0),
         lambda: Schedule(total_steps=0),
+        lambda: Schedule(shape="dip", turn=1.0),
         lambda: TwoPhaseDecay(fall=1.5),
         lambda: ByAccuracy(slope=-1.0),
         lambda: EntropyTarget(by=0.0),
@@ -213,8 +214,10 @@ def test_bad_options_are_refused(make):
 
 @pytest.mark.filterwarnings("ignore:reward")
 def test_a_run_with_a_schedule_is_resumed_exactly(tmp_path):
-    rows = check_resumed("grpo_d", tmp_path, '"progress"', **{"objective.kl.control.total_steps": 8})
-    assert [row["kl_coef"] for row in rows] == pytest.approx([0.0, 0.005, 0.01, 0.015, 0.02])
+    rows = check_resumed(
+        "grpo_d", tmp_path, '"progress"', **{"objective.kl.control.total_steps": 8, "objective.kl.control.turn": 0.25}
+    )
+    assert [row["kl_coef"] for row in rows] == pytest.approx([0.01, 0.005, 0.0, 0.02 / 6, 0.04 / 6])
     assert [row["schedule_progress"] for row in rows] == [0.125, 0.25, 0.375, 0.5, 0.625]
 
 

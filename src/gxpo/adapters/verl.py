@@ -89,7 +89,7 @@ def _no_loss(composed: Method) -> list[str]:
         found.append(
             f"objective.gate={show(term.gate)}: verl's losses are not given the policy's {term.gate.outputs[0]}"
         )
-    if term.gate.groups:
+    if term.gate.couples == "group":
         found.append(f"objective.gate={show(term.gate)}: it compares the rollouts of a group, verl's losses see some")
     if term.gate.couples == "step":
         found.append(f"objective.gate={show(term.gate)}: it compares all tokens of the step, verl's losses see some")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,13 +12,14 @@ from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
 from gxpo.credit.state_keys import StateKeyed
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
 TOLERANCE = 1e-10  # a sweep that changes no value by more, relative to the largest, is the last
+UNSOLVED = 1e-8  # of the largest payment: a change of value within it may be what the sweeps left over
 
 
 @torch.no_grad()
@@ -82,9 +83,11 @@ def graph_advantage(
     to the step before. Exactly 0 where it is within 1e-12 of the largest return of the batch: with discount 1, where
     all of a group return the same.
 
-    Source: reconstructed from the abstract of GRAFT, arXiv 2609.28963, which says neither discount nor lambda, nor how
-    the estimate goes over a graph: here it follows each trajectory's own steps, since under values that solve Bellman's
-    equation the mean over a node's edges is 0 and would end every sum after one step.
+    Source: GRAFT, arXiv 2609.28963, eq. 5 to 8. Its sum over the graph (eq. 9, 10) adds, k steps on, the mean delta of
+    all edges out of the states that can be reached: under values that solve Bellman's equation that is 0 for every
+    state, so that GRAFT's estimate is `lam` 0 for every lambda. Above 0, `lam` here follows each trajectory's own
+    steps. The paper discounts the outcome once more, on the way into the end: its values and credits are `discount`
+    times these.
     """
     enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
     counted = (state >= 0) & (levels.count(state, enters) > 0)
@@ -118,15 +121,21 @@ class GraphValues(StateKeyed, CreditPart):
 
     discount  per turn
     lam       lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
+    scale     "none": with outcomes of 0 and 1, values are rates of success and credits changes of them; "std": less the
+              mean and over the std (1 degree of freedom, eps 1e-6) of the steps out of the same state (eq. 11)
 
-    Nothing is scaled: with outcomes of 0 and 1, values are rates of success and credits changes of them. A trajectory
-    that was cut off is over: value 0 beyond it.
+    A trajectory that was cut off is over: value 0 beyond it. A step that nobody else took from its state changes no
+    value: with lam 0 its credit is 0. With a discount below 1, equal outcomes after more or fewer turns differ.
     """
 
     discount: float = 1.0
     lam: float = 0.95
+    scale: Literal["none", "std"] = "none"
 
     def __post_init__(self) -> None:
+        one_of("credit.scale", self.scale, ("none", "std"))
+        if self.discount < 1:
+            object.__setattr__(self, "on_equal", "signal")
         for name in ("discount", "lam"):
             given = getattr(self, name)
             if not 0 <= given <= 1:
@@ -135,7 +144,9 @@ class GraphValues(StateKeyed, CreditPart):
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         own = forest.step_trajectory
-        found = graph_advantage(
-            forest.returns(0.0), self.states(forest), own, self.discount, self.lam, forest.compared[own]
-        )
+        paid, state, compared = forest.returns(0.0), self.states(forest), forest.compared[own]
+        found = graph_advantage(paid, state, own, self.discount, self.lam, compared)
+        if self.scale == "std":
+            settled = torch.where(found.abs() > UNSOLVED * float(paid.abs().max()), found, 0.0)
+            found = levels.normalize(settled, state, compared)
         return forest.to_path(found, "S")

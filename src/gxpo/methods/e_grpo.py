@@ -1,11 +1,13 @@
-r"""E-GRPO: a wrong answer earns by the entities of the solution that it came across.
+r"""E-GRPO: a wrong answer earns by the entities of the solution that its thoughts mention.
 
 R = 1 if right; 0.3 * rate / (largest rate of the group) if wrong; 0 if wrong and cut at a limit;   A as in GRPO
 
-Choices. From the abstract and general knowledge: the share 0.3 and the division by the group's largest rate are
-recollections. The largest rate is that of the group's compared attempts, right ones included. Rates are component
-"entities" of your reward: the built-in reward of that name with weight 0 (`reward: {correct: 1, entities: 0}`), for
-tasks whose info names `entities`, or a function of your own. An error of format is not known here and not punished.
+Choices. As in the paper (eq. 1 to 5; 0.3 is the best of 0.1, 0.3 and 0.5). The largest rate is that of the group's
+compared attempts, right ones included. Rates are component "entities" of your reward: the built-in reward of that name
+with weight 0 (`reward: {correct: 1, entities: 0}`), for tasks whose info names `entities`, or a function of your own.
+The paper matches exact strings in the thoughts alone, the built-in reward in what the attempt says, case and spaces
+aside. An error of format earns 0 there and is not known here. Attempts over a limit are in the paper's statistics but
+not in its loss. It trains without KL, with a wider upper clip and groups of 8.
 """
 
 from gxpo.keys import Definition
@@ -19,7 +21,8 @@ e_grpo = Definition(
     year=2025,
     idea="near misses are told from failures by the entities that they mention",
     formula="R = 1 if right, else 0.3 rate / max_g rate; A as GRPO",
-    evidence="reconstruction",
+    evidence="paper",
     keys={"reward.shape.entity_match": EntityMatch},
-    choices="0.3 and the division by the group's largest rate are recollections; no penalty for format",
+    paper_defaults={"rollout.group_size": 8},
+    choices="entities in all that an attempt says, case aside; no penalty for format; overlong attempts in the loss",
 )

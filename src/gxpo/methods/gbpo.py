@@ -25,6 +25,6 @@ gbpo = Definition(
     evidence="reference-code",
     code="bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py ttrl/Qwen2.5-Math/math.sh",
     keys={"objective.gate": RatioTarget},
-    choices="the hard target (the scripts' temperature is 1e-4); sequence mean and no KL, where the scripts have a token "
-    "mean and KL 0.001",
+    choices="the hard target (the scripts' temperature is 1e-4); sequence mean and no KL, where the scripts have a "
+    "token mean and KL 0.001",
 )

@@ -1,14 +1,16 @@
 r"""GRAFT: the group's trajectories grown together at equal states; a step is credited with the change of value.
 
-V(s)    = mean over the steps that left s of r + V(s'), solved over the whole graph (Bellman); 0 at the end
-delta_t = r_t + V(s_{t+1}) - V(s_t)
-A_t     = delta_t + lambda A_{t+1} along the trajectory, lambda 0.95
+V(s)    = mean over the steps that left s of r + 0.99 V(s'), solved over the whole graph (Bellman); 0 at the end
+delta_t = r_t + 0.99 V(s_{t+1}) - V(s_t);   A_t = delta_t / std of the deltas of the steps out of s_t
+rho     = geometric mean over the step's tokens, clipped at 1 +- 0.2 (the paper's eq. 4)
 
 A failed trajectory's step into a state from which others succeed has credit above 0.
 
-Choices (from the abstract and short notes). Discount 1, since credit is said to be the difference of node values.
-Lambda, and that GAE follows the trajectory's own steps, are ours: over all steps out of a state the mean of delta is 0,
-so that an average over the graph would end after one step. Nothing is scaled by a spread.
+Choices. After the paper; its code was announced and is not there. Its Graph GAE (eq. 9) adds (0.99 lambda)^k times the
+mean delta of the steps k further on: under these values that mean is 0 at every state, so lambda (0.95, 0.8, 0.6 in the
+paper) changes nothing, and `credit.lam` is 0; above 0 it is GAE along each trajectory. A step that is alone at its
+state is given its sign in the paper: its delta is 0. The std has one degree of freedom. The paper averages over steps,
+here over trajectories. States are equal by the environment's word (`credit.similar` merges texts).
 """
 
 from gxpo.credit.graph_values import GraphValues
@@ -22,8 +24,14 @@ graft = Definition(
     authors="Yao, Xincheng and Fu, Haobo and Liu, Weiming and Zhang, Chongyang",
     year=2026,
     idea="all trajectories of a group are one graph, whose states' values say what each step has changed",
-    formula="V(s) = mean of r + V(s') over the steps out of s; A_t = r_t + V(s_{t+1}) - V(s_t) + 0.95 A_{t+1}",
-    evidence="reconstruction",
-    keys={"credit": GraphValues},
-    choices="discount 1, lambda 0.95, GAE along each trajectory, no scaling",
+    formula="V(s) = mean of r + 0.99 V(s') over the steps out of s; A_t = z of r_t + 0.99 V(s_{t+1}) - V(s_t) at s_t",
+    evidence="paper",
+    keys={
+        "credit": GraphValues,
+        "credit.discount": 0.99,
+        "credit.lam": 0.0,
+        "credit.scale": "std",
+        "objective.ratio": "turn",
+    },
+    choices="lambda adds nothing over exact values and is left out; sample std; mean over trajectories, not steps",
 )

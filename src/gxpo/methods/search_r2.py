@@ -4,12 +4,14 @@ y ~ pi; the refiner accepts y or names step k; y' = y_{<k} + suffix, suffix ~ pi
 R = R_out (1 + R_proc); A as in GRPO over the final trajectories, shared by the actor's and the refiner's tokens, each
 with the log-prob under which its author wrote it.
 
-Choices. Judge and trimmer are one turn: the refiner answers with a step's number, 0 accepts; what can't be read
-accepts. M = 1. Steps end with `rollout.delimiter`. A policy too small to write a step's number can cut at a random step
-(`rollout.where=uniform`) or at its least probable one (`low_probability`): both are ours, and cut always. R_proc needs
-somebody who judges retrieved chunks: `search_r2@paper` adds `reward.shape.process`, which reads component "process" of
-your reward; without it R = R_out. Tasks with one answer only: the paper's search episodes are refused. Held-out tasks
-are attempted by the actor alone.
+Choices. R, A and M = 1 are the paper's (eq. 1, 2; it tries M up to 4, with groups of 5 and 4 turns of search). Its
+discriminator accepts where its probability reaches a threshold, and a trimmer, called again, names the step: here both
+are one turn, the refiner answers with a step's number, 0 accepts; what can't be read accepts. Steps end with
+`rollout.delimiter`. A policy too small to write a step's number can cut at a random step (`rollout.where=uniform`) or
+at its least probable one (`low_probability`): both are ours, and cut always. R_proc, the share of retrieved chunks that
+a judge finds useful, needs that judge: `search_r2@paper` adds `reward.shape.process`, which reads component "process"
+of your reward; without it R = R_out. Tasks with one answer only: the paper's search episodes are refused. Held-out
+tasks are attempted by the actor alone.
 """
 
 from gxpo.keys import Definition
@@ -24,9 +26,9 @@ search_r2 = Definition(
     year=2026,
     idea="attempts are cut at the first flawed step and go on from there; who finds the flaw is trained with them",
     formula="y' = y_{<k} + suffix, k from the refiner; R = R_out (1 + R_proc); A as GRPO for actor and refiner tokens",
-    evidence="reconstruction",
+    evidence="paper",
     keys={"rollout": Revise},
-    paper_defaults={"reward.shape.process": "process_bonus"},
+    paper_defaults={"reward.shape.process": "process_bonus", "rollout.group_size": 5},
     choices="judge and trimmer in one turn; one revision; no process reward unless one is given (@paper asks for it); "
     "rollout.where=uniform or low_probability stand in for a refiner; single-turn tasks only",
     cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",

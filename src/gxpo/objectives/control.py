@@ -96,23 +96,28 @@ def progress(step: float, total_steps: int | None) -> float:
 
 @dataclass(frozen=True)
 class Schedule(_Remembering):
-    """From where the term starts to `to` over `total_steps` steps, monotone, and `to` from then on.
+    """From where the term starts to `to` over `total_steps` steps, and `to` from then on.
 
     to           the last coefficient
     total_steps  None: the run's
-    shape        "linear"; "cosine": slow at both ends; "exponential": equal factors (neither end may be 0)
+    shape        "linear"; "cosine": slow at both ends; "exponential": equal factors (neither end may be 0); "dip": from
+                 the middle of the two ends down to the first in the first `turn` of the steps, then up to `to`
+    turn         of "dip", a share of the run; GRPO-D, arXiv 2503.16081, eq. 3
 
     Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
     """
 
     to: float = 0.04
     total_steps: int | None = None
-    shape: Literal["linear", "cosine", "exponential"] = "linear"
+    shape: Literal["linear", "cosine", "exponential", "dip"] = "linear"
+    turn: float = 0.3
 
     from_zero = True
 
     def __post_init__(self) -> None:
-        one_of("control.shape", self.shape, ("linear", "cosine", "exponential"))
+        one_of("control.shape", self.shape, ("linear", "cosine", "exponential", "dip"))
+        if not 0 < self.turn < 1:
+            raise ConfigError(f"control: turn is {self.turn}; it is a share of the run between 0 and 1")
         if not 0 <= self.to < math.inf or (self.total_steps is not None and self.total_steps < 1):
             raise ConfigError(f"control: to ({self.to}) is 0 or more and total_steps ({self.total_steps}) at least 1")
         if self.shape == "exponential" and self.to == 0:
@@ -125,7 +130,11 @@ class Schedule(_Remembering):
             if start == 0:
                 raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
             return start * (self.to / start) ** done
-        done = done if self.shape == "linear" else (1 - math.cos(math.pi * done)) / 2
+        if self.shape == "dip":
+            early = (1 - done / self.turn) / 2
+            done = early if done <= self.turn else (done - self.turn) / (1 - self.turn)
+        elif self.shape == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
         return start + (self.to - start) * done
 
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:

