@@ -142,7 +142,6 @@ def test_what_is_passed_over(grow):
 def test_the_method_and_its_settings():
     m = gxpo.method("graft", {"credit.lam": 0.5})
     assert m.credit == GraphValues(0.99, 0.5, "std") and m.requires == ("states",)
-    assert GraphValues().on_equal == "zero" and m.credit.on_equal == "signal"  # fewer turns to the same end are better
     for wrong in ({"lam": 1.1}, {"discount": -0.1}, {"state": "text"}, {"scale": "batch_std"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             GraphValues(**wrong)

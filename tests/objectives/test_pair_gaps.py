@@ -16,9 +16,9 @@ F64 = torch.float64
 
 
 def test_a_pair_counts_as_much_as_its_outcomes_differ():
-    # outcomes 1, .75, 0 with scores .4, .1, -.2 (one token each): pairs (a, b) .25, (a, c) 1, (b, c) .75
+    # outcomes 1, .75, 0 with scores .4, .1, -.2 (one token each): pairs (a, b) .25, (a, c) 1, (b, c) .75; all right
     forest = tree(("a", 1, [1], None), ("b", 0, [1], None), ("c", 0, [1], None))
-    forest = forest.replace(outcome=torch.tensor([1.0, 0.75, 0.0], dtype=F64))
+    forest = forest.replace(outcome=torch.tensor([1.0, 0.75, 0.0], dtype=F64), success=torch.ones(3, dtype=F64))
     x = torch.tensor([0.4, 0.1, -0.2], dtype=F64, requires_grad=True)
     zero = torch.zeros(3, dtype=F64)
     out = gxpo.method("steporlm").loss(forest, gxpo.PolicyTokens(x, zero, reference_logprob=zero)).value
@@ -42,11 +42,14 @@ def test_of_verdicts_it_is_dpo():
 def test_pairs_of_verdicts_have_no_gap():
     with pytest.raises(ConfigError, match="by_gap"):
         PreferencePairs(by_gap=True)
+    with pytest.raises(ConfigError, match="verdict_first"):
+        PreferencePairs(verdict_first=True)
 
 
 def test_gaps_and_the_weight_of_successes_multiply():
     forest = tree(("a", 1, [1], None), ("b", 0, [1], None))
-    forest = forest.replace(outcome=torch.tensor([1.0, 0.25], dtype=F64))
+    alike = torch.ones(2, dtype=F64)  # both right, told apart by their process
+    forest = forest.replace(outcome=torch.tensor([1.0, 0.25], dtype=F64), success=alike)
     zero = torch.zeros(2, dtype=F64)
     pol = gxpo.PolicyTokens(zero, zero, reference_logprob=zero)
     m = gxpo.method("steporlm", {"objective.success_weight": 2.0})

@@ -12,7 +12,7 @@ from tests.weighting.test_answer_entropy import grown
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.weighting.hardness import Hardness, dissimilarity, reward_gap
+from gxpo.weighting.hardness import Hardness, dissimilarity, responsiveness, reward_gap
 
 ROWS = st.lists(
     st.tuples(
@@ -27,18 +27,24 @@ ROWS = st.lists(
 )
 
 
+def s(x):
+    return 1 / (1 + math.exp(-x))
+
+
 def test_by_hand():
     # a: attempts (1,0) right and (0,1) wrong, nothing shown: the model is the right one. Cosines 1, 0: unlike 1/2.
-    #    gap 1 - 1/2 = 1/2, over the largest, 1: 1/2. w = 1.5 * 1.5 = 2.25
-    # b: attempts (1,0), (0,2) wrong, a demonstration (1,1) that earns 1: cosines .707107, unlike .292893; gap 1:
-    #    w = 1.292893 * 2 = 2.585786
+    # b: attempts (1,0), (0,2) wrong, a demonstration (1,1): cosines .707107, unlike .292893. Mean unlike .396447.
+    # Of two gaps, 1/2 and 1, none is an outlier.
     rows = [("a", 1.0), ("a", 0.0), ("b", 0.0), ("b", 0.0), ("b", 1.0)]
     forest = grown(rows, origin=["policy"] * 4 + ["demonstration"], success=[True, False, False, False, True])
     e = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 2], [1, 1]])
     weight = Hardness()(forest, torch.zeros(5), {"embedding": e}, 0)
-    assert weight.tolist() == pytest.approx([2.25] * 2 + [2.585786] * 3, abs=1e-6)
+    assert weight.tolist() == pytest.approx([0.622459 / 0.597834] * 2 + [0.572704 / 0.597834] * 3, abs=1e-5)
     assert Hardness(unlike=0.0, gap=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.0] * 5
-    assert Hardness(unlike=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.5] * 2 + [2.0] * 3
+    squared = Hardness(unlike=2.0)(forest, torch.zeros(5), {"embedding": e}, 0)
+    assert squared.tolist() == pytest.approx(weight.square().tolist())
+    # of ten gaps of 0 and one of 1 the last is left out: s(0) / s(1/11)
+    assert responsiveness(torch.tensor([0.0] * 10 + [1.0])) == pytest.approx(0.5 / 0.522711, abs=1e-5)
 
 
 @given(ROWS, st.floats(0, 2), st.floats(0, 2))
@@ -49,17 +55,21 @@ def test_it_equals_a_loop(rows, unlike, gap):
         compared=[c for *_, c, _ in rows],
         success=[r == 1.0 for _, r, *_ in rows],
     )
-    names, pieces = list(dict.fromkeys(g for g, *_ in rows)), {}
+    names, far, gaps = list(dict.fromkeys(g for g, *_ in rows)), {}, []
     for name in names:
         shown = [x for x in rows if x[0] == name and x[2] == "demonstration"]
         attempts = [x for x in rows if x[0] == name and x[2] == "policy" and x[3]]
         models = shown or [x for x in attempts if x[1] == 1.0]
         goal = sum(x[1] for x in shown) / len(shown) if shown else 1.0
-        gaps = max(0.0, goal - sum(x[1] for x in attempts) / len(attempts)) if attempts else 0.0
-        cosines = [cosine(x[4], y[4]) for x in attempts for y in models]
-        pieces[name] = (1 - sum(cosines) / len(cosines) if cosines else 0.0, gaps)
-    largest = max(g for _, g in pieces.values()) or 1.0
-    expected = [(1 + unlike * pieces[g][0]) * (1 + gap * pieces[g][1] / largest) for g, *_ in rows]
+        if attempts:
+            gaps.append(goal - sum(x[1] for x in attempts) / len(attempts))
+        if cosines := [cosine(x[4], y[4]) for x in attempts for y in models]:
+            far[name] = 1 - sum(cosines) / len(cosines)
+    middle = sum(far.values()) / len(far) if far else 0.0
+    mean = sum(gaps) / len(gaps) if gaps else 0.0
+    # of one or two gaps none is further than two standard deviations from the mean
+    expected = [(s(far[g]) / s(middle) if g in far else 1.0) ** unlike for g, *_ in rows]
+    assert responsiveness(torch.tensor(gaps)) == pytest.approx(s(mean) / s(mean))
     e = torch.tensor([x[4] for x in rows], dtype=torch.float64)
     found = Hardness(unlike, gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
@@ -75,18 +85,18 @@ def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
     nothing = torch.zeros(4, dtype=torch.bool)
     gap = reward_gap(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
     assert gap.tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert reward_gap(torch.ones(4), group, attempt, nothing).tolist() == [0.0] * 4
+    assert reward_gap(torch.ones(4), group, nothing, nothing).isnan().all()
     e = torch.tensor([[1.0, 2.0], [3.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])
     model = torch.tensor([True, False, True, False])
     longer = dissimilarity(e * torch.tensor([[2.0], [5], [7], [3]]), group, attempt, model)
     assert torch.allclose(dissimilarity(e, group, attempt, model), longer)
-    assert dissimilarity(e, group, attempt, nothing).tolist() == [0.0] * 4
+    assert dissimilarity(e, group, attempt, nothing).isnan().all()
 
 
 def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
     m = gxpo.method("grpo_s")
     assert m.signals["mean_hidden"].provides == ("embedding",) and m.needs == ()
     assert "hardness" in gxpo.method("grpo_s+luffy").weights
-    for wrong in ({"unlike": -1.0}, {"gap": -0.1}):
+    for wrong in ({"unlike": -1.0}, {"gap": -0.1}, {"outlier": 0.0}):
         with pytest.raises(ConfigError, match=r"weight\.hardness"):
             Hardness(**wrong)

@@ -134,8 +134,6 @@ class GraphValues(StateKeyed, CreditPart):
 
     def __post_init__(self) -> None:
         one_of("credit.scale", self.scale, ("none", "std"))
-        if self.discount < 1:
-            object.__setattr__(self, "on_equal", "signal")
         for name in ("discount", "lam"):
             given = getattr(self, name)
             if not 0 <= given <= 1:

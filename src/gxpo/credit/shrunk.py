@@ -25,7 +25,7 @@ def prior_weight(mean: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
 
     The squared distance less the noise estimates the prediction's squared error e; w = noise / (noise + e) has the
     least expected square error, and e is held at 0 from below. A gap within one standard error trusts the prediction
-    wholly, a large one hardly at all. Source: derived from V0.5 (arXiv 2603.10848).
+    wholly, a large one hardly at all. Source: V0.5, arXiv 2603.10848.
 
     >>> prior_weight(torch.tensor([0.25, 0.25]), torch.tensor([0.4, 0.9]), torch.tensor([0.0625, 0.0625]))
     tensor([1.0000, 0.1479], dtype=torch.float64)
@@ -41,13 +41,14 @@ def shrunk(
 ) -> Tensor:
     """A = outcome - (w prior + (1 - w) mean of the group), w of `prior_weight`; [R] float64, nothing is scaled.
 
-    outcome   [R], from 0 to 1 under variance "prior"
+    outcome   [R], from 0 to 1 under variances "bound" and "prior"
     group     [R] int64 dense ids, -1 = in no group
     prior     [R] the prediction for each trajectory's task, made without its outcome; nan: there is none, and the
               baseline is the group's mean
-    variance  of one outcome, whose n-th part is the noise of a mean of n: "prior", p (1 - p) at p = prior, which
-              leaves groups of equal outcomes informative; "sample", the group's own (1 degree of freedom taken off),
-              which is 0 there, so that their baseline is their mean
+    variance  of one outcome, whose n-th part is the noise of a mean of n: "bound", 1 / 4, the most that outcomes from 0
+              to 1 can have (V0.5's 1 for outcomes of -1 and 1); "prior", p (1 - p) at p = prior, which is never more;
+              both leave groups of equal outcomes informative; "sample", the group's own (1 degree of freedom taken
+              off), which is 0 there, so that their baseline is their mean
     where     [R] bool, compared (default: all): whose outcomes enter the mean
 
     Without compared members the baseline is the prediction. The mean holds the trajectory's own outcome, as GRPO's.
@@ -56,7 +57,10 @@ def shrunk(
     mean, std = levels.mean_and_std(outcome, group, where)
     known = prior.isfinite() & (group >= 0)
     given = torch.where(known, prior.to(torch.float64), mean)
-    spread = (given * (1 - given)).clamp_min(0) if variance == "prior" else std.square()
+    if variance == "bound":
+        spread = torch.full_like(given, 0.25)
+    else:
+        spread = (given * (1 - given)).clamp_min(0) if variance == "prior" else std.square()
     weight = prior_weight(mean, given, spread / n.clamp_min(1))
     centred = levels.normalize(outcome, group, where, scale="none")
     return torch.where(n > 0, centred + weight * (mean - given), torch.where(known, outcome - given, 0.0))
@@ -66,13 +70,13 @@ def shrunk(
 class Shrunk(CreditPart):
     """`shrunk` with the signal "baseline" [R] as the prediction, the same for every token of a trajectory."""
 
-    variance: Literal["prior", "sample"] = "prior"
+    variance: Literal["bound", "prior", "sample"] = "prior"
 
     needs = ("baseline",)
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        one_of("credit.variance", self.variance, ("prior", "sample"))
+        one_of("credit.variance", self.variance, ("bound", "prior", "sample"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")

@@ -1,13 +1,14 @@
 r"""GRPO-S (DR-IRL): hard tasks weigh more; hard is what is unlike a demonstration, and what earns less than it.
 
-w = (1 + a h_unlike) (1 + b h_gap);   loss = GRPO's times w
-h_unlike = 1 - mean cos(e_i, e_demonstration);   h_gap = (r_demonstration - mean_g r) / the step's largest such gap
+w = s(d_g) / s(mean d) * s(mean of the gaps that are no outliers) / s(mean gap), s the logistic;   loss = GRPO's times w
+d_g = 1 - mean cos(e_i, e_demonstration);   gap_g = r_demonstration - mean_g r;   means over the step's groups
 
-Choices. Reconstructed from the abstracts. They scale the reward, which the group's std would take out again: here w
-weighs the loss. a = b = 1. The demonstrations are those that the rollout brings (`grpo_s+luffy`); without one, a
-group's right attempts stand for it in h_unlike, and in h_gap a reward of 1. e is the policy's mean hidden state
-(theirs: a text encoder); the reward models that they learn by inverse reinforcement learning are yours to bring, as
-`reward`.
+Choices. From two detailed summaries, which agree; no code was found. The paper compares within a category of harm, one
+reward model for each: here within a step. It takes cosines clause by clause with a text encoder, the nearest clause for
+each: here e is the policy's mean hidden state. Gaps further than 2 standard deviations from their mean are outliers
+(the paper's threshold is not known), so that with few groups the second factor is 1. The demonstrations are those that
+the rollout brings (`grpo_s+luffy`); without one, a group's right attempts stand for it in d, and in the gap a reward of
+1. The reward models that they learn by inverse reinforcement learning are yours to bring, as `reward`.
 """
 
 from gxpo.keys import Definition
@@ -22,9 +23,9 @@ grpo_s = Definition(
     "Qin, Simeng and Cao, Xiaochun and Liu, Yang and Jia, Xiaojun",
     year=2025,
     idea="groups far from a demonstration, in words and in reward, weigh more",
-    formula="w = (1 + h_unlike)(1 + h_gap); L = L_GRPO with w",
-    evidence="reconstruction",
+    formula="w = s(d_g) / s(mean d) * s(mean kept gap) / s(mean gap); L = L_GRPO with w",
+    evidence="secondary",
     keys={"weight.hardness": Hardness, "signal.mean_hidden": MeanHidden},
-    choices="a weight after the normalisation, which would cancel it; right attempts stand in for demonstrations",
+    choices="within a step, not a category; hidden states, not clauses; right attempts stand in for demonstrations",
     cost="a forward pass over the rollouts before the update",
 )

@@ -3,8 +3,8 @@ r"""PTA-GRPO: plans and several executions of each are one group; an attempt is 
 n plans z of a task, m executions of each: r_plan(z) = mean_j correct(z, j)
 r_zj = r_out(z, j) + l r_plan(z);   A_zj = (r_zj - mean) / (std + eps) over all n m attempts, on plan and execution
 
-Choices (from the abstract and general knowledge; no code was read). n = 4, m = 2 and l = 0.5: the numbers are not
-known. A format reward is the task's (`reward`), and the paper's term for length is left out. The first stage, which
+Choices. From public reviews, which have the three rewards and n = m = 3; l = 0.5 is ours, no code was found. A format
+reward is the task's (`reward`), and the paper's term for length is left out. The first stage, which
 fine-tunes on plans distilled from a larger model, is a warm start and no part of this. The m executions of a plan share
 its tokens, which are trained with the sum of their credits. On prompts a plan is the first stretch of the answer,
 unless the templates ask for it in words; in an environment it is the sub-goals that an executor acts under.
@@ -22,8 +22,13 @@ pta_grpo = Definition(
     year=2025,
     idea="a plan is scored by the success of the attempts that followed it, and they all share that score",
     formula="r = r_out + l mean_j correct(z, j); A = (r - mean_g) / std_g over all plans and executions of the task",
-    evidence="reconstruction",
-    keys={"rollout": Planned, "reward.add.plan_success": PlanSuccess},
-    choices="4 plans of 2 executions, weight 0.5: all guesses; no length term, no supervised first stage",
+    evidence="secondary",
+    keys={
+        "rollout": Planned,
+        "rollout.plans": 3,
+        "rollout.executions": 3,
+        "reward.add.plan_success": PlanSuccess,
+    },
+    choices="weight 0.5 is a guess; no length term, no supervised first stage",
     cost="none beyond the base's attempts: a plan is sampled once for its executions",
 )

@@ -3,11 +3,12 @@ r"""Skywork R1V2's selective sample buffer: rollouts without advantage are made 
 stored: groups of unequal rewards.   For every fresh rollout with A = 0 one stored one, P(i) in proportion to |A_i|
 L = mean over fresh and drawn rows of GRPO's clipped loss, the drawn rows' A and ratio those of their own group and time
 
-Choices. Put together from the abstract and notes; the weights |A| and the number drawn were not confirmed. Only the
-buffer is built: the report's mixed preference optimisation beside GRPO, its reward model, and the reading of the buffer
-as a pool of prompts to sample again are not. Any stored task's rollouts may come back. Ratios are over who sampled them
-(`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that it came from,
-whose other members are in its statistics and nowhere else. The newest 1024 groups are stored (`rollout.max_groups`).
+Choices. From a detailed summary, which has the weights |A| but not the number drawn; the authors' repository has no
+training code. Only the buffer is built: the report's mixed preference optimisation before GRPO, its reward model, and
+the buffer as a filter of prompts beforehand are not. Any stored task's rollouts may come back. Ratios are over who
+sampled them (`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that it
+came from, whose other members are in its statistics and nowhere else. The newest 1024 groups are stored
+(`rollout.max_groups`).
 """
 
 from gxpo.keys import Definition
@@ -22,8 +23,8 @@ r1v2_ssb = Definition(
     year=2025,
     idea="a buffer of rollouts with advantage keeps the batch full when more and more groups teach nothing",
     formula="top up a batch with stored (o_i, A_i), P(i) ~ |A_i|, one for each fresh A = 0",
-    evidence="reconstruction",
+    evidence="secondary",
     keys={"rollout": ReplayByAdvantage, "objective.ratio_over": "behaviour"},
-    choices="P ~ |A| from memory of the report; one drawn for each idle rollout; the buffer alone, without MPO",
+    choices="one drawn for each idle rollout; the buffer alone, without MPO",
     cost="more trajectories in the update; about 70 bytes of memory for every stored token",
 )

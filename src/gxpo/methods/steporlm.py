@@ -1,11 +1,13 @@
 r"""StepORLM: preferences between a group's attempts, each weighted by how far apart their qualities are (W-DPO).
 
-quality q = the outcome: what a solver verifies, and what a judge of the whole process adds to it (`reward`)
-s_i = sum_t (log policy - log reference);  l = -(q_better - q_worse) log sigmoid(beta (s_better - s_worse)),  beta 0.1
+a right attempt is better than a wrong one, w = 1; of two right or two wrong ones, the one whose process a judge finds
+better, w = |q_better - q_worse|, q the outcome: what is verified, and what the judge adds to it (`reward`)
+s_i = sum_t (log policy - log reference);   l = -w log sigmoid(beta (s_better - s_worse)), beta 0.1
 L = mean over groups of the mean over the group's pairs of l
 
-Choices (from the abstract; no code or equations were read). Every two attempts of different quality are a pair; the gap
-is the plain difference, and the weights of a group's pairs are not normalised. Without a judge among the rewards the
+Choices. From a detailed summary, which writes no reference; the authors' code is public but was not to be had. q is the
+share of steps that the judge finds right, there. Every two attempts of different quality are a pair, beta is DPO's, and
+the weights of a group's pairs are not normalised. Without a judge among the rewards the
 quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that judges, and is
 refined by what the solver finds; a judge of the run's settings has its place. Credit is not read.
 """
@@ -21,10 +23,15 @@ steporlm = Definition(
     authors="Zhou, Chenyu and Xu, Tianyi and Lin, Jianghao and Ge, Dongdong",
     year=2025,
     idea="a pair of attempts teaches as much as their qualities differ, by outcome and by judged process",
-    formula="L = mean_g mean_pairs -(q_w - q_l) log sigmoid(beta (s_w - s_l)), s = sum_t log(pi/ref)",
-    evidence="reconstruction",
-    keys={"objective": PreferencePairs, "objective.pairs": "ordered", "objective.by_gap": True},
+    formula="L = mean_g mean_pairs -w log sigmoid(beta (s_w - s_l)), s = sum_t log(pi/ref)",
+    evidence="secondary",
+    keys={
+        "objective": PreferencePairs,
+        "objective.pairs": "ordered",
+        "objective.by_gap": True,
+        "objective.verdict_first": True,
+    },
     refuses={"objective.kl.place": ("reward",)},
-    choices="the gap of outcomes is the weight; all pairs of different outcomes; no generative reward model",
+    choices="all pairs of different quality; a frozen reference; no generative reward model",
     cost="a frozen reference model and its forward pass over the rollouts",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -77,6 +77,7 @@ class PreferencePairs(LabelTerm):
     success_weight   multiplies the loss of pairs whose better one is a success by that label
     success_slope    multiplies beta in those pairs
     by_gap           multiplies the loss of a pair by the difference of its two outcomes; not of pairs by verdict
+    verdict_first    of "ordered": a success is better than a failure whatever their outcomes, and `by_gap` is 1 there
     unpaired         trajectories of groups without a pair are set against score 0: h = s for a success, -s for others
     unpaired_beta    beta of these; None: `beta`
 
@@ -85,7 +86,7 @@ class PreferencePairs(LabelTerm):
 
     With these settings this is
       DPO   verdict, sum, beta 0.1                                         arXiv 2305.18290
-      StepORLM  ordered, sum, beta 0.1, by_gap: W-DPO                      arXiv 2509.22558
+      StepORLM  ordered, sum, beta 0.1, by_gap, verdict_first: W-DPO       arXiv 2509.22558
       TRPA  ordered, length_mean, beta 0.1, success_slope 2.5, unpaired with beta 1   arXiv 2504.04524
     """
 
@@ -98,6 +99,7 @@ class PreferencePairs(LabelTerm):
     success_weight: float = 1.0
     success_slope: float = 1.0
     by_gap: bool = False
+    verdict_first: bool = field(default=False, kw_only=True)
     unpaired: bool = False
     unpaired_beta: float | None = None
 
@@ -120,6 +122,8 @@ class PreferencePairs(LabelTerm):
             raise ConfigError(f"objective.unpaired_beta is {self.unpaired_beta}; it must be above 0, or null")
         if self.by_gap and self.pairs == "verdict":
             raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
+        if self.verdict_first and self.pairs != "ordered":
+            raise ConfigError("objective.verdict_first orders pairs of outcomes: set objective.pairs=ordered")
         object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
@@ -131,7 +135,10 @@ class PreferencePairs(LabelTerm):
         else:
             own = counted(forest)
             stats, outcome = own & forest.compared, forest.outcome
-            better = worse = own & ~levels.degenerate(outcome, group, stats)
+            alike = levels.degenerate(outcome, group, stats)
+            if self.verdict_first:
+                alike = alike & levels.degenerate(forest.success.nan_to_num(nan=-1.0), group, stats)
+            better = worse = own & ~alike
             if self.pairs == "outcome":
                 better = better & (outcome >= levels.max(outcome, group, stats))
                 worse = worse & (outcome <= levels.min(outcome, group, stats))
@@ -142,6 +149,11 @@ class PreferencePairs(LabelTerm):
         """[R] bool: counted trajectories of groups without a pair."""
         paired = levels.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
         return counted(forest) & ~paired & self.unpaired
+
+    def _told(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
+        """[n] bool: pairs that the verdict decides."""
+        won, lost = forest.success[left], forest.success[right]
+        return self.verdict_first & won.isfinite() & lost.isfinite() & (won != lost)
 
     def reads(self, forest: Forest) -> Tensor:
         better, worse = self._sides(forest)
@@ -154,13 +166,15 @@ class PreferencePairs(LabelTerm):
         kept = known[left] | known[right]
         if self.pairs == "ordered":
             high, low = forest.outcome[left], forest.outcome[right]
-            kept &= high - low > levels.DEGENERATE * torch.maximum(high.abs(), low.abs())
+            ahead = high - low > levels.DEGENERATE * torch.maximum(high.abs(), low.abs())
+            kept &= torch.where(self._told(forest, left, right), forest.success[left] > forest.success[right], ahead)
         left, right = left[kept], right[kept]
         margin = torch.where(known[right], score[left], score[left].detach())
         margin = margin - torch.where(known[left], score[right], score[right].detach())
         factor = torch.ones_like(margin.detach())
         if self.by_gap:
-            factor = factor * (forest.outcome[left] - forest.outcome[right])
+            gap = forest.outcome[left] - forest.outcome[right]
+            factor = factor * torch.where(self._told(forest, left, right), torch.ones_like(gap), gap)
         alone = (self._alone(forest, better) & run).nonzero().squeeze(1)
         beta = torch.full_like(factor, self.beta)
         if self.success_weight != 1 or self.success_slope != 1 or alone.numel():

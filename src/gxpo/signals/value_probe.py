@@ -120,7 +120,8 @@ class ValueProbe(SignalPart):
 
     The probe predicts from a trajectory's features the mean outcome of the others of its group. It is fitted before
     every step on the newest `buffer` trajectories of the steps before, so no outcome of the step is in it. As long as
-    fewer than `enough` are there, the baseline is the mean outcome of the others itself (`probe_used` 0).
+    fewer than `enough` are there, the baseline is the mean outcome of the others itself (`probe_used` 0). Estimates are
+    held between the least and the largest outcome that it was fitted on.
 
     tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
     layer   which hidden states; -1 the last
@@ -161,8 +162,9 @@ class ValueProbe(SignalPart):
         group, takes = forest.ids("group", axis="R"), self._taking(forest)
         used = self.rows >= self.enough
         if used:
-            weight, intercept = ridge(self.memory["features"], self.memory["target"], self.ridge)
-            estimate = features @ weight + intercept
+            target = self.memory["target"]
+            weight, intercept = ridge(self.memory["features"], target, self.ridge)
+            estimate = (features @ weight + intercept).clamp(target.min(), target.max())
         else:
             estimate = torch.where(takes, forest.outcome, 0.0)
         baseline = cross_fitted(estimate, forest.outcome, group, takes)

@@ -1,0 +1,136 @@
+"""Baselines, weights and pairs against what their papers, or detailed summaries of them, say; in plain Python."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+import gxpo
+from gxpo.credit.shrunk import shrunk
+from gxpo.protocols import PolicyTokens
+from gxpo.signals.value_probe import cross_fitted, ridge
+
+F64 = torch.float64
+
+
+def answers(lengths, rewards, per_group):
+    groups = [lengths[i : i + per_group] for i in range(0, len(lengths), per_group)]
+    return gxpo.Forest.from_completions(
+        prompts=[[k] for k in range(len(groups))],
+        completions=[[[5] * n for n in group] for group in groups],
+        rewards=rewards,
+    )
+
+
+def test_v05_shrinks_towards_the_prior_in_the_papers_units():
+    """arXiv 2603.10848: rewards -1 and 1, noise 1 / k, e = max(0, (mean - V)^2 - 1 / k), weight of the mean
+    e / (e + 1 / k). gxpo's rewards are 0 and 1: everything is halved."""
+    groups = [([1, 1, -1, -1], 0.3), ([1, 1, 1, 1], -0.8), ([-1, -1, -1, 1], 0.9), ([1, -1], -0.95)]
+    expected, rewards, prior, group = [], [], [], []
+    for g, (own, value) in enumerate(groups):
+        mean, noise = statistics.mean(own), 1 / len(own)
+        bias = max(0.0, (mean - value) ** 2 - noise)
+        share = bias / (bias + noise)
+        expected += [(r - (share * mean + (1 - share) * value)) / 2 for r in own]
+        rewards += [(r + 1) / 2 for r in own]
+        prior += [(value + 1) / 2] * len(own)
+        group += [g] * len(own)
+    found = shrunk(torch.tensor(rewards, dtype=F64), torch.tensor(group), torch.tensor(prior, dtype=F64), "bound")
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    assert gxpo.method("v05").credit.variance == "bound"
+
+
+def test_poise_reads_a_rollouts_baseline_off_the_other_one():
+    """arXiv 2605.07579, eq. 12, 13 and table 4: standardised features, ridge 0.01 on summed squares, clipped to
+    [0, 1]; the target of a rollout's features is the other's reward."""
+    rng = np.random.default_rng(4)
+    seen, rewards = rng.normal(size=(40, 6)) * [1, 5, 0.1, 2, 1, 3] + 2, rng.integers(0, 2, 40).astype(float)
+    target = rewards.reshape(-1, 2)[:, ::-1].reshape(-1)
+    scaled = (seen - seen.mean(0)) / seen.std(0)
+    slope = np.linalg.solve(scaled.T @ scaled + 0.01 * np.eye(6), scaled.T @ (target - target.mean()))
+    new = rng.normal(size=(4, 6)) * 9
+    estimate = np.clip((new - seen.mean(0)) / seen.std(0) @ slope + target.mean(), 0, 1)
+    won = [1.0, 0.0, 0.0, 0.0]
+    expected = [won[i] - estimate[i ^ 1] for i in range(4)]
+
+    weight, intercept = ridge(torch.tensor(seen), torch.tensor(target), 0.01 / 40)
+    guess = (torch.tensor(new) @ weight + intercept).clamp(0, 1)
+    assert guess.tolist() == pytest.approx(estimate.tolist(), abs=1e-9) and {0.0, 1.0} & set(guess.tolist())
+    outcome, group = torch.tensor(won, dtype=F64), torch.tensor([0, 0, 1, 1])
+    baseline = cross_fitted(guess, outcome, group, torch.ones(4, dtype=torch.bool))
+    assert (outcome - baseline).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_two_grpo_is_a_contrast_of_one_pair():
+    """arXiv 2510.00977, eq. 7 and section 4.3: A is 1 and -1 where the two differ, 0 and 0 where they do not."""
+    lengths, rewards = [3, 1, 2, 2, 1, 2], [1.0, 0.0, 1.0, 1.0, 0.2, 0.7]
+    forest = answers(lengths, rewards, 2)
+    m = gxpo.method("two_grpo")
+    advantage = [1.0, -1.0, 0.0, 0.0, -1.0, 1.0]
+    wanted = [a for a, n in zip(advantage, lengths, strict=True) for _ in range(n)]
+    assert m.advantages(forest).tolist() == pytest.approx(wanted, abs=1e-5)  # eps 1e-6 over a std of .25
+    gaps = [0.3, -0.1, 0.25, -0.4, 0.0, 0.1, 0.2, -0.2, 0.4, -0.3, 0.1]
+    now = torch.tensor(gaps, dtype=F64)
+    found = float(m.loss(forest, PolicyTokens(now, torch.zeros_like(now)), advantages=torch.tensor(wanted)).value)
+    ratio = [math.exp(gap) for gap in gaps]
+    up = [min(r, 1.2) for r in ratio[:3]], [min(r, 1.2) for r in ratio[9:]]
+    down = [max(r, 0.8) for r in ratio[3:4]], [max(r, 0.8) for r in ratio[8:9]]
+    pairs = sum(statistics.mean(x) for x in up) - sum(statistics.mean(x) for x in down)
+    assert found == pytest.approx(-pairs / 6, abs=1e-9)
+
+
+def test_reg_grpo_regresses_z_scores_on_z_scores():
+    """arXiv 2506.07464, eq. 5, 7, 8: (A - A_theta)^2, both of them z-scores; gxpo's is (G - 1)^-1 G / 2 of the mean."""
+    lengths, rewards = [2, 1, 3], [1.0, 0.2, 0.0]
+    gaps = [0.5, 0.1, -0.7, 0.2, 0.3, -0.1]
+    score = [0.6, -0.7, 0.4]
+    z = lambda x, eps: [(v - statistics.mean(x)) / (statistics.stdev(x) + eps) for v in x]  # noqa: E731
+    paper = statistics.mean((a - b) ** 2 for a, b in zip(z(rewards, 1e-6), z(score, 0.0), strict=True))
+    now = torch.tensor(gaps, dtype=F64)
+    policy = PolicyTokens(now, torch.zeros_like(now))
+    found = float(gxpo.method("reg_grpo").loss(answers(lengths, rewards, 3), policy).value)
+    assert found == pytest.approx(paper * 3 / 2 / 2, abs=1e-9)
+
+
+def test_minpro_weighs_by_the_least_ratio_of_the_prefix():
+    """arXiv 2601.22718: sg[clip(min_{i<t} rho_i rho_t)] A log pi, the mean over all tokens of the batch."""
+    lengths, rewards = [4, 2, 1], [1.0, 0.0, 0.0]
+    gaps = [0.1, -0.3, 0.4, 0.2, 0.5, -0.6, 0.2]
+    old = [-1.0, -0.5, -2.0, -0.7, -0.2, -1.5, -0.9]
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards) + 1e-6
+    slopes, k = [], 0
+    for n, reward in zip(lengths, rewards, strict=True):
+        for t in range(n):
+            least = min((math.exp(g) for g in gaps[k : k + t]), default=1.0)
+            weight = min(least * math.exp(gaps[k + t]), 1.28)
+            slopes.append(-weight * (reward - mean) / std / sum(lengths))
+        k += n
+    below = torch.tensor(old, dtype=F64)
+    now = (below + torch.tensor(gaps, dtype=F64)).requires_grad_()
+    gxpo.method("minpro").loss(answers(lengths, rewards, 3), PolicyTokens(now, below)).value.backward()
+    assert now.grad.tolist() == pytest.approx(slopes, abs=1e-9)
+
+
+def test_steporlms_pairs_follow_the_solver_and_then_the_process():
+    """arXiv 2509.22558 (W-DPO): right before wrong with weight 1, else by the share of right steps."""
+    right, process, score = [1, 1, 0, 0], [0.2, 0.6, 0.9, 0.9], [0.4, -0.3, 0.1, 0.7]
+    terms = []
+    for i in range(4):
+        for j in range(4):
+            if right[i] > right[j]:
+                weight = 1.0
+            elif right[i] == right[j] and process[i] > process[j]:
+                weight = process[i] - process[j]
+            else:
+                continue
+            terms.append(weight * math.log1p(math.exp(-0.1 * (score[i] - score[j]))))
+    assert len(terms) == 5  # the two wrong ones are alike
+    forest = answers([1] * 4, [r + p for r, p in zip(right, process, strict=True)], 4)
+    forest = forest.replace(success=torch.tensor(right, dtype=F64))
+    now, zero = torch.tensor(score, dtype=F64), torch.zeros(4, dtype=F64)
+    found = gxpo.method("steporlm").loss(forest, PolicyTokens(now, zero, reference_logprob=zero)).value
+    assert float(found) == pytest.approx(statistics.mean(terms), abs=1e-9)
