@@ -58,8 +58,8 @@ def found(settings):
     below = torch.tensor(old, dtype=torch.float64)
     now = (below + torch.tensor(gaps, dtype=torch.float64)).requires_grad_()
     loss = gxpo.method("gbpo", settings).loss(forest, PolicyTokens(now, behaviour_logprob=below))
-    loss.value.backward()
-    return float(loss.value.detach()), now.grad.tolist()
+    (slopes,) = torch.autograd.grad(loss.value, now)
+    return float(loss.value.detach()), slopes.tolist()
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_group_of_one_is_told_by_the_sign_of_its_credit():
     forest = gxpo.Forest.from_completions(prompts=[[1], [2]], completions=[[[5]], [[6]]], rewards=[1.0, 0.0])
     now = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(now, behaviour_logprob=torch.zeros(2, dtype=torch.float64))
-    gxpo.method("gbpo").loss(forest, policy, advantages=torch.tensor([0.5, -0.5]).double()).value.backward()
-    assert now.grad.tolist() == [-0.25, 0.25]
+    loss = gxpo.method("gbpo").loss(forest, policy, advantages=torch.tensor([0.5, -0.5]).double()).value
+    assert torch.autograd.grad(loss, now)[0].tolist() == [-0.25, 0.25]
 
 
 def test_verls_losses_do_not_see_groups():
-    assert "compares the rollouts of a group" in verl.why_not("gbpo", "loss")
+    assert "compares the rollouts of a group" in (verl.why_not("gbpo", "loss") or "")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.rewards.entity_match import EntityMatch, mentioned
+from gxpo.rewards.entity_match import mentioned
 from gxpo.rewards.process_bonus import with_bonus
 
 F64 = torch.float64
@@ -44,10 +44,10 @@ def test_e_grpo_pays_near_misses_by_the_groups_largest_rate():
     verdicts = torch.tensor(right, dtype=F64)
     forest = forest.with_rewards(verdicts, components={"entities": torch.tensor(rates, dtype=F64)}, success=verdicts)
     forest = forest.replace(truncated=torch.tensor(cut))
-    shaped = EntityMatch()(forest)
-    assert shaped.tolist() == pytest.approx(rewards, abs=1e-12)
-    assert gxpo.method("e_grpo").shapes == {"entity_match": EntityMatch()}
-    credit = gxpo.method("e_grpo").advantages(forest.replace(outcome=shaped))
+    m = gxpo.method("e_grpo")
+    shaped = m.shaped(forest)
+    assert shaped.outcome.tolist() == pytest.approx(rewards, abs=1e-12)
+    credit = m.advantages(shaped)
     assert credit.tolist() == pytest.approx([*z(rewards[:5]), *z(rewards[5:])], abs=1e-9)
 
 

@@ -145,6 +145,7 @@ class GraphValues(StateKeyed, CreditPart):
         paid, state, compared = forest.returns(0.0), self.states(forest), forest.compared[own]
         found = graph_advantage(paid, state, own, self.discount, self.lam, compared)
         if self.scale == "std":
-            settled = torch.where(found.abs() > UNSOLVED * float(paid.abs().max()), found, 0.0)
+            left_over = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
+            settled = torch.where(found.abs() > left_over, found, 0.0)
             found = levels.normalize(settled, state, compared)
         return forest.to_path(found, "S")
