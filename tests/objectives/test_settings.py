@@ -162,7 +162,7 @@ REFUSED = [
 ]
 
 WORDS = [
-    (lambda x: Schedule(shape=x), "control.shape", "linear, cosine, exponential"),
+    (lambda x: Schedule(shape=x), "control.shape", "linear, cosine, exponential, dip"),
     (lambda x: GATES["hybrid_clip"](mixing=x), "objective.mixing", "average, entropy"),
     (lambda x: GATES["hybrid_clip"](sides=x), "objective.sides", "both, improving"),
     (lambda x: RatioMask(side=x), "objective.side", "one, two, ring"),

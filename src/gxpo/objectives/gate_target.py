@@ -50,12 +50,16 @@ class RatioTarget(Gate):
         share = (1 + above.sign()) / 2 if self.temperature == 0 else torch.sigmoid(above / self.temperature)
         return 1 - self.clip_low + (self.clip_low + self.clip_high) * share
 
+    def _off(self, x: Entries) -> Tensor:
+        """rho - rho*, without a gradient where its sign would be that of the rounding."""
+        target = self.target(x)
+        off = x.ratio - target
+        return torch.where(off.detach().abs() <= levels.FORWARD * target, 0.0, off)
+
     def loss(self, x: Entries) -> Tensor:
-        off = x.ratio - self.target(x)
-        there = off.detach().abs() <= levels.FORWARD * self.target(x)  # the slope's sign would be that of the rounding
-        return x.credit.abs() * torch.where(there, off.detach(), off).abs()
+        return x.credit.abs() * self._off(x).abs()
 
     def clipped(self, x: Entries) -> Tensor:
         """Entries on their target, without a gradient, and beyond it, where it is turned."""
-        target = self.target(x)
-        return ((x.credit > 0) & (x.ratio >= target)) | ((x.credit < 0) & (x.ratio <= target))
+        off = self._off(x)
+        return ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
