@@ -148,7 +148,7 @@ def test_words_of_functions():
     with pytest.raises(ConfigError, match=r"^credit\.compare is 'other'; it is one of both, nested, tree$"):
         tree_relative(PAIR, ONE, ONE, "other")
     with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released, edge$"):
-        node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, ONE == 0, "other")
+        node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, "other")
 
 
 # ---------------------------------------------------------------- parts

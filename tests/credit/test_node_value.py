@@ -68,6 +68,12 @@ def loop(forest: Forest, form: str) -> list[float]:
         value = mean(counted(through[g, above[-1]])) if above else mean(members[g])
         return difference(mean(leaves), value), way[: way.index(above[-1]) + 1] if above else None
 
+    def weighted(g, way):
+        """n / (n - 1) GA / sqrt(leaves) of the last node of the way, and the part of the way that ends above it."""
+        leaves, n = counted(through[g, way[-1]]), len(members[g])
+        overall = difference(mean(leaves), mean(members[g]))
+        return n / max(n - 1, 1) * overall / math.sqrt(len(leaves)), local(g, way)[1]
+
     out = []
     for p, way in paths.items():
         g = forest.group[int(forest.path_trajectory[p])]
@@ -80,20 +86,14 @@ def loop(forest: Forest, form: str) -> list[float]:
         if form == "paper":
             out.append((overall + la) / math.sqrt(len(leaves)))
             continue
-        n = len(members[g])
-        factor = n / max(n - 1, 1)
-        while abs(factor * la) < 1e-8 and above is not None:
-            la, above = local(g, above)
-        la = la if abs(factor * la) >= 1e-8 else 0.0
-        trained = [
-            factor * difference(mean(counted(through[g, paths[q][-1]])), mean(members[g]))
-            for q in paths
-            if forest.group[int(forest.path_trajectory[q])] == g
-            and forest.path_trainable[q]
-            and forest.compared[int(forest.path_trajectory[q])]
-        ]
-        centre = math.fsum(trained) / len(trained) if trained else 0.0
-        out.append(factor * (overall + la) - centre)
+        here, above = weighted(g, way)
+        before = weighted(g, above)[0] if above else 0.0
+        change = here - before
+        while abs(change) < 1e-8 and above is not None:
+            above_value, further = weighted(g, above)
+            change = above_value - (weighted(g, further)[0] if further else 0.0)
+            above = further
+        out.append(here + (change if abs(change) >= 1e-8 else 0.0))
     return out
 
 
@@ -109,12 +109,10 @@ def test_the_card():
 
 
 def test_the_card_as_released():
-    # leave-one-out leaves [1 - .5, 1 - .5, 0 - 1]; token-weighted mean m over n1 (2 tokens, 2 leaves), a's and b's own
-    # (1 token) and c (2 tokens): (1.0 * 2 + .5 + .5 - 1.0 * 2) / (2 * 2 + 1 + 1 + 2) = .125
-    # V: n1 .375, a .375, b .375, c -1.125, root -.125; value: n1 .5, a and b 0 and so n1's .5, c -1
-    # value + V: .875, .875, .875, -2.125
+    # leave-one-out leaves 1 - .5, 1 - .5, 0 - 1; W: n1 .5 / sqrt(2) = .353553, a and b .5, c -1, root 0
+    # W + (W - W above): .707107, .5 + .146447, -2
     credit = NodeValue("released")(tree(*CARD), {}, 0)
-    assert credit.tolist() == pytest.approx([0.875] * 6 + [-2.125] * 2, abs=1e-12)
+    assert credit.tolist() == pytest.approx(([0.707107] * 2 + [0.646447]) * 2 + [-2.0] * 2, abs=1e-6)
 
 
 @settings(max_examples=25)
@@ -300,7 +298,7 @@ def test_edges_of_a_path_add_up_to_the_leaf_against_the_root(outcomes, value):
 def test_by_itself_the_function_counts_everybody_and_goes_by_the_paper():
     # root .5; (1 - .5) twice, over the root of one leaf
     forest = tree(("a", 1.0, [2], None), ("b", 0.0, [3], None))
-    found = node_value(forest.outcome, torch.tensor([0, 0]), *visits_of(forest), forest.path_trainable)
+    found = node_value(forest.outcome, torch.tensor([0, 0]), *visits_of(forest))
     assert found.tolist() == [1.0, -1.0]
-    small = node_value(1e-9 * forest.outcome, torch.tensor([0, 0]), *visits_of(forest), forest.path_trainable)
+    small = node_value(1e-9 * forest.outcome, torch.tensor([0, 0]), *visits_of(forest))
     assert small.tolist() == pytest.approx([1e-9, -1e-9], rel=1e-9)  # what is rounding goes by the size of the values

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Form = Literal["paper", "released", "edge"]
 Value = Literal["leaf_mean", "child_mean"]
 EdgeScale = Literal["none", "sibling_std"]
-FLAT = 1e-8  # a change of value below it is none, in the released code
+FLAT = 1e-8  # a change of W below it is none, in the released code
 
 
 class Visits(NamedTuple):
@@ -42,7 +42,6 @@ def node_value(
     group: Tensor,
     visits: Visits,
     row: Tensor,
-    counted: Tensor,
     form: str = "paper",
     where: Tensor | None = None,
     value: str = "leaf_mean",
@@ -54,14 +53,14 @@ def node_value(
     GA(s) = V(s) - V(root),  LA(s) = V(s) - V(parent of s);  V(root) is the mean outcome of the group
     "paper"     (GA + LA) / sqrt(leaves below s)
     "edge"      LA, over std + eps of the values of the parent's children (ddof 0) where `scale` is "sibling_std"
-    "released"  n / (n - 1) (GA + LA) - m, n the group's leaves, m the mean of n / (n - 1) GA over the group's trained
-                path tokens; where |LA| < 1e-8 the node has the LA of its parent
+    "released"  2 W(s) - W(parent of s), W(s) = n / (n - 1) GA(s) / sqrt(leaves below s) and W(root) = 0, n the group's
+                leaves: the root of the leaves divides before the difference is taken. Where |W(s) - W(parent)| < 1e-8
+                the node has its parent's difference
 
     outcome  [R] any float dtype; the arithmetic is in float64
     group    [R] int64 dense ids, -1 = in no group
     visits   see `Visits`
     row      [P] which row of `visits` each path token belongs to
-    counted  [P] bool, trained tokens
     where    [R] bool, compared (default: all): the leaves that make values
     value    "leaf_mean" | "child_mean": V(s) is the mean of the values of its children, however many leaves each has; a
              trajectory that ends at s is one of them. V(root) likewise. Not with "released", which counts leaves
@@ -71,10 +70,10 @@ def node_value(
     nodes without a compared leaf, and everything in a group of equal outcomes or of one leaf (a difference of values of
     at most 1e-12 of the larger is rounding, and none).
 
-    Source: TreeRL, arXiv 2506.11902; reference code for "released", which scores leaves leave-one-out (hence
-    n / (n - 1)), centres token-weighted, and leaves 1 / sqrt(leaves) off by default. "edge" with "child_mean" is
-    SPO-tree, arXiv 2505.23564, and its code: scale "none" is called "rloo" there, although a node is one of the
-    children whose mean it is measured against; "sibling_std" is its "grpo".
+    Source: TreeRL, arXiv 2506.11902; "released" is what its script runs: leaves scored leave-one-out (hence
+    n / (n - 1)), `use_weighted_value`, `weighted_value_style sqrt`, `use_state_value_reward`, nothing centred. "edge"
+    with "child_mean" is SPO-tree, arXiv 2505.23564, and its code: scale "none" is called "rloo" there, although a node
+    is one of the children whose mean it is measured against; "sibling_std" is its "grpo".
     """
     one_of("credit.form", form, ("paper", "released", "edge"))
     members = (group >= 0) if where is None else (group >= 0) & where
@@ -96,11 +95,11 @@ def node_value(
         credit = ((overall + local) / leaves.clamp_min(1).sqrt())[row]
     else:
         size = levels.count(group, members)[leaf]
-        factor = size / (size - 1).clamp_min(1)
-        flat = factor * local.abs() < FLAT
-        local = torch.where(flat, torch.zeros_like(local), local)[last_before(up, flat)]
-        centre = levels.mean((factor * overall)[row], group[leaf][row], counted & members[leaf][row])
-        credit = (factor * (overall + local))[row] - centre
+        weighted = size / (size - 1).clamp_min(1) * overall / leaves.clamp_min(1).sqrt()
+        step = weighted - torch.where(up[head] >= 0, weighted[up[head].clamp_min(0)], 0.0)
+        flat = step.abs() < FLAT
+        step = torch.where(flat, 0.0, step)[last_before(up, flat)]
+        credit = (weighted + step)[row]
     return torch.where(leaves[row] > 0, credit, torch.zeros_like(credit))
 
 
@@ -213,7 +212,6 @@ class NodeValue(CreditPart):
             group,
             visits,
             row,
-            forest.path_trainable,
             self.form,
             where=forest.compared,
             value=self.value,

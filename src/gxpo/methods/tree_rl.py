@@ -3,11 +3,14 @@ r"""TreeRL: branches at the most surprising tokens; a token's credit is what its
 V(s) = mean outcome of the leaves below node s;  GA = V(s) - V(root), LA = V(s) - V(parent);
 A(token of s) = (GA + LA) / sqrt(leaves below s);  6 trees, each branching twice at the 2 tokens of largest -log p.
 
-Choices. The paper's formula; `credit.form: released` gives what the authors' script runs: leave-one-out leaves, centred
-over tokens, no root of the leaves, and a node that changed nothing has its predecessor's LA. The reference trains 16 of
-the 30 leaves and has values from all; here all are trained (`rollout.keep` drops leaves before values are made). The
-tokens of largest -log p are taken, each once; temperature 1.2 and the learning rate are under `tree_rl@paper`. TreePO,
-which averages a leaf's advantages over the groups below all its ancestors, is `tree_po`.
+Choices. The paper's formula; `credit.form: released` is what the authors' script runs (`--use_weighted_value
+--weighted_value_style sqrt --use_state_value_reward`, nothing centred): leaves scored leave-one-out, each node's value
+divided by the root of its leaves before the difference to its parent is taken, 2 V(s) / sqrt(n_s) - V(p) / sqrt(n_p);
+a node that changed nothing has its predecessor's difference. The script trains 16 of the 30 leaves, has values from all
+and counts the 16 below the root sign; here all are trained (`rollout.keep` drops leaves before values are made); it
+sets the reward of repetitive answers to -1. The tokens of largest -log p are taken, each once; temperature 1.2 and the
+learning rate are under `tree_rl@paper`. TreePO, which averages a leaf's advantages over the groups below all its
+ancestors, is `tree_po`.
 """
 
 from gxpo.credit.node_value import NodeValue
@@ -23,6 +26,10 @@ tree_rl = Definition(
     idea="leaves below a node say what the node is worth: a process reward without a reward model",
     formula="A(s) = (V(s) - V(root) + V(s) - V(parent)) / sqrt(leaves(s)), V the mean outcome of the leaves below",
     evidence="reference-code",
+    code=(
+        "THUDM/TreeRL@f0edbea6f2f6392c46d297f83fb4929a9524266e scripts/treerl-qw14b.sh train_reinforce_ray.py "
+        "openrlhf/trainer/ppo_utils/tree_node.py openrlhf/trainer/ppo_utils/parallel_mcts.py"
+    ),
     keys={
         "credit": NodeValue,
         "rollout": Tree,
@@ -31,6 +38,9 @@ tree_rl = Definition(
         "rollout.branches": 2,
     },
     paper_defaults={"sampling.temperature": 1.2, "update.lr": 1.5e-6},
-    choices="the paper's 1/sqrt(leaves), off in the released script (credit.form: released); all leaves are trained",
+    choices=(
+        "the paper's formula; the released code divides values by sqrt(leaves) before their difference is taken "
+        "(credit.form: released); all leaves are trained"
+    ),
     cost="30 leaves a prompt, their beginnings shared; a sampling call for every length of a beginning",
 )
