@@ -31,7 +31,11 @@ def forest_of(rows: Sequence[Row], components: Sequence[dict[str, float]] | None
 def credit(spec: str, rows: Sequence[Row], components: Sequence[dict[str, float]] | None = None) -> list[float]:
     """One value a trajectory."""
     forest = forest_of(rows, components)
-    found = gxpo.method(spec).advantages(forest)
+    # the policy is its own reference: a KL in the reward is 0
+    same_everywhere = torch.full((forest.n_entries,), -1.0)
+    where: dict[str, torch.Tensor] = {"proximal_logprob": same_everywhere, "reference_logprob": same_everywhere}
+    made = gxpo.method(spec)
+    found = made.advantages(forest, where if "reference_logprob" in made.needs else None)
     return [float(found[forest.path_of(r)[0]]) for r in range(len(rows))]
 
 
@@ -73,6 +77,25 @@ def test_dr_grpo(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["rloo@trl", "rloo@verl", "rloo@openrlhf", "rloo@nemo-rl"])
 def test_rloo(spec: str) -> None:
     assert credit(spec, WINNER) == pytest.approx([1.0] + [-1 / 7] * 7)
+
+
+def test_rloo_of_trl_takes_the_kl_off_the_reward() -> None:
+    """rloo_trainer.py (1.16.0), lines 1664-1690: r_i - .05 sum_t (old - ref), less the mean of the others.
+
+    KL .2 - .1, .4 and 0: rewards .995, -.02 and 0; less -.01, .4975 and .4875. Whitened (line 1696) by their mean, 0,
+    and std: squares 1.010025, .267806, .237656, over 2, root .870484.
+    """
+    forest = forest_of([("a", 1.0, [2]), ("a", 0.0, [1]), ("a", 0.0, [1])])
+    old = torch.tensor([-1.0, -2.0, -0.5, -0.7], dtype=torch.float64)
+    reference = old - torch.tensor([0.2, -0.1, 0.4, 0.0], dtype=torch.float64)
+    signals = {"proximal_logprob": old, "reference_logprob": reference}
+    plain = [0.995 + 0.01, -0.02 - 0.4975, 0.0 - 0.4875]
+    found = gxpo.method("rloo@trl").advantages(forest, signals)
+    assert found.tolist() == pytest.approx([plain[0], *plain], abs=1e-9)
+    std = math.sqrt(sum(x * x for x in plain) / 2)
+    for name in ("reinforce_pp", "reinforce_pp_baseline"):
+        found = gxpo.method(f"{name}@trl").advantages(forest, signals)
+        assert found[1:].tolist() == pytest.approx([x / (std + 1e-4) for x in plain], abs=1e-9)
 
 
 RAW = [

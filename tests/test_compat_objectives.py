@@ -18,18 +18,26 @@ from gxpo.forest import Forest
 
 OLD = [-0.5, -1.0, -2.0, -0.3, -0.7]
 CHANGE = [0.3, -0.1, -0.4, 0.2, 0.5]
+REFERENCE = [-0.4, -1.3, -1.8, -0.5, -0.2]
+ENTROPY = [0.5, 1.5, 0.25, 2.0, 1.0]
 ROW, CREDIT = [0, 0, 1, 1, 1], [1.0, 1.0, -1.0, -1.0, -1.0]
 NEW = [o + d for o, d in zip(OLD, CHANGE, strict=True)]
 Each = Callable[[list[float], list[float]], list[float]]  # log-probs that carry the gradient, and those that don't
 
 
-def of_method(spec: str, overrides: Mapping[str, Any] | None = None) -> tuple[float, list[float]]:
-    """Loss of the composed method and its derivative by each log-prob."""
+def of_method(
+    spec: str, overrides: Mapping[str, Any] | None = None, credit: Sequence[float] = CREDIT
+) -> tuple[float, list[float]]:
+    """Loss of the composed method and its derivative by each log-prob; a KL in the loss is left out."""
     forest = Forest.from_completions([[1]], [[[2, 3], [4, 5, 6]]], [1.0, 0.0], logprobs=[[OLD[:2], OLD[2:]]])
     new = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
-    policy = gxpo.PolicyTokens(new, torch.tensor(OLD, dtype=torch.float64))
-    made = gxpo.method(spec, dict(overrides or {})).fill(horizon=4.0)
-    value = made.loss(forest, policy, advantages=torch.tensor(CREDIT, dtype=torch.float64)).value
+    old = torch.tensor(OLD, dtype=torch.float64)
+    entropy = torch.tensor(ENTROPY, dtype=torch.float64)
+    policy = gxpo.PolicyTokens(
+        new, old, proximal_logprob=old, reference_logprob=torch.tensor(REFERENCE, dtype=torch.float64), entropy=entropy
+    )
+    made = gxpo.method(spec, {"objective.kl.coef": 0.0, **(overrides or {})}).fill(horizon=4.0)
+    value = made.loss(forest, policy, advantages=torch.tensor(credit, dtype=torch.float64)).value
     value.backward()
     assert new.grad is not None
     return float(value.detach()), new.grad.tolist()
@@ -219,6 +227,115 @@ def test_verls_policy_losses(name: str) -> None:
     agree(of_method(spec, overrides), by_loop(each, mean))
 
 
+def unclipped(live: list[float], held: list[float]) -> list[float]:
+    return [-rho * a for rho, a in zip(token_ratios(live), CREDIT, strict=True)]
+
+
+def with_entropy(each: Each, coef: float) -> Each:
+    """Less the bonus on what the learner says the entropies are, which have no gradient here."""
+    return lambda live, held: [x - coef * h for x, h in zip(each(live, held), ENTROPY, strict=True)]
+
+
+# the other systems at their defaults, as read: src/gxpo/compat.py says where
+OTHERS: dict[str, tuple[Each, str]] = {
+    "grpo@openrlhf": (clipped(0.2, 0.2), "tokens"),
+    "dr_grpo@openrlhf": (clipped(0.2, 0.2), "tokens"),
+    "rloo@openrlhf": (clipped(0.2, 0.2), "tokens"),
+    "reinforce_pp@openrlhf": (clipped(0.2, 0.2), "tokens"),
+    "reinforce_pp_baseline@openrlhf": (clipped(0.2, 0.2), "tokens"),
+    "grpo@areal": (clipped(0.2, 0.2), "tokens"),
+    "grpo@rllm": (dual(0.2, 0.2, 3.0), "tokens"),
+    "grpo@nemo-rl": (clipped(0.2, 0.2), "tokens"),
+    "rloo@nemo-rl": (clipped(0.2, 0.2), "tokens"),
+    "grpo@tinker": (unclipped, "1"),
+    "cispo@tinker": (bounded_weight(0.0, 4.0), "1"),
+    "grpo@slime": (clipped(0.2, 0.2), "rows"),
+    "grpo@skyrl": (clipped(0.2, 0.2), "tokens"),
+    "rloo@skyrl": (clipped(0.2, 0.2), "tokens"),
+    "grpo@verl-agent": (with_entropy(dual(0.2, 0.2, 3.0), 0.001), "tokens"),
+    "gigpo@verl-agent": (with_entropy(dual(0.2, 0.2, 3.0), 0.001), "tokens"),
+    "grpo@roll": (clipped(0.2, 0.2), "rows"),
+    "grpo@trinity": (dual(0.2, 0.2, 3.0), "tokens"),
+    "gigpo@trinity": (dual(0.2, 0.2, 3.0), "tokens"),
+    "asymre@trinity": (reinforce, "tokens"),
+}
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_the_other_systems_losses(spec: str) -> None:
+    each, mean = OTHERS[spec]
+    agree(of_method(spec), by_loop(each, mean))
+
+
+def k3(live: list[float], held: list[float]) -> list[float]:
+    return [math.exp(r - x) - 1 - (r - x) for x, r in zip(live, REFERENCE, strict=True)]
+
+
+def k2(live: list[float], held: list[float]) -> list[float]:
+    return [(x - r) ** 2 / 2 for x, r in zip(live, REFERENCE, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "coef", "each", "mean"),
+    [
+        ("grpo@skyrl", 0.001, k3, "rows"),
+        ("rloo@skyrl", 0.001, k3, "rows"),
+        ("cispo@skyrl", 0.001, k3, "rows"),
+        ("grpo@trinity", 0.001, k2, "tokens"),
+        ("gigpo@trinity", 0.001, k2, "tokens"),
+        ("cispo@trinity", 0.001, k2, "tokens"),
+    ],
+)
+def test_a_kl_that_is_on_by_default(spec: str, coef: float, each: Each, mean: str) -> None:
+    with_kl, without = of_method(spec, {"objective.kl.coef": coef}), of_method(spec)
+    assert gxpo.method(spec).keys["objective.kl.coef"].value == coef
+    value, slopes = by_loop(each, mean)
+    assert with_kl[0] - without[0] == pytest.approx(coef * value, abs=1e-12)
+    change = [a - b for a, b in zip(with_kl[1], without[1], strict=True)]
+    assert change == pytest.approx([coef * x for x in slopes], abs=1e-10)
+
+
+@pytest.mark.parametrize("name", ["grpo", "cispo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
+def test_the_kl_of_nemo_rl_has_the_gradient_of_the_sampling_too(name: str) -> None:
+    """loss_functions.py: exp(l - stop(l)) k3, whose slope is that of k3 and k3 itself; on policy, where both weights
+    are 1."""
+    made = gxpo.method(f"{name}@nemo-rl")
+    forest = Forest.from_completions([[1]], [[[2, 3], [4, 5, 6]]], [1.0, 0.0], logprobs=[[OLD[:2], OLD[2:]]])
+    live, old = torch.tensor(OLD, dtype=torch.float64, requires_grad=True), torch.tensor(OLD, dtype=torch.float64)
+    policy = gxpo.PolicyTokens(
+        live, old, proximal_logprob=old, reference_logprob=torch.tensor(REFERENCE, dtype=torch.float64)
+    )
+    made.loss(forest, policy, advantages=torch.zeros(5, dtype=torch.float64)).value.backward()
+    expected = []
+    for x, r in zip(OLD, REFERENCE, strict=True):
+        estimate, slope = math.exp(r - x) - 1 - (r - x), 1 - math.exp(r - x)
+        expected.append(0.01 * (estimate + slope) / 5)
+    assert live.grad is not None and live.grad.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_pp", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("credit", [(1.0, -1.0), (-0.5, 2.0), (0.7, 0.3)])
+def test_trls_rloo_clips_the_product_of_a_sequences_ratios(name: str, credit: tuple[float, float]) -> None:
+    """rloo_trainer.py (1.16.0), lines 1822-1833: mean over rows of -min(s A, clip(s, .8, 1.2) A), s = exp(sum of the
+    row's log-ratios). The gradient; the value here counts a row once for each of its tokens."""
+
+    def total(live: Sequence[float]) -> float:
+        out = 0.0
+        for row, a in enumerate(credit):
+            s = math.exp(sum(x - o for x, o, r in zip(live, OLD, ROW, strict=True) if r == row))
+            out -= min(s * a, min(max(s, 0.8), 1.2) * a) / 2
+        return out
+
+    slopes, h = [], 1e-6
+    for i in range(5):
+        up, down = ([x + (s if j == i else 0.0) for j, x in enumerate(NEW)] for s in (h, -h))
+        slopes.append((total(up) - total(down)) / (2 * h))
+    found = of_method(f"{name}@trl", credit=[credit[r] for r in ROW])[1]
+    assert found == pytest.approx(slopes, abs=1e-8)
+    # the first answer's product is e^.2 = 1.221, the second's e^.3: above 1.2 they are cut where A > 0
+    assert [x == 0.0 for x in found] == [credit[r] > 0 for r in ROW]
+
+
 def test_two_names_of_a_bound_on_worsening_tokens() -> None:
     """verl's c, TRL's delta and AReaL's min(l, c |A|) are one thing."""
     losses = [by_loop(each, "tokens") for each in (dual(0.2, 0.2, 1.5), clipped(0.2, 0.2, delta=1.5), areal(0.2, 1.5))]
@@ -243,7 +360,7 @@ def test_two_names_of_a_bound_on_worsening_tokens() -> None:
     ],
 )
 def test_bounds_of_cispo_by_system(spec: str, low: float, high: float, third: float) -> None:
-    found = of_method(spec)
+    found = of_method(spec, {"objective.aggregate": "token_mean"})
     agree(found, by_loop(bounded_weight(low, high), "tokens"))
     assert found[1][2] == pytest.approx(third, abs=6e-7)
 
@@ -265,7 +382,7 @@ def test_on_policy_cispo_pushes_fully_everywhere_but_in_trl() -> None:
     ):
         new = old.clone().requires_grad_()
         credit = torch.tensor([1.0, -1.0], dtype=torch.float64)
-        policy = gxpo.PolicyTokens(new, old, proximal_logprob=old)
+        policy = gxpo.PolicyTokens(new, old, proximal_logprob=old, reference_logprob=old)
         gxpo.method(spec).loss(forest, policy, advantages=credit).value.backward()
         assert new.grad is not None and new.grad.tolist() == pytest.approx([-push / 2, push / 2])
 
