@@ -4,8 +4,9 @@
     python scripts/check_errata.py               # every one of these that is installed beside this interpreter
     python scripts/check_errata.py --only trl
 
-TRL runs one step of a two-layer model for each case, on a CPU and offline; of verl only the functions of core_algos are
-called. Nothing of gxpo is imported. Exit 1 where a number is another; what is not installed is said and left out.
+TRL's trainers run a step of a two-layer model for each case, on a CPU and offline, or the loss of five given tokens; of
+verl only functions are called. An entry that is run here is marked "Run:" on its page. Nothing of gxpo is imported.
+Exit 1 where a number is another; what is not installed is said and left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 @dataclass(frozen=True)
 class Row:
-    """What an entry of the errata says, and what was found."""
+    """What an entry of the errata, "page: its heading", says, and what was found."""
 
     entry: str
     stated: Sequence[float]
@@ -67,12 +68,45 @@ def _model() -> tuple[Any, Any]:
     return tokenizer, Qwen2ForCausalLM(config)
 
 
-def _advantages(trainer: str, tables: Sequence[Sequence[float | None]], group: int, **settings: Any) -> list[float]:
-    """Advantages of one step in which reward function k gives `tables[k]`, whatever was sampled."""
+Table = Sequence[float | None]
+
+
+def _reward(table: Table, name: str) -> Callable[..., list[float | None]]:
+    def scored(completions: Sequence[Any], **_: Any) -> list[float | None]:
+        return list(table)[: len(completions)]
+
+    scored.__name__ = name
+    return scored
+
+
+def _trainer(kind: Any, tables: Sequence[Table], group: int, folder: str, evaluated: int = 0, **settings: Any) -> Any:
+    """A trainer of one step in which reward function k gives `tables[k]`, whatever was sampled."""
     import trl
     from datasets import Dataset
 
-    kind, arguments = getattr(trl, f"{trainer}Trainer"), getattr(trl, f"{trainer}Config")
+    name = next(c.__name__ for c in kind.__mro__ if c.__name__ in ("GRPOTrainer", "RLOOTrainer"))
+    tokenizer, model = _model()
+    rows = len(tables[0])
+    made = getattr(trl, name.replace("Trainer", "Config"))(**{
+        "output_dir": folder, "per_device_train_batch_size": rows, "num_generations": group,
+        "max_completion_length": 4, "max_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
+        "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, "logging_strategy": "no",
+        **settings,
+    })  # fmt: skip
+    data = Dataset.from_list([{"prompt": f"{i}+{i}="} for i in range(max(rows // group, 1) * 2)])
+    held_out = Dataset.from_list([{"prompt": f"9-{i}="} for i in range(evaluated)]) if evaluated else None
+    functions = [_reward(t, f"reward_{k}") for k, t in enumerate(tables)]
+    return kind(
+        model=model, args=made, train_dataset=data, eval_dataset=held_out, reward_funcs=functions,
+        processing_class=tokenizer,
+    )  # fmt: skip
+
+
+def _advantages(trainer: str, tables: Sequence[Table], group: int, **settings: Any) -> list[float]:
+    """Advantages of one step."""
+    import trl
+
+    kind = getattr(trl, f"{trainer}Trainer")
     seen: list[float] = []
 
     class Listening(kind):  # type: ignore[misc, valid-type]  # a class that is chosen above
@@ -81,47 +115,99 @@ def _advantages(trainer: str, tables: Sequence[Sequence[float | None]], group: i
             seen.extend(made["advantages"].tolist())
             return made
 
-    def reward(table: Sequence[float | None], name: str) -> Callable[..., list[float | None]]:
-        def scored(completions: Sequence[Any], **_: Any) -> list[float | None]:
-            return list(table)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # a line of metrics
+        _trainer(Listening, tables, group, folder, **settings).train()
+    return seen[: len(tables[0])]
 
-        scored.__name__ = name
-        return scored
 
-    tokenizer, model = _model()
-    rows = len(tables[0])
+# Five tokens of two answers, A = 1 and -1.
+OLD = ((-0.5, -1.0, 0.0), (-2.0, -0.3, -0.7))
+CHANGE = ((0.3, -0.1, 0.0), (-0.4, 0.2, 0.5))
+TOKENS = ((1, 1, 0), (1, 1, 1))
+
+
+def _trl_loss(trainer: str, change: Sequence[Sequence[float]] = CHANGE, **settings: Any) -> tuple[float, list[float]]:
+    """TRL's loss of the five tokens, and its slope by their log-probs."""
+    import torch
+    import trl
+
+    old = torch.tensor(OLD, dtype=torch.float64)
+    new = (old + torch.tensor(change, dtype=torch.float64)).requires_grad_()
+    mask = torch.tensor(TOKENS)
+
+    class Given(getattr(trl, f"{trainer}Trainer")):  # type: ignore[misc]  # a class that is chosen above
+        def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> Any:
+            return new, torch.zeros_like(new), None
+
     with tempfile.TemporaryDirectory() as folder:
-        made = arguments(
-            output_dir=folder, per_device_train_batch_size=rows, num_generations=group, max_completion_length=4,
-            max_steps=1, report_to="none", use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
-            gradient_checkpointing=False, logging_strategy="no", **settings,
-        )  # fmt: skip
-        data = Dataset.from_list([{"prompt": f"{i}+{i}="} for i in range(max(rows // group, 1) * 2)])
-        functions = [reward(t, f"reward_{k}") for k, t in enumerate(tables)]
-        with contextlib.redirect_stdout(io.StringIO()):  # a line of metrics for each run
-            Listening(
-                model=model, args=made, train_dataset=data, reward_funcs=functions, processing_class=tokenizer
-            ).train()
-    return seen[:rows]
+        made = _trainer(Given, [[1.0, 0.0]], 2, folder, beta=0.0, **settings)
+        made.current_gradient_accumulation_steps = 1
+        loss = made._compute_loss(made.model, {
+            "prompt_ids": torch.ones(2, 1, dtype=torch.int64), "prompt_mask": torch.ones(2, 1, dtype=torch.int64),
+            "completion_ids": torch.ones(2, 3, dtype=torch.int64), "completion_mask": mask,
+            "advantages": torch.tensor([1.0, -1.0], dtype=torch.float64), "old_per_token_logps": old,
+            "old_logps": (old * mask).sum(1), "num_items_in_batch": mask.sum(),
+        })  # fmt: skip
+    (slope,) = torch.autograd.grad(loss, new)
+    return float(loss.detach()), slope[mask.bool()].tolist()
+
+
+def _rows_of_a_step_with_evaluation() -> list[float]:
+    """Of the file of completions that TRL wrote for step 1: how many rows are training's, how many evaluation's."""
+    import glob
+
+    import pandas as pd
+    import trl
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        _trainer(
+            trl.GRPOTrainer, [[1.0, 0.0, 0.0, 0.0]], 4, folder, evaluated=1, beta=0.0, log_completions=True,
+            logging_strategy="steps", logging_steps=1, eval_strategy="steps", eval_steps=1,
+            per_device_eval_batch_size=4,
+        ).train()  # fmt: skip
+        (file,) = glob.glob(f"{folder}/completions/*.parquet")
+        prompts = [str(p) for p in pd.read_parquet(file)["prompt"]]
+    return [float(sum(sign in p for p in prompts)) for sign in ("+", "-")]
 
 
 def trl() -> Iterator[Row]:
     """TRL's GRPOTrainer and RLOOTrainer."""
     one = [1.0] + [0.0] * 7
     grpo = {"beta": 0.0}
-    yield Row("statistics: one name, five numbers", [2.474174] + [-0.353453] * 7, _advantages("GRPO", [one], 8, **grpo))
+    yield Row("statistics: One name, five numbers", [2.474174] + [-0.353453] * 7, _advantages("GRPO", [one], 8, **grpo))
     small = [r / 1000 for r in one]
-    yield Row("statistics: eps is a length", [1.929211], _advantages("GRPO", [small], 8, **grpo)[:1], 1e-4)
+    yield Row(
+        "statistics: eps is a length of the rewards", [1.929211], _advantages("GRPO", [small], 8, **grpo)[:1], 1e-4
+    )
     batch = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     found = _advantages("GRPO", [batch], 4, scale_rewards="batch", **grpo)
-    yield Row("statistics: the batch's std is of rewards", [0.467620, -1.402860], [found[0], found[3]])
+    yield Row(
+        "statistics: The batch's std is of rewards, not of what is left of them",
+        [0.467620, -1.402860],
+        [found[0], found[3]],
+    )
     found = _advantages("GRPO", [[1.0, None, -1.0, -1.0]], 4, **grpo)
-    yield Row("rewards: unscored is left out (fixed)", [1.154601, 0.0, -0.577300, -0.577300], found)
+    yield Row("rewards: Unscored as zero", [1.154601, 0.0, -0.577300, -0.577300], found)
     two = [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     found = _advantages("GRPO", two, 4, multi_objective_aggregation="normalize_then_sum", **grpo)
-    yield Row("batch: GDPO over trajectories", [1.332031, 0.206077, -0.769054, -0.769054], found)
+    yield Row("batch: GDPO over trajectories and over tokens", [1.332031, 0.206077, -0.769054, -0.769054], found)
+    found = _advantages("GRPO", two, 4, **grpo)
+    yield Row("batch: GDPO of the sum is GRPO", [1.305446, 0.261089, -0.783268, -0.783268], found)
+    found = _advantages("GRPO", [[0.95] * 8], 8, **grpo)
+    yield Row("statistics: Equal rewards that are not silent", [0.000595667] * 8, found)
     found = _advantages("RLOO", [[1.0, 0.0, 0.0, 1.0]], 4, normalize_advantages=True, beta=0.0)
-    yield Row("batch: REINFORCE++ in TRL's recipe", [0.865913, -0.865913, -0.865913, 0.865913], found)
+    yield Row("batch: REINFORCE++ in four systems", [0.865913, -0.865913, -0.865913, 0.865913], found)
+    still = [[0.0] * 3] * 2
+    found = _trl_loss("GRPO", still, loss_type="cispo")[1]
+    yield Row("losses: One bound with three meanings", [-0.04, -0.04, 0.04, 0.04, 0.04], found)
+    settings = {"loss_type": "dapo", "delta": 1.3}
+    yield Row("losses: Three spellings of a bound on worsening tokens", [0.243313], [_trl_loss("GRPO", **settings)[0]])
+    sequence = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+    found = [_trl_loss("GRPO", loss_type=kind, **sequence)[0] for kind in ("dapo", "grpo")]
+    yield Row("losses: One ratio for a sequence under a token mean", [0.262942, 0.052385], found)
+    found = [_trl_loss(kind)[1][1] for kind in ("RLOO", "GRPO")]
+    yield Row("losses: A ratio that is a product", [0.0, -0.180967], found)
+    yield Row("elsewhere: Evaluation rows in place of the step's", [0.0, 4.0], _rows_of_a_step_with_evaluation())
 
 
 # verl.
@@ -146,21 +232,27 @@ def verl() -> Iterator[Row]:
         return function(token_level_rewards=scores, response_mask=mask, index=index, config=config)[0][:, 0].tolist()
 
     one, ids = [1.0] + [0.0] * 7, [0] * 8
-    yield Row("statistics: one name, five numbers", [2.474867] + [-0.353552] * 7, run("grpo", one, ids))
+    yield Row("statistics: One name, five numbers", [2.474867] + [-0.353552] * 7, run("grpo", one, ids))
     single, groups = [5.0, 1.0, 0.0], [0, 1, 1]
-    yield Row("groups: one keeps its reward (grpo)", [4.999995], run("grpo", single, groups)[:1], 1e-5)
-    yield Row("groups: one keeps its reward (rloo)", [5.0, 1.0, -1.0], run("rloo", single, groups))
-    yield Row("groups: one has 0 (rloo_vectorized)", [0.0, 1.0, -1.0], run("rloo_vectorized", single, groups))
-    yield Row("groups: one keeps its reward (opo)", [5.0, 0.75, -0.25], run("opo", single, groups, [4, 1, 3]))
+    yield Row("groups: A group of one keeps its reward", [4.999995], run("grpo", single, groups)[:1], 1e-5)
+    yield Row("groups: A group of one in two functions of one file", [5.0, 1.0, -1.0], run("rloo", single, groups))
+    yield Row(
+        "groups: A group of one in two functions of one file", [0.0, 1.0, -1.0], run("rloo_vectorized", single, groups)
+    )
+    yield Row(
+        "groups: A group of one under a length-weighted baseline",
+        [5.0, 0.75, -0.25],
+        run("opo", single, groups, [4, 1, 3]),
+    )
     three = [1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
     found = run("gpg", three, [0] * 4 + [1] * 4 + [2] * 4)
-    yield Row("methods: gpg counts rewards", [1.8, -0.6, -0.6, -0.6], found[:4])
+    yield Row("methods: GPG counts rewards instead of samples", [1.8, -0.6, -0.6, -0.6], found[:4])
     found = run("reinforce_plus_plus_baseline", single, groups)
-    yield Row("groups: one of a batch that is whitened", [1.137760, -0.398216, -0.739544], found)
+    yield Row("groups: A group of one in a batch that is whitened", [1.137760, -0.398216, -0.739544], found)
     found = run("grpo_passk", [0.9, 0.5, 0.2, 0.1], [0] * 4)
-    yield Row("methods: best minus second", [1.112970, 0.0, 0.0, 0.0], found)
+    yield Row("methods: Best minus second of real rewards", [1.112970, 0.0, 0.0, 0.0], found)
     found = run("reinforce_plus_plus", [1.0, 0.0, 0.0, 1.0], [0] * 4, [1, 3, 2, 2])
-    yield Row("batch: REINFORCE++ over tokens", [1.207615, -0.724569, -0.724569, 1.207615], found)
+    yield Row("batch: REINFORCE++ in four systems", [1.207615, -0.724569, -0.724569, 1.207615], found)
     lengths = [1, 2, 3, 10]
     mask = (torch.arange(10) < torch.tensor(lengths)[:, None]).float()
     found = core.compute_gdpo_outcome_advantage(
@@ -171,9 +263,86 @@ def verl() -> Iterator[Row]:
         non_tensor_batch={"a": np.array([1.0, 1.0, 0.0, 0.0]), "b": np.array([1.0, 0.0, 0.0, 0.0])},
         batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.cat([torch.ones(4, 1), mask], 1).long()},
     )[0][:, 0].tolist()
-    yield Row(
-        "batch: GDPO over tokens, a third weight dropped", [3.111522, 1.215577, -0.426360, -0.426360], found, 1e-4
-    )
+    yield Row("batch: Weights by position", [3.111522, 1.215577, -0.426360, -0.426360], found, 1e-4)
+    whiten = importlib.import_module("verl.utils.torch_functional").masked_whiten
+    try:
+        whiten(torch.ones(1, 1), torch.ones(1, 1))
+        raised = 0.0
+    except ValueError:
+        raised = 1.0
+    yield Row("batch: A batch of one token", [1.0], [raised])
+    yield from _verl_losses(core)
+
+
+def _verl_losses(core: Any) -> Iterator[Row]:
+    import torch
+    from verl.workers.config import ActorConfig, OptimizerConfig
+
+    old = torch.tensor(OLD, dtype=torch.float64)
+    mask = torch.tensor(TOKENS).bool()
+    credit = torch.tensor([[1.0], [-1.0]], dtype=torch.float64) * mask
+
+    def loss(
+        name: str, mode: str = "token-mean", change: Sequence[Sequence[float]] = CHANGE, rows: Sequence[int] = (0, 1),
+        counted: Any = mask, **settings: Any,
+    ) -> tuple[float, list[float]]:  # fmt: skip
+        """Of the five tokens, or of some rows: the loss, and its slope by their log-probs."""
+        config = ActorConfig(
+            strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=2, ppo_mini_batch_size=2,
+            optim=OptimizerConfig(lr=1e-6),
+            **{"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings},
+        )  # fmt: skip
+        new = (old + torch.tensor(change, dtype=torch.float64)).requires_grad_()
+        at = torch.tensor(rows)
+        value, _ = core.get_policy_loss_fn(name)(
+            old_log_prob=old[at], log_prob=new[at], advantages=credit[at], response_mask=counted[at],
+            loss_agg_mode=mode, config=config, rollout_is_weights=None,
+        )  # fmt: skip
+        (slope,) = torch.autograd.grad(value, new)
+        return float(value.detach()), slope[mask].tolist()
+
+    still = [[0.0] * 3] * 2
+    yield Row("losses: One bound with three meanings", [-0.2, -0.2, 0.2, 0.2, 0.2], loss("cispo", change=still)[1])
+    found = loss("vanilla", clip_ratio_c=1.3)[0]
+    yield Row("losses: Three spellings of a bound on worsening tokens", [0.243313], [found])
+    plain = torch.max(-credit * torch.tensor(CHANGE).exp(), -credit * torch.tensor(CHANGE).exp().clamp(0.8, 1.2))
+    summed = {"loss_mask": mask, "loss_agg_mode": "seq-mean-token-sum-norm"}
+    found = float(core.agg_loss(plain, loss_scale_factor=4, **summed))
+    yield Row("losses: A sum over a sequence in two versions", [0.195661], [found])
+    pad = torch.nn.functional.pad
+    wide = core.agg_loss(pad(plain, (0, 27)), loss_mask=pad(mask, (0, 27)), loss_agg_mode="seq-mean-token-sum-norm")
+    ratio = float(core.agg_loss(plain, **summed) / wide)
+    yield Row("losses: A horizon that is the padded width", [10.0], [ratio], 1e-5)
+    bounds: dict[str, Any] = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+    found = [loss("gspo", mode, **bounds)[0] for mode in ("token-mean", "seq-mean-token-mean")]
+    yield Row("losses: One ratio for a sequence under a token mean", [0.262942, 0.052385], found)
+    apart = loss("geo_mean", rows=[0])[0] + loss("geo_mean", rows=[1])[0]
+    found = apart / loss("geo_mean")[0]
+    yield Row("losses: A mean of each micro-batch that is summed", [2.0], [found])
+    none = mask.clone()
+    none[1] = False
+    found = loss("geo_mean", counted=none)[0] / loss("geo_mean", rows=[0])[0]
+    yield Row("losses: Rows without a token in a mean", [0.5], [found])
+    moved = torch.tensor([[0.04 / 0.01, 0.95 / 0.7, 1.0], [1.0, 1.0, 1.0]]).log()
+    before = torch.tensor([[0.01, 0.7, 1.0], [0.5, 0.5, 0.5]], dtype=torch.float64).log()
+    old.copy_(before)
+    slopes = loss("dppo_tv", change=moved.tolist())[1][:2]
+    found = [float(x != 0) for x in slopes]
+    yield Row("losses: Thresholds that are differences of probabilities", [1.0, 0.0], found)
+
+    def estimate(logprob: float, reference: float, kind: str) -> list[float]:
+        x = torch.tensor([logprob], requires_grad=True)
+        value = core.kl_penalty(x, torch.tensor([reference]), kind)
+        return [float(value), float(torch.autograd.grad(value.sum(), x)[0])]
+
+    found = estimate(-1.0, -1.4, "k3+")
+    yield Row("losses: A value of one estimator with the gradient of another", [0.070320, 0.4], found)
+    found = estimate(-5.0, -1.0, "low_var_kl")
+    yield Row("losses: A clamp beyond which nothing is pulled back", [10.0, 0.0], found)
+    reject = importlib.import_module("verl.trainer.ppo.rollout_corr_helper").compute_rollout_rejection_mask
+    ratios = torch.tensor([[0.24, 0.26, 0.49, 1.9, 2.1, 3.9]])
+    found = reject(ratios.log(), torch.ones(1, 6), "token_k1", "0.5_4")[0][0].tolist()
+    yield Row("losses: Bounds of a ratio that are applied to its inverse", [0.0, 1.0, 1.0, 1.0, 0.0, 0.0], found)
 
 
 SYSTEMS: dict[str, Callable[[], Iterator[Row]]] = {"trl": trl, "verl": verl}

@@ -1,11 +1,13 @@
 """TreeRL's credit as its script runs it.
 
-THUDM/TreeRL@f0edbea: scripts/treerl-qw14b.sh (lines 73-100), tree_node.py (leaf_normalize, leaf_backpropagate,
-selected_backpropagate, compute_weighted_update), parallel_mcts.py (path_from_root_to_node, fill_in_paths, gather_paths).
+THUDM/TreeRL@f0edbea: scripts/treerl-qw14b.sh, lines 73-100; in openrlhf/trainer/ppo_utils tree_node.py, lines 377-570
+(leaf_normalize, leaf_backpropagate, selected_backpropagate, compute_weighted_update), and parallel_mcts.py, lines
+1556-1670 (fill_in_paths, path_from_root_to_node, gather_paths).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, field
@@ -80,11 +82,13 @@ def test_a_node_above_two_successes() -> None:
     credit = found(records)
     roots = [Node([2, 3], below=[Node([4], score=1.0), Node([5], score=1.0)]), Node([6, 7], score=0.0)]
     assert credit == pytest.approx(released(roots), abs=1e-9)
-    assert [credit[t] for t in (2, 4, 5, 6)] == pytest.approx([0.7071067812, 0.6464466094, 0.6464466094, -2.0], abs=1e-9)
+    assert [credit[t] for t in (2, 4, 5, 6)] == pytest.approx(
+        [0.7071067812, 0.6464466094, 0.6464466094, -2.0], abs=1e-9
+    )
 
 
 def test_a_flat_node_has_the_change_before_it() -> None:
-    # below 2 3 (1 0): as good as all, W 0; 4 leads to 1 and 0 again, W 0 once more: its change is that of 2 3, -(W of 1)
+    # below token 3 half succeed, as of all: W 0. Below 4 too: its change, 0, is replaced by that of 3, which is -W(2)
     records = [
         record("a", 1.0, [2, 3, 4, 5], None), record("b", 0.0, [6], ("a", 3)), record("c", 1.0, [7], ("a", 2)),
         record("d", 0.0, [8], ("a", 2)), record("e", 1.0, [9], ("a", 1)), record("f", 0.0, [10], None),
@@ -109,7 +113,7 @@ def test_trees_of_all_shapes(seed: int) -> None:
         records.append(record(f"t{t}", reward := float(rng.random() < 0.5), tokens, None))
         chain = [Node(tokens[i:j]) for i, j in zip([0, *cuts], [*cuts, length], strict=True)]
         chain[-1].score = reward
-        for node, child in zip(chain, chain[1:], strict=False):
+        for node, child in itertools.pairwise(chain):
             node.below.append(child)
         roots.append(chain[0])
         for k, cut in enumerate(cuts):

@@ -335,16 +335,18 @@ def planted() -> Forest:
     )
 
 
-def test_a_weight_that_is_switched_off() -> None:
-    """TreeRL divides GA + LA by sqrt(leaves); its released script does not. Of the node with both successes: .333333
-    twice over sqrt 2, or not."""
-    paper = NodeValue()(planted(), {}, 0)
-    assert float(paper[0]) == pytest.approx(0.471405, abs=1e-6)
-    assert pytest.approx(0.666667, abs=1e-6) == (1 - 2 / 3) + (1 - 2 / 3)
+def test_a_root_before_the_difference() -> None:
+    """TreeRL: (GA + LA) / sqrt(leaves) in the paper; the script divides values. Leaves 1 1 0 are scored leave-one-out,
+    .5 .5 -1: W of the node is .5 / sqrt 2, of a leaf in it .5."""
+    paper, released = (NodeValue(form)(planted(), {}, 0) for form in ("paper", "released"))
+    assert [float(paper[p]) for p in (0, 1)] == pytest.approx([0.471405, 0.333333], abs=1e-6)
+    node, leaf = 0.5 / math.sqrt(2), 0.5
+    assert [float(released[p]) for p in (0, 1)] == pytest.approx([2 * node, leaf + leaf - node], abs=1e-9)
+    assert 1.5 * float(paper[1]) == pytest.approx(0.5)  # leave-one-out values are 3 / 2 of plain ones
 
 
 def test_a_flat_node_that_inherits() -> None:
-    """TreeRL's code gives a node whose value did not change the change of the node before it, once more."""
+    """TreeRL's code gives a node whose weighted value did not change the change of the node before it, once more."""
     change, released = [0.25, 0.0, 0.25], []
     for c in change:
         released.append(released[-1] if abs(c) < 1e-8 and released else c)

@@ -87,6 +87,20 @@ def test_three_spellings_of_a_bound_on_worsening_tokens() -> None:
         assert float(other.mean()) == pytest.approx(0.243313, abs=1e-6) == pytest.approx(value, abs=1e-6)
 
 
+def test_a_ratio_that_is_a_product() -> None:
+    """TRL's RLOO: -min(s A, clip(s) A), s the exponential of the row's summed log-ratios: e^.2 is above 1.2, and the
+    second token, whose own ratio is e^-.1, has no gradient either. Under GRPO's token ratios it has -e^-.1 / 5."""
+    row = lambda x, r: (x - OLD)[r == ROW].sum().exp()  # noqa: E731
+    theirs = slope(lambda x: (clipped(row(x, 0), CREDIT[0]) + clipped(row(x, 1), CREDIT[2])) / 2)
+    assert theirs[:2].tolist() == [0.0, 0.0]
+    assert theirs[2:].tolist() == pytest.approx([math.exp(0.3) / 2] * 3)
+    tokens = slope(lambda x: clipped((x - OLD).exp(), CREDIT).mean())
+    assert float(tokens[1]) == pytest.approx(-0.180967, abs=1e-6)
+    term = gxpo.method("rloo@trl").terms["policy"]
+    assert isinstance(term, PolicyGradient) and ours(term)[1].tolist() == pytest.approx(theirs.tolist())
+    assert 181 < math.log(1.2) / math.log1p(0.001) < 183
+
+
 def test_a_bound_in_log_space() -> None:
     """GMPO's 0.4 holds rho in (e^-0.4, e^0.4), not in (0.6, 1.4); verl's `clip_ratio` is that of geo_mean too."""
     assert (math.exp(-0.4), math.exp(0.4)) == (pytest.approx(0.670320, abs=1e-6), pytest.approx(1.491825, abs=1e-6))

@@ -82,6 +82,19 @@ def test_equal_rewards_leave_a_residue_in_float32(eps: float, least: float) -> N
             assert ours("grpo", [value] * size, [0] * size, ddof=1, eps=eps) == [0.0] * size
 
 
+def test_equal_rewards_that_are_not_silent() -> None:
+    """TRL 1.16: r - nanmean(r) over nanstd(r) + 1e-4, in float32. 0.95 eight times: 5.96e-8 over 1.0006e-4."""
+    r = torch.full((8,), 0.95)
+    mean = r.nanmean()
+    std = ((r - mean).square().sum() / 7).sqrt()
+    theirs = ((r - mean) / (std + 1e-4)).tolist()
+    assert theirs == pytest.approx([5.957e-4] * 8, rel=1e-3)
+    assert not bool(torch.isclose(std, torch.zeros(())))
+    for value in (0.95, 0.9, 0.7, 1 / 3):
+        forest = Forest.from_completions([[1]], [[[2]] * 8], [value] * 8)
+        assert gxpo.method("grpo@trl").advantages(forest).tolist() == [0.0] * 8
+
+
 def test_a_lone_winner_is_not_scaled_by_a_leave_one_out_std() -> None:
     theirs = nemo(ONE_OF_8)
     assert theirs == pytest.approx([1.0] + [-0.377964] * 7, abs=1e-5)

@@ -1,0 +1,146 @@
+"""docs/errata/elsewhere.md: rewards of single tasks, teams, and what a trainer writes down.
+
+Each test restates a released formula in its own words; where gxpo has a part of it, against that part's number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+import gxpo
+from gxpo.forest import Forest
+
+
+def test_evaluation_rows_in_place_of_the_steps() -> None:
+    """TRL: one queue for both, of a batch's length, and a file whose name has the step alone."""
+    queue: deque[str] = deque(maxlen=4)
+    files: dict[str, list[str]] = {}
+    for rows in (["2+2"] * 4, ["9-1"] * 4):  # a step, and the evaluation after it
+        queue.extend(rows)
+        files[f"completions_{1:05d}"] = list(queue)
+    assert files == {"completions_00001": ["9-1"] * 4}
+
+
+def test_a_length_that_is_rewarded_again() -> None:
+    """Open-RS: low + (high - low) (1 + cos(pi length / max_len)) / 2; for wrong answers -.5 is low and -1 high."""
+
+    def paid(length: int, right: bool, most: int = 1000) -> float:
+        low, high = (0.5, 1.0) if right else (-0.5, -1.0)
+        return low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * length / most))
+
+    assert [paid(n, True) for n in (0, 500, 1000, 1500, 2000)] == pytest.approx([1.0, 0.75, 0.5, 0.75, 1.0])
+    assert [paid(n, False) for n in (0, 1000, 2000)] == pytest.approx([-1.0, -0.5, -1.0])
+
+
+def test_a_right_answer_that_is_punished_for_being_short() -> None:
+    """RLSP: [right] - .5 [no box] - 1000 / tokens."""
+
+    def paid(right: bool, tokens: int, boxed: bool = True) -> float:
+        return right - 0.5 * (not boxed) - 1000 / tokens
+
+    assert [paid(True, n) for n in (100, 500, 1000, 2000)] == [-9.0, -1.0, 0.0, 0.5]
+    assert paid(False, 4000) == -0.25 > paid(True, 500)
+
+
+def similarity(one: np.ndarray, other: np.ndarray) -> float:
+    """Table2LaTeX-RL: the mean over four sub-bands of one SSIM of the whole page each, constants of 8 bits. Sums and
+    differences of bytes are bytes: 255 four times is 252."""
+
+    def bands(page: np.ndarray) -> list[np.ndarray]:
+        a, b, c, d = page[::2, ::2], page[::2, 1::2], page[1::2, ::2], page[1::2, 1::2]
+        return [(a + b + c + d) * 0.25, (a - c) * 0.5, (a - b) * 0.5, (a - d) * 0.5]
+
+    found = []
+    for x, y in zip(bands(one), bands(other), strict=True):
+        c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+        cov = float(np.cov(x.ravel(), y.ravel())[0, 1])
+        up = (2 * x.mean() * y.mean() + c1) * (2 * cov + c2)
+        found.append(float(np.clip(up / ((x.mean() ** 2 + y.mean() ** 2 + c1) * (x.var() + y.var() + c2)), 0, 1)))
+    return sum(found) / 4
+
+
+def test_an_empty_table_is_like_any_other() -> None:
+    """A frame of two rules; its words are 20 marks of 2 x 10 pixels, 1 % of the page."""
+    empty = np.full((200, 200), 255, dtype=np.uint8)
+    empty[[20, 180]] = 0
+    full = empty.copy()
+    for i, j in itertools.product(range(5), range(4)):
+        full[40 + 26 * i : 42 + 26 * i, 20 + 44 * j : 30 + 44 * j] = 0
+    assert (full != empty).mean() == pytest.approx(0.01)
+    assert similarity(full, full) == pytest.approx(1.0, abs=1e-4)
+    blank = np.full((200, 200), 255, dtype=np.uint8)
+    assert similarity(blank, full) == pytest.approx(0.899490, abs=1e-6)
+    white = blank[::2, ::2]
+    assert float(((white + white + white + white) * 0.25).mean()) == 63.0
+    assert similarity(empty, full) == pytest.approx(0.899589, abs=1e-6)
+
+
+def test_a_gate_that_is_closed() -> None:
+    """FaVChat: utility = geometric mean of |differences| + 1e-6 of rewards, times that of mean log-probs; smoothed by
+    .8 from 0; below .2 nothing is learned."""
+
+    def gap(values: list[float]) -> float:
+        pairs = [abs(a - b) for a, b in itertools.combinations(values, 2)]
+        return math.exp(sum(math.log(p + 1e-6) for p in pairs) / len(pairs))
+
+    binary = gap([1.0] * 4 + [0.0] * 4)
+    assert binary == pytest.approx(1e-6 ** (12 / 28), rel=1e-4) == pytest.approx(0.002683, abs=1e-6)
+    spread = gap([0.05 + 0.85 * k / 7 for k in range(8)])  # as far apart as rewards of a group can be, and distinct
+    assert 0.2 * spread * spread < 0.2  # with log-probs as far apart, the first smoothed utility
+    opened = math.tanh(1.0 * (0.5 - 0.7))  # a margin of .5 under a baseline of .7
+    assert opened == pytest.approx(-0.197375, abs=1e-6)
+    # gxpo: of the same group every advantage counts
+    forest = Forest.from_completions([[1]], [[[2]] * 8], [1.0] * 4 + [0.0] * 4)
+    assert gxpo.method("grpo").advantages(forest).abs().min() > 0.9
+
+
+def test_a_replay_that_is_always_on() -> None:
+    """ARPO for GUI agents: a group that all failed has its first attempt replaced, whatever `enable_replay` says; the
+    old log-probs are taken of the policy that is trained."""
+
+    def batch(rewards: list[float], stored: list[float], enable_replay: bool) -> list[float]:
+        failed = np.std(rewards) < 0.05 and np.mean(rewards) < 0.2
+        return stored[:1] + rewards[len(stored[:1]) :] if failed else rewards
+
+    assert batch([0.0] * 4, [1.0], enable_replay=False) == [1.0, 0.0, 0.0, 0.0]
+    sampled, now = -2.0, -0.5
+    assert math.exp(now - now) == 1.0 and math.exp(now - sampled) == pytest.approx(4.481689, abs=1e-6)
+
+
+def test_a_rank_that_is_left_out() -> None:
+    """Rank-GRPO: a token's item is the number of newlines before it."""
+
+    def ranks(pieces: list[str]) -> list[int]:
+        return [sum(p.count("\n") for p in pieces[:i]) for i in range(len(pieces))]
+
+    assert ranks(["Alien", "\n", "Brazil", "\n", "Cube"]) == [0, 0, 1, 1, 2]
+    assert ranks(["Alien", "\n\n", "Brazil", "\n", "Cube"]) == [0, 0, 2, 2, 3]
+
+
+def test_a_penalty_that_the_paper_does_not_have() -> None:
+    """MADDPG: -mean Q + 1e-3 mean(parameters^2): with a flat Q the logits shrink."""
+    logits = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    (-torch.zeros(()) + 1e-3 * logits.square().mean()).backward()
+    assert logits.grad is not None and logits.grad.tolist() == pytest.approx([4e-3 / 3, -2e-3 / 3, 0.0])
+
+
+def test_a_utility_that_cannot_be_logarithmic() -> None:
+    """AI Economist: np.max(1, coin) reads coin as the axis."""
+    for coin in (2.0, np.array([2.0, 3.0])):
+        with pytest.raises(TypeError):
+            np.max(1, coin)  # type: ignore[call-overload]
+    assert np.log(np.maximum(1, 2.0)) == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_the_probability_of_what_was_not_done() -> None:
+    """PARCO: both agents choose place 1; the second stays at 0 and is trained by its probability of going to 1."""
+    chance = np.array([[0.1, 0.9], [0.3, 0.7]])
+    chosen, done = [1, 1], [1, 0]
+    trained = [float(chance[i, a]) for i, a in enumerate(chosen)]
+    assert trained == [0.9, 0.7] and [float(chance[i, a]) for i, a in enumerate(done)] == [0.9, 0.3]
