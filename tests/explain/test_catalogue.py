@@ -211,7 +211,7 @@ def test_who_learns_from_equal_groups_says_so(name):
 # ---------------------------------------------------------------- text
 def test_one_method_has_all_that_is_known_of_it():
     text = method_text.one("gspo")
-    for word in ("formula", "evidence", "secondary", "objective.ratio=sequence", "gspo@paper", "cost", "equal groups",
+    for word in ("formula", "evidence", "paper: ", "objective.ratio=sequence", "gspo@paper", "cost", "equal groups",
                  "merges with", "refuses", "try it", "gxpo train CONFIG --set method=gspo", "method gspo"):  # fmt: skip
         assert word in text, word
     assert all(len(line) <= 120 for line in text.split("\nmethod gspo")[0].splitlines())

@@ -3,9 +3,9 @@ r"""GRPO: the base that every other method states its differences from.
 A_i = (r_i - mean_g r) / (std_g r + 1e-6), one degree of freedom; the same for every token of the trajectory.
 L   = mean_i mean_t max(-A rho, -A clip(rho, 0.8, 1.2)) + coef * k3(policy || reference), coef 0 here.
 
-Choices. The paper (DeepSeekMath, arXiv 2402.03300) states neither ddof nor eps nor the clip; ddof 1 and 1e-6 are
-verl's, 0.2 is PPO's. The paper's KL coefficient is 0.04: `grpo@paper`. Group of one: credit 0 (verl keeps the raw
-reward).
+Choices. The paper (DeepSeekMath, arXiv 2402.03300, eq. 3 and 4; its code is not public) states neither ddof nor eps nor
+the clip; ddof 1 and 1e-6 are verl's, 0.2 is PPO's. The paper's KL coefficient is 0.04: `grpo@paper`. Its reference
+becomes the policy at every outer iteration; here it stays. Group of one: credit 0 (verl keeps the raw reward).
 """
 
 from gxpo.keys import Definition
@@ -18,7 +18,7 @@ grpo = Definition(
     year=2024,
     idea="the other rollouts of the group are the baseline and the scale; no value network",
     formula="A = (r - mean_g) / (std_g + eps); L = mean_i mean_t max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.2))",
-    evidence="secondary",
+    evidence="paper",
     paper_defaults={"objective.kl.coef": 0.04, "rollout.group_size": 64, "update.lr": 1e-6},
     choices="ddof 1, eps 1e-6 (verl); clip 0.2 (not in the paper); KL 0, the paper's 0.04 under grpo@paper",
 )

@@ -2,9 +2,10 @@ r"""GSPO: one length-normalised ratio per sequence, clipped as a whole.
 
 s_i = exp(mean_t log rho_{i,t});   l_i = max(-A_i s_i, -A_i clip(s_i, 1 - 3e-4, 1 + 4e-4));   L = mean_i l_i
 
-Choices. Computed in the GSPO-token form, s_{i,t} = stop(s_i) rho_{i,t} / stop(rho_{i,t}): value and gradient are
-GSPO's where the credit is constant over a trajectory, and turn-level credit (`gigpo+gspo`) is allowed. The clip is
-three orders tighter than PPO's. With token_mean it would no longer be GSPO: refused.
+Choices. Eq. 5 to 7 of the paper, whose code is not public, in its GSPO-token form (eq. 13 and 14), s_{i,t} = stop(s_i)
+rho_{i,t} / stop(rho_{i,t}): value and gradient are GSPO's where the credit is constant over a trajectory, and
+turn-level credit (`gigpo+gspo`) is allowed. The clip is three orders tighter than PPO's. With token_mean it would no
+longer be GSPO: refused.
 """
 
 from gxpo.keys import Definition
@@ -17,7 +18,7 @@ gspo = Definition(
     year=2025,
     idea="the unit of the ratio is the unit of the reward: the sequence",
     formula="s = exp(mean_t log rho); L = mean_i max(-A s, -A clip(s, 1 - 3e-4, 1 + 4e-4))",
-    evidence="secondary",
+    evidence="paper",
     keys={"objective.ratio": "sequence", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
     paper_defaults={"update.minibatches": 4},
     refuses={"objective.aggregate": ("token_mean",)},

@@ -3,8 +3,9 @@ r"""LUSPO: GSPO with every answer's loss times its length, so that short answers
 s_i = exp(mean_t log rho);   l_i = max(-A_i s_i, -A_i clip(s_i, 1 - 2e-3, 1 + 2.5e-3));   L = mean_i |o_i| l_i
 
 In the form of GSPO-token, |o_i| l_i is the sum over the answer's tokens: GSPO with `sequence_sum`, horizon 1.
-Choices. Bounds as in TRL. `objective.horizon` divides the loss by a constant and changes nothing else; 1 is the paper's
-scale, where gradients are as large as answers are long.
+Choices. Bounds as in the paper (eq. 7, section 5.1) and in TRL; its code was announced and has not been found.
+`objective.horizon` divides the loss by a constant and changes nothing else; 1 is the paper's scale, where gradients are
+as large as answers are long.
 """
 
 from gxpo.keys import Definition
@@ -17,7 +18,7 @@ luspo = Definition(
     year=2026,
     idea="a sequence-level loss counts once for each of its tokens",
     formula="L = mean_i |o_i| max(-A s, -A clip(s, 1 - 2e-3, 1 + 2.5e-3)), s = exp(mean_t log rho)",
-    evidence="secondary",
+    evidence="paper",
     keys={
         "objective.ratio": "sequence",
         "objective.clip_low": 2e-3,
@@ -26,5 +27,5 @@ luspo = Definition(
         "objective.horizon": 1.0,
     },
     refuses={"objective.aggregate": ("sequence_mean",)},
-    choices="sums as they stand, as in TRL",
+    choices="sums as they stand, as in the paper and in TRL",
 )

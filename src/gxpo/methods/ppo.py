@@ -1,7 +1,9 @@
 r"""PPO's dual clip: for A < 0 the loss is bounded too, min(clip loss, -A ratio_max).
 
 The plain PPO clip is the base's gate; there is no critic here, only the objective.
-Choices. ratio_max 3.0 (absolute), as in verl; the gradient is 0 where A < 0 and rho > 3.
+Choices. ratio_max 3.0 (absolute), as in verl and in the code of the authors' group (Tencent's Honor of Kings Arena,
+which bounds the ratio of good tokens at 3 too, where the clip is tighter); the gradient is 0 where A < 0 and rho > 3.
+The mean is the base's, over sequences; theirs is over frames (`objective.aggregate: token_mean`).
 """
 
 from gxpo.keys import Definition
@@ -15,7 +17,8 @@ ppo = Definition(
     year=2020,
     idea="PPO's clip, bounded as well where a bad token has become likelier",
     formula="A < 0: l = min(max(-A rho, -A clip(rho, 0.8, 1.2)), -A 3); A >= 0: PPO's clip",
-    evidence="secondary",
+    evidence="reference-code",
+    code="tencent-ailab/hok_env@c6e0029a5e4b6e037a049804fdbe23ac74484311 aiarena/1v1/common/algorithm_torch.py",
     keys={"objective.gate": DualClip},
     choices="objective only: the advantage is the base's, not GAE with a critic",
 )

@@ -4,6 +4,9 @@ w_t = min(proximal / behaviour, 2.0), detached, multiplied on the gated loss; it
 
 The same form as decoupled PPO with proximal = the policy at the start of the step. KL and entropy terms are not
 weighted. With `objective.ratio_over: behaviour` the ratio itself contains the correction: then leave this out.
+
+Choices. As in the first author's branch of verl, where it is off unless `tis_imp_ratio_cap` is above 0 and 2 in the
+script; its script has DAPO's loss: `dapo+tis`.
 """
 
 from gxpo.keys import Definition
@@ -17,9 +20,13 @@ tis = Definition(
     year=2025,
     idea="truncated importance weights between sampler and learner",
     formula="w = min(pi_proximal / pi_behaviour, 2)",
-    evidence="secondary",
+    evidence="reference-code",
+    code=(
+        "yaof20/verl@1e413344a2f31aefdbd05457843274f84dff9f2d verl/trainer/ppo/core_algos.py "
+        "recipe/dapo/run_dapo_qwen2.5_32b_tis.sh"
+    ),
     keys={"weight.mismatch": Truncated},
     refuses={"objective.ratio_over": ("behaviour",)},
-    choices="token level, cap 2 (verl, TRL)",
+    choices="token level, cap 2, as in the authors' script",
     cost="a forward pass over the rollouts before the update",
 )
