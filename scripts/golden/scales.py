@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
+from itertools import combinations
 from math import comb
 
 from golden.arithmetic import Groups, Number, Rewards, dec, log_gamma, mean, members, nothing, root, variance
 from golden.groups import dr_grpo, grpo, rloo
-from golden.table import LOCAL, MINGLED, ONE_OF_8, method, vector
+from golden.table import LOCAL, MINGLED, ONE_OF_8, REAL, method, rules, vector
 
 
 # Other centres and scales.
@@ -42,8 +43,8 @@ vector("maxrl", "all wrong", "0 0 0 0")
     "p = c / G, l = 1 - 4 p (1 - p); A = (1 - l) (r - mean) / std + l (r - mean) / mean",
     f"{LOCAL} equal one zero_sum",
     "binary",
-    "population std; 0 for all-wrong groups",
-    ddof=0,
+    "sample std, as in the authors' code; 0 for all-wrong groups",
+    ddof=1,
     eps=0,
 )
 def mapo(rewards: Rewards, groups: Groups, ddof: int, eps: Fraction) -> list[Number]:
@@ -59,6 +60,7 @@ def mapo(rewards: Rewards, groups: Groups, ddof: int, eps: Fraction) -> list[Num
 vector("mapo", "one of four", "1 0 0 0")
 vector("mapo", "three of four", "1 1 1 0")
 vector("mapo", "at one half it is GRPO", "1 1 0 0")
+vector("mapo", "one of four, population std", "1 0 0 0", ddof=0)
 vector("mapo", "all wrong, all right, groups mingled", "0 1 0 1 0 1 1 0", "0 1 0 1 0 1 2 2")
 
 
@@ -267,23 +269,29 @@ vector("passk", "all wrong", "0 0 0 0 0 0 0 0")
 @method(
     "pkpo",
     "2505.15201",
-    "a = C(n - c, k - 1) / C(n - 1, k - 1) for a right answer, 0 for a wrong one; A_i = a_i - mean of a_j, j != i",
-    f"{LOCAL} zero_sum",
-    "binary",
+    "A_i = k mean_J (max(r_i, max_J r) - max_J r), J of k - 1 others; of 0 and 1: k C(n - c, k - 1) / C(n - 1, k - 1)",
+    f"{LOCAL} shift homogeneous",
+    notes="eq. 33 of the paper times n; groups of fewer than k have A = 0",
     k=4,
 )
 def pkpo(rewards: Rewards, groups: Groups, k: int) -> list[Number]:
-    values: list[Fraction | None] = [None] * len(groups)
+    if k == 1:
+        return rloo(rewards, groups)
+    out = nothing(groups)
     for rows in members(rewards, groups):
-        n, c = len(rows), sum(int(rewards[i]) for i in rows)
-        for i in rows:
-            values[i] = Fraction(comb(n - c, k - 1), comb(n - 1, k - 1)) if rewards[i] else Fraction(0)
-    return rloo(values, groups)
+        for i in rows if len(rows) >= max(k, 2) else []:
+            best = [max(rewards[j] for j in s) for s in combinations([j for j in rows if j != i], k - 1)]
+            out[i] = k * mean([max(rewards[i] - b, Fraction(0)) for b in best])
+    return out
 
 
 vector("pkpo", "two of eight, k 4", "1 1 0 0 0 0 0 0")
 vector("pkpo", "six of eight, k 4", "1 1 1 1 1 1 0 0")
+vector("pkpo", "graded rewards, k 2", "0.5 0.9 0.2", k=2)
+vector("pkpo", "graded rewards, two groups, k 3", *REAL, k=3)
+vector("pkpo", "fewer than k", "1 0 0")
 vector("pkpo", "k 1 is leave one out", "1 0 0 0", k=1)
+rules("pkpo")
 
 
 # Parts of the reward.

@@ -68,7 +68,7 @@ DEFAULTS = [
     (gae, (X, Y, GROUP, ALL), {"discount": 1.0, "lam": 1.0, "cut": ~ALL}),
     (length_weighted, (X, torch.tensor([1, 0, 2, 1, 3, 1, 0]), GROUP), {"where": ALL}),
     (mean_of_lowest, (X, GROUP, 2), {"share": 1.0}),
-    (mixed_scale, (X, GROUP, Y), {"ddof": 0, "eps": 1e-6, "where": ALL}),
+    (mixed_scale, (X, GROUP, Y), {"ddof": 1, "eps": 1e-6, "where": ALL}),
     (pairwise_auc, (X, RIGHT, GROUP), {"tau": 0.6, "where": ALL}),
     (subset_mean, (RIGHT, GROUP, 2), {"where": ALL, "eps": 1e-6}),
     (set_leave_one_out, (RIGHT, GROUP, 2), {"where": ALL}),

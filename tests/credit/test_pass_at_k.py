@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.pass_at_k import PassAtK, max_second, missed, set_leave_one_out, subset_mean
+from gxpo.credit.pass_at_k import PassAtK, max_second, missed, set_leave_one_out, sloo_minus_one, subset_mean
 from gxpo.errors import ConfigError
 
 
@@ -27,6 +27,15 @@ def test_cards_of_the_analytic_estimator():
     assert subset_mean(*group_of(4, 1), 1).tolist() == pytest.approx([1.732047] + [-0.577349] * 3, abs=1e-6)
     assert subset_mean(*group_of(8, 5), 4).tolist() == [0.0] * 8
     assert float(1 - missed(torch.tensor(8), torch.tensor(6), 4)) == pytest.approx(0.785714, abs=1e-6)
+
+
+def test_what_an_attempt_adds_by_arithmetic():
+    # 2 right of 8, k 4: of the 35 sets of three others 20 hold no success: 4 * 20 / 35
+    right, group = group_of(8, 2)
+    assert sloo_minus_one(right.double(), group, 4).tolist() == pytest.approx([80 / 35] * 2 + [0.0] * 6, abs=1e-12)
+    # .2 .5 .9, k 2: .9 adds .7 to .2 and .4 to .5, .5 adds .3 to .2 and nothing to .9; means over two sets, times 2
+    found = sloo_minus_one(torch.tensor([0.5, 0.9, 0.2], dtype=torch.float64), torch.zeros(3).long(), 2)
+    assert found.tolist() == pytest.approx([0.3, 1.1, 0.0], abs=1e-12)
 
 
 def test_cards_of_the_others():
@@ -72,6 +81,48 @@ def leave_one_out(right, k):
     return [a[i] - (sum(a) - a[i]) / (n - 1) for i in range(n)]
 
 
+def added(values, own, k):
+    """k times the mean over sets of k - 1 of `values` of what `own` adds to their best."""
+    if k == 1:
+        return own - statistics.fmean(values)
+    return k * statistics.fmean(max(own, *s) - max(s) for s in itertools.combinations(values, k - 1))
+
+
+GRADED = st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0, 0.1 + 0.2, 0.3, math.nan])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), GRADED, st.booleans()), min_size=1, max_size=10), st.integers(1, 4))
+def test_the_unbiased_one_equals_a_count_over_all_sets(grow, rows, k):
+    """Who is not compared is set against all who are, and unscored attempts are nobody's."""
+    forest = grow([(g, None if math.isnan(r) else r, [1], {"compared": c}) for g, r, c in rows])
+    found = PassAtK(kind="sloo_minus_one", k=k)(forest, {}, 0).tolist()
+    scored = [i for i, (_, r, _) in enumerate(rows) if not math.isnan(r)]
+    for i in scored:
+        others = [rows[j][1] for j in scored if j != i and rows[j][2] and rows[j][0] == rows[i][0]]
+        peers = [*others, rows[i][1]] if rows[i][2] else others
+        if len(peers) < max(k, 2) or max(peers) - min(peers) < 1e-9:
+            assert found[i] == 0.0
+        else:
+            assert found[i] == pytest.approx(added(others, rows[i][1], k), abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_what_every_set_has_already_adds_exactly_nothing(k):
+    group = torch.zeros(5, dtype=torch.int64)
+    for values in ([0.7] * 5, [0.1 + 0.2, 0.3, 0.3, 0.3, 0.3], [1 / 3] * 4 + [1.0]):
+        found = sloo_minus_one(torch.tensor(values, dtype=torch.float64), group, k).tolist()
+        assert found[:4] == [0.0] * 4 and (values[4] < 1) == (found[4] == 0.0)
+    assert sloo_minus_one(torch.rand(3), torch.zeros(3).long(), 4).tolist() == [0.0] * 3  # fewer than k
+
+
+@pytest.mark.parametrize("n", [200, 1000])
+def test_large_groups_do_not_overflow(n):
+    right, group = group_of(n, 3)
+    found = sloo_minus_one(right.double(), group, 64)
+    assert found[0] == pytest.approx(64 * math.comb(n - 3, 63) / math.comb(n - 1, 63), rel=1e-10) and found[3] == 0
+
+
 rows_of = st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans()), min_size=1, max_size=12)
 
 
@@ -112,7 +163,8 @@ def test_with_one_attempt_they_are_grpo_and_rloo(grow):
     analytic_one = PassAtK(k=1)(forest, {}, 0).tolist()
     assert analytic_one == pytest.approx(GroupRelative(ddof=0)(forest, {}, 0).tolist(), abs=1e-12)
     rloo = gxpo.method("rloo").advantages(forest).tolist()
-    assert PassAtK(kind="leave_one_out", k=1)(forest, {}, 0).tolist() == pytest.approx(rloo)
+    for kind in ("leave_one_out", "sloo_minus_one"):
+        assert PassAtK(kind=kind, k=1)(forest, {}, 0).tolist() == pytest.approx(rloo)
 
 
 @pytest.mark.parametrize("n", [2, 5, 300])
@@ -130,7 +182,9 @@ def test_the_methods_and_the_options(grow):
     forest = grow([("a", float(i < 2), [1], {"success": i < 2}) for i in range(8)])
     passk, pkpo = (gxpo.method(name, {"credit.k": 4}).advantages(forest).tolist() for name in ("passk", "pkpo"))
     assert passk == pytest.approx([0.522232] * 2 + [-0.174077] * 6, abs=2e-6)
-    assert pkpo == pytest.approx([0.489796] * 2 + [-0.163265] * 6, abs=1e-6)
+    assert pkpo == pytest.approx([80 / 35] * 2 + [0.0] * 6, abs=1e-12)
+    port = gxpo.method("pkpo", {"credit.k": 4, "credit.kind": "leave_one_out"}).advantages(forest).tolist()
+    assert port == pytest.approx([0.489796] * 2 + [-0.163265] * 6, abs=1e-6)
     unscored = grow([("a", float(i < 2) if i < 8 else None, [1]) for i in range(9)])
     assert gxpo.method("pkpo").advantages(unscored).tolist() == [*gxpo.method("pkpo").advantages(forest).tolist(), 0.0]
     with pytest.raises(ConfigError, match=r"credit\.k is 0"):

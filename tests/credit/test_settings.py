@@ -39,7 +39,7 @@ WORDS = {
         "value": ("leaf_mean", "child_mean"),
         "scale": ("none", "sibling_std"),
     },
-    "pass_atk": {"kind": ("analytic", "leave_one_out", "max_second")},
+    "pass_atk": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second")},
     "retrospective": {"center": CENTERS, "scale": ("std", "none")},
     "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
     "segment_relative": {"scale": ("std", "batch_std", "none")},

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import combinations
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
 
 from gxpo.conformance.own import advantages as ours
+from gxpo.credit.pass_at_k import PassAtK
+from gxpo.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4
 THREE_GROUPS = [1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
@@ -157,15 +162,46 @@ def test_an_entropy_that_prefers_three_to_one() -> None:
     assert found == pytest.approx([0.75 * (1 - h / math.log(4)) for h in theirs], abs=1e-9)
 
 
-def test_pass_at_k_has_three_advantages() -> None:
-    """The analytic one, PKPO's leave-one-out, and the best minus the second (verl's grpo_passk)."""
+def test_pass_at_k_has_four_advantages() -> None:
+    """The analytic one, PKPO's, PKPO's as MaxRL's code has it, and the best minus the second (verl's grpo_passk)."""
     rewards, group = [1.0, 1.0] + [0.0] * 6, [0] * 8
     pairs = [max(rewards[i] for i in subset) for subset in combinations(range(8), 4)]
     assert statistics.fmean(pairs) == pytest.approx(0.785714, abs=1e-6)
     assert ours("passk", rewards, group, k=4, eps=1e-6)[0] == pytest.approx(0.522232, abs=1e-6)
-    assert ours("pkpo", rewards, group, k=4)[0] == pytest.approx(0.489796, abs=1e-6)
+    assert ours("pkpo", rewards, group, k=4) == pytest.approx([80 / 35] * 2 + [0.0] * 6, abs=1e-12)
+    assert port(rewards, 4)[0] == pytest.approx(0.489796, abs=1e-6)
     best, second = sorted(rewards)[-1], sorted(rewards)[-2]
     assert best - second == 0.0  # two right answers: nobody learns
+
+
+def port(rewards: Sequence[float], k: int) -> list[Any]:
+    """MaxRL's pkpo: C(n - c, k - 1) / C(n - 1, k - 1) for a success, less the mean of that over the others."""
+    n, c = len(rewards), round(sum(rewards))
+    alone = [Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1)) * round(r) for r in rewards]
+    return [(n * a - sum(alone)) / (n - 1) for a in alone]
+
+
+def test_a_baseline_taken_off_twice() -> None:
+    """Expected gradient over that of pass@4, of 8 answers each right with chance p = sigmoid(theta): d log pi = x - p.
+
+    By enumeration of all 256 batches, exact: 22/21, 10/7, 34/7 for MaxRL's port (times k, which it leaves out), and 1
+    for eq. 33.
+    """
+    n, k = 8, 4
+    for p, biased in ((Fraction(1, 10), "22/21"), (Fraction(1, 2), "10/7"), (Fraction(9, 10), "34/7")):
+        true, theirs, mine = k * p * (1 - p) ** k, Fraction(0), 0.0  # d/dtheta of 1 - (1 - p)^k
+        for right in product((0, 1), repeat=n):
+            chance = p ** sum(right) * (1 - p) ** (n - sum(right))
+            theirs += chance * sum((a * (x - p) for a, x in zip(port(right, k), right, strict=True)), Fraction(0)) / n
+        for c in range(n + 1):  # batches with c successes are one another's permutations
+            credit = ours("pkpo", [1.0] * c + [0.0] * (n - c), [0] * n, k=k)
+            found = sum(a * float(x - p) for a, x in zip(credit, [1] * c + [0] * (n - c), strict=True)) / n
+            mine += math.comb(n, c) * float(p**c * (1 - p) ** (n - c)) * found
+        assert k * theirs / true == Fraction(biased)
+        assert mine / float(true) == pytest.approx(1.0, abs=1e-12)
+        kept = PassAtK(kind="leave_one_out", k=k)
+        forest = Forest.from_completions([[1]], [[[2]] * n], [1.0] * 3 + [0.0] * 5, success=[1.0] * 3 + [0.0] * 5)
+        assert kept(forest, {}, 0).tolist() == pytest.approx([float(a) for a in port([1] * 3 + [0] * 5, k)], abs=1e-12)
 
 
 def test_best_minus_second_of_real_rewards() -> None:

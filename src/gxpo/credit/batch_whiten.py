@@ -46,7 +46,7 @@ class BatchWhiten(CreditPart):
             "leave_one_out"  the mean of the group's others is
     over    "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
             counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
-    ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF and NeMo-RL
+    ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF, the authors' own, and NeMo-RL
     single  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
     bound   the whitened credit is held in [-bound, bound]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def mixed_scale(
-    outcome: Tensor, group: Tensor, rate: Tensor, ddof: int = 0, eps: float = 1e-6, where: Tensor | None = None
+    outcome: Tensor, group: Tensor, rate: Tensor, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None
 ) -> Tensor:
     """A = (1 - l) (outcome - mean) / (std + eps) + l (outcome - mean) / (mean + eps), l = 1 - 4 rate (1 - rate).
 
@@ -31,7 +31,7 @@ def mixed_scale(
     success is given more than by GRPO, and a lone failure towards -1 however large the group. Exactly 0: a group of
     one, of equal outcomes; where the mean is not above 0 its term is left out.
 
-    Source: MAPO, arXiv 2509.18849, after a port's documentation and reviews; the paper is silent on a mean of 0.
+    Source: MAPO, arXiv 2509.18849, and its code (`ddof` 1, eps 1e-6 on both).
     """
     certain = 1.0 - 4.0 * rate.to(torch.float64) * (1.0 - rate.to(torch.float64))
     by_spread = group_relative(outcome, group, "mean", "std", ddof, eps, where=where)
@@ -47,7 +47,7 @@ class MixedScale(CreditPart):
     as a success where its outcome is above 0.
     """
 
-    ddof: int = 0
+    ddof: int = 1
     eps: float = 1e-6
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
-Kind = Literal["analytic", "leave_one_out", "max_second"]
+KINDS = ("analytic", "sloo_minus_one", "leave_one_out", "max_second")
+Kind = Literal["analytic", "sloo_minus_one", "leave_one_out", "max_second"]
 
 
 @torch.no_grad()
@@ -58,12 +59,52 @@ def subset_mean(correct: Tensor, group: Tensor, k: int, where: Tensor | None = N
 
 
 @torch.no_grad()
+def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None = None) -> Tensor:
+    """k times what an attempt adds to the best of k - 1 others, in the mean over all sets of them.
+
+    A_i = k mean_J (max(r_i, max_J r) - max_J r), J of k - 1 of the group's other attempts
+
+    outcome  [R] any real numbers; of 0 and 1: A = k C(n-c, k-1) / C(n-1, k-1) for a success, 0 for a failure
+    where    [R] bool, compared (default: all): the n attempts; the others are set against all n of them
+
+    Returns [R] float64, at least 0. The mean over attempts of A_i d log pi(y_i) is an unbiased estimate of the gradient
+    of the expected largest of k outcomes (of pass@k), since what is taken off r_i's sets does not depend on y_i. With
+    k = 1 there is no set to take off: r_i less the mean of the others (RLOO). Exactly 0: a group of equal outcomes, of
+    fewer than k, of one. Source: PKPO, arXiv 2505.15201, eq. 33 times n, so that attempts are averaged.
+    """
+    scored = (group >= 0) & outcome.isfinite()
+    enters = scored if where is None else scored & where
+    value = levels.settled(torch.where(scored, outcome.to(torch.float64), 0.0), group)
+    n = levels.count(group, enters)
+    some = scored & (n >= max(k, 2)) & ~levels.degenerate(value, group, enters)
+    if k == 1:
+        return torch.where(some, value - levels.leave_one_out(value, group, enters), 0.0)
+    # An attempt adds the gap between two neighbours below it to those sets that lie below the gap.
+    order = torch.argsort(value, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    owner, counted, sorted_values = group[order], enters[order].to(torch.float64), value[order]
+    first = torch.ones_like(owner, dtype=torch.bool)
+    first[1:] = owner[1:] != owner[:-1]
+    before = counted.cumsum(0) - counted
+    below = before - levels.min(before, owner)
+    step = torch.where(first, 0.0, sorted_values.diff(prepend=sorted_values[:1]))
+    added = (step * missed(n[order], below, k - 1)).cumsum(0)
+    gain = torch.empty_like(value)
+    gain[order] = added - levels.min(added, owner)
+    sets = torch.where(enters, n / (n - k + 1).clamp_min(1), 1.0)  # C(n, k-1) over C(n-1, k-1): one is oneself
+    return torch.where(some, k * gain * sets, 0.0)
+
+
+@torch.no_grad()
 def set_leave_one_out(correct: Tensor, group: Tensor, k: int, where: Tensor | None = None) -> Tensor:
     """a_i less the mean of the others' a, with a = C(n-c, k-1) / C(n-1, k-1) if correct, 0 if wrong.
 
-    a is the chance that the attempt is the only success among itself and k - 1 others. Arguments as of `subset_mean`.
-    Returns [R] float64 with sum 0 over a group, not scaled; exactly 0 in a group without successes, of fewer than k, or
-    of one. With k = 1 this is RLOO. Source: PKPO, arXiv 2505.15201, as in MaxRL's code (arXiv 2602.02710).
+    a is the chance that the attempt is the only success among itself and k - 1 others: `sloo_minus_one` of verdicts
+    over k, whose mean is taken off once more. The others' a depend on the attempt itself, so for k > 1 the estimate is
+    biased: its expectation over the gradient of pass@k, times k, is 22/21, 10/7 and 34/7 at success rates .1, .5 and .9
+    (n 8, k 4). Arguments as of `subset_mean`. Returns [R] float64 with sum 0 over a group, not scaled; exactly 0 in a
+    group without successes, of fewer than k, or of one. With k = 1 this is RLOO. Source: `pkpo` in MaxRL's code (arXiv
+    2602.02710).
     """
     n, c = levels.count(group, where), levels.sum(correct, group, where)
     some = (c > 0) & (n > 1) & (n >= k)
@@ -95,14 +136,15 @@ def max_second(
 
 @dataclass(frozen=True)
 class PassAtK(CreditPart):
-    """Credit for pass@k, the same for every token. Three estimators go by that name:
+    """Credit for pass@k, the same for every token. Four estimators go by that name:
 
-    kind "analytic"       `subset_mean`, normalised by the std of the sets' results
-         "leave_one_out"  `set_leave_one_out`, unbiased and not scaled
-         "max_second"     `max_second` of the outcomes; k is the group itself
+    kind "analytic"        `subset_mean`, normalised by the std of the sets' results
+         "sloo_minus_one"  `sloo_minus_one` of the outcomes, unbiased: PKPO
+         "leave_one_out"   `set_leave_one_out`, PKPO as in MaxRL's code
+         "max_second"      `max_second` of the outcomes; k is the group itself
     k    attempts that a task is given; a group of fewer has credit 0, and in "analytic" one of k
 
-    The first two read verdicts: a trajectory without one is correct where its outcome is above 0.
+    "analytic" and "leave_one_out" read verdicts: a trajectory without one is correct where its outcome is above 0.
     """
 
     kind: Kind = "analytic"
@@ -110,7 +152,7 @@ class PassAtK(CreditPart):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        one_of("credit.kind", self.kind, ("analytic", "leave_one_out", "max_second"))
+        one_of("credit.kind", self.kind, KINDS)
         if self.k < 1:
             raise ConfigError(f"credit.k is {self.k}; it is a number of attempts, at least 1")
 
@@ -118,6 +160,8 @@ class PassAtK(CreditPart):
         group, where = forest.ids("group", axis="R"), forest.compared
         if self.kind == "max_second":
             return forest.to_path(max_second(forest.outcome, group, where, eps=self.eps), "R")
+        if self.kind == "sloo_minus_one":
+            return forest.to_path(sloo_minus_one(forest.outcome, group, self.k, where), "R")
         correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
         if self.kind == "analytic":
             return forest.to_path(subset_mean(correct, group, self.k, where, self.eps), "R")

@@ -255,7 +255,12 @@ SYMPTOMS: dict[str, Symptom] = {
         ("pass at k", "sharpening", "coverage", "best of n", "fewer tasks solved"),
         (
             Advice("passk", "the advantage of the best of k, over all k-subsets of the group", "hard_over_easy"),
-            Advice("pkpo", "unbiased credit for pass@k, each answer against the others", "hard_over_easy"),
+            Advice(
+                "pkpo",
+                "the gradient of pass@k: what an answer adds to the best of k - 1 others",
+                "hard_over_easy",
+                ("credit.k=4",),
+            ),
             Advice("maxrl", "maximum likelihood: tasks weigh by one over their success rate", "hard_over_easy"),
             Advice("unlikeliness", "right answers that were unlikely are worth more", "rare_right"),
             Advice("psr_nsr", "mostly failures are unlearnt", "wrong_outweighs"),

@@ -1,8 +1,12 @@
 r"""OPO: the variance-optimal baseline when a trajectory's squared score norm grows with its length.
 
-A_i = r_i - sum_j L_j r_j / sum_j L_j
+A_i = r_i - sum_j L_j r_j / sum_j L_j;   mean over tokens
 
-sum_i L_i A_i = 0; with equal lengths this is Dr. GRPO's advantage. Exact on policy only: one update a step.
+sum_i L_i A_i = 0: over a group's tokens credit adds up to nothing. With equal lengths this is Dr. GRPO's advantage.
+Exact on policy only: one update a step.
+Choices. The code patches advantages alone; the loss is that of verl 0.2, a mean over tokens, and so it is here: in a
+mean over sequences an answer's score would no longer grow with its length, as the baseline supposes. A group of one has
+credit 0, as in the authors' code; verl's own port gives it a baseline of 0.
 """
 
 from gxpo.credit import LengthWeighted
@@ -16,7 +20,8 @@ opo = Definition(
     year=2025,
     idea="length-weighted mean as the baseline of least variance; no std",
     formula="A = r - sum_j L_j r_j / sum_j L_j",
-    evidence="secondary",
-    keys={"credit": LengthWeighted},
-    choices="a group of one has credit 0, where verl's baseline of one is 0 and the reward stays",
+    evidence="reference-code",
+    code="microsoft/LMOps@4f2a9deb5f08e459fd44c2e4792344d78ca89fc3 opo/verl/trainer/ppo/core_algos.py opo/README.md",
+    keys={"credit": LengthWeighted, "objective.aggregate": "token_mean"},
+    choices="token mean, as in the verl that it patches; a group of one has credit 0 (verl's port keeps its reward)",
 )

@@ -1,10 +1,15 @@
-r"""PKPO: an unbiased gradient of pass@k, each attempt against the mean of the others.
+r"""PKPO: the gradient of pass@k, each attempt by what it adds to the best of k - 1 others.
 
-a_i = C(n-c, k-1) / C(n-1, k-1) if correct, 0 if wrong: the chance of being the only success among k
-A_i = a_i - mean_{j != i} a_j
+A_i = k mean_J (max(r_i, max_J r) - max_J r),   J: all sets of k - 1 of the group's other attempts
+rewards 0 and 1: A_i = k C(n-c, k-1) / C(n-1, k-1) for a success, 0 for a failure
 
-Choices. k is 2. For verdicts, after MaxRL's code; the paper's transformation of graded rewards is not built. Where
-`passk` normalises by the spread of the sets' results, this does not scale: its size falls with the success rate.
+The mean of A_i d log pi(y_i) is the gradient of the expected best of k rewards, without bias. No A is below 0.
+Choices. The estimator that the paper recommends, s^(loo-1) of eq. 33, times n since attempts are averaged here; no
+code is public but the paper's listing, of which copies were read. It takes graded rewards as they are, shaping
+included. k is 2; k = 1, where eq. 33 has no set to compare with, is RLOO.
+`credit.kind: leave_one_out` is the `pkpo` of MaxRL's code: verdicts, without the factor k, and the mean of the others'
+credit taken off once more, which is biased: 1.05, 1.43 and 4.86 times the gradient at p = .1, .5 and .9 (n 8, k 4).
+Where `passk` normalises by the spread of the sets' results, this does not scale: its size falls with the success rate.
 """
 
 from gxpo.credit.pass_at_k import PassAtK
@@ -16,9 +21,9 @@ pkpo = Definition(
     arxiv="2505.15201",
     authors="Walder, Christian and Karkhanis, Deep",
     year=2025,
-    idea="pass@k's own gradient: a success counts by the chance that the k - 1 others would have failed",
-    formula="A = a - mean of the others' a; a = [correct] C(n-c, k-1) / C(n-1, k-1)",
-    evidence="secondary",
-    keys={"credit": PassAtK, "credit.kind": "leave_one_out"},
-    choices="k 2; binary rewards, as in MaxRL's code",
+    idea="pass@k's own gradient: an attempt counts by what it adds to the best of k - 1 others",
+    formula="A = k mean_J (max(r, max_J r) - max_J r), J of k - 1 others; [correct] k C(n-c, k-1) / C(n-1, k-1)",
+    evidence="paper",
+    keys={"credit": PassAtK, "credit.kind": "sloo_minus_one"},
+    choices="eq. 33, graded rewards; k 2; MaxRL's port, which is biased, is credit.kind leave_one_out",
 )

@@ -1,10 +1,13 @@
 r"""REINFORCE++: no group; the outcome is whitened over all trainable tokens of the batch.
 
-A_{i,t} = (r_i - mean) / sqrt(var + 1e-8), mean and unbiased variance over tokens: long trajectories weigh more.
+A_{i,t} = (r_i - mean) / sqrt(var + 1e-8), mean and variance over tokens: long trajectories weigh more; token mean
 
 Groups that are equal within but differ between one another do learn here, unlike under every group baseline.
-Choices. The paper takes the KL of token t and after off the return at t; here a KL in the reward
-(`objective.kl.place: reward`) is taken off the outcome once, which has the same expected gradient. Coefficient 0.
+Choices. As in OpenRLHF, the authors' framework: the population's variance (verl and TRL take one degree of freedom off,
+`credit.ddof: 1`) and a loss over the tokens of the optimiser step. It holds the variance at 1e-8 or more, where that is
+added here, and clips rewards at +-10 before. The paper takes the KL of token t and after off the return at t; here a KL
+in the reward (`objective.kl.place: reward`) is taken off the outcome once, which has the same expected gradient.
+Coefficient 0.
 """
 
 from gxpo.credit import BatchWhiten
@@ -18,7 +21,9 @@ reinforce_pp = Definition(
     year=2025,
     idea="normalise over the batch instead of the group",
     formula="A = (r - mean_batch) / sqrt(var_batch + 1e-8) over trainable tokens",
-    evidence="secondary",
-    keys={"credit": BatchWhiten},
-    choices="whitening over tokens (verl); TRL's recipe whitens over sequences",
+    evidence="reference-code",
+    code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
+    "openrlhf/models/loss.py openrlhf/models/utils.py",
+    keys={"credit": BatchWhiten, "credit.ddof": 0, "objective.aggregate": "token_mean"},
+    choices="whitening over tokens by the population's variance, token mean (OpenRLHF); TRL's recipe: over sequences",
 )

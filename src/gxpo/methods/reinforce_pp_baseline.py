@@ -1,6 +1,10 @@
 r"""REINFORCE++-baseline: the group's mean is taken off, then the batch is whitened over its trainable tokens.
 
-a_i = r_i - mean_g r;   A_{i,t} = (a_i - mean) / sqrt(var + 1e-8) over tokens of the batch
+a_i = r_i - mean_g r;   A_{i,t} = (a_i - mean) / sqrt(var + 1e-8) over tokens of the batch;   mean over tokens
+
+Choices. As `reinforce_baseline` in OpenRLHF, the authors' framework: the population's variance, a loss over the tokens
+of the optimiser step, and a group of one has a = 0 (verl keeps its raw reward, and takes one degree of freedom off). A
+variance below 1e-8 is raised to it there, and has it added here.
 """
 
 from gxpo.credit import BatchWhiten
@@ -14,7 +18,9 @@ reinforce_pp_baseline = Definition(
     year=2025,
     idea="group mean as baseline, batch std as scale",
     formula="a = r - mean_g; A = (a - mean_batch) / sqrt(var_batch + 1e-8) over trainable tokens",
-    evidence="secondary",
-    keys={"credit": BatchWhiten, "credit.center": "mean"},
-    choices="a group of one has a = 0 (verl keeps the raw reward)",
+    evidence="reference-code",
+    code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
+    "openrlhf/models/loss.py openrlhf/models/utils.py",
+    keys={"credit": BatchWhiten, "credit.center": "mean", "credit.ddof": 0, "objective.aggregate": "token_mean"},
+    choices="population's variance, token mean (OpenRLHF); a group of one has a = 0 (verl keeps the raw reward)",
 )

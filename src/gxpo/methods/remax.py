@@ -2,12 +2,15 @@ r"""ReMax: the policy's most likely answer is the baseline of its samples.
 
 A_i = r_i - r(greedy answer to the same prompt);   the same for every token, nothing is scaled
 
-Choices. Read in ports. The paper has one sample a prompt (`remax@paper`); more are measured against the one greedy
-answer, each on its own. The greedy answer is scored like any other and shaped like any other, but is not compared, not
-trained and in no denominator. The loss is the base's: at one update a step its ratio is 1 and its gradient that of -A
-log pi, which the paper sums over an answer's tokens (`objective.aggregate: sequence_sum`) where the base takes their
-mean. Its KL in the reward is `objective.kl.place: reward`; the baseline has none subtracted. Groups of equal rewards
-learn unless the greedy answer fared alike.
+Choices. Paper and code have one sample a prompt (`remax@paper`); more are measured against the one greedy answer, each
+on its own. The greedy answer is scored like any other and shaped like any other, but is not compared, not trained and
+in no denominator. The loss is the base's: at one update a step its ratio is 1 and its gradient that of -A log pi, in
+the mean over an answer's tokens. The code's is a mean over the tokens of a device's batch: one answer in the script for
+Llama 2, which is the base's mean, four in that for OPT (`objective.aggregate: token_mean`); the paper sums them
+(`sequence_sum`). The code also clips r_i - r(greedy) to [-5, 5], takes it times 0.99 for each token up to the answer's
+end, and adds 0.05 (log reference - log pi) of the token itself. Here the KL in the reward is
+`objective.kl.place: reward`, the baseline has none subtracted, and nothing is discounted. Groups of equal rewards learn
+unless the greedy answer fared alike.
 """
 
 from gxpo.credit.against_baseline import AgainstBaseline
@@ -23,7 +26,9 @@ remax = Definition(
     year=2023,
     idea="the reward of the greedy answer is the baseline: no critic, no group",
     formula="A_i = r_i - r(argmax answer)",
-    evidence="secondary",
+    evidence="reference-code",
+    code="liziniu/ReMax@536ba49cc2f9a1a76941045388a44757e2533e75 step3_rlhf_finetuning/remax_trainer.py "
+    "step3_rlhf_finetuning/training_scripts/llama2/run_llama2_7b.sh",
     keys={
         "credit": AgainstBaseline,
         "rollout": WithBaseline,
@@ -31,6 +36,6 @@ remax = Definition(
         "signal.rollout_baseline": RolloutBaseline,
     },
     paper_defaults={"rollout.group_size": 1},
-    choices="several samples share one greedy answer; base loss; KL, where set, is not in the baseline",
+    choices="samples share one greedy answer; base loss; no discount (code: 0.99 a token); no KL in the baseline",
     cost="one more generated answer a prompt, which nothing is learned from",
 )
