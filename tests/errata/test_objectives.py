@@ -14,7 +14,6 @@ from torch import Tensor
 
 import gxpo
 from gxpo.forest import Forest
-from gxpo.objectives import Clip, DualClip
 
 # Five tokens of two answers, A = 1 and -1.
 OLD = torch.tensor([-0.5, -1.0, -2.0, -0.3, -0.7], dtype=torch.float64)
@@ -157,11 +156,19 @@ def test_the_same_value_and_another_gradient() -> None:
 
 
 def test_a_constant_that_is_read_and_not_used() -> None:
-    """KlearReasoner's dual clip ignores `clip_ratio_c`: a worsening token is pushed as hard as its ratio is large."""
-    keys = {"objective.aggregate": "token_mean"}
-    used = ours({**keys, "objective.gate": DualClip, "objective.ratio_max": 1.3})
-    unused = ours({**keys, "objective.gate": Clip})
-    assert used[1][4] == 0.0 and unused[1][4] == pytest.approx(0.329744, abs=1e-6)
+    """KlearReasoner bounded the loss of A < 0 by -A, not by -A `clip_ratio_c`, until its commit e0f7bb1: a worsening
+    token whose ratio was above 1 had no gradient. Ratios of the last three, where A < 0: .67, 1.22, 1.65."""
+
+    def dual(x: Tensor, c: float) -> Tensor:
+        r = (x - OLD).exp()
+        clipped = torch.max(-CREDIT * r, -CREDIT * r.clamp(0.8, 1.2))
+        return torch.where(CREDIT < 0, torch.min(-CREDIT * c, clipped), clipped).mean()
+
+    before, after = slope(lambda x: dual(x, 1.0)), slope(lambda x: dual(x, 3.0))
+    assert before[3:].tolist() == [0.0, 0.0] and after[3:].tolist() == pytest.approx([0.244281, 0.329744], abs=1e-6)
+    keys = {"objective.gate": "preserving_clip", "objective.aggregate": "token_mean"}
+    assert ours(keys)[1][3:] == pytest.approx(after[3:].tolist(), abs=1e-6)
+    assert ours({**keys, "objective.ratio_max": 1.3})[1][4] == 0.0
 
 
 def test_a_residual_that_brings_back_what_was_clipped() -> None:

@@ -45,7 +45,7 @@ def test_dapos_bound_is_between_the_plain_one_and_1_3():
 def test_every_method_is_drawn_or_says_why_not(name):
     made = gxpo.method(name)
     found = gate_effect(made)
-    if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].couples != "step":
+    if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].beside != "step":
         assert isinstance(found, GateEffect), found
         curves = (found.rising, found.falling)
         assert all(math.isfinite(x) for curve in curves for x in curve)

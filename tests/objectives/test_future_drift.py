@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.coupled_rows import ROWS, agrees, diagonal
+from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
 from gxpo.errors import ConfigError
@@ -60,8 +60,48 @@ def by_hand(gate):
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.sampled_from([0.5, 4.0, 32.0]), st.sampled_from([0.6, 1.0]), st.sampled_from([2.1, 10.0]))
 def test_it_equals_a_loop(rows, half_life, low, bound):
-    gate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2)
+    gate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2, 4.0, None)
     agrees(PolicyGradient(gate=gate, aggregate="token_mean"), rows, by_hand(gate))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.sampled_from([0, 1, 2]), st.sampled_from(["token_mean", "sequence_mean"]))
+def test_what_is_dropped_might_not_be_there(rows, most, aggregate):
+    """Value and gradient are those of the rows that stay, alone; a row that is dropped has no gradient."""
+    rows = [[dict(t) for t in row] for row in rows]
+    kept = [
+        row
+        for row in rows
+        if sum(t["trainable"] and t["credit"] < 0 and math.exp(t["gap"]) > 1.5 for t in row) <= most
+        or not any(t["credit"] and t["weight"] and t["trainable"] for t in row)
+    ]
+    value, slope = evaluate(
+        PolicyGradient(gate=FutureDrift(ratio_max=1.5, dual_clipped_max=most), aggregate=aggregate), rows
+    )
+    free = PolicyGradient(gate=FutureDrift(ratio_max=1.5, dual_clipped_max=None), aggregate=aggregate)
+    alone, slopes = evaluate(free, kept) if kept else (0.0, torch.zeros(0))
+    assert value == pytest.approx(alone, rel=1e-12, abs=1e-12)
+    own = torch.tensor([any(row is k for k in kept) for row in rows for _ in row])
+    torch.testing.assert_close(slope[own], slopes.to(slope), rtol=1e-12, atol=1e-12)
+    assert not slope[~own].any()
+
+
+def test_a_row_is_dropped_from_the_denominator_too(toy):
+    """Four tokens, two of them dual-clipped in the second row: the first row's loss is over its own two."""
+    forest = gxpo.Forest.from_completions([[1]] * 2, [[[2, 3]], [[4, 5]]], [1.0, 0.0])
+    gap, credit, ones = column(0.0, 0.0, 3.0, 4.0), column(1.0, 1.0, -1.0, -1.0), torch.ones(4, dtype=F64)
+
+    def loss(most, gap):
+        x = (gap - 1.0).requires_grad_()
+        term = PolicyGradient(gate=FutureDrift(dual_clipped_max=most), aggregate="token_mean")
+        value = term(forest, gxpo.PolicyTokens(x, -ones), credit, ones, {}, 0)
+        found = term.metrics(forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
+        return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), found.get("dual_clip_dropped")
+
+    assert loss(1, gap) == (-1.0, [-0.5, -0.5, 0.0, 0.0], 0.5)
+    assert loss(None, gap) == (pytest.approx((-2 + 20) / 4), [-0.25, -0.25, 0.0, 0.0], None)
+    assert loss(1, column(0.0, 0.0, 3.0, 1.0))[2] == 0.0  # one such token is tolerated
+    assert loss(0, column(0.0, 0.0, 3.0, 1.0))[2] == 0.5
 
 
 def test_on_policy_the_factor_is_exactly_one(toy):
@@ -83,7 +123,7 @@ def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
     gap = column(math.log(1e6), math.log(1e-6), math.log(1e6), -0.05, 700.0).requires_grad_()
     seen = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
     gate = FutureDrift(factor_low=0.8)
-    # 0 for ratios above 10: drifts -13.5, -13.8, -.049, -.05, 0; the third is wrong and beyond 4: at most 1
+    # 0 for ratios above 10: drifts -13.5, -13.8, -.049, -.05, 0; the third is wrong and beyond 10: at most 1
     assert gate.factor(seen).tolist() == pytest.approx([0.8, 0.8, math.exp(-0.05 * 2 ** (-1 / 32)), math.exp(-0.05), 1])
     assert not gate.factor(seen).requires_grad
     (slope,) = torch.autograd.grad(gate.loss(seen).sum(), gap)
@@ -92,7 +132,14 @@ def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
 
 def test_method_and_bad_options():
     m = gxpo.method("fipo+dapo")
-    assert m.terms["policy"].gate == FutureDrift(clip_high=0.28) and m.couples == "trajectory"
-    for wrong in ({"factor_low": 1.1}, {"factor_high": math.inf}, {"half_life": 0.0}, {"safe_ratio": -1.0}):
+    assert m.terms["policy"].gate == FutureDrift(clip_high=0.28) and m.couples == "step"
+    assert gxpo.method("fipo", {"objective.dual_clipped_max": None}).couples == "trajectory"
+    for wrong in (
+        {"factor_low": 1.1},
+        {"factor_high": math.inf},
+        {"half_life": 0.0},
+        {"safe_ratio": -1.0},
+        {"dual_clipped_max": -1},
+    ):
         with pytest.raises(ConfigError, match="objective"):
             FutureDrift(**wrong)

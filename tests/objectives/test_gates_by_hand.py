@@ -60,6 +60,8 @@ def preserving(rho, a, below):
         return -a * 0.5 * 1.3, -a * 0.5 * 1.3
     if a < 0 and rho < 0.9:
         return -a * 0.75 * 0.9, -a * 0.75 * 0.9
+    if a < 0 and rho > 4.0:
+        return -a * 4.0, 0.0
     return -a * rho, -a * rho
 
 
@@ -100,7 +102,7 @@ CASES = {
     "discovered": (Drift(2.5, 0.7), drift),
     "bpo": (RatioTarget(0.1, 0.3), target),
     "sapo": (Sigmoid(0.8, 1.2), sigmoid),
-    "ce-gppo": (PreservingClip(0.1, 0.3, 0.75, 0.5), preserving),
+    "ce-gppo": (PreservingClip(0.1, 0.3, 0.75, 0.5, 4.0), preserving),
     "topr": (Tapered(1.5), detached(lambda rho, a, below: 1.0 if a > 0 else min(rho, 1.5))),
     "vespo": (Gamma(2.0, 3.0, 1.5, 0.5), detached(gamma)),
     "dppo-tv": (DivergenceMask("tv", 0.3, 0.1, 3.0), detached(by_tv)),

@@ -240,6 +240,7 @@ def test_masks_by_divergence_do_not_look_at_the_factor() -> None:
         lambda: RatioTarget(clip_low=-0.1),
         lambda: Sigmoid(tau_positive=0.0),
         lambda: PreservingClip(slope_low=-1.0),
+        lambda: PreservingClip(ratio_max=1.0),
         lambda: Tapered(0.0),
         lambda: Gamma(decay_negative=0.0),
         lambda: DivergenceMask("js"),  # type: ignore[arg-type]  # the point of the test

@@ -132,10 +132,11 @@ def test_the_lower_bound_of_a_truncated_weight() -> None:
 def test_the_factor_of_the_future_where_it_is_unsafe() -> None:
     """Ratios 5 and e^-5: F of the first is log 5 - 5 / 2^(1/32), far below log .5."""
     bad = entries([math.log(5.0), -5.0], [-1.0, -1.0])
-    assert FutureDrift(factor_low=0.5).factor(bad).tolist() == pytest.approx([0.8, 0.5])
-    assert FutureDrift().factor(by_ratio([4.0], [-1.0])).tolist() == pytest.approx([1.2])  # on the bound it is safe
-    assert FutureDrift().factor(by_ratio([4.1], [-1.0])).tolist() == pytest.approx([1.0])
-    assert FutureDrift().factor(by_ratio([4.1], [0.0])).tolist() == pytest.approx([1.2])
+    gate = FutureDrift(safe_ratio=4.0)
+    assert FutureDrift(factor_low=0.5, safe_ratio=4.0).factor(bad).tolist() == pytest.approx([0.8, 0.5])
+    assert gate.factor(by_ratio([4.0], [-1.0])).tolist() == pytest.approx([1.2])  # on the bound it is safe
+    assert gate.factor(by_ratio([4.1], [-1.0])).tolist() == pytest.approx([1.0])
+    assert gate.factor(by_ratio([4.1], [0.0])).tolist() == pytest.approx([1.2])
 
 
 def test_far_out() -> None:

@@ -59,7 +59,8 @@ BY_HAND = [
     (HybridClip(sides="improving"), (0.0, 0.0, INF, 0.0), None),
     (LogLikelihood(), (-1.0, -1.0, 1.0, 1.0), 1.0),
     (NestedClip(), (0.0, 0.0, 0.0, 0.0), 0.0),
-    (PreservingClip(), (-1.2, 0.0, INF, 0.8), 1.0),
+    (PreservingClip(), (-1.2, 0.0, 0.0, 0.8), 1.0),
+    (PreservingClip(ratio_max=INF), (-1.2, 0.0, INF, 0.8), 1.0),
     (QuadraticPenalty(), (INF, 0.0, INF, 0.0), 1.0),  # -rho (A - 2 c (rho - 1))
     (RatioMask(), (0.0, -1.0, 1.0, 0.0), 1.0),
     (RatioTarget(), (INF, 0.0, INF, 0.0), 1.0),

@@ -63,7 +63,7 @@ def gate_effect(made: Method) -> GateEffect | str:
     term = made.terms["policy"]
     if not isinstance(term, PolicyGradient):
         return "it is no sum over single tokens"
-    if term.couples == "step":
+    if term.beside == "step":
         return "what one token weighs depends on all tokens of the step"
     try:
         return GateEffect(*(tuple(weights(made, RATIOS, credit)) for credit in (1.0, -1.0)))

@@ -77,10 +77,13 @@ class Gate(ABC):  # noqa: B024  # those that are built on it add abstract method
     couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
               detached factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in
               `Entries`; with "group", whole groups are there and `Entries.standing` is given
+    beside    None, or, of a gate that couples a step through denominators alone, "trajectory": it is enough for it that
+              the trajectories that have credit are in `Entries`
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
     """
 
     couples: str = "token"
+    beside: str | None = None
     outputs: tuple[str, ...] = ()
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
@@ -94,6 +97,11 @@ class Gate(ABC):  # noqa: B024  # those that are built on it add abstract method
     def clipped(self, x: Entries) -> Tensor:
         """[n] bool: entries whose gradient the gate cuts or shrinks."""
         return torch.zeros_like(x.ratio, dtype=torch.bool)
+
+    def left_out(self, x: Entries) -> Tensor | None:
+        """[n] bool: entries that are left out of the loss and of what it is divided by, which couples a step; None:
+        none ever."""
+        return None
 
     def metrics(self, x: Entries) -> Mapping[str, float]:
         """Further figures worth logging, by name."""

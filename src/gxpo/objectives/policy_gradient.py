@@ -79,7 +79,7 @@ class PolicyGradient(TermPart):
       TOPR        SequenceSum, Tapered, sequence_sum with horizon 1           arXiv 2503.14286
 
     Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
-    stay in the denominators.
+    stay in the denominators; those that the gate leaves out (`Gate.left_out`) do not.
     """
 
     ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
@@ -114,6 +114,11 @@ class PolicyGradient(TermPart):
         object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.gate.outputs))))
 
     @property
+    def beside(self) -> str:
+        """What has to be read beside an entry that has credit: nothing ("token"), its trajectory, or the step."""
+        return max(self._level.couples, self.gate.beside or self.gate.couples, key=COUPLES.index)
+
+    @property
     def _level(self) -> ratios.Ratio:
         assert isinstance(self.ratio, ratios.Ratio)
         return self.ratio
@@ -135,9 +140,9 @@ class PolicyGradient(TermPart):
         the step)."""
         trainable = forest.path_trainable
         found = trainable & (credit != 0) & (weight != 0)
-        if self.couples == "token":
+        if self.beside == "token":
             return found
-        if self.couples == "step":
+        if self.beside == "step":
             return trainable if bool(found.any()) else found
         reached = torch.zeros(forest.n_trajectories, dtype=torch.bool)
         reached[forest.path_trajectory[found]] = True
@@ -145,9 +150,6 @@ class PolicyGradient(TermPart):
 
     def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Active:
         trainable, trajectory = forest.path_trainable, forest.path_trajectory
-        shared = forest.path_token if self.once_per_token else None
-        scale = coefficients(trajectory, trainable, self.aggregate, self.horizon, shared)
-        scale = scale * weight.to(scale)
         below = ratios.denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
@@ -164,7 +166,11 @@ class PolicyGradient(TermPart):
         above = standing(forest, credit)[entries].to(logprob) if self.gate.couples == "group" else None
         ratio = ratios.ratio_of(held)
         seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
-        return _Active(scale[entries].to(logprob), seen, known)
+        out = self.gate.left_out(seen)
+        counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
+        shared = forest.path_token if self.once_per_token else None
+        scale = coefficients(trajectory, counted, self.aggregate, self.horizon, shared)
+        return _Active((scale * weight.to(scale))[entries].to(logprob), seen, known)
 
     @torch.no_grad()
     def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[int, int]:

@@ -117,6 +117,11 @@ NAMES: dict[str, Metric] = {
     "future_factor": Metric(
         "mean factor on a token's loss from the drift of what follows it", "factor", f"trained tokens {_UPDATES}"
     ),
+    "dual_clip_dropped": Metric(
+        "share of tokens in trajectories that are dropped for their dual-clipped tokens",
+        "share",
+        f"trained tokens {_UPDATES}",
+    ),
     "mirror_kl": Metric(
         "mean of ratio log ratio - ratio + 1: how far the policy moved within the step, as a penalty",
         "nats",
