@@ -61,6 +61,9 @@ def test_reductions_equal_plain_python(rows: list[tuple[float, int, bool]]) -> N
         lambda x, i, w: levels.count(i, w): len,
         lambda x, i, w: levels.quantile(x, i, 0.3, w): lambda v: float(np.quantile(v, 0.3)),
         lambda x, i, w: levels.quantile(x, i, 0.8, w, "higher"): lambda v: float(np.quantile(v, 0.8, method="higher")),
+        lambda x, i, w: levels.quantile(x, i, 0.8, w, "nearest"): lambda v: float(
+            np.quantile(v, 0.8, method="nearest")
+        ),
         lambda x, i, w: levels.quantile(x, i, 0.8, w, "lower"): lambda v: float(np.quantile(v, 0.8, method="lower")),
     }
     for reduce, statistic in expected.items():
@@ -316,7 +319,7 @@ def test_shapes_and_words_are_checked() -> None:
         lambda: levels.normalize(x, ids, center="mode"),
         lambda: levels.normalize(x, ids, scale="mad"),
         lambda: levels.rank(x, ids, ties="max"),
-        lambda: levels.quantile(x, ids, 0.5, interpolation="nearest"),
+        lambda: levels.quantile(x, ids, 0.5, interpolation="midway"),
     ):
         with pytest.raises(ValueError, match="is"):
             call()

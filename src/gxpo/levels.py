@@ -110,7 +110,14 @@ class _Groups:
         last = values.numel() - 1
         below, above = values[(begins + low).clamp_max(last)], values[(begins + high).clamp_max(last)]
         zero = torch.zeros_like(position)
-        part = {"linear": position - low, "lower": zero, "higher": zero + 1, "inverted_cdf": zero}
+        nearest = position.round() - low  # of two as near the one of even place
+        part = {
+            "linear": position - low,
+            "lower": zero,
+            "higher": zero + 1,
+            "nearest": nearest,
+            "inverted_cdf": zero,
+        }
         if interpolation not in part:
             raise ValueError(f"interpolation is one of {list(part)}, not {interpolation!r}")
         return torch.where(sizes > 0, below + part[interpolation] * (above - below), 0.0)
@@ -171,7 +178,8 @@ def degenerate(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
 
 
 def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, interpolation: str = "linear") -> Tensor:
-    """The `q`-quantile of the group; `interpolation` is "linear", "lower", "higher" or "inverted_cdf" (as in numpy).
+    """The `q`-quantile of the group; `interpolation` is "linear", "lower", "higher", "nearest" or "inverted_cdf" (as in
+    numpy).
 
     "inverted_cdf" is the smallest value that at least a share `q` of the members do not exceed.
     """

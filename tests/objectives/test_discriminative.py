@@ -58,10 +58,14 @@ def by_hand(term, forest, x):
     value, found = 0.0, groups.members(forest)
     gradient = torch.zeros(forest.n_entries, dtype=torch.float64)
     read = []
-    for rows in found.values():
-        if {row["good"] for row in rows if row["compared"]} != {True, False} or not groups.moves(rows):
+    both = [{row["good"] for row in rows if row["compared"]} == {True, False} for rows in found.values()]
+    for rows, mixed in zip(found.values(), both, strict=True):
+        if not groups.moves(rows):
             continue
-        read += rows
+        if mixed or (term.beta and term.constrained == "all" and any(both)):
+            read += rows
+        if not mixed:
+            continue
         for row in rows:
             each = [
                 math.exp(float(gap[p])) if term.score == "ratio" else float(x["logprob"][p]) for p in row["entries"]
@@ -99,6 +103,7 @@ TERMS = [
     Discriminative(score="ratio", beta=10.0, delta=0.01),
     Discriminative(tau=math.inf, beta=5.0),
     Discriminative(tau=0.3, beta=0.0),
+    Discriminative(constrained="contrasted", delta=0.02),
 ]
 
 
@@ -120,7 +125,7 @@ def test_rules(seed, term):
     groups.weights_scale_derivatives(term, seed)
 
 
-@pytest.mark.parametrize("term", TERMS[1::2])
+@pytest.mark.parametrize("term", TERMS[1:])
 def test_the_gradient_is_the_same_however_the_step_is_cut(term):
     assert term.couples == ("step" if term.beta else "group")
     groups.same_however_cut(term)
@@ -152,6 +157,19 @@ def test_the_constraint_is_one_number_for_the_step():
     free, held = Discriminative(beta=0.0), Discriminative(beta=1.0, delta=0.05)
     pull = groups.graded(held, forest, x)[1] - groups.graded(free, forest, x)[1]
     assert pull.tolist() == pytest.approx([-0.15 / 4] * 4)  # D = 0.2
+
+
+def test_the_constraint_is_over_all_groups_or_over_those_with_both_labels():
+    """The mixed group has moved by .4 a token, the group of successes alone by .1: D is .25, or .4."""
+    forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("b", 1, 1), ("b", 1, 1)])
+    proximal = column(-1, -1, -1, -1)
+    x = {"logprob": proximal - column(0.4, 0.4, 0.1, 0.1), "behaviour_logprob": proximal, "proximal_logprob": proximal}
+    free = groups.graded(Discriminative(beta=0.0), forest, x)[1]
+    for where, expected in (("all", [-0.2 / 4] * 4), ("contrasted", [-0.35 / 2] * 2 + [0.0, 0.0])):
+        held = Discriminative(beta=1.0, delta=0.05, constrained=where)
+        assert (groups.graded(held, forest, x)[1] - free).tolist() == pytest.approx(expected)
+        ones = torch.ones(4, dtype=torch.float64)
+        assert held.active(forest, ones, ones).tolist() == [True, True, where == "all", where == "all"]
 
 
 def test_on_the_first_update_the_constraint_does_nothing():
@@ -187,6 +205,6 @@ def test_metrics_and_settings():
     found = Discriminative().metrics(forest, policy, 0 * proximal, 1 + 0 * proximal)
     assert found["score_gap"] == pytest.approx(-0.5 + 2.25) and found["constraint_kl"] == pytest.approx(-0.125)
     assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
-    for wrong in ({"score": "loss"}, {"tau": 0.0}, {"beta": -1.0}, {"ratio_over": "reference"}):
+    for wrong in ({"score": "loss"}, {"tau": 0.0}, {"beta": -1.0}, {"constrained": "b"}, {"ratio_over": "reference"}):
         with pytest.raises(ConfigError, match="objective"):
             Discriminative(**wrong)  # type: ignore[arg-type]

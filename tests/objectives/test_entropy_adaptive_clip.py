@@ -54,9 +54,7 @@ def test_credit_by_region():
 
 def scores(entropies, q):
     logs = sorted(math.log(max(h, 1e-8)) for h in entropies)
-    at = q * (len(logs) - 1)
-    low, high = logs[math.floor(at)], logs[math.ceil(at)]
-    pivot = low + (at - math.floor(at)) * (high - low)
+    pivot = logs[round(q * (len(logs) - 1))]
     gaps = [math.log(max(h, 1e-8)) - pivot for h in entropies]
     gaps = [0.0 if abs(g) < 1e-11 else g for g in gaps]
     top, bottom = max(gaps), min(gaps)

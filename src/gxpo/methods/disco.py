@@ -5,10 +5,11 @@ s_i = mean_t log policy;   J_g = mean_P s - tau log mean_N e^(s/tau);   D = mean
 L = -mean_g J_g + (beta / 2) max(0, D - delta)^2,   tau 10, delta 1e-4, beta 1e3
 
 Choices. The score is the log-likelihood; `objective.score: ratio` is the other one (tau 1), `objective.tau: .inf` is
-DisCO-b. D is one number for the optimiser step, over the tokens of the groups with both labels (the code: of each
-micro-batch, over all groups); with one update per rollout it is 0. The code's L-ratio branch calls another function
-with an argument that it does not have. Groups without both labels have J = 0 and count in the mean. Credit is not
-read.
+DisCO-b. D is over the tokens of all groups, as coded, or, with `objective.constrained: contrasted`, of those with both
+labels, which alone have to be run then. It is one number for the optimiser step (the code: for each micro-batch of all
+devices); with one update per rollout it is 0, and the scripts make four. Where no group of the step has both labels
+nothing is done (the code: D still pulls). The code's L-ratio branch calls another function with an argument that it
+does not have. Groups without both labels have J = 0 and count in the mean. Credit is not read.
 """
 
 from gxpo.keys import Definition
@@ -23,8 +24,11 @@ disco = Definition(
     idea="rank correct answers above wrong ones, hard wrong ones first, inside a trust region",
     formula="L = -mean_g [mean_P s - tau log mean_N e^(s/tau)] + (beta/2) max(0, KL(old || pi) - delta)^2",
     evidence="reference-code",
+    code="Optimization-AI/DisCO@bd2b078129347a87c10fbb64df12ed50dce59947 verl/verl/trainer/ppo/core_algos.py "
+    "verl/verl/workers/actor/dp_actor.py scripts/train/run_disco_logL_1.5b_8k.sh",
     keys={"objective": Discriminative},
-    paper_defaults={"rollout.group_size": 8},
+    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.minibatches": 4, "update.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
-    choices="s = mean log-prob, tau 10; constraint over the whole optimiser step, on the groups with both labels",
+    choices="s = mean log-prob, tau 10; constraint over the whole optimiser step, on all groups",
+    cost="groups without both labels are run too",
 )

@@ -4,9 +4,11 @@ A_i = (r_i - mean) / (std + 1e-6), mean and population std over all tokens of th
 h_t = log H_t - Q_0.8(log H) over its extremes, in [-1, 1];   clip to [1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0))]
 A times 1 + h where h > 0 and rho is outside the half of that region, and where h <= 0 and rho is inside it
 
-Choices. The code divides negative h by a negative number, so that its low-entropy branch never runs; here it does, as
-the paper has it. Entropies are the current policy's, their quantile is of the optimiser step's tokens. Where any |A| of
-a group reaches 5 the code takes GRPO's for that group: done. Temperature by entropy while sampling is left out.
+Choices. Q is the token's value that is nearest to the quantile, as coded. The code divides negative h by a negative
+number, so that all h are in [0, 1] and its low-entropy branch never runs; here it does, as the paper has it. Entropies
+are the current policy's, their quantile is of the optimiser step's tokens (the code: of each micro-batch's). Where any
+|A| of a group reaches 5 the code takes GRPO's for that group: done. Temperature by entropy while sampling and DAPO's
+filter of equal groups, which the scripts have, are left out.
 """
 
 from gxpo.credit import LengthWeighted
@@ -22,6 +24,8 @@ hapo = Definition(
     idea="tokens of high entropy explore, those of low entropy are noise to be put down: treat them differently",
     formula="A over the group's tokens; clip 1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0)); A (1 + h) by region",
     evidence="reference-code",
+    code="starriver030515/HAPO@7671dde3e268779a949954ec75ed3edda45f7e0a verl/trainer/ppo/core_algos.py "
+    "verl/workers/actor/dp_actor.py recipe/qwen2.5_math_7b.sh",
     keys={
         "credit": LengthWeighted,
         "credit.scale": "std",
@@ -29,5 +33,5 @@ hapo = Definition(
         "objective.gate": EntropyAdaptiveClip,
         "objective.aggregate": "token_mean",
     },
-    choices="the low-entropy branch runs; current entropies over the step; no temperature by entropy",
+    choices="h in [-1, 1], so that the low-entropy branch runs; current entropies over the step; no temperature by it",
 )

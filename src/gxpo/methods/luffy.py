@@ -10,7 +10,9 @@ Choices. As the recipe (`grpo`, mean of the mixed group), not `grpo_split`: `rol
 from the samples alone, but gives a lone sample no credit where the reference keeps its reward. As in the recipe there
 is no clip, and the length that sums are divided by is a constant. An answer's own log-probs, where a record has them,
 make it an ordinary row (reference: `target_probs`, a ratio without shaping). The recipe's entropy coefficient 0.001 is
-under `luffy@paper`. A group that is all right, the reference answer included, teaches nothing.
+under `luffy@paper`: there it stands beside a sum over the rows of a micro-batch, here beside the mean over rows, where
+it weighs as many times more as a micro-batch has rows (`objective.entropy.coef`: 0.001 over that number is the same). A
+group that is all right, the reference answer included, teaches nothing.
 """
 
 from gxpo.keys import Definition
@@ -26,6 +28,8 @@ luffy = Definition(
     idea="a teacher's answer in every group, its unlikely tokens kept alive by shaping",
     formula="A = r - mean_g; L = mean_i sum_t (-A rho on samples, -A pi / (pi + 0.1) on reference answers) / horizon",
     evidence="reference-code",
+    code="ElliottYan/LUFFY@01f4ae066249e6965ce0d5512ccdf99a12895c74 luffy/verl/verl/mix_src/mix_core_alg.py "
+    "luffy/verl/verl/mix_src/mix_actor.py exp_scripts/train.sh",
     keys={
         "rollout": ReferenceInGroup,
         "credit.scale": "none",

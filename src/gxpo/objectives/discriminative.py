@@ -17,6 +17,7 @@ from gxpo.objectives.sequence_score import (
     LabelTerm,
     approx_kl,
     contrasted,
+    counted,
     log_sum_exp,
     n_groups,
     over_groups,
@@ -87,28 +88,38 @@ class Discriminative(LabelTerm):
     tau         None: 10 for "logprob", 1 for "ratio"; inf: no hard failures (DisCO-b)
     delta       nats per token that the policy may move from the ratio's denominator, measured by mean(old - logprob)
     beta        stiffness of the constraint; 0: none, and then only groups are coupled
+    constrained "all": D is over the tokens of every group; "contrasted": of the groups that have both labels
     ratio_over, on_unknown_behaviour   as in the policy gradient
     success_at  None: the verifier's verdict is the label; otherwise: outcome >= success_at
 
-    D is one number for the whole optimiser step. Groups without both labels are not in it: they are not run.
+    D is one number for the whole optimiser step. Groups without both labels are run for D alone, and not where there
+    is no D, or no group with both labels in the step: then nothing is.
     """
 
     score: Literal["logprob", "ratio"] = "logprob"
     tau: float | None = field(default=None, metadata={"unbounded": True})
     delta: float = 1e-4
     beta: float = 1e3
+    constrained: Literal["all", "contrasted"] = "all"
     ratio_over: Literal["proximal", "behaviour"] = "proximal"
     on_unknown_behaviour: Literal["error", "one"] = "error"
     success_at: float | None = None
 
     def __post_init__(self) -> None:
         one_of("objective.score", self.score, tuple(SCORES))
+        one_of("objective.constrained", self.constrained, ("all", "contrasted"))
         self._check_anchor(RATIO_OVER)
         if self.tau is not None and not self.tau > 0:
             raise ConfigError(f"objective.tau is {self.tau}; it must be above 0, or null for the score's own")
         if self.delta < 0 or self.beta < 0:
             raise ConfigError(f"objective.delta and objective.beta are >= 0, not {self.delta} and {self.beta}")
         object.__setattr__(self, "couples", "step" if self.beta > 0 else "group")
+
+    def reads(self, forest: Forest) -> Tensor:
+        found = super().reads(forest)
+        if self.beta > 0 and self.constrained == "all" and bool(found.any()):
+            return counted(forest)
+        return found
 
     def _score(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor

@@ -17,11 +17,12 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     """[n] float64 in [-1, 1]: how far a token's log-entropy lies from their quantile.
 
     log H - Q(log H), over its largest value above 0, and over the magnitude of its smallest below; log H of at least
-    1e-8 nats. (Dividing by a standard deviation before would change nothing.)
+    1e-8 nats. Q is a token's own value, the nearest to the quantile, so that one token at least has h = 0. (Dividing by
+    a standard deviation before would change nothing.)
     """
     log = entropy.to(torch.float64).clamp_min(1e-8).log()
     one = torch.zeros(log.shape, dtype=torch.int64)
-    gap = log - levels.quantile(log, one, quantile)
+    gap = log - levels.quantile(log, one, quantile, interpolation="nearest")
     gap = torch.where(gap.abs() <= 1e-12 * log.abs(), 0.0, gap)
     top, low = levels.max(gap, one).clamp_min(0), -levels.min(gap, one).clamp_max(0)
     size = torch.where(gap > 0, top, low)
