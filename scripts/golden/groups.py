@@ -131,32 +131,30 @@ rules("opo", lengths=lambda n: [3 + 2 * i for i in range(n)])
 
 
 # Batch normalisation.
-def whitened(values: Sequence[Fraction], counts: Sequence[int], eps: Fraction, ddof: int) -> list[Decimal]:
-    """(x - mean) / sqrt(var + eps), each value counted `counts` times, `ddof` taken off in var."""
+def whitened(values: Sequence[Fraction], counts: Sequence[int], eps: Fraction) -> list[Decimal]:
+    """(x - mean) / sqrt(var + eps), each value counted `counts` times, var unbiased."""
     n = sum(counts)
     middle = sum((c * x for c, x in zip(counts, values, strict=True)), Fraction(0)) / n
-    var = sum((c * (x - middle) ** 2 for c, x in zip(counts, values, strict=True)), Fraction(0)) / (n - ddof)
+    var = sum((c * (x - middle) ** 2 for c, x in zip(counts, values, strict=True)), Fraction(0)) / (n - 1)
     return [dec(x - middle) / root(var + eps) for x in values]
 
 
 @method(
     "reinforce_pp",
     "2501.03262",
-    "A = (r - m) / sqrt(var + eps), mean and variance over all tokens",
+    "A = (r - m) / sqrt(var + eps), mean and unbiased variance over all tokens",
     "order relabel unscored shift",
-    notes="OpenRLHF's population variance; verl and TRL take one degree of freedom off; every token has its reward",
+    notes="verl's whitening; every token has its trajectory's reward",
     eps=1e-8,
-    ddof=0,
 )
-def reinforce_pp(rewards: Rewards, groups: Groups, eps: Fraction, ddof: int, lengths: Sequence[int]) -> list[Number]:
+def reinforce_pp(rewards: Rewards, groups: Groups, eps: Fraction, lengths: Sequence[int]) -> list[Number]:
     out, rows = nothing(groups), [i for i, r in enumerate(rewards) if r is not None]
-    for i, a in zip(rows, whitened([rewards[i] for i in rows], [lengths[i] for i in rows], eps, ddof), strict=True):
+    for i, a in zip(rows, whitened([rewards[i] for i in rows], [lengths[i] for i in rows], eps), strict=True):
         out[i] = a
     return out
 
 
 vector("reinforce_pp", "four responses of unequal length", "1 0 0 1", lengths=[1, 3, 2, 2])
-vector("reinforce_pp", "four responses of unequal length, ddof 1", "1 0 0 1", lengths=[1, 3, 2, 2], ddof=1)
 vector("reinforce_pp", "groups equal within learn from each other", "1 1 0 0", "0 0 1 1", lengths=[2, 2, 2, 2])
 vector("reinforce_pp", "real rewards", *REAL, lengths=[12, 3, 4, 8, 1, 1, 20])
 vector("reinforce_pp", "rule: unscored rows are in no statistic", "1 - 0 0", lengths=[1, 9, 2, 3])
@@ -169,13 +167,10 @@ vector("reinforce_pp", "rule: unscored rows are in no statistic", "1 - 0 0", len
     "order relabel unscored shift",
     notes="a group of one has a = 0; verl keeps its raw reward",
     eps=1e-8,
-    ddof=0,
 )
-def reinforce_pp_baseline(
-    rewards: Rewards, groups: Groups, eps: Fraction, ddof: int, lengths: Sequence[int]
-) -> list[Number]:
+def reinforce_pp_baseline(rewards: Rewards, groups: Groups, eps: Fraction, lengths: Sequence[int]) -> list[Number]:
     centred = [a if r is not None else None for a, r in zip(dr_grpo(rewards, groups), rewards, strict=True)]
-    return reinforce_pp(centred, groups, eps, ddof, lengths)
+    return reinforce_pp(centred, groups, eps, lengths)
 
 
 vector("reinforce_pp_baseline", "two groups, one token each", "1 0 0 0 1 1 1 0", "0 0 0 0 1 1 1 1", lengths=[1] * 8)

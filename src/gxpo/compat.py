@@ -76,7 +76,6 @@ _TRL_WHITEN: Mapping[str, Any] = {
     "credit.center": "leave_one_out",
     "credit.over": "trajectories",
     "credit.eps": 1e-4,
-    "credit.ddof": 1,
     **_TRL_RLOO,
 }
 _TOKENS: Mapping[str, Any] = {"objective.aggregate": "token_mean"}
@@ -118,8 +117,8 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "grpo": {"credit.single": "raw", **_VERL},
         "dr_grpo": {"credit.single": "raw", "objective.gate": DualClip},
         "rloo": {"credit.single": "raw", **_VERL},
-        "reinforce_pp": {"credit.ddof": 1, "objective.gate": DualClip},
-        "reinforce_pp_baseline": {"credit.ddof": 1, "credit.single": "raw", "objective.gate": DualClip},
+        "reinforce_pp": _VERL,
+        "reinforce_pp_baseline": {"credit.single": "raw", **_VERL},
         "gdpo_multi": {"credit.over": "tokens", "credit.eps": 1e-6, "credit.single": "raw", **_VERL},
         "dapo": _VERL_DAPO,
         "gspo": {"credit.single": "raw"},
@@ -130,13 +129,14 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         # clip_ratio, of the log-ratio here
         "gmpo": {"credit.single": "raw", "objective.log_clip_low": 0.2, "objective.log_clip_high": 0.2},
     },
-    # group_norm, dr_grpo, rloo, reinforce, reinforce_baseline; a mean over tokens
+    # group_norm, dr_grpo, rloo, reinforce, reinforce_baseline; a mean over tokens; the batch's variance is the
+    # population's
     "openrlhf": {
         "grpo": {"credit.eps": 1e-9, **_TOKENS},
         "dr_grpo": _TOKENS,
         "rloo": _TOKENS,
-        "reinforce_pp": {},
-        "reinforce_pp_baseline": {},
+        "reinforce_pp": {"credit.ddof": 0, **_TOKENS},
+        "reinforce_pp_baseline": {"credit.ddof": 0, **_TOKENS},
     },
     # mean and std of the group, unbiased; the mean over tokens is fixed
     "areal": {"grpo": {"credit.eps": 1e-5, **_TOKENS}},
@@ -147,8 +147,8 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "grpo": {**_NEMO_CREDIT, **_TOKENS, **_NEMO_KL},
         "cispo": {**_NEMO_CREDIT, **_BOTH_SIDES, **_NEMO_KL},
         "rloo": {**_TOKENS, **_NEMO_KL},
-        "reinforce_pp": _NEMO_KL,
-        "reinforce_pp_baseline": _NEMO_KL,
+        "reinforce_pp": {"credit.ddof": 0, **_TOKENS, **_NEMO_KL},
+        "reinforce_pp_baseline": {"credit.ddof": 0, **_TOKENS, **_NEMO_KL},
     },
     # "importance_sampling", its default, clips nothing
     "tinker": {"grpo": {**_TINKER, "objective.gate": Unclipped}, "cispo": {**_TINKER, "objective.ratio_max": 4.0}},

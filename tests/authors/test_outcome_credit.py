@@ -119,7 +119,7 @@ def test_mapo():
             by_mean = (REWARDS[i] - mean) / (mean + 1e-6)
             expected[i] = 4 * p * (1 - p) * by_std + (1 - 4 * p * (1 - p)) * by_mean
     assert found == pytest.approx(expected, abs=1e-9)
-    assert on_policy_slopes("mapo", forest_of()) == pytest.approx(token_mean_slopes(expected), abs=1e-12)
+    assert on_policy_slopes("mapo@paper", forest_of()) == pytest.approx(token_mean_slopes(expected), abs=1e-12)
 
 
 # ---------------------------------------------------------------- MaxRL
@@ -132,7 +132,7 @@ def test_maxrl():
         for i in rows if len(rows) > 1 else []:
             expected[i] = (REWARDS[i] - mean) / (mean + 1e-6)
     assert found == pytest.approx(expected, abs=1e-9)
-    assert on_policy_slopes("maxrl", forest_of()) == pytest.approx(token_mean_slopes(expected), abs=1e-12)
+    assert on_policy_slopes("maxrl@paper", forest_of()) == pytest.approx(token_mean_slopes(expected), abs=1e-12)
 
 
 # ---------------------------------------------------------------- OPO
@@ -164,7 +164,7 @@ def test_reinforce_pp(baseline):
     """OpenRLHF/OpenRLHF@3c3be62 openrlhf/trainer/ppo_utils/experience_maker.py 249-317 (`reinforce`,
     `reinforce_baseline`; without a KL the return of every token is the reward), openrlhf/models/loss.py 11-39: a sum
     over the optimiser step's tokens over their number."""
-    name = "reinforce_pp_baseline" if baseline else "reinforce_pp"
+    name = "reinforce_pp_baseline@paper" if baseline else "reinforce_pp@paper"
     rewards = [1.0, 0.5, 0.0, 0.25, 0.0, 0.5, 1.0, 1.0, -1.0, 0.0]
     left = list(rewards)
     for rows in members(GROUPS).values() if baseline else []:
@@ -227,7 +227,7 @@ def test_riskpo():
             expected.append(paper_advantage(sums[j], low, high) / (spread + 1e-6) / (std + 1e-6))
     forest = forest_of(rewards, groups, lengths)
     assert per_row("riskpo", forest) == pytest.approx(expected, abs=1e-9)
-    slopes = on_policy_slopes("riskpo", forest)
+    slopes = on_policy_slopes("riskpo@paper", forest)
     assert slopes == pytest.approx(token_mean_slopes(expected, lengths), abs=1e-9)
 
 

@@ -218,7 +218,7 @@ PARTS = [
     ("clipped_gap", {"low": -0.3, "high": 0.05}, "R", lambda f, s: clipped_gap(f.outcome, s["baseline"], -0.3, 0.05)),
     ("confidence_gap", {"alpha": 0.7, "share": 0.5}, "R",
      lambda f, s: confidence_gap(s["prompt_confidence"], LOGPROB.exp(), group_of(f), CORRECT, f.compared, 0.7)),
-    ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "ddof": 0, "eps": 0.5}, "R", consistent),
+    ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
     ("difficulty_weighted", {**SET, **CURVE}, "R", lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
     ("diversity_adjusted", SET, "R",
      lambda f, s: advantage(f, diversity_adjusted(f.outcome, s["embedding"], group_of(f), f.compared))),

@@ -74,7 +74,7 @@ def test_a_group_of_one_in_a_batch_that_is_whitened() -> None:
     theirs = ((centred - centred.mean()) / (centred.var() + 1e-8).sqrt()).tolist()
     found = ours("reinforce_pp_baseline", REWARDS, GROUPS, lengths=[1, 1, 1])
     assert theirs == pytest.approx([1.137760, -0.398216, -0.739544], abs=1e-6)
-    assert found == pytest.approx([0.0, 1.224745, -1.224745], abs=1e-6)  # 0, .5 and -.5 over .408248
+    assert found == pytest.approx([0.0, 1.0, -1.0], abs=1e-6)
 
 
 def test_a_std_of_one_value() -> None:

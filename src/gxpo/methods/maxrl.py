@@ -6,7 +6,8 @@ Its sum over a group is 0. A rare success is worth far more than under GRPO: 1 o
 Choices. For outcomes >= 0; a group whose mean is not above 0 (all wrong) has 0. The code's main estimator: another of
 its switches by the same name divides by the std, too, and a clipped one holds the mean above 0.125; neither is here. It
 gives a group of one its reward over 1 + eps, here 0. The paper's gradient is of whole answers; the code's loss, verl's
-as it comes, is a mean over tokens, and so it is here (`objective.aggregate`). One update a step, so that no clip binds.
+as it comes, is a mean over tokens (`maxrl@paper`), here the base's over sequences. One update a step, so that no clip
+binds.
 """
 
 from gxpo.keys import Definition
@@ -22,6 +23,7 @@ maxrl = Definition(
     evidence="reference-code",
     code="tajwarfahim/maxrl@c0698ebb439a81ae1c6b01a842df3f2541816b4d verl/trainer/ppo/core_algos.py "
     "verl/trainer/config/ppo_trainer.yaml maze/maze_17.sh qwen3_experiments/run_qwen3_training.sh",
-    keys={"credit.scale": "mean", "objective.aggregate": "token_mean"},
-    choices="mean not above 0: credit 0; no lower bound on the mean; token mean, as coded",
+    keys={"credit.scale": "mean"},
+    paper_defaults={"objective.aggregate": "token_mean"},
+    choices="mean not above 0: credit 0; no lower bound on the mean; the code's token mean in @paper",
 )

@@ -1,9 +1,10 @@
 r"""REINFORCE++-baseline: the group's mean is taken off, then the batch is whitened over its trainable tokens.
 
-a_i = r_i - mean_g r;   A_{i,t} = (a_i - mean) / sqrt(var + 1e-8) over tokens of the batch;   mean over tokens
+a_i = r_i - mean_g r;   A_{i,t} = (a_i - mean) / sqrt(var + 1e-8) over tokens of the batch
 
-Choices. As `reinforce_baseline` in OpenRLHF, the authors' framework: the population's variance, a loss over the tokens
-of the optimiser step, and a group of one has a = 0 (verl keeps its raw reward, and takes one degree of freedom off). A
+Choices. A group of one has a = 0, as `reinforce_baseline` has it in OpenRLHF, the authors' framework (verl keeps its
+raw reward). OpenRLHF's population variance and its mean over the tokens of the optimiser step are
+`reinforce_pp_baseline@paper`; here one degree of freedom is taken off, as in verl, and the mean is the base's. A
 variance below 1e-8 is raised to it there, and has it added here.
 """
 
@@ -21,6 +22,8 @@ reinforce_pp_baseline = Definition(
     evidence="reference-code",
     code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
     "openrlhf/models/loss.py openrlhf/models/utils.py",
-    keys={"credit": BatchWhiten, "credit.center": "mean", "credit.ddof": 0, "objective.aggregate": "token_mean"},
-    choices="population's variance, token mean (OpenRLHF); a group of one has a = 0 (verl keeps the raw reward)",
+    keys={"credit": BatchWhiten, "credit.center": "mean"},
+    paper_defaults={"credit.ddof": 0, "objective.aggregate": "token_mean"},
+    choices="OpenRLHF's population variance and token mean in @paper; a group of one has a = 0 (verl keeps the raw "
+    "reward)",
 )
