@@ -22,3 +22,8 @@ def test_links_of_files_and_of_a_whole_repository():
     assert dataclasses.replace(METHODS["grpo"], code="a/b@0123456").code_links == (
         "https://github.com/a/b/tree/0123456",
     )
+
+
+def test_every_label_of_authors_code_says_where_it_was_read():
+    linked = {name for name, d in METHODS.items() if d.code}
+    assert linked == {name for name, d in METHODS.items() if d.evidence == "reference-code"}
