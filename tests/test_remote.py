@@ -167,7 +167,7 @@ def test_a_long_error_is_read_as_far_as_it_is_shown():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (http(gzip.compress(b'{"x": 1}', mtime=0), "200 OK", "Content-Encoding: gzip"), "answers in gzip, which nobody"),
+        (http(gzip.compress(b'{"x":1}', mtime=0), "200 OK", "Content-Encoding: gzip"), "answers in gzip, which nobody"),
         (http(b"<html>"), "breaks the protocol: Invalid JSON"),
         (http(b"[" * 20_000), "breaks the protocol: Invalid JSON: recursion limit"),
         (http(b'{"x": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"), "breaks the protocol"),

@@ -2,6 +2,7 @@
 
 forest = gxpo.Forest.from_records(records)
 m = gxpo.method("gigpo+gspo")
+forest = m.shaped(forest)  # with rewards of the method's own, where it has any
 advantages = m.advantages(forest)
 loss = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour_logprob), advantages=advantages)
 run = gxpo.train(model="tiny", task="arithmetic", method="grpo", steps=50)
