@@ -23,7 +23,7 @@ pkpo = Definition(
     year=2025,
     idea="pass@k's own gradient: an attempt counts by what it adds to the best of k - 1 others",
     formula="A = k mean_J (max(r, max_J r) - max_J r), J of k - 1 others; [correct] k C(n-c, k-1) / C(n-1, k-1)",
-    evidence="paper",
+    evidence="secondary",
     keys={"credit": PassAtK, "credit.kind": "sloo_minus_one"},
     choices="eq. 33, graded rewards; k 2; MaxRL's port, which is biased, is credit.kind leave_one_out",
 )
