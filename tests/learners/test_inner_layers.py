@@ -18,15 +18,15 @@ DEEP = {"num_hidden_layers": 4}
 NAMES = ("logprob", "logprob@2", "entropy@2", "mean_logprob", "mean_logprob@1", "entropy", "logprob@4")
 
 
-def by_hand(model, tokens, layer):
-    """[n, V] log-probs of the head on the normed hidden state after a layer, from the model's own layers."""
+def by_hand(model, tokens, layer, normed=True):
+    """[n, V] log-probs of the head on the (normed) hidden state after a layer, from the model's own layers."""
     kept = []
     hook = model.model.layers[layer - 1].register_forward_hook(
         lambda _, __, out: kept.append(out if torch.is_tensor(out) else out[0])
     )
     model.model(input_ids=torch.tensor([tokens]), use_cache=False)
     hook.remove()
-    return model.lm_head(model.model.norm(kept[0][0])).log_softmax(-1)
+    return model.lm_head(model.model.norm(kept[0][0]) if normed else kept[0][0]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])
@@ -48,6 +48,24 @@ def test_outputs_are_of_the_head_on_the_normed_state(kernels, layout):
             if kind + ending in found:
                 assert torch.allclose(found[kind + ending], x.detach(), rtol=0, atol=1e-10), kind + ending
     assert torch.equal(found["logprob@4"], found["logprob"])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "transformers"])
+def test_the_head_on_the_state_as_it_is(kernels):
+    """Trae1ounG/BuPO@d3a85c6 verl/models/custom_model/modeling_qwen3.py: lm_head(hidden_states[k + 1]), no norm."""
+    model = clean_llama(**DEEP)
+    learner = TorchLearner(model, lr=0.0, kernels=kernels)
+    forest = Forest.from_completions([[3, 4, 5]], [[[6, 7]]], [[1.0]])
+    names = ("logprob@2", "unnormed_logprob@2", "logprob", "unnormed_entropy@1")
+    found = learner.outputs(forest, names)
+    for name, normed in (("logprob@2", True), ("unnormed_logprob@2", False)):
+        x = by_hand(model, [3, 4, 5, 6, 7], 2, normed)
+        assert torch.allclose(found[name], torch.stack([x[2, 6], x[3, 7]]).detach(), rtol=0, atol=1e-10), name
+    assert not torch.allclose(found["logprob@2"], found["unnormed_logprob@2"], atol=1e-3)
+    x = by_hand(model, [3, 4, 5, 6, 7], 1, False)[2:4]
+    assert torch.allclose(found["unnormed_entropy@1"], -(x.exp() * x).sum(1).detach(), rtol=0, atol=1e-10)
+    with pytest.raises(ModelError, match="the last layer's states are normed"):
+        learner.outputs(forest, ("unnormed_logprob@4",))
 
 
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])

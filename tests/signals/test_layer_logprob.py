@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
+import gxpo
 from gxpo.errors import ConfigError, ModelError
 from gxpo.learners.torch import TorchLearner
 from gxpo.signals import Signals, SignalTools
@@ -41,3 +42,13 @@ def test_layers_that_are_not_there():
     forest, learner = random_forest(1), TorchLearner(clean_llama(), lr=0.0)
     with pytest.raises(ModelError, match="has layers 1 to 2"):
         LayerLogprob(layer=3).compute(forest, Signals.of(forest), SignalTools(learner, lambda ids: "", 2, 1, 0))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_the_objective_reads_what_the_signal_gives(normed, tmp_path):
+    keys = {"objective.normed": normed, "signal.layer_logprob.normed": normed, "signal.layer_logprob.steps": 1}
+    m = gxpo.method("bupo", keys)
+    assert m.signals["layer_logprob"].provides == m.terms["policy"].needs
+    run = gxpo.train("tiny:cold", "arithmetic", m, 1, lambda tokens: float(len(tokens)), out=tmp_path / "run",
+                     set={"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2})  # fmt: skip
+    assert [row["inner_layer"] for row in run.metrics] == [1.0]

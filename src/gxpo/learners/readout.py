@@ -18,6 +18,7 @@ from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
+UNNORMED = "unnormed_"  # before one of these with "@LAYER": the head reads the state as it is
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
 BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
 TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
@@ -120,9 +121,9 @@ class Readout:
             )
         return -1 if layer == self.depth else layer
 
-    def normed(self, states: Tensor, layer: int) -> Tensor:
+    def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
         """Rows of states [n, H] after that layer as the head reads them."""
-        return states if layer == -1 else self._final_norm(states)
+        return self._final_norm(states) if normed and layer != -1 else states
 
     @cached_property
     def _final_norm(self) -> nn.Module:
@@ -146,14 +147,18 @@ class Readout:
                 return module
         raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
 
-    def by_layer(self, names: Sequence[str]) -> dict[int, dict[str, str]]:
-        """{layer: {output: what of that layer's state it is}}; an output of the last layer stands under -1."""
-        out: dict[int, dict[str, str]] = {}
+    def by_layer(self, names: Sequence[str]) -> dict[tuple[int, bool], dict[str, str]]:
+        """{(layer, whether the final norm is applied): {output: what of that state it is}}; the last layer is -1."""
+        out: dict[tuple[int, bool], dict[str, str]] = {}
         for name in names:
             kind, _, asked = name.partition("@")
+            normed, kind = not kind.startswith(UNNORMED), kind.removeprefix(UNNORMED)
             inner = bool(asked) and kind in AT_LAYERS
-            out.setdefault(self.layer_of(asked) if inner else -1, {})[name] = kind if inner else name
-        if not self.split and set(out) - {-1}:
+            layer = self.layer_of(asked) if inner else -1
+            if inner and not normed and layer == -1:
+                raise ModelError(f"output {name!r}: the last layer's states are normed; give an inner layer")
+            out.setdefault((layer, normed or not inner), {})[name] = kind if inner else name
+        if not self.split and {layer for layer, _ in out} - {-1}:
             raise ModelError(f"{self.name}: its hidden states can't be told from its logits, so layers have no policy")
         return out
 
@@ -225,7 +230,8 @@ def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str,
                 )
             continue
         if kind not in ((*WITH_NUMBER,) if asked else OUTPUTS):
-            known = ", ".join((*OUTPUTS, *(f"{x}@LAYER" for x in AT_LAYERS), *(f"{x}@NUMBER" for x in WITH_NUMBER)))
+            inner = [f"{x}{kind}@LAYER" for x in ("", UNNORMED) for kind in AT_LAYERS]
+            known = ", ".join((*OUTPUTS, *inner, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
         if kind == "divergence" and not set(TEACHER) <= set(given or {}):
             raise ModelError(

@@ -221,9 +221,10 @@ class TorchLearner(InProcess):
 
         Every action token is read, trainable or not, at its trajectory's temperature and on its stored support; of
         several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
-        are of the head on the normed hidden state after layer 3, or after that share of the layers; "likeliest@K"
-        [P, K] and "likeliest_logprob@K" [P, K + 1] are the likeliest ids, and their log-probs and that of all others;
-        "divergence@A" is to the teacher that is `given` (see `gxpo.learners.readout.read`).
+        are of the head on the normed hidden state after layer 3, or after that share of the layers, and with
+        "unnormed_" before them of the state as it is; "likeliest@K" [P, K] and "likeliest_logprob@K" [P, K + 1] are the
+        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given` (see
+        `gxpo.learners.readout.read`).
         """
         readout, adapters = self._policy(policy)
         everything, packing = torch.arange(forest.n_entries), self._packing(forest)
@@ -292,7 +293,7 @@ class TorchLearner(InProcess):
 
         layers = readout.by_layer(names)
         with nullcontext() if batch.policy is None else self.acting(batch.policy), soft_inputs(readout, batch):
-            states = self._states(batch, readout, tuple(layers))
+            states = self._states(batch, readout, [layer for layer, _ in layers])
         place, target, temperature, support, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.reading
         )  # fmt: skip
@@ -302,22 +303,22 @@ class TorchLearner(InProcess):
             support, reading = None if support is None else support[reading], torch.arange(len(reading))
             own = {name: here(x[batch.entries]) for name, x in given.items()}
         out = {}
-        for layer, after in zip(layers, states, strict=True):
-            rows = readout.normed(after.index_select(0, here(place)), layer)
+        for (layer, normed), after in zip(layers, states, strict=True):
+            rows = readout.normed(after.index_select(0, here(place)), layer, normed)
             found = read(
                 readout,
                 rows,
                 here(target),
                 here(temperature),
                 None if support is None else here(support),
-                tuple(layers[layer].values()),
+                tuple(layers[layer, normed].values()),
                 head=self.value_head,
                 heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
                 given=own,
             )
             found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
-            out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer].items()}
+            out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()}
         return out
 
     def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,8 @@ class InnerLayer(PolicyGradient):
     layer  from 1, or a share of the depth above 0, up to 1.0; of the signal too (`layer_logprob`, whose `steps` say for
            how long the inner policy is trained)
 
+    normed  whether the head reads the state after the final norm, as at the end, or as it is; of the signal too
+
     Nothing else differs: with a given pair of log-probs the loss is the policy gradient's of that pair. The rollouts
     are the whole model's, so the inner ratio corrects for no sampling; it says how far the inner policy has moved
     since the step began, and is 1 before the first optimiser step. Only the layers up to this one, the final norm and
@@ -33,6 +35,7 @@ class InnerLayer(PolicyGradient):
     """
 
     layer: int | float = 0.15
+    normed: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +50,7 @@ class InnerLayer(PolicyGradient):
     @property
     def name(self) -> str:
         """Of the output and of the signal."""
-        return f"logprob@{self.layer}"
+        return f"{'' if self.normed else 'unnormed_'}logprob@{self.layer}"
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int

@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerLogprob(SignalPart):
-    """Signal "logprob@LAYER" [P]: log-probs by softmax(head(norm(h))), h the hidden state after that layer, with the
-    policy as it is at the start of the step; nan in every step after the first `steps`, which costs nothing.
+    """Signal "logprob@LAYER" [P]: log-probs by softmax(head(norm(h))), h the hidden state after that layer
+    ("unnormed_logprob@LAYER": softmax(head(h))), with the policy as it is at the start of the step; nan in every step
+    after the first `steps`, which costs nothing.
 
     layer  from 1, or a share of the depth above 0, up to 1.0 (0.15 of 36 layers is layer 5; of 3, layer 1)
     steps  of the trainer, from the first; None: all
+    normed whether the head reads the state after the final norm
 
     Costs a forward pass of the step while it lasts.
     """
 
     layer: int | float = 0.15
     steps: int | None = None
+    normed: bool = True
 
     def __post_init__(self) -> None:
         good = self.layer >= 1 if isinstance(self.layer, int) else 0 < self.layer <= 1
@@ -38,7 +41,7 @@ class LayerLogprob(SignalPart):
             )
         if self.steps is not None and self.steps < 0:
             raise ConfigError(f"signal.layer_logprob.steps is {self.steps}; it is a number of steps, or null for all")
-        object.__setattr__(self, "provides", (f"logprob@{self.layer}",))
+        object.__setattr__(self, "provides", (f"{'' if self.normed else 'unnormed_'}logprob@{self.layer}",))
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         name = self.provides[0]
