@@ -75,6 +75,14 @@ def test_verdicts_are_asked_for_where_a_part_can_not_do_without():
     assert asks.refusals(composed, "a trainer", facts=asks.FACTS, verdicts=True) == []
 
 
+@pytest.mark.parametrize("name", ["mt_grpo", "matchtir"])
+def test_rewards_of_turns_are_refused(name):
+    told = asks.refusals(gxpo.method(name), "a trainer", facts=asks.FACTS, verdicts=True)
+    assert (
+        told[0].startswith("reward.step.") and "what came back to each turn, which a trainer does not give" in told[0]
+    )
+
+
 def test_own_rewards_are_applied_in_the_order_shape_then_add():
     composed = gxpo.method("grpo", {"reward.add.length": "length", "reward.add.length.max_length": 4,
                                     "reward.add.length.of": "all"})  # fmt: skip

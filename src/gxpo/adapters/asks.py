@@ -96,6 +96,8 @@ def declared(method: Method, trainer: str, signals: Collection[str] = (), object
     for key, part in parts_of(method):
         if not objective and key.startswith("objective") and part is not method.kl_reward:
             continue
+        if key.startswith("reward.step."):
+            found.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
         for name in getattr(part, "requires", ()):
             found.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
         for name in getattr(part, "needs", ()):
