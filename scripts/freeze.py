@@ -57,7 +57,7 @@ BATTERIES: tuple[dict[str, Any], ...] = (
 LAKE = {"task": "frozenlake", "tasks.options": {"style": "bare", "size": 3}, "env.max_turns": 4}
 EXTRA: dict[str, tuple[str, dict[str, Any]]] = {  # name -> method, keys
     "lake/grpo": ("grpo", LAKE),
-    "lake/dapo": ("dapo", LAKE | {"rollout.group_size": 4}),
+    "lake/dapo": ("dapo", LAKE | {"rollout.group_size": 8, "rollout.max_batches": 60, "tasks.per_step": 1}),
     "lake/gigpo": ("gigpo", LAKE),
     "lake/tree_grpo": ("tree_grpo", LAKE),
     "lake/gae_turn": ("gae_turn", LAKE),
@@ -66,9 +66,9 @@ EXTRA: dict[str, tuple[str, dict[str, Any]]] = {  # name -> method, keys
     "prompts/vote": ("grpo", {"rollout": "vote", "rollout.group_size": 4}),
     "prompts/allotted": ("grpo", {"rollout": "allotted", "rollout.group_size": 4}),
     "prompts/two_updates": ("grpo", {"update.epochs": 2, "update.minibatches": 2}),
-    "prompts/twice": ("grpo", {"tasks.per_step": 12, "tasks.options": {"kinds": ["add"]}}),
+    "prompts/twice": ("grpo", {"tasks.per_step": 12, "tasks.options": {"operations": "+", "digits": 1}}),
     "prompts/kl": ("grpo", {"objective.kl.coef": 0.01, "objective.entropy.coef": 0.01}),
-    "prompts/gspo_dapo": ("gspo+dapo", {"rollout.group_size": 4}),
+    "prompts/gspo_dapo": ("gspo+dapo", {"rollout.group_size": 4, "objective.clip_high": 0.28, "objective.clip_low": 0.2}),
 }
 
 
