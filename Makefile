@@ -15,14 +15,15 @@ TWO_WAYS := tests/decoder tests/signals tests/test_pack.py tests/test_records.py
 	$(addprefix tests/learners/,test_packed.py test_readout.py test_policies.py test_value_head.py test_inner_layers.py)
 WHOLE_RUNS := killed or resumed or stop or export
 
-.PHONY: help demo test lint suite processors processor-default processor-avx2 lowest curves clean
+.PHONY: help demo docs test lint suite processors processor-default processor-avx2 lowest curves clean
 
 help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
 	@echo "make test    lint, types, import contracts, the whole test suite, and a part of it as on lesser processors"
+	@echo "make docs    a page and pictures for each method, in docs/methods"
 	@echo "make lowest  a part of the suite with the lowest versions that pyproject.toml allows"
 	@echo "make curves  the runs behind the learning curves in README.md"
-	@echo "make clean   remove .venv and caches"
+	@echo "make clean   remove .venv, caches and generated pages"
 	@echo "Each makes .venv when it is missing. PYTHON=python3.12 chooses another interpreter (3.10 or later)."
 
 demo: .venv/.train
@@ -50,6 +51,9 @@ processor-avx2: export MKL_CBWR = AVX2
 processor-default processor-avx2: processor-%: .venv/.dev
 	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q $(TWO_WAYS) -k "not ($(WHOLE_RUNS))"
 
+docs: .venv/.train
+	$(BIN)/python scripts/make_docs.py
+
 lowest:
 	$(PYTHON) scripts/check_lowest.py
 
@@ -57,7 +61,7 @@ curves: .venv/.train
 	$(BIN)/python scripts/curves.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv docs/methods .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp is made anew when what it was installed from has changed.
 .venv/.train: pyproject.toml constraints.txt

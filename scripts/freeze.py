@@ -68,7 +68,10 @@ EXTRA: dict[str, tuple[str, dict[str, Any]]] = {  # name -> method, keys
     "prompts/two_updates": ("grpo", {"update.epochs": 2, "update.minibatches": 2}),
     "prompts/twice": ("grpo", {"tasks.per_step": 12, "tasks.options": {"operations": "+", "digits": 1}}),
     "prompts/kl": ("grpo", {"objective.kl.coef": 0.01, "objective.entropy.coef": 0.01}),
-    "prompts/gspo_dapo": ("gspo+dapo", {"rollout.group_size": 4, "objective.clip_high": 0.28, "objective.clip_low": 0.2}),
+    "prompts/gspo_dapo": (
+        "gspo+dapo",
+        {"rollout.group_size": 4, "objective.clip_high": 0.28, "objective.clip_low": 0.2},
+    ),
 }
 
 

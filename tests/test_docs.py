@@ -161,3 +161,24 @@ def test_readme_counts_methods_by_evidence():
         f"{tiers['secondary']} in other trainers' code or summaries, {tiers['reconstruction']} reconstructed"
     )
     assert counts in text
+
+
+def test_the_methods_page_names_every_method_and_symptom_once():
+    from gxpo.explain.symptoms import SYMPTOMS
+    from gxpo.methods import METHODS
+
+    text = (ROOT / "docs" / "methods.md").read_text()
+    table = "\n".join(line for line in text.splitlines() if line.startswith("| "))
+    named = re.findall(r"`(\w+)`", table)
+    assert sorted(named) == sorted(METHODS)
+    listed = text[text.index("By what goes wrong") : text.index("A method of your own")]
+    assert re.findall(r"`([^`]+)`", listed)[1:] == list(SYMPTOMS)
+
+
+def test_links_between_pages_lead_somewhere_and_the_index_leads_to_every_page():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+    index = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"} <= index
+    assert len(README.read_text().splitlines()) <= 90

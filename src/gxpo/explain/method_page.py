@@ -1,4 +1,4 @@
-"""The pages docs/methods/NAME.md and their indices docs/methods.md and more-methods.md, written from the methods."""
+"""Generated method pages: an index, and a page with pictures for each method (`make docs` writes docs/methods/)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gxpo.pipeline import Method
 
 FENCE = "```"
 INDICES = {  # pages, and the sections that stand on each
-    "methods.md": ("base", "rollout", "update", "credit"),
-    "more-methods.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
+    "index.md": ("base", "rollout", "update", "credit"),
+    "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
 }
 
 
 def pages() -> dict[str, str]:
-    """Every generated file, by its path below docs/: two indices, a page for each method, and pictures."""
+    """Every generated file, by its name in docs/methods: two indices, a page for each method, and pictures."""
     rows = entries()
-    found = {"methods.md": _index(rows), "more-methods.md": _rest(rows)}
+    found = {"index.md": _index(rows), "more.md": _rest(rows)}
     base, plain = effect(method("grpo")), gate_effect(method("grpo"))
     if isinstance(base, str) or isinstance(plain, str):
         raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}, {plain}")
@@ -40,14 +40,14 @@ def pages() -> dict[str, str]:
         tried = effect(made)
         own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
         if isinstance(tried, Effect) and own:
-            found[f"methods/{name}.svg"] = effect_picture(tried, base, name)
+            found[f"{name}.svg"] = effect_picture(tried, base, name)
         gate = gate_effect(made)
         if isinstance(gate, GateEffect) and (name == "grpo" or not gate.same_as(plain)):
-            found[f"methods/{name}_gate.svg"] = gate_picture(gate, plain, name)
+            found[f"{name}_gate.svg"] = gate_picture(gate, plain, name)
             curves = _gate(name, gate)
         else:
             curves = f"Its objective is not drawn by ratio: {gate}." if isinstance(gate, str) else ""
-        found[f"methods/{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo", curves)
+        found[f"{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo", curves)
     return found
 
 
@@ -68,9 +68,9 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
         "Here: those of rollouts, updates and credit. Rewards, weights, objectives and reconstructions: "
-        "[more methods](more-methods.md).",
+        "[more methods](more.md).",
         "",
-        *_table(rows, "methods.md"),
+        *_table(rows, "index.md"),
     ]
     told = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
     return "\n".join([*lines, "", f"Stages: {told}.", ""])
@@ -78,8 +78,8 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _rest(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["# More methods", "", f"{FENCE}bash", "gxpo methods --stage objective", FENCE, ""]
-    told = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](methods.md)."
-    return "\n".join([*head, told, "", *_table(rows, "more-methods.md"), ""])
+    told = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
+    return "\n".join([*head, told, "", *_table(rows, "more.md"), ""])
 
 
 def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
@@ -89,7 +89,7 @@ def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
             continue
         for i, row in enumerate(members):
             cost = "" if free(row["cost"]) else "*"
-            link = f"[{row['name']}](methods/{row['name']}.md)"
+            link = f"[{row['name']}]({row['name']}.md)"
             cells = [section if i == 0 else "", link, row["evidence"], row["on_equal"], cost, row["idea"]]
             lines.append(_cells(cells))
     return lines
@@ -117,8 +117,7 @@ def _page(
         _effect(name, tried, picture),
         curves,
         f"{FENCE}bibtex\n{definition.bibtex}\n{FENCE}",
-        f"Written by `scripts/make_method_pages.py` from [methods/{name}.py](../../src/gxpo/methods/{name}.py); "
-        "[all methods](../methods.md).",
+        f"Written by `make docs` from [methods/{name}.py](../../src/gxpo/methods/{name}.py); [all methods](index.md).",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 

@@ -1,0 +1,33 @@
+"""Generated documentation: docs/methods/ with an index, a page and pictures for each method.
+
+    python scripts/make_docs.py        # or: make docs
+
+Not committed: the methods themselves are the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gxpo.explain.method_page import pages
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=DOCS / "methods", help="folder of the pages (default: %(default)s)")
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    written = pages()
+    for path in sorted(out.iterdir()):
+        if path.suffix in (".md", ".svg") and path.name not in written:  # of a method that is no more
+            path.unlink()
+    for name, text in written.items():
+        (out / name).write_text(text, encoding="utf-8")
+    print(f"{len(written)} files in {out}: start at {out / 'index.md'}")
+
+
+if __name__ == "__main__":
+    main()
