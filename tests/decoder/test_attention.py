@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.decoder import attention
-from gxpo.decoder.attention import Chain, Plan, TreeAttention, kernel_works
+from gxpo.decoder import functions
+from gxpo.decoder.functions import Chain, Plan, TreeAttention, kernel_works
 
 HEADS, KV, SIZE = 4, 2, 6
 
@@ -77,7 +77,7 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
 @pytest.mark.parametrize("units", [False, True])
 def test_in_bfloat16_values_and_gradients_differ_by_rounding(monkeypatch, units):
     """With matrix units the gradient is computed in bfloat16, without them in float32."""
-    monkeypatch.setattr(attention, "has_matrix_units", lambda: units)
+    monkeypatch.setattr(functions, "has_matrix_units", lambda: units)
     chains, seen = [Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)], [[0], [0, 1], [0, 1, 2]]
     seen += [[0, 1, 2, *range(start, i + 1)] for start, end in ((3, 5), (5, 8)) for i in range(start, end)]
     draw = torch.Generator().manual_seed(0)

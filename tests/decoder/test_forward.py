@@ -14,9 +14,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gxpo.decoder.attention import Chain
-from gxpo.decoder.forward import Decoder
-from gxpo.decoder.step import Branches, Prompts, Stepper
+from gxpo.decoder.forward import Branches, Decoder, Prompts, Stepper
+from gxpo.decoder.functions import Chain
 from gxpo.learners.torch import TorchLearner
 
 SMALL = {

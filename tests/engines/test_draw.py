@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gxpo.engines.draw import draw, support_of
+from gxpo.engines.decode import draw, support_of
 from gxpo.protocols import Sampling
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.rollouts.flow_session import small_flow
 
+from gxpo.engines.decode import uniforms
 from gxpo.engines.flow import FlowEngine, gaussians
-from gxpo.engines.streams import uniforms
 from gxpo.errors import ModelError
 from gxpo.protocols import Request, Sampling, StreamKey
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.engines.letters import letters
 
-from gxpo.engines.stopping import Stopping
+from gxpo.engines.decode import Stopping
 from gxpo.errors import ModelError
 
 LETTERS = letters()

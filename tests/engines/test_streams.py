@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.engines.streams import uniforms
+from gxpo.engines.decode import uniforms
 from gxpo.protocols import StreamKey
 
 KEYS = st.builds(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gxpo.learners.chosen import Chosen
+from gxpo.learners.readout import Chosen
 
 
 def drawn(dtype, rows=5, columns=7):

@@ -25,7 +25,7 @@ from gxpo.compose import method as compose
 from gxpo.credit.base import silent_groups
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
-from gxpo.learners.accumulate import gradient_of
+from gxpo.learners.base import gradient_of
 from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.pipeline import Method
 from gxpo.signals import Signals

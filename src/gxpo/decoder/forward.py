@@ -1,17 +1,32 @@
-"""Which models the decoder knows, and their hidden states for a flat list of tokens."""
+"""The forward pass of Llama-like models: hidden states of a flat list of tokens, and one more token for many samples.
+
+While sampling, keys and values of a prompt are held once, those of each sample beside them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
-from gxpo.decoder.functions import AddLinear, GatedMLP, NormLinears
+from gxpo.decoder.functions import (
+    HALF,
+    AddLinear,
+    Chain,
+    GatedMLP,
+    NormLinears,
+    Plan,
+    TreeAttention,
+    attend,
+    forward,
+    has_matrix_units,
+    kernel_works,
+)
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm")
@@ -184,3 +199,246 @@ def mlp(module: Any, x: Tensor, product: torch.dtype) -> Tensor:
         weights = (own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight)
         return GatedMLP.apply(x, norm.weight, norm.variance_epsilon, product, *weights)
     return x + own(norm(x))
+
+
+SHORT = 64  # columns of prompts up to which every sample has a copy of its own: one attention is quicker than two
+COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A layer's weights laid side by side in the dtype of products; None where its modules must be run as they are."""
+
+    qkv: Tensor | None
+    out: Tensor | None
+    inner: Tensor | None
+    down: Tensor | None
+
+
+def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
+    """Whether copies of all weights in this dtype may be held."""
+    return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
+
+
+class Stepper:
+    """The decoder for single tokens, its weights laid out for as long as this lives: they must not change meanwhile."""
+
+    def __init__(self, decoder: Decoder, head: Any) -> None:
+        self.decoder, self.head = decoder, head
+        small = copies_fit(decoder, decoder.product)
+        self.product = decoder.product if small else decoder.dtype
+        self.layers = [self._laid(module, small) for module in decoder.layers]
+        self.head_weight = head.weight.detach().to(self.product) if plain(head) else None
+
+    def _laid(self, module: Any, small: bool) -> Weights:
+        a, m = module.self_attn, module.mlp
+        x = self.decoder.model.embed_tokens.weight
+        kind = {"dtype": self.product}
+
+        def side_by_side(norm: Any, *maps: Any) -> Tensor | None:
+            if not (small and plain(*maps) and (norm is None or stock(norm, x))):
+                return None
+            return torch.cat([each.weight.detach().to(**kind) for each in maps]).t().contiguous()
+
+        qkv = None if hasattr(a, "q_norm") else side_by_side(module.input_layernorm, a.q_proj, a.k_proj, a.v_proj)
+        inner = side_by_side(module.post_attention_layernorm, m.gate_proj, m.up_proj)
+        out, down = (side_by_side(None, each) for each in (a.o_proj, m.down_proj))
+        return Weights(qkv, out, inner, down)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] of the last hidden states [n, H]."""
+        if self.head_weight is None:
+            return self.head(states)
+        return states.to(self.product) @ self.head_weight.t()
+
+    def qkv(self, i: int, x: Tensor) -> Tensor:
+        """[n, (heads + 2 kv) * D] of layer i."""
+        module, weight = self.decoder.layers[i], self.layers[i].qkv
+        if weight is None:
+            return queries_keys_values(module, x, self.product)
+        return (self._normed(module.input_layernorm, x) @ weight).to(x.dtype)
+
+    def _normed(self, norm: Any, x: Tensor) -> Tensor:
+        """[n, H] in the dtype of products."""
+        full = rms_norm(x.to(torch.float32), x.shape[1:], norm.weight.to(torch.float32), norm.variance_epsilon)
+        return full.to(self.product)
+
+    def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
+        """[n, H] after layer i, from its input and what it attended to [n, heads * D]."""
+        module, w = self.decoder.layers[i], self.layers[i]
+        if w.out is None:  # no copies, or adapters
+            x = add_linear(module.self_attn.o_proj, x, attended, self.product)
+        else:
+            x = torch.addmm(x.to(self.product), attended.to(self.product), w.out).to(x.dtype)
+        if w.inner is None or w.down is None:
+            return mlp(module, x, self.product)
+        gate, up = (self._normed(module.post_attention_layernorm, x) @ w.inner).chunk(2, 1)
+        return torch.addmm(x.to(self.product), silu(gate).mul_(up), w.down).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """C prompts, right-aligned: of each layer keys and values [C, kv, columns, D]; mask [C, columns]: which count."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    mask: Tensor
+
+    def select(self, rows: Tensor) -> Prompts:
+        return Prompts([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Samples between two tokens: next-token logits [n, V], whose prompt each goes on from, and its own tokens.
+
+    owner   [n] ascending: the prompt of each sample; length [n]: tokens of its prompt
+    own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
+            behind `begun` of them those of the prompt where prompts are short
+    mask    [n, room] of what of them counts; None: everything
+    """
+
+    stepper: Stepper
+    prompts: Prompts | None
+    owner: Tensor
+    length: Tensor
+    logits: Tensor
+    own: list[Tensor]
+    filled: int
+    begun: int
+    mask: Tensor | None
+
+    @staticmethod
+    def of(
+        stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
+    ) -> Branches:
+        """Samples that have drawn nothing yet; logits [C, V] after the prompts."""
+        n, columns = owner.numel(), prompts.mask.shape[1]
+        copied = columns if columns <= short else 0
+        own = []
+        for keys, values in prompts.layers:
+            both = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
+            if copied:
+                both[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
+            own.append(both)
+        mask = None
+        if copied and not bool(prompts.mask.all()):
+            low = torch.finfo(own[0].dtype).min
+            mask = own[0].new_zeros(n, 1, 1, copied + room)
+            mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
+        length = prompts.mask.sum(1)[owner]
+        return Branches(stepper, None if copied else prompts, owner, length, logits[owner], own, copied, copied, mask)
+
+    def select(self, rows: Tensor) -> Branches:
+        """These samples alone; prompts of which none is left are dropped."""
+        owner, prompts = self.owner[rows], self.prompts
+        if prompts is not None:
+            left, renamed = torch.unique(owner, return_inverse=True)
+            if left.numel() < prompts.mask.shape[0]:
+                prompts, owner = prompts.select(left), renamed
+        return replace(
+            self,
+            prompts=prompts,
+            owner=owner,
+            length=self.length[rows],
+            logits=self.logits[rows],
+            own=[x[rows] for x in self.own],
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+    def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
+        out = []
+        for i, own in enumerate(self.own):
+            if self.prompts is None:
+                both = own[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
+            else:
+                shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
+                both = torch.cat([shared, own[row, : tokens - prompt].transpose(0, 1)], 1)
+            keys, values = both.chunk(2, 0)
+            out.append((keys.clone(), values.clone()))
+        return out
+
+    def advance(self, token: Tensor) -> Branches:
+        """The samples after one more token [n] of each."""
+        stepper, decoder, n = self.stepper, self.stepper.decoder, token.numel()
+        x = decoder.model.embed_tokens(token)
+        cos, sin = decoder.tables(x, self.length + self.filled - self.begun)
+        turn = Turn.of(cos.to(x.dtype), sin.to(x.dtype))
+        place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
+        kv, size, mask = self.own[0].shape[2] // 2, self.own[0].shape[3], None
+        if self.mask is not None:
+            mask = self.mask[..., : self.filled + 1].expand(-1, -1, decoder.heads // kv, -1)
+        for i, own in enumerate(self.own):
+            qkv = stepper.qkv(i, x).view(n, -1, size)
+            turned, values = turn(qkv[:, :-kv]), qkv[:, -kv:]
+            q, keys = turned.split([decoder.heads, kv], 1)
+            own[:, self.filled, :kv] = keys
+            own[:, self.filled, kv:] = values
+            seen = own[:, : self.filled + 1].transpose(1, 2)
+            # the heads that share keys are queries of one block
+            out, total = forward(q.reshape(n, kv, -1, size), seen[:, :kv], seen[:, kv:], decoder.scale, mask=mask)
+            out, total = out.reshape(n, -1, size), total.reshape(n, -1)
+            if place is not None and self.prompts is not None:
+                keys, values = self.prompts.layers[i]
+                more, sums = forward(place.spread(q), keys, values, decoder.scale, mask=place.mask)
+                # the softmax over both, whose parts weigh as their sums: sigmoid of the difference of logarithms
+                weight = (total - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
+                out = torch.lerp(place.back(more), out, weight)
+            x = stepper.finish(i, x, out.flatten(1))
+        return replace(self, logits=stepper.logits(decoder.model.norm(x)), filled=self.filled + 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotary positions of single tokens: cos, and sin with the sign of its half, [n, 1, D]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @staticmethod
+    def of(cos: Tensor, sin: Tensor) -> Turn:
+        """From tables [n, D]."""
+        sin = sin.clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return Turn(cos[:, None], sin[:, None])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, heads, D] with positions."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[2] // 2, 2), self.sin)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Samples beside the others of their prompt: slot [n] of [C, m], m the most samples of a prompt."""
+
+    prompts: int
+    most: int
+    slot: Tensor | None  # None: every prompt has m samples, in order
+    mask: Tensor | None
+
+    @staticmethod
+    def of(owner: Tensor, counts: Tensor, dtype: torch.dtype) -> Placement:
+        """owner [n] ascending; counts [C, columns]: which columns of each prompt count."""
+        sizes = torch.bincount(owner, minlength=counts.shape[0])
+        most, slot = int(sizes.max()), None
+        if bool((sizes != most).any()):
+            rank = torch.arange(owner.numel()) - (sizes.cumsum(0) - sizes)[owner]
+            slot = owner * most + rank
+        held, mask = counts.bool(), None
+        if not bool(held.all()):
+            low = torch.zeros(held.shape, dtype=dtype).masked_fill_(~held, torch.finfo(dtype).min)
+            mask = low[:, None, None].expand(-1, 1, most, -1)
+        return Placement(counts.shape[0], most, slot, mask)
+
+    def spread(self, q: Tensor) -> Tensor:
+        """[C, heads, m, D] of q [n, heads, D]."""
+        if self.slot is not None:
+            wide = q.new_zeros(self.prompts * self.most, *q.shape[1:])
+            wide[self.slot] = q
+            q = wide
+        return q.view(self.prompts, self.most, *q.shape[1:]).transpose(1, 2)
+
+    def back(self, x: Tensor) -> Tensor:
+        """[n, heads, ...] of x [C, heads, m, ...]."""
+        flat = x.transpose(1, 2).flatten(0, 1)
+        return flat if self.slot is None else flat[self.slot]

@@ -1,18 +1,228 @@
-"""The linear parts of a decoder layer with gradients by hand: fewer passes over memory, and less of it held.
+"""Autograd functions with gradients by hand for a decoder layer: attention over trees of tokens, norms, linear layers.
 
-Each holds only its input and what can't be computed again from it cheaply. `product` is the dtype in which matrices
-are multiplied: that of the parameters, or float32 for bfloat16 parameters on processors whose bfloat16 products are
-the slower ones. Sums inside a bfloat16 product are kept in float32 either way, so the two differ by rounding only.
+Attention needs no mask: every chain of tokens attends to itself causally and to each chain above it. Tokens lie in
+depth-first order, so everything below a chain follows it in one stretch: there are as many causal squares as chains,
+and one full rectangle for each chain that has something below it. Their softmaxes are joined by their logarithmic sums,
+and the gradient of each block is taken with the joined sum, as in ring attention (Liu et al., arXiv 2310.01889). Memory
+grows with the number of tokens, never with its square.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import silu
+
+KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+HALF = (torch.bfloat16, torch.float16)
+WASTE = 0.25  # share of padding up to which causal squares of different sizes go together
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Tokens [start, end) of a flat list, of which each follows the one before; below them lie [end, below)."""
+
+    start: int
+    end: int
+    below: int
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), held [B, L] bool."""
+
+    index: Tensor
+    held: Tensor | None  # None: nothing is padded
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Blocks of one flat list of tokens: causal squares, and rectangles (queries, keys), nearest ancestors last."""
+
+    squares: tuple[Squares, ...]
+    rectangles: tuple[tuple[slice, slice], ...]
+
+    @staticmethod
+    def of(chains: Sequence[Chain]) -> Plan:
+        """The blocks of these chains."""
+        by_length = sorted((c for c in chains if c.end > c.start), key=lambda c: c.start - c.end)
+        together: list[list[Chain]] = []
+        for chain in by_length:
+            widest = together[-1][0].end - together[-1][0].start if together else 0
+            if not together or chain.end - chain.start < (1 - WASTE) * widest:
+                together.append([])
+            together[-1].append(chain)
+        return Plan(
+            tuple(_square(chains) for chains in together),
+            tuple(
+                (slice(c.end, c.below), slice(c.start, c.end)) for c in chains if c.below > c.end and c.end > c.start
+            ),
+        )
+
+
+def _square(chains: Sequence[Chain]) -> Squares:
+    starts = torch.tensor([c.start for c in chains])
+    lengths = torch.tensor([c.end - c.start for c in chains])
+    column = torch.arange(int(lengths.max()))[None]
+    held = column < lengths[:, None]
+    # padding comes after a chain's own tokens, which are causal, and so never see it
+    index = starts[:, None] + torch.minimum(column, lengths[:, None] - 1)
+    return Squares(index, None if bool(held.all()) else held)
+
+
+@cache
+def kernel_works() -> bool:
+    """Whether this build of torch has the kernel, with fewer heads of keys than of queries and with gradients."""
+    if not hasattr(torch.ops.aten, KERNEL):
+        return False
+    q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
+    try:
+        found, total = forward(q, q[:, :1], q[:, :1], 0.5, causal=True)
+        grads = _backward(torch.ones_like(found), q, q[:, :1], q[:, :1], found, total, True, 0.5)
+    except (RuntimeError, TypeError):
+        return False
+    leaves = [x.clone().requires_grad_() for x in (q, q[:, :1], q[:, :1])]
+    scores = (leaves[0] @ leaves[1].transpose(2, 3)) * 0.5
+    mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(mask, -torch.inf).softmax(-1) @ leaves[2]
+    expected.sum().backward()
+    close = [torch.allclose(found, expected, atol=1e-5)]
+    close += [torch.allclose(g, x.grad, atol=1e-5) for g, x in zip(grads, leaves, strict=True) if x.grad is not None]
+    return all(close)
+
+
+def has_matrix_units() -> bool:
+    """Whether this processor has units for products of bfloat16 matrices (AMX)."""
+    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(found and found())
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Results [B, heads, Q, D] and logarithms of sums [B, heads, Q] (float32 at least) of q [B, heads, Q, D] on
+    k, v [B, kv, K, D]; mask [B, 1, Q, K] is added to the scores."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+
+
+def _backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, q, k, v, out, total, 0.0, causal, scale=scale
+    )
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Rotary positions on x [n, heads, D] into `out`; cos, sin [n, 1, D]. With -sin it turns back."""
+    half = x.shape[-1] // 2
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+def attend(
+    qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention without gradients: results [n, heads, D], logarithms of sums [n, heads], and queries, keys and values
+    [n, heads + 2 kv, D] with positions.
+
+    qkv [n, (heads + 2 kv) * D] side by side; cos, sin [n, D]
+    """
+    n, size = qkv.shape[0], cos.shape[-1]
+    x = qkv.view(n, -1, size)
+    kv = (x.shape[1] - heads) // 2
+    turn = torch.empty_like(x)
+    turned(x[:, : heads + kv], cos[:, None], sin[:, None], turn[:, : heads + kv])
+    turn[:, heads + kv :] = x[:, heads + kv :]
+    out = x.new_empty(n, heads, size)
+    total = x.new_empty(n, heads, dtype=torch.promote_types(x.dtype, torch.float32))
+    q, k, v = turn.split([heads, kv, kv], 1)
+    for square in plan.squares:
+        at = square.index
+        found, sums = forward(_rows(q, at), _rows(k, at), _rows(v, at), scale, causal=True)
+        found, sums = found.transpose(1, 2), sums.transpose(1, 2)
+        if square.held is None:
+            out[at], total[at] = found, sums
+        else:
+            out[at[square.held]], total[at[square.held]] = found[square.held], sums[square.held]
+    for rows, keys in plan.rectangles:
+        found, sums = forward(_slice(q, rows), _slice(k, keys), _slice(v, keys), scale)
+        join(out[rows], total[rows], found[0].transpose(0, 1), sums[0].transpose(0, 1))
+    return out, total, turn
+
+
+class TreeAttention(Function):
+    """[n, heads * D] from queries, keys and values [n, (heads + 2 kv) * D] side by side, with rotary positions."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: int, scale: float) -> Tensor:
+        cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+        out, total, turn = attend(qkv, cos, sin, plan, heads, scale)
+        ctx.save_for_backward(turn, cos[:, None], sin[:, None], out, total)
+        ctx.plan, ctx.heads, ctx.scale = plan, heads, scale
+        return out.view(qkv.shape[0], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        turn, cos, sin, out, total = ctx.saved_tensors
+        dtype = grads[0].dtype
+        if dtype in HALF and not has_matrix_units():  # the kernel is several times as fast on blocks of some ten tokens
+            turn, cos, sin, out = (x.to(torch.float32) for x in (turn, cos, sin, out))
+        plan, heads, scale = ctx.plan, ctx.heads, ctx.scale
+        n, kv = turn.shape[0], (turn.shape[1] - heads) // 2
+        g = grads[0].to(turn.dtype).contiguous().view(n, heads, -1)
+        parts = [heads, kv, kv]
+        q, k, v = turn.split(parts, 1)
+        by = torch.zeros_like(turn)
+        by_q, by_k, by_v = by.split(parts, 1)
+        for square in plan.squares:
+            at = square.index
+            g_at = g[at] if square.held is None else g[at] * square.held[..., None, None]
+            found = _backward(
+                g_at.transpose(1, 2), _rows(q, at), _rows(k, at), _rows(v, at), _rows(out, at),
+                total[at].transpose(1, 2), True, scale,
+            )  # fmt: skip
+            both = torch.cat([x.transpose(1, 2) for x in found], 2)
+            if square.held is None:
+                by[at] = both
+            else:
+                by[at[square.held]] = both[square.held]
+        for rows, keys in plan.rectangles:
+            found = _backward(
+                _slice(g, rows), _slice(q, rows), _slice(k, keys), _slice(v, keys), _slice(out, rows),
+                total[rows].t()[None], False, scale,
+            )  # fmt: skip
+            for to, where, x in zip((by_q, by_k, by_v), (rows, keys, keys), found, strict=True):
+                to[where] += x[0].transpose(0, 1)
+        out_grad = torch.empty_like(by)
+        turned(by[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
+        out_grad[:, heads + kv :] = by_v
+        return out_grad.view(n, -1).to(dtype), None, None, None, None, None
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """[B, heads, L, D] of x [n, heads, D]."""
+    return x[at].transpose(1, 2)
+
+
+def _slice(x: Tensor, where: slice) -> Tensor:
+    """[1, heads, L, D] of x [n, heads, D]."""
+    return x[where].transpose(0, 1)[None]
+
+
+def join(out: Tensor, total: Tensor, more: Tensor, sums: Tensor) -> None:
+    """Joins softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
+    both = torch.logaddexp(total, sums)
+    out.mul_((total - both).exp_()[..., None]).add_(more * (sums - both).exp_()[..., None])
+    total.copy_(both)
 
 
 def normed(x: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

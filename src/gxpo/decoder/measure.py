@@ -10,10 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.decoder.attention import HALF
-from gxpo.decoder.forward import Decoder, plain
-from gxpo.decoder.functions import times, times_backward
-from gxpo.decoder.step import copies_fit
+from gxpo.decoder.forward import Decoder, copies_fit, plain
+from gxpo.decoder.functions import HALF, times, times_backward
 
 ROWS = 256  # tokens that go through a matrix together, at most
 WORK = 1e9  # floating point operations of a trial, at most: what wider matrices have beyond that is left out

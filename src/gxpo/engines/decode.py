@@ -1,18 +1,168 @@
-"""Token after token: a batch of prompts that went through becomes a batch of completions."""
+"""Sample token after token: keyed uniforms, temperature and top-k/top-p draws, stop conditions, the decode loop.
+
+What is drawn depends on the key of a stream, never on what else is in the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.engines.draw import draw
-from gxpo.engines.stopping import Stopping
-from gxpo.protocols import Completion, Sampling
+from gxpo.errors import ModelError
+from gxpo.protocols import Completion, Sampling, StreamKey
+
+
+def generator(key: StreamKey) -> np.random.Generator:
+    """A Philox generator whose 128-bit key is the blake2b hash of the stream's name."""
+    name = json.dumps([key.seed, key.step, key.task, key.attempt, list(key.path), key.turn])
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
+
+
+def uniforms(keys: Sequence[StreamKey], length: int) -> np.ndarray:
+    """float64 [len(keys), length] in [0, 1); a longer stream of the same key begins with the shorter one.
+
+    >>> a = uniforms([StreamKey(seed=0, step=3, task="gsm8k/17", attempt=1)], 2)
+    >>> b = uniforms([StreamKey(seed=0, step=3, task="gsm8k/17", attempt=1)], 5)
+    >>> bool((a == b[:, :2]).all())
+    True
+    """
+    out = np.empty((len(keys), length), dtype=np.float64)
+    for row, key in zip(out, keys, strict=True):
+        generator(key).random(out=row)
+    return out
+
+
+BLOCK = 128  # columns of a row that are summed together before one of them is looked for
+
+
+class Drawn(NamedTuple):
+    """token [n] int64, logprob [n] float64, support [n, K] int64 padded with -1 (None: the whole vocabulary)."""
+
+    token: Tensor
+    logprob: Tensor
+    support: Tensor | None
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Drawn:
+    """Draws from softmax(logits / temperature) restricted to its support, with the log-probability under just that.
+
+    logits [n, V]; uniform [n] float64 in [0, 1). The token is the first, in order of ids, at which the cumulative
+    probability exceeds `uniform`; the order of ids (not of probabilities) keeps a draw from changing when two nearly
+    equal logits change places by rounding. Temperature 0 takes the most likely token, whose log-probability is 0.
+    """
+    if uniform.shape != logits.shape[:1]:
+        raise ValueError(f"uniform {tuple(uniform.shape)} must be [n] for logits {tuple(logits.shape)}")
+    if sampling.temperature == 0:
+        token = logits.argmax(-1)
+        return Drawn(token, torch.zeros(token.shape, dtype=torch.float64, device=token.device), None)
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
+    if not sampling.truncated_support:
+        place, logprob = _invert(scaled, uniform)
+        return Drawn(place, logprob, None)
+    support = support_of(scaled, sampling.top_k, sampling.top_p)
+    inside = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    place, logprob = _invert(inside, uniform)
+    return Drawn(support.gather(1, place[:, None]).squeeze(1), logprob, support)
+
+
+def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+    """[n, K] ids allowed by top-k, then by top-p on what top-k left, in ascending order, padded with -1.
+
+    scaled [n, V]: logits over temperature. top-p keeps the fewest most likely ids whose probabilities reach `top_p`
+    (Holtzman et al., 2020, section 3.1), always at least one.
+    """
+    n, size = scaled.shape
+    kept, ids = scaled.topk(min(top_k, size) if top_k > 0 else size, dim=-1)
+    if top_p < 1.0:
+        p = kept.softmax(-1)
+        ids = ids.masked_fill(p.cumsum(-1) - p >= top_p, size)
+    ids = ids.sort(-1).values
+    widest = int((ids < size).sum(-1).max()) if n else 0
+    ids = ids[:, :widest]
+    return ids.masked_fill(ids == size, -1)
+
+
+def _invert(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns drawn from softmax(scaled) [n, V] by cumulative probability, and their log-probabilities (float64).
+
+    Probabilities are summed in float64, first by blocks of columns, so that one block of a row is looked through.
+    """
+    highest = scaled.amax(1, keepdim=True)
+    raised = (scaled - highest).exp_()
+    totals = _by_block(raised)
+    cumulative = totals.cumsum(1)
+    target = (uniform.to(cumulative) * cumulative[:, -1])[:, None]
+    block = _first_above(cumulative, target)
+    before = cumulative.gather(1, block) - totals.gather(1, block)
+    column = block * BLOCK + torch.arange(BLOCK, device=block.device)
+    inside = raised.gather(1, column.clamp_max(raised.shape[1] - 1)).to(torch.float64)
+    place = _first_above(inside.masked_fill_(column >= raised.shape[1], 0).cumsum(1), target - before)
+    token = block * BLOCK + place
+    logprob = (scaled.gather(1, token).to(torch.float64) - highest) - cumulative[:, -1:].log()
+    return token.squeeze(1), logprob.squeeze(1)
+
+
+def _by_block(raised: Tensor) -> Tensor:
+    """[n, blocks] float64 sums of BLOCK columns each; the last may have fewer."""
+    whole = raised.shape[1] // BLOCK
+    sums = raised[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(2, dtype=torch.float64) if whole else None
+    rest = raised[:, whole * BLOCK :].sum(1, keepdim=True, dtype=torch.float64) if raised.shape[1] % BLOCK else None
+    return torch.cat([x for x in (sums, rest) if x is not None], 1)
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """[n, 1] the first column whose cumulative sum exceeds the target; at most the last that adds anything."""
+    last = (cumulative < cumulative[:, -1:]).sum(1, keepdim=True)
+    return torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
+
+
+MARKERS = {"\u2581": " ", "\u0120": " ", "\u010a": "\n"}  # how SentencePiece and byte-level BPE write blanks
+REPLACEMENT = "\ufffd"  # what a piece that is not whole UTF-8 decodes to
+
+
+class Stopping:
+    """Says which rows are done. Only tokens that could complete a stop string cost a decode."""
+
+    def __init__(self, ids: Sequence[int], strings: Sequence[str], tokenizer: Any, vocabulary: int) -> None:
+        if "" in strings:
+            raise ModelError("sampling.stop has an empty string, which would end every action: remove it")
+        if strings and tokenizer is None:
+            raise ModelError("stop strings need a tokenizer: give the engine one, or use sampling.stop_ids")
+        self.ids = torch.tensor(sorted(set(ids)), dtype=torch.int64)
+        self.strings, self.tokenizer = tuple(strings), tokenizer
+        self.may_complete = torch.tensor([self._may_complete(i) for i in range(vocabulary)]) if strings else None
+
+    def done(self, token: Tensor, history: Tensor) -> Tensor:
+        """[n] bool. token [n]: what was just drawn; history [n, k]: the action so far, `token` included."""
+        out = torch.isin(token, self.ids)
+        if self.may_complete is not None:
+            for row in (self.may_complete[token] & ~out).nonzero().squeeze(1).tolist():
+                text = self._text(history[row].tolist())
+                out[row] = any(s in text for s in self.strings)
+        return out
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _may_complete(self, token: int) -> bool:
+        """False only if no stop string can end inside this token's text."""
+        written = self.tokenizer.convert_ids_to_tokens(token) or ""
+        for marker, blank in MARKERS.items():
+            written = written.replace(marker, blank)
+        pieces = (self._text([token]), written)
+        if any(REPLACEMENT in p or p == "" for p in pieces):
+            return True
+        ends = [(s, s[i:]) for s in self.strings for i in range(len(s))]
+        return any(s in p or p.startswith(end) for p in pieces for s, end in ends)
+
 
 KEEP_UNTIL = 7 / 8  # rows still running, of those in the batch, below which the finished ones are taken out
 
@@ -31,7 +181,7 @@ Leave = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row of the
 
 
 @dataclass
-class Drawn:
+class Actions:
     """What was drawn so far for n samples: tokens, logprobs [n, longest], length, stopped [n], supports by step."""
 
     tokens: Tensor
@@ -41,8 +191,8 @@ class Drawn:
     supports: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (samples, support) of every step
 
     @staticmethod
-    def empty(n: int, longest: int) -> Drawn:
-        return Drawn(
+    def empty(n: int, longest: int) -> Actions:
+        return Actions(
             torch.zeros(n, longest, dtype=torch.int64),
             torch.zeros(n, longest, dtype=torch.float64),
             torch.zeros(n, dtype=torch.int64),
@@ -82,7 +232,7 @@ class Drawn:
         return support
 
 
-def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave) -> Drawn:
+def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave) -> Actions:
     """Draws until every row is done or out of uniforms; streams [n, longest] float64.
 
     `leave` is called once for every sample, when it is done and before its row is taken out of the batch. The cache
@@ -90,7 +240,7 @@ def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stop
     """
     n, longest = streams.shape
     uniform = torch.from_numpy(streams).to(state.logits.device)
-    out = Drawn.empty(n, longest)
+    out = Actions.empty(n, longest)
     samples = torch.arange(n)  # which sample each row of the batch is
     for step in range(longest):
         drawn = draw(state.logits, uniform[samples, step], sampling)
@@ -112,7 +262,7 @@ def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stop
     return out
 
 
-def _leave(out: Drawn, samples: Tensor, going: Tensor, state: Batch, leave: Leave) -> None:
+def _leave(out: Actions, samples: Tensor, going: Tensor, state: Batch, leave: Leave) -> None:
     for row in going.nonzero().squeeze(1).tolist():
         sample = int(samples[row])
         leave(sample, row, state, out.action(sample))

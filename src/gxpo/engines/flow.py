@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.engines.streams import uniforms
+from gxpo.engines.decode import uniforms
 from gxpo.errors import ModelError
 from gxpo.memory import memory_is_short
 from gxpo.protocols import Completion, Request, Sampling

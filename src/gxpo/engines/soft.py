@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.decoder.soft import FAINT, fed, gumbel, log_density, mixture
-from gxpo.engines.decode import KEEP_UNTIL, Batch, Drawn
-from gxpo.engines.draw import draw, support_of
-from gxpo.engines.stopping import Stopping
+from gxpo.engines.decode import KEEP_UNTIL, Actions, Batch, Stopping, draw, support_of
 from gxpo.protocols import Completion, SoftSampling
 
 
@@ -61,7 +59,7 @@ def soft_decode(
     """
     n, longest, _ = streams.shape
     uniform = torch.from_numpy(streams).to(state.logits.device)
-    out, samples, thinking = Drawn.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
+    out, samples, thinking = Actions.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
     supports: list[tuple[Tensor, Tensor]] = []
     noise = torch.full((2, n, longest, sampling.soft_top_k), torch.nan, dtype=torch.float64)  # y, weight
     for step in range(longest):
@@ -109,7 +107,7 @@ def _by_step(found: list[tuple[Tensor, Tensor]], n: int, longest: int, least: in
     return out
 
 
-def _completions(out: Drawn, support: Tensor, noise: Tensor, policy_version: int) -> list[Completion]:
+def _completions(out: Actions, support: Tensor, noise: Tensor, policy_version: int) -> list[Completion]:
     width = support.shape[2]
     noise = torch.nn.functional.pad(noise, (0, width - noise.shape[3]), value=torch.nan)
     made = []

@@ -11,16 +11,11 @@ from typing import Any
 import torch
 
 from gxpo.decoder import measure
-from gxpo.decoder.forward import Kernels, Products
+from gxpo.decoder.forward import Branches, Kernels, Products, Stepper
 from gxpo.decoder.measure import Trial
-from gxpo.decoder.step import Branches, Stepper
-from gxpo.engines.decode import Batch, decode
-from gxpo.engines.kept import Kept, KeptCaches
-from gxpo.engines.network import Network
-from gxpo.engines.prefill import Context, prefill, shared
+from gxpo.engines.decode import Batch, Stopping, decode, uniforms
+from gxpo.engines.network import Context, Kept, KeptCaches, Network, prefill, shared
 from gxpo.engines.soft import soft_decode
-from gxpo.engines.stopping import Stopping
-from gxpo.engines.streams import uniforms
 from gxpo.errors import ModelError
 from gxpo.memory import memory_is_short
 from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey

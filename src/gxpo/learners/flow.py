@@ -12,10 +12,9 @@ from torch import Tensor
 
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
-from gxpo.learners import accumulate, parallel
-from gxpo.learners.base import InProcess
-from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.schedule import Schedule
+from gxpo.learners import parallel
+from gxpo.learners.base import InProcess, outputs_of
+from gxpo.learners.optimiser import Optimiser, Schedule
 from gxpo.trees import last_before
 
 OUTPUTS = ("logprob", "entropy")
@@ -174,7 +173,7 @@ class FlowLearner(InProcess):
             return self._read(batch, names, model)
 
         with self._short_memory("computing log-densities"):
-            return accumulate.values(read, batches, {n: nothing for n in names})
+            return outputs_of(read, batches, {n: nothing for n in names})
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         """Refused."""

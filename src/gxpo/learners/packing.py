@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gxpo.decoder.attention import Chain
+from gxpo.decoder.functions import Chain
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 

@@ -17,14 +17,13 @@ from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners import accumulate, parallel
+from gxpo.learners import parallel
 from gxpo.learners.architecture import additive, why_flat
-from gxpo.learners.base import InProcess
+from gxpo.learners.base import InProcess, outputs_of
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.optimiser import Optimiser, States
+from gxpo.learners.optimiser import Optimiser, Schedule, States
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
-from gxpo.learners.schedule import Schedule
 from gxpo.learners.soft import soft_inputs, with_densities
 from gxpo.memory import memory_is_short
 
@@ -236,7 +235,7 @@ class TorchLearner(InProcess):
         shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
         nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
-            return accumulate.values(lambda b: self._forward(b, names, readout, given), batches, nothing)
+            return outputs_of(lambda b: self._forward(b, names, readout, given), batches, nothing)
 
     @torch.no_grad()
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
