@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.frozenlake import FrozenLake
 from gxpo.errors import MissingExtra
+from gxpo_worlds.frozenlake import FrozenLake
 
 LETTERS = "LDRU"  # gymnasium's numbers 0 to 3
 seeds = st.integers(0, 2**31 - 1)

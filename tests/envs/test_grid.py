@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.baseline import Baseline, baseline
-from gxpo.envs.frozenlake import FrozenLake
-from gxpo.envs.grid import GridWorld, shortest, tile_ahead
-from gxpo.envs.keydoor import KeyDoor
-from gxpo.envs.sokoban import Sokoban
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import TimeStep
+from gxpo_worlds.baseline import Baseline, baseline
+from gxpo_worlds.frozenlake import FrozenLake
+from gxpo_worlds.grid import GridWorld, shortest, tile_ahead
+from gxpo_worlds.keydoor import KeyDoor
+from gxpo_worlds.sokoban import Sokoban
 
 WORLDS = [
     (FrozenLake, {}),

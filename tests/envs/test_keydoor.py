@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.keydoor import KeyDoor
+from gxpo_worlds.keydoor import KeyDoor
 
 seeds = st.integers(0, 2**31 - 1)
 sizes = st.sampled_from([3, 4, 5, 7])

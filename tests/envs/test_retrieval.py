@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.retrieval import Retriever, words
+from gxpo_worlds.retrieval import Retriever, words
 
 ANIMALS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 texts = st.lists(st.lists(st.sampled_from(ANIMALS[:-1]), min_size=1, max_size=8), min_size=2, max_size=8)

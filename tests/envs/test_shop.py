@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs import shop as shop_module
-from gxpo.envs.shop import Shop
-from gxpo.envs.shop_catalogue import DEPARTMENTS, Catalogue, Goal, Product, catalogue, fits, judge
-from gxpo.envs.shop_screens import read_chat
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import TimeStep
+from gxpo_worlds import shop as shop_module
+from gxpo_worlds.shop import Shop
+from gxpo_worlds.shop_catalogue import DEPARTMENTS, Catalogue, Goal, Product, catalogue, fits, judge
+from gxpo_worlds.shop_screens import read_chat
 
 STYLES = ("chat", "bare")
 

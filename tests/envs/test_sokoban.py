@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.sokoban import Sokoban
-from gxpo.envs.sokoban_solver import read, solve
+from gxpo_worlds.sokoban import Sokoban
+from gxpo_worlds.sokoban_solver import read, solve
 
 seeds = st.integers(0, 2**31 - 1)
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}

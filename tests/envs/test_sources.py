@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,7 +91,7 @@ def refused(name: str, options: Mapping[str, object], match: str, workers: int =
 def test_names() -> None:
     own = source("sokoban", {"boxes": 1})
     assert own is not None and own.trusted and own.options == {"boxes": 1}
-    assert own.module == "gxpo.envs.sokoban" and own.kind == "Sokoban"
+    assert own.module == "gxpo_worlds.sokoban" and own.kind == "Sokoban"
     other = source("minigrid:BabyAI-GoToLocal-v0", {"size": 3})
     assert other is not None and not other.trusted and other.options == {"id": "BabyAI-GoToLocal-v0", "size": 3}
     assert set(WORLDS).isdisjoint(ADAPTERS)
@@ -180,3 +182,11 @@ def test_settings_of_the_pool() -> None:
     for workers, timeout in ((-1, 5.0), (1, 0.0), (True, 5.0)):
         with pytest.raises(ConfigError, match="workers must be 0 or more and timeout above 0"):
             EnvPool(counter, workers=workers, timeout=timeout)
+
+
+@pytest.mark.parametrize("name", ["frozenlake", "sokoban", "keydoor", "shop", "toolqa", "baseline"])
+def test_former_modules_of_worlds_resolve_with_a_warning(name):
+    sys.modules.pop(f"gxpo.envs.{name}", None)
+    with pytest.warns(FutureWarning, match=f"gxpo.envs.{name} is now gxpo_worlds.{name}"):
+        found = importlib.import_module(f"gxpo.envs.{name}")
+    assert found is importlib.import_module(f"gxpo_worlds.{name}")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.envs.toolqa import KINDS, ToolQA
-from gxpo.envs.toolqa_corpus import encyclopaedia
-from gxpo.envs.toolqa_questions import ATTRIBUTES, RELATIONS
-from gxpo.envs.toolqa_tools import Refused, calculate, normalised, shown
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import TimeStep, ToolCall
+from gxpo_worlds.toolqa import KINDS, ToolQA
+from gxpo_worlds.toolqa_corpus import encyclopaedia
+from gxpo_worlds.toolqa_questions import ATTRIBUTES, RELATIONS
+from gxpo_worlds.toolqa_tools import Refused, calculate, normalised, shown
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 

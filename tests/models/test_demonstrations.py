@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gxpo.envs.toolqa_text import bare_call
 from gxpo.errors import ModelError
 from gxpo.models import Recipe, character_tokenizer, tiny_model, warm_start
 from gxpo.models.demonstrations import Demonstrations
 from gxpo.tasks.source import reserved, stream
+from gxpo_worlds.toolqa_text import bare_call
 
 BARE = {"style": "bare"}
 

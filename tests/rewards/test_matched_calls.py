@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.envs.toolqa import ToolQA
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.rewards.matched_calls import MatchedCalls, call_similarity, greedy, optimal, transported, word_f1
+from gxpo_worlds.toolqa import ToolQA
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an agent acts in: gxpo's own worlds, a user's class, environments of other libraries; see `pool.EnvPool`."""
+"""Environments by name: those of `gxpo_worlds`, a user's class, other libraries'; see `pool.EnvPool`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from gxpo.envs.sources import EnvSource
 from gxpo.errors import ConfigError
+from gxpo_worlds import WORLDS
 
 if TYPE_CHECKING:
     from gxpo.envs.pool import EnvPool
     from gxpo.envs.trial import Check, check
 
-WORLDS = {
-    "frozenlake": "gxpo.envs.frozenlake:FrozenLake",
-    "sokoban": "gxpo.envs.sokoban:Sokoban",
-    "keydoor": "gxpo.envs.keydoor:KeyDoor",
-    "shop": "gxpo.envs.shop:Shop",
-    "toolqa": "gxpo.envs.toolqa:ToolQA",
-}
 ADAPTERS = {  # NAME:ID, the ID in that library
     "gymnasium": "gxpo.envs.gym:GymEnv",
     "minigrid": "gxpo.envs.adapters.minigrid:MiniGrid",

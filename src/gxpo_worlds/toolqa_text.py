@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.envs.toolqa_questions import Call, Question
 from gxpo.protocols import Message, ToolCall
+from gxpo_worlds.toolqa_questions import Call, Question
 
 ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 PLAIN_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

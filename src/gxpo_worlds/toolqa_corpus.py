@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 
-from gxpo.envs.grid import stream
-from gxpo.envs.retrieval import Retriever
+from gxpo_worlds.grid import stream
+from gxpo_worlds.retrieval import Retriever
 
 CORPUS = 5  # first word of the key of its stream
 COUNTS = {"river": 20, "city": 45, "person": 120, "company": 70, "book": 70}

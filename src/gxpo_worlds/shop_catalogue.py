@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gxpo.envs.grid import stream
-from gxpo.envs.retrieval import Retriever
+from gxpo_worlds.grid import stream
+from gxpo_worlds.retrieval import Retriever
 
 BRANDS = ("Alder", "Bexley", "Corvin", "Dunmore", "Elkin", "Farrow", "Garnet", "Hollis", "Kestrel", "Lomond")
 CATALOGUE = 3  # first word of the key of its stream

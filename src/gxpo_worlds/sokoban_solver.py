@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from gxpo.envs.grid import MOVES, tile_ahead
+from gxpo_worlds.grid import MOVES, tile_ahead
 
 AGENT, BOX, GOAL = "@+", "$*", ".*+"
 BACK = {"left": "right", "right": "left", "up": "down", "down": "up"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.envs.toolqa_corpus import Encyclopaedia, Thing
-from gxpo.envs.toolqa_tools import calculate, shown
+from gxpo_worlds.toolqa_corpus import Encyclopaedia, Thing
+from gxpo_worlds.toolqa_tools import calculate, shown
 
 # relation -> (kind it leads from, kind it leads to, how it is said)
 RELATIONS = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gxpo.envs.actions import action_text
-from gxpo.envs.shop_catalogue import Goal, Product, Verdict
+from gxpo_worlds.shop_catalogue import Goal, Product, Verdict
 
 
 class Action(NamedTuple):

@@ -1,0 +1,14 @@
+"""Toy environments that come with gxpo: grids, a shop, questions that need tools. `task: sokoban` in a configuration.
+
+Each is a class with `reset(seed)` and `step(action)` that speaks text, as a user's own environment is.
+"""
+
+WORLDS = {
+    "frozenlake": "gxpo_worlds.frozenlake:FrozenLake",
+    "sokoban": "gxpo_worlds.sokoban:Sokoban",
+    "keydoor": "gxpo_worlds.keydoor:KeyDoor",
+    "shop": "gxpo_worlds.shop:Shop",
+    "toolqa": "gxpo_worlds.toolqa:ToolQA",
+}
+
+__all__ = ["WORLDS"]

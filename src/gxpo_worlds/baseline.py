@@ -1,0 +1,54 @@
+"""How far chance and an expert get in an environment: what a training run has to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gxpo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """success: share of the episodes; turns: their mean number of actions; reward: the mean of what they paid."""
+
+    success: float
+    turns: float
+    reward: float
+    episodes: int
+
+
+def baseline(env: Any, seeds: Iterable[int], policy: str = "random") -> Baseline:
+    """One episode a seed, under "random" (uniform over `legal()`, decided by seed and turn) or "expert".
+
+    env   an `Env` with `legal()` or `expert()`; a policy that finds no action gives the episode up
+
+    >>> from gxpo_worlds.keydoor import KeyDoor
+    >>> baseline(KeyDoor(style="bare"), range(5), "expert").success
+    1.0
+    """
+    if policy not in ("random", "expert"):
+        raise ConfigError(f"a baseline's policy must be 'random' or 'expert', not {policy!r}")
+    asked = "legal" if policy == "random" else "expert"
+    if not hasattr(env, asked):
+        raise ConfigError(f"{type(env).__name__} has no {asked}(), which the baseline {policy!r} asks for its actions")
+    successes, turns, rewards = [], [], []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        step, paid, turn = env.reset(seed), 0.0, 0
+        while not step.done and turn < env.max_turns:
+            actions = env.legal() if policy == "random" else [env.expert()]
+            action = actions[int(random.integers(len(actions)))] if actions else None
+            if action is None:
+                break
+            step, turn = env.step(action), turn + 1
+            paid += step.reward or 0.0
+        successes.append(bool(step.success))
+        turns.append(turn)
+        rewards.append(paid)
+    if not successes:
+        raise ConfigError("a baseline needs at least one seed")
+    return Baseline(float(np.mean(successes)), float(np.mean(turns)), float(np.mean(rewards)), len(successes))

@@ -1,0 +1,89 @@
+"""KeyDoor: fetch the key, open the door in the wall, reach the goal behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gxpo_worlds.grid import MOVES, GridWorld, draw, redraw, shortest, tile_ahead
+
+
+@dataclass(kw_only=True)
+class KeyDoor(GridWorld):
+    """Pays 1 at the goal, where the episode succeeds.
+
+    A wall with one locked door cuts the room in two; agent and key are on one side, the goal is on the other. "pickup"
+    takes the key from a tile next to the agent (left, right, above or below), "open" unlocks the door on a tile next to
+    the agent that carries the key: the door becomes floor and the key is used up. One can't walk onto a key or a door.
+
+    Symbols: `#` wall, `.` floor, `K` key, `D` locked door, `G` goal, `@` agent, `&` agent with the key; `*` agent at
+    the goal.
+
+    size  rows and columns, 3 to 10; beyond the edge is wall
+    """
+
+    max_turns: int = 40
+    size: int = 5
+
+    name: ClassVar[str] = "keydoor"
+    actions: ClassVar[tuple[str, ...]] = (*MOVES, "pickup", "open")
+    agents: ClassVar[str] = "@&*"
+    tiles: ClassVar[str] = "#.KDG"
+
+    def _check(self) -> None:
+        self._whole("size", 3, 10)
+
+    def _rules(self) -> str:
+        return (
+            "You are @ in a room. # is wall, a dot is floor, K is a key, D is a locked door, G is the goal. "
+            "With the key you are &.\nReach G. You move one tile at a time. pickup takes the key from a tile next to "
+            "you; open unlocks the door on a tile next to you if you have the key."
+        )
+
+    def _propose(self, random: np.random.Generator) -> str | None:
+        tiles = np.full((self.size, self.size), ".")
+        wall = int(random.integers(1, self.size - 1))
+        tiles[:, wall] = "#"
+        tiles[random.integers(self.size), wall] = "D"
+        sides = [tiles[:, :wall], tiles[:, wall + 1 :]]
+        here, there = sides if random.integers(2) else sides[::-1]
+        agent, key = random.permutation(here.size)[:2]
+        here[divmod(agent, here.shape[1])] = "@"
+        here[divmod(key, here.shape[1])] = "K"
+        there[divmod(random.integers(there.size), there.shape[1])] = "G"
+        picture = draw((tiles.T if random.integers(2) else tiles).ravel(), self.size)
+        way = self._solution(picture)
+        return picture if way is not None and len(way) <= self.max_turns else None
+
+    def _result(self, state: str, action: str) -> tuple[str, float] | None:
+        agent = "&" if "&" in state else "@"
+        at = state.index(agent)
+        if action == "pickup":
+            key = _beside(state, at, "K")
+            return None if key is None else (redraw(state, {at: "&", key: "."}), 0.0)
+        if action == "open":
+            door = _beside(state, at, "D") if agent == "&" else None
+            return None if door is None else (redraw(state, {at: "@", door: "."}), 0.0)
+        there = tile_ahead(state, at, action)
+        if there is None or state[there] not in ".G":
+            return None
+        arrived = state[there] == "G"
+        return redraw(state, {at: ".", there: "*" if arrived else agent}), float(arrived)
+
+    def _verdict(self, state: str) -> bool | None:
+        return True if "*" in state else None
+
+    def _solution(self, state: str) -> list[str] | None:
+        def after(state: str, action: str) -> str | None:
+            outcome = self._result(state, action)
+            return None if outcome is None else outcome[0]
+
+        return shortest(state, self.actions, after, lambda reached: "*" in reached)
+
+
+def _beside(state: str, at: int, symbol: str) -> int | None:
+    """Where `symbol` is next to the tile at index `at`; None where it is not."""
+    beside = (tile_ahead(state, at, move) for move in MOVES)
+    return next((there for there in beside if there is not None and state[there] == symbol), None)
