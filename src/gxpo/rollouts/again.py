@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,10 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Sampling, Session, Task
+from gxpo.protocols import Session, Task
+from gxpo.rollouts.grow import action, record
+
+__all__ = ["action", "all_wrong", "check_template", "groups_all_wrong", "need_single_turn", "record", "reworded"]
 
 
 def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -81,28 +83,3 @@ def groups_all_wrong(forest: Forest, rollout: str) -> list[str]:
     forest.need_verdicts(f"rollout {rollout}")
     wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
     return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
-
-
-def action(completion: Completion) -> dict[str, Any]:
-    """What a record's turn says of a sampled action."""
-    return {
-        "action": completion.tokens,
-        "logprob": completion.logprobs,
-        "finish": completion.finish,
-        "policy_version": completion.policy_version,
-        "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
-    }
-
-
-def record(task: Task, group: str, name: str, sampling: Sampling, **columns: Any) -> dict[str, Any]:
-    """A line of `gxpo.rollouts/1` of an attempt that is not scored yet; `columns`: its prompt or fork, its turns..."""
-    return {
-        "schema": "gxpo.rollouts/1",
-        "task": task.id,
-        "group": group,
-        "id": name,
-        "prompt_text": task.prompt if isinstance(task.prompt, str) else None,
-        "reward": None,
-        "sampling": dataclasses.asdict(sampling),
-        **columns,
-    }

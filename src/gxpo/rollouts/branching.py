@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import EpisodeRules, Session, Task
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.episodes import Episode, Play
-
-
-def keyed(session: Session, *names: object) -> random.Random:
-    """Numbers for one decision of a rollout, whatever else is in the batch."""
-    return random.Random("/".join(map(str, (session.seed, session.step, *names))))
+from gxpo.rollouts.grow import dotted, keyed
 
 
 def check_counts(part: object, least: dict[str, int]) -> None:
@@ -124,7 +119,7 @@ class Grove:
         for base, turn in points:
             key = replace(base.key, path=(*base.key.path, self.branches[base]))
             self.branches[base] += 1
-            forks.append((base, turn, key, f"{self.draw}/{'.'.join(map(str, (key.attempt, *key.path)))}"))
+            forks.append((base, turn, key, f"{self.draw}/{dotted(key)}"))
         self.episodes += (new := play.fork(forks))
         return new
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.again import action, need_single_turn, record
-from gxpo.rollouts.build import name_draws
+from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.rollouts.again import need_single_turn
+from gxpo.rollouts.build import name_draws, requests
+from gxpo.rollouts.grow import action, group_of, record, stream
 
 
 @dataclass(eq=False)
@@ -89,16 +90,13 @@ class Budgets:
     # ------------------------------------------------------------ sampling
     def _thought(self, tasks: Sequence[Task], room: int, session: Session) -> list[_Thinking]:
         draws, prompts = name_draws(tasks, Counter()), [session.encode(task) for task in tasks]
-        requests = [
-            Request(prompt, tuple(StreamKey(session.seed, session.step, draw, i) for i in range(self.group_size)))
-            for prompt, draw in zip(prompts, draws, strict=True)
-        ]
+        asked = requests(prompts, draws, self.group_size, session)
         sampling = dataclasses.replace(
             session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
         )
         closing, out = session.tokenize(self.closing, markup=True), []
         limits = [-(-room * s // self.budgets) for s in range(1, self.budgets + 1)]
-        for task, draw, prompt, found in zip(tasks, draws, prompts, session.sample(requests, sampling), strict=True):
+        for task, draw, prompt, found in zip(tasks, draws, prompts, session.sample(asked, sampling), strict=True):
             for i, said in enumerate(found):
                 cuts = [limit for limit in limits if limit < len(said.tokens)] + [len(said.tokens)]
                 closed = self.closing in session.decode(said.tokens)
@@ -109,18 +107,18 @@ class Budgets:
     def _answered(self, thinkings: Sequence[_Thinking], session: Session) -> None:
         """Answers at every cut, all of them together."""
         places = [(t, s) for t in thinkings for s in range(len(t.cuts))]
-        requests = []
+        asked = []
         for t, s in places:
-            keys = (StreamKey(session.seed, session.step, t.draw, t.number, (s, a), 1) for a in range(self.summaries))
-            requests.append(Request((*t.prompt, *t.said.tokens[: t.cuts[s]], *t.closing[s]), tuple(keys)))
+            keys = (stream(session, t.draw, t.number, (s, a), 1) for a in range(self.summaries))
+            asked.append(Request((*t.prompt, *t.said.tokens[: t.cuts[s]], *t.closing[s]), tuple(keys)))
         sampling = dataclasses.replace(session.sampling, max_new_tokens=self.summary_tokens)
-        for (t, _), found in zip(places, session.sample(requests, sampling), strict=True):
+        for (t, _), found in zip(places, session.sample(asked, sampling), strict=True):
             t.answers.append(found)
 
 
 def _records(t: _Thinking, budgets: int, session: Session) -> Iterator[dict[str, Any]]:
     """A thinking's answers as lines of `gxpo.rollouts/1`: those to the whole of it first, of which the others fork."""
-    group, last = f"s{session.step}/{t.draw}", len(t.cuts) - 1
+    group, last = group_of(session, t.draw), len(t.cuts) - 1
     name = f"{group}/{t.number}"
     for s in reversed(range(len(t.cuts))):
         for a, answer in enumerate(t.answers[s]):

@@ -14,9 +14,10 @@ from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
-from gxpo.rollouts.branching import check_counts, keyed, need_episodes
+from gxpo.rollouts.branching import check_counts, need_episodes
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.grow import group_of, keyed, record
 from gxpo.usercode import Unusable, object_at
 
 REWARD = "reward"
@@ -202,22 +203,22 @@ def _record(episode: Episode, chain: _Chain, score: float | None, session: Sessi
     """A candidate as a trajectory of its newest turn, under the context that it was written in."""
     turn = {k: v for k, v in episode.turns[-1].items() if k not in ("context", "observation")}
     number = len(episode.turns) - 1
-    group = f"s{session.step}/{chain.draw}/{chain.number}.{number}"
+    group = f"{group_of(session, chain.draw)}/{chain.number}.{number}"
     info: dict[str, Any] = {"end": episode.end, "chain": chain.number, "turn": number}
     if score is None:
         info["failure"] = episode.failure or "rollout.score gave none"
-    return {
-        "schema": "gxpo.rollouts/1",
-        "task": episode.task.id,
-        "group": group,
-        "id": f"{group}/{chain.candidates.index(episode)}",
-        "prompt": list(_read(episode)),
-        "turns": [turn],
-        "reward": score,
-        "rewards": {"env": score},
-        "success": episode.success if episode.end is not None else None,
-        "truncated": episode.end in ("turns", "context", "truncated"),
-        "sampling": dataclasses.asdict(session.sampling),
-        "final_state": episode.said.state,
-        "info": info,
-    }
+    return record(
+        episode.task,
+        group,
+        f"{group}/{chain.candidates.index(episode)}",
+        session.sampling,
+        prompt=list(_read(episode)),
+        prompt_text=None,
+        turns=[turn],
+        reward=score,
+        rewards={"env": score},
+        success=episode.success if episode.end is not None else None,
+        truncated=episode.end in ("turns", "context", "truncated"),
+        final_state=episode.said.state,
+        info=info,
+    )

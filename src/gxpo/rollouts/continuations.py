@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +17,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.rollouts.build import forest_of, name_draws
 from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.grow import sample_within, stream
 from gxpo.rollouts.independent import Independent
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
@@ -161,16 +162,13 @@ class Continuations:
             return self.answer_tokens or max(1, limit - at - len(cue))
 
         def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
-            together: dict[int, list[int]] = defaultdict(list)
-            for i, state in enumerate(states):
-                together[room(state.row, state.at)].append(i)
             kept = [(*actions[state.row][: state.at], *cue) for state in states]
-            answers: list[list[Completion]] = [[] for _ in states]
-            for tokens, chosen in sorted(together.items()):
-                requests = [self._request(states[i], prompts, kept[i], draws, session) for i in chosen]
-                sampling = dataclasses.replace(session.sampling, max_new_tokens=tokens)
-                for i, found in zip(chosen, session.sample(requests, sampling), strict=True):
-                    answers[i] = found
+            asked = []
+            for state, tokens in zip(states, kept, strict=True):
+                draw, attempt = divmod(state.row, size)
+                keys = (stream(session, draws[draw], attempt, (state.at, k)) for k in range(self.samples))
+                asked.append(Request((*prompts[draw], *tokens), tuple(keys)))
+            answers = sample_within(session, asked, [room(state.row, state.at) for state in states])
             scored = session.score(
                 forest_of(
                     [tasks[state.row // size] for state in states],
@@ -194,19 +192,6 @@ class Continuations:
             own = bisect_right(range(len(action) + 1), at, key=lambda n: len(session.decode(action[:n]))) - 1
             begins = [*(i for i in begins if i < own), *([own] if own else [])]
         return [0, *begins]
-
-    def _request(
-        self,
-        state: _State,
-        prompts: Sequence[tuple[int, ...]],
-        kept: tuple[int, ...],
-        draws: Sequence[str],
-        session: Session,
-    ) -> Request:
-        draw, attempt = divmod(state.row, self.group_size)
-        key = StreamKey(session.seed, session.step, draws[draw], attempt)
-        streams = tuple(dataclasses.replace(key, path=(state.at, k)) for k in range(self.samples))
-        return Request((*prompts[draw], *kept), streams)
 
     # ------------------------------------------------------------ episodes in environments
     def _of_episodes(self, tasks: Sequence[Task], draws: Sequence[str], session: Session) -> Forest:

@@ -21,8 +21,8 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.records import SCHEMA
 from gxpo.rollouts.build import name_draws, requests
+from gxpo.rollouts.grow import action, group_of, record, stream
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Denoise:
         completions = session.sample(requests(prompts, draws, self.group_size, session))
         records = []
         for task, draw, prompt, samples in zip(tasks, draws, prompts, completions, strict=True):
-            group = f"s{session.step}/{draw}"
+            group = group_of(session, draw)
             for i, sample in enumerate(samples):
                 records.append(_record(session, task, group, f"{group}/{i}", [sample], prompt=list(prompt)))
         return Forest.from_records(records)
@@ -152,19 +152,20 @@ class _Branch:
         return self._from(latents, (self._key(session, branch, 1),))
 
     def _key(self, session: Session, branch: int, turn: int) -> StreamKey:
-        return StreamKey(session.seed, session.step, self.draw, self.seed, (self.at, branch), turn)
+        return stream(session, self.draw, self.seed, (self.at, branch), turn)
 
     def record(self, session: Session, branch: int, y: Completion, end: Completion, by_seed: bool) -> dict[str, Any]:
         """The first branch of a seed is written in full, the first of another step as a fork of the path so far."""
-        start = f"s{session.step}/{self.draw}/{self.seed}"
-        group = start if by_seed else f"s{session.step}/{self.draw}"
+        task = group_of(session, self.draw)
+        start = f"{task}/{self.seed}"
         kept, of = (self.at + 1, self.at) if branch else (self.at, self.at - 1)
         given: dict[str, Any] = {"prompt": list(self.prompt)}
         if kept:
             given = {"fork": {"of": f"{start}.{of}.0", "turn": 0, "token": kept}}
         parts = [_cut(self.path, kept, self.at + 1), y, end]
         info = {"seed": self.seed, "branched_at": self.at}
-        return _record(session, self.task, group, f"{start}.{self.at}.{branch}", parts, info=info, **given)
+        name = f"{start}.{self.at}.{branch}"
+        return _record(session, self.task, start if by_seed else task, name, parts, info=info, **given)
 
 
 def _cut(sample: Completion, begin: int, end: int) -> Completion:
@@ -182,30 +183,13 @@ def _record(
     extras = {key: np.concatenate([part.extras[key] for part in parts]) for key in parts[0].extras}
     trainable = extras["noise_scale"] > 0
     trainable[0] &= "fork" in given  # else it is the initial noise
-    tokens = [token for part in parts for token in part.tokens]
-    return {
-        "schema": SCHEMA,
-        "task": task.id,
-        "group": group,
-        "id": name,
-        "prompt_text": task.prompt if isinstance(task.prompt, str) else None,
-        "turns": [
-            {
-                "action": tokens,
-                "logprob": [x for part in parts for x in part.logprobs],
-                "trainable": trainable.tolist(),
-                "segments": list(range(len(tokens))),
-                "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
-                "policy_version": parts[-1].policy_version,
-                "finish": parts[-1].finish,
-                "action_text": _said(extras["latent"][-1]),
-            }
-        ],
-        "reward": None,
-        "truncated": parts[-1].finish == "length",
-        "sampling": dataclasses.asdict(session.sampling),
-        **given,
+    turn = action(*parts) | {
+        "trainable": trainable.tolist(),
+        "segments": list(range(len(trainable))),
+        "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
+        "action_text": _said(extras["latent"][-1]),
     }
+    return record(task, group, name, session.sampling, turns=[turn], truncated=parts[-1].finish == "length", **given)
 
 
 def _said(point: np.ndarray) -> str:

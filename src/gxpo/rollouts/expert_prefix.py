@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,10 @@ from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
-from gxpo.rollouts.again import action, record
+from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.episodes import AGENT, Episode, Play
+from gxpo.rollouts.grow import action, group_of, keyed, record, stream
 
 _TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
@@ -99,7 +98,7 @@ def chosen(ways: Sequence[Sequence[Place]], steps: int, session: Session) -> lis
     out = []
     for way in ways:
         if steps and len(way) > steps:
-            draws = random.Random(f"{session.seed}/{session.step}/{way[0].draw}/expert")
+            draws = keyed(session, way[0].draw, "expert")
             out += [way[i] for i in sorted(draws.sample(range(len(way)), steps))]
         else:
             out += way
@@ -170,18 +169,13 @@ class ExpertSteps:
         need_expert(session, "expert_steps")
         with Play(session, restorable=True) as play:
             places = chosen(expert_ways(play, tasks, name_draws(tasks, Counter())), self.steps, session)
-        requests = [
-            Request(
-                place.episode.stood[place.turn].context.ids,
-                tuple(
-                    StreamKey(session.seed, session.step, place.draw, j, (place.turn,)) for j in range(self.group_size)
-                ),
-            )
-            for place in places
-        ]
+        requests = []
+        for place in places:
+            keys = (stream(session, place.draw, j, (place.turn,)) for j in range(self.group_size))
+            requests.append(Request(place.episode.stood[place.turn].context.ids, tuple(keys)))
         records: list[dict[str, Any]] = []
         for place, request, found in zip(places, requests, session.sample(requests), strict=True):
-            group = f"s{session.step}/{place.draw}/t{place.turn}"
+            group = f"{group_of(session, place.draw)}/t{place.turn}"
             wanted = named_call(place.choice)
             for j, completion in enumerate(found):
                 call = named_call(place.heard(completion))

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, StreamKey, Task
+from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, Task
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.grow import action, group_of, stream
 
 PLANNER, EXECUTOR = "planner", "executor"
 TOLD = "Sub-goal: {plan}\n\n{prompt}"
@@ -103,18 +102,10 @@ class Plan:
 
     def turn(self) -> dict[str, Any]:
         """The first turn of a record."""
-        support = {} if self.said.support is None else {"support": torch.as_tensor(self.said.support)}
-        return {
-            "agent": PLANNER,
-            "context": list(self.prompt),
-            "action": self.said.tokens,
-            "logprob": self.said.logprobs,
-            "finish": self.said.finish,
-            "policy_version": self.said.policy_version,
-            "state": None if self.state is None else f"plan:{self.state}",
-            "info": {"aside": "plan"},
-            "extras": support,
-        }
+        state = None if self.state is None else f"plan:{self.state}"
+        return {"agent": PLANNER, "context": list(self.prompt), "state": state, "info": {"aside": "plan"}} | action(
+            self.said
+        )
 
 
 @dataclass(frozen=True)
@@ -234,9 +225,9 @@ def attempts(
                 first = None
                 for j, episode in enumerate(episodes[i * copies : (i + 1) * copies]):
                     path = () if phase == "macro" else (j,)
-                    episode.key = StreamKey(session.seed, session.step, draw, plan.number, path)
+                    episode.key = stream(session, draw, plan.number, path)
                     if plans is not None:
-                        episode.group = f"s{session.step}/{draw}/z{plan.number}"
+                        episode.group = f"{group_of(session, draw)}/z{plan.number}"
                     if episode.end is None:
                         play.guide(episode, plan, first)
                         first = first or episode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.protocols import Completion, Request, Sampling, Session, Task
+from gxpo.rollouts.build import name_draws, requests
+from gxpo.rollouts.grow import action, group_of, record, sample_within, stream
 from gxpo.rollouts.independent import Independent
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, Planning, attempts, two_phases
 
@@ -148,16 +149,13 @@ class PlanExecute:
         """`samples` plans of each task that is a prompt, with the contexts that their executions begin in."""
         draws = name_draws(tasks, Counter())
         prompts = [self._asked(task, self.plan_prompt, "", session) for task in tasks]
-        requests = [
-            Request(prompt, tuple(StreamKey(session.seed, session.step, draw, i) for i in range(samples)))
-            for prompt, draw in zip(prompts, draws, strict=True)
-        ]
+        asked = requests(prompts, draws, samples, session)
         limit = min(self.plan_tokens, session.sampling.max_new_tokens)
         short = dataclasses.replace(
             session.sampling, max_new_tokens=limit, stop=(*session.sampling.stop, self.delimiter)
         )
         out = []
-        for task, draw, prompt, plans in zip(tasks, draws, prompts, session.sample(requests, short), strict=True):
+        for task, draw, prompt, plans in zip(tasks, draws, prompts, session.sample(asked, short), strict=True):
             for i, plan in enumerate(plans):
                 context = (*prompt, *plan.tokens)
                 if self.execute_prompt:
@@ -166,22 +164,15 @@ class PlanExecute:
         return out
 
     def execute(self, attempts: Sequence[_Attempt], sampling: Sampling, session: Session) -> None:
-        """An execution of every plan, those with room for as many tokens together."""
-        by_room: dict[int, list[_Attempt]] = defaultdict(list)
+        """An execution of every plan; an empty one where the plan has ended the answer."""
         for attempt in attempts:
-            room = self._room(attempt, sampling.max_new_tokens, session)
-            if room:
-                by_room[room].append(attempt)
-            else:
-                attempt.execution = Completion([], [], attempt.plan.finish, policy_version=attempt.plan.policy_version)
-        for room, together in sorted(by_room.items()):
-            requests = [
-                Request(a.context, (StreamKey(session.seed, session.step, a.draw, a.number, a.path, turn=1),))
-                for a in together
-            ]
-            found = session.sample(requests, dataclasses.replace(sampling, max_new_tokens=room))
-            for attempt, (completion,) in zip(together, found, strict=True):
-                attempt.execution = completion
+            attempt.execution = Completion([], [], attempt.plan.finish, policy_version=attempt.plan.policy_version)
+        rooms = {a: room for a in attempts if (room := self._room(a, sampling.max_new_tokens, session))}
+        asked = [Request(a.context, (stream(session, a.draw, a.number, a.path, 1),)) for a in rooms]
+        for attempt, (completion,) in zip(
+            rooms, sample_within(session, asked, [*rooms.values()], sampling), strict=True
+        ):
+            attempt.execution = completion
 
     def _room(self, attempt: _Attempt, limit: int, session: Session) -> int:
         """How many tokens an execution may have; none where the plan has ended the answer."""
@@ -242,39 +233,27 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """Attempts with one plan as lines of `gxpo.rollouts/1`; all but the first are forks after its plan."""
     first, base = group[0], ""
-    name = f"s{session.step}/{first.draw}" + (f"/z{first.number}" if phase == "micro" else "")
+    name = group_of(session, first.draw) + (f"/z{first.number}" if phase == "micro" else "")
     for i, attempt in enumerate(group):
         assert attempt.execution is not None
         number = {"micro": f"{i}", "together": f"{attempt.number}.{i}"}.get(phase, f"{attempt.number}")
         state = f"{attempt.task.id}:{'.'.join(map(str, attempt.plan.tokens))}"
         execution = {"context": list(attempt.context), **_turn(EXECUTOR, attempt.execution, trained[1], state)}
-        record: dict[str, Any] = {
-            "schema": "gxpo.rollouts/1",
-            "task": attempt.task.id,
-            "group": name,
-            "id": f"{name}/{number}",
-            "turns": [execution],
-            "truncated": attempt.execution.finish == "length",
-            "sampling": dataclasses.asdict(session.sampling),
-            "info": {"phase": phase, "plan": attempt.number},
-        }
-        if i:
-            yield record | {"fork": {"of": base, "turn": 0, "token": None}}
-        else:
-            base = record["id"]
-            text = attempt.task.prompt if isinstance(attempt.task.prompt, str) else None
+        columns: dict[str, Any] = {"fork": {"of": base, "turn": 0, "token": None}, "turns": [execution]}
+        if not i:
+            base = f"{name}/{number}"
             plan = _turn(PLANNER, attempt.plan, trained[0], attempt.task.id)
-            yield record | {"prompt": list(attempt.prompt), "prompt_text": text, "turns": [plan, execution]}
+            columns = {"prompt": list(attempt.prompt), "turns": [plan, execution]}
+        yield record(
+            attempt.task,
+            name,
+            f"{name}/{number}",
+            session.sampling,
+            truncated=attempt.execution.finish == "length",
+            info={"phase": phase, "plan": attempt.number},
+            **columns,
+        )
 
 
 def _turn(agent: str, said: Completion, trained: bool, state: str) -> dict[str, Any]:
-    return {
-        "agent": agent,
-        "action": said.tokens,
-        "logprob": said.logprobs,
-        "finish": said.finish,
-        "policy_version": said.policy_version,
-        "state": state,
-        "trainable": trained,
-        "extras": {} if said.support is None else {"support": torch.as_tensor(said.support)},
-    }
+    return {"agent": agent, "state": state, "trainable": trained, **action(said)}

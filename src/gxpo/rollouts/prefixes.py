@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
-
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.records import load
-from gxpo.rollouts.again import need_single_turn, record
+from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.grow import action, group_of, keyed, record, sample_within, stream
 from gxpo.rollouts.search import Search
 
 
@@ -94,7 +93,7 @@ class Prefixes:
         limit, attempts = session.sampling.max_new_tokens, []
         for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True):
             usable = [p for p in known.get(task.id, [Prefix()]) if len(p.tokens) < limit]
-            draws = random.Random(f"{session.seed}/{session.step}/{draw}/prefix")
+            draws = keyed(session, draw, "prefix")
             prompt = session.encode(task)
             attempts += [_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)]
         self._completed(attempts, session)
@@ -109,20 +108,11 @@ class Prefixes:
 
     @staticmethod
     def _completed(attempts: Sequence[_Attempt], session: Session) -> None:
-        """A completion for every attempt, those with prefixes of one length together."""
-        limit = session.sampling.max_new_tokens
-        for size in sorted({len(a.prefix.tokens) for a in attempts}):
-            together = [a for a in attempts if len(a.prefix.tokens) == size]
-            requests = [
-                Request(
-                    (*a.prompt, *a.prefix.tokens),
-                    (StreamKey(session.seed, session.step, a.draw, a.number),),
-                )
-                for a in together
-            ]
-            sampling = replace(session.sampling, max_new_tokens=limit - size)
-            for attempt, (done,) in zip(together, session.sample(requests, sampling), strict=True):
-                attempt.done = done
+        """A completion for every attempt."""
+        requests = [Request((*a.prompt, *a.prefix.tokens), (stream(session, a.draw, a.number),)) for a in attempts]
+        rooms = [session.sampling.max_new_tokens - len(a.prefix.tokens) for a in attempts]
+        for attempt, (done,) in zip(attempts, sample_within(session, requests, rooms), strict=True):
+            attempt.done = done
 
 
 @dataclass(eq=False)
@@ -150,20 +140,15 @@ def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, 
         shared, base = max(
             ((_common(tokens, other.prefix.tokens), -j) for j, other in enumerate(group[:i])), default=(0, 0)
         )
-        name = f"s{session.step}/{attempt.draw}"
-        given = tokens[shared:]
+        name = group_of(session, attempt.draw)
+        given = Completion([*tokens[shared:]], [math.nan] * (len(tokens) - shared), "stop")
         where: dict[str, Any] = {"prompt": list(attempt.prompt)}
         if shared:
             where = {"fork": {"of": f"{name}/{-base}", "turn": 0, "token": shared}}
-        turn = {
-            "action": [*given, *done.tokens],
-            "logprob": [None] * len(given) + done.logprobs,
-            "trainable": [False] * len(given) + [True] * len(done.tokens),
+        turn = action(given, done) | {
+            "trainable": [False] * len(given.tokens) + [True] * len(done.tokens),
             "segments": [b - shared for b in begins if b >= shared],
-            "finish": done.finish,
-            "policy_version": done.policy_version,
             "state": attempt.task.id,
-            "extras": _support(given, done),
         }
         yield record(
             attempt.task,
@@ -185,14 +170,3 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
             break
         same += 1
     return same
-
-
-def _support(given: Sequence[int], done: Completion) -> dict[str, torch.Tensor]:
-    """The completion's support; a given token has itself."""
-    if done.support is None:
-        return {}
-    own = torch.as_tensor(done.support)
-    alone = torch.full((len(given), own.shape[1]), -1, dtype=own.dtype)
-    if len(given):
-        alone[:, 0] = torch.tensor(given, dtype=own.dtype)
-    return {"support": torch.cat([alone, own])}

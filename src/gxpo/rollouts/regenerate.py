@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.again import action, record
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.episodes import AGENT, Episode, Play
+from gxpo.rollouts.grow import action, keyed, record, sample_within
 from gxpo.rollouts.independent import Independent
 
 
@@ -84,27 +83,21 @@ class Regenerate:
         most = self.prompts or tasks
         if len(failed) <= most:
             return failed
-        chosen = random.Random(f"{session.seed}/{session.step}/regenerate").sample(range(len(failed)), most)
+        chosen = keyed(session, "regenerate").sample(range(len(failed)), most)
         return [failed[i] for i in sorted(chosen)]
 
     def _again(self, cuts: Sequence[tuple[Episode, int]], play: Play) -> list[dict[str, Any]]:
         """`samples` new endings of every cut step, and what came of them."""
-        session = play.session
-        limit = session.sampling.max_new_tokens
-        by_room: dict[int, list[tuple[Episode, int, list[int]]]] = defaultdict(list)
+        session, kept, requests = play.session, [], []
         for episode, turn in cuts:
             said: list[int] = episode.turns[turn]["action"]
-            kept = said[: max(0, len(said) - self.dropped)]
-            by_room[limit - len(kept)].append((episode, turn, kept))
+            kept.append(said[: max(0, len(said) - self.dropped)])
+            keys = tuple(_key(episode, turn, j) for j in range(self.samples))
+            requests.append(Request((*episode.stood[turn].context.ids, *kept[-1]), keys))
+        found = sample_within(session, requests, [session.sampling.max_new_tokens - len(k) for k in kept])
         records = []
-        for room, together in sorted(by_room.items()):
-            requests = []
-            for episode, turn, kept in together:
-                keys = tuple(_key(episode, turn, j) for j in range(self.samples))
-                requests.append(Request((*episode.stood[turn].context.ids, *kept), keys))
-            found = session.sample(requests, dataclasses.replace(session.sampling, max_new_tokens=room))
-            for (episode, turn, kept), request, new in zip(together, requests, found, strict=True):
-                records += self._judged(episode, turn, kept, request, new, play)
+        for (episode, turn), said, request, new in zip(cuts, kept, requests, found, strict=True):
+            records += self._judged(episode, turn, said, request, new, play)
         return records
 
     def _judged(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.grow import action, dotted, record, sample_within
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
 
 
@@ -36,24 +36,17 @@ class Answers(Grower):
         return trees
 
     def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
-        limit, by_room = self.session.sampling.max_new_tokens, defaultdict(list)
-        for tree, node in batch:
-            by_room[min(self.longest, limit - node.length)].append((tree, node))
-        for room, together in sorted(by_room.items()):
-            requests = [
-                Request(
-                    (*tree.context, *_tokens(node)),
-                    tuple(self.stream(tree, (*node.path, k)) for k in range(self.width)),
-                )
-                for tree, node in together
-            ]
-            sampling = dataclasses.replace(self.session.sampling, max_new_tokens=room)
-            for (tree, node), found in zip(together, self.session.sample(requests, sampling), strict=True):
-                for done in found:
-                    ended = done.finish == "stop" or self._stopped([*_tokens(node), *done.tokens])
-                    full = node.length + len(done.tokens) >= limit
-                    node.add(done, done.logprobs, terminal=ended or full, cut=not ended)
-                    tree.spent += len(done.tokens)
+        limit = self.session.sampling.max_new_tokens
+        requests = [
+            Request((*tree.context, *_tokens(node)), self.streams(tree, node, self.width)) for tree, node in batch
+        ]
+        rooms = [min(self.longest, limit - node.length) for _, node in batch]
+        for (tree, node), found in zip(batch, sample_within(self.session, requests, rooms), strict=True):
+            for done in found:
+                ended = done.finish == "stop" or self._stopped([*_tokens(node), *done.tokens])
+                full = node.length + len(done.tokens) >= limit
+                node.add(done, done.logprobs, terminal=ended or full, cut=not ended)
+                tree.spent += len(done.tokens)
 
     def _stopped(self, tokens: Sequence[int]) -> bool:
         """Whether a text that ends answers began in one piece and ended in the next."""
@@ -64,33 +57,16 @@ class Answers(Grower):
         way = leaf.way()[shared:]
         pieces: list[Completion] = [node.piece for node in way]
         begins = [node.length - node.tokens for node in way]
-        task = tree.task
         where: dict[str, Any] = {"prompt": list(tree.context)}
         if base is not None:
             where = {"fork": {"of": self.name(tree, base), "turn": 0, "token": begins[0]}}
-        elif isinstance(task.prompt, str):
-            where["prompt_text"] = task.prompt
-        turn = {
-            "action": [t for p in pieces for t in p.tokens],
-            "logprob": [x for p in pieces for x in p.logprobs],
-            "segments": [b - begins[0] for b in begins],
-            "finish": "length" if leaf.cut else "stop",
-            "policy_version": pieces[-1].policy_version,
-            "state": task.id,
-            "extras": _support(pieces),
-        }
-        return {
-            "schema": "gxpo.rollouts/1",
-            "task": task.id,
-            "group": tree.group,
-            "id": self.name(tree, leaf),
-            **where,
-            "turns": [turn],
-            "reward": None,
-            "truncated": leaf.cut,
-            "sampling": dataclasses.asdict(self.session.sampling),
-            "info": {"path": list(leaf.path), "tree_tokens": tree.spent},
-        }
+        finish = "length" if leaf.cut else "stop"
+        turn = action(*pieces) | {"segments": [b - begins[0] for b in begins], "finish": finish, "state": tree.task.id}
+        info = {"path": list(leaf.path), "tree_tokens": tree.spent}
+        return record(
+            tree.task, tree.group, self.name(tree, leaf), self.session.sampling,
+            **where, turns=[turn], truncated=leaf.cut, info=info,
+        )  # fmt: skip
 
 
 class Episodes(Grower):
@@ -112,9 +88,8 @@ class Episodes(Grower):
     def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
         forks = []
         for tree, node in batch:
-            for k in range(self.width):
-                key = self.stream(tree, (*node.path, k))
-                forks.append((node.piece, node.depth, key, f"{tree.draw}/{'.'.join(map(str, (0, *key.path)))}"))
+            for key in self.streams(tree, node, self.width):
+                forks.append((node.piece, node.depth, key, f"{tree.draw}/{dotted(key)}"))
         twins = self.play.fork(forks)
         self.play.turn(self.play.running(twins))
         running = set(map(id, self.play.running(twins)))
@@ -135,14 +110,6 @@ class Episodes(Grower):
 def _tokens(node: Node) -> list[int]:
     """All tokens down to a node of an answer."""
     return [t for n in node.way() for t in n.piece.tokens]
-
-
-def _support(pieces: Sequence[Completion]) -> dict[str, Tensor]:
-    blocks = [torch.as_tensor(p.support) for p in pieces if p.support is not None]
-    if not blocks:
-        return {}
-    widest = max(b.shape[1] for b in blocks)
-    return {"support": torch.cat([torch.nn.functional.pad(b, (0, widest - b.shape[1]), value=-1) for b in blocks])}
 
 
 # ---------------------------------------------------------------- the part

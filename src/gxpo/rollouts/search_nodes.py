@@ -12,6 +12,7 @@ from typing import Any
 from gxpo.forest import Forest
 from gxpo.protocols import Session, StreamKey, Task
 from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.grow import group_of, keyed, stream
 
 
 def backed_up(value: float, outcome: float, weight: float) -> float:
@@ -138,13 +139,14 @@ class Grower:
         """A tree for every draw."""
         s, trees = self.session, []
         for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True):
-            tree = SearchTree(task, draw, f"s{s.step}/{draw}", random.Random(f"{s.seed}/{s.step}/{draw}/search"))
+            tree = SearchTree(task, draw, group_of(s, draw), keyed(s, draw, "search"))
             tree.current = tree.root
             trees.append(tree)
         return trees
 
-    def stream(self, tree: SearchTree, path: tuple[int, ...]) -> StreamKey:
-        return StreamKey(self.session.seed, self.session.step, tree.draw, 0, path)
+    def streams(self, tree: SearchTree, node: Node, children: int) -> tuple[StreamKey, ...]:
+        """Of the children of a node."""
+        return tuple(stream(self.session, tree.draw, 0, (*node.path, k)) for k in range(children))
 
     def expand(self, batch: Sequence[tuple[SearchTree, Node]]) -> None:
         """`width` children of every node, sampled together; terminals are marked, tokens noted as spent."""

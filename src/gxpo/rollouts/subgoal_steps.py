@@ -11,12 +11,12 @@ from typing import Any, Literal
 from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
-from gxpo.rollouts.again import action, record
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.context import opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways, need_expert
 from gxpo.rollouts.graph import SHARED
+from gxpo.rollouts.grow import action, dotted, group_of, record, stream
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, filled
 
 
@@ -166,7 +166,7 @@ class SubgoalSteps:
 
     def _record(self, t: _Tried, session: Session) -> dict[str, Any]:
         step, place, said = t.step, t.step.place, t.fork.said
-        group = f"s{session.step}/{place.draw}/t{place.turn}" + ("/low" if step.low else "")
+        group = f"{group_of(session, place.draw)}/t{place.turn}" + ("/low" if step.low else "")
         number = t.key.path[-1] if step.low else t.key.attempt
         state = place.said.state
         act = self.turn(EXECUTOR, t.executor, t.said, step.low)
@@ -223,7 +223,7 @@ class _Tried:
     @property
     def name(self) -> str:
         """Of the environment that it is done in."""
-        return f"{self.key.task}/{'.'.join(map(str, (self.key.attempt, *self.key.path)))}"
+        return f"{self.key.task}/{dotted(self.key)}"
 
     @property
     def right(self) -> bool:
@@ -244,7 +244,7 @@ def _play(session: Session, *, restorable: bool = False) -> Play:
 
 
 def _key(place: Place, attempt: int, path: tuple[int, ...], session: Session) -> StreamKey:
-    return StreamKey(session.seed, session.step, place.draw, attempt, (place.turn, *path))
+    return stream(session, place.draw, attempt, (place.turn, *path))
 
 
 @dataclass(frozen=True)

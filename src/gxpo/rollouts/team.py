@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
-
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, StreamKey, Task
+from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, Task
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.context import Context, text_of
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
+from gxpo.rollouts.grow import action, group_of, record, stream
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,12 @@ class Walk:
         return {
             "agent": role.name,
             "policy": self.cast.of(role),
-            "policy_version": completion.policy_version,
             "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
             **(where or {"observation": list(self.opening.ids)}),
             "observation_text": self.read,
-            "action": completion.tokens,
-            "logprob": completion.logprobs,
             "trainable": role.name not in self.cast.frozen,
-            "finish": completion.finish,
             "info": {"round": self.round},
-            "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
+            **action(completion),
         }
 
     def line(
@@ -140,20 +135,13 @@ class Walk:
         **info: Any,
     ) -> dict[str, Any]:
         """The walk as a line of `gxpo.rollouts/1`: all its turns, or those after a fork."""
-        first, *rest = turns
-        opened = {"prompt": first["context"], "prompt_text": first["observation_text"]}
-        return {
-            "schema": "gxpo.rollouts/1",
-            "task": self.task.id,
-            "group": group,
-            "id": name,
-            **(opened if fork is None else {"fork": fork}),
-            "turns": [first if fork else {k: v for k, v in first.items() if k != "context"}, *rest],
-            "reward": None,
-            "truncated": self.cut,
-            "sampling": dataclasses.asdict(self.session.sampling),
-            "info": {"answer": self.answer, **info},
-        }
+        where: dict[str, Any] = {"fork": fork, "prompt_text": None, "turns": turns}
+        if fork is None:
+            first, *rest = turns
+            where = {"prompt": first["context"], "prompt_text": first["observation_text"]}
+            where["turns"] = [{k: v for k, v in first.items() if k != "context"}, *rest]
+        info = {"answer": self.answer, **info}
+        return record(self.task, group, name, self.session.sampling, truncated=self.cut, info=info, **where)
 
     def take(self, completion: Completion) -> None:
         """The action is said, and it is the next one's turn."""
@@ -261,8 +249,7 @@ class _Attempt(Walk):
 
     def __init__(self, cast: Cast, task: Task, draw: str, number: int, session: Session) -> None:
         super().__init__(cast, task, session)
-        self.group = f"s{session.step}/{draw}"
-        self.key = StreamKey(session.seed, session.step, draw, number)
+        self.group, self.key = group_of(session, draw), stream(session, draw, number)
         self.turns: list[dict[str, Any]] = []
         self.kept: list[str] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.graph import Graph
+from gxpo.rollouts.grow import group_of, stream
 from gxpo.rollouts.team import Cast, Team, Teamwork, Walk, draws_of
 
 
@@ -133,9 +133,8 @@ class _Cells(Walk):
 
     def request(self, candidates: int) -> Request:
         assert self.role is not None
-        key = StreamKey(self.session.seed, self.session.step, self.draw, 0, turn=self.calls)
-        streams = tuple(dataclasses.replace(key, attempt=k) for k in range(1 if self.silent else candidates))
-        return Request(self.context, streams, policy=self.cast.of(self.role))
+        streams = (stream(self.session, self.draw, k, (), self.calls) for k in range(1 if self.silent else candidates))
+        return Request(self.context, tuple(streams), policy=self.cast.of(self.role))
 
     def local(self, said: Mapping[str, str], scores: Mapping[str, float]) -> float:
         """The role's own reward of a text."""
@@ -145,23 +144,10 @@ class _Cells(Walk):
     def records(self, candidates: Sequence[Completion]) -> list[dict[str, Any]]:
         """A line of `gxpo.rollouts/1` for each candidate."""
         assert self.role is not None
-        group = f"s{self.session.step}/{self.draw}/{self.calls}:{self.role.name}"
-        out = []
-        for k, completion in enumerate(candidates):
-            turn = self.turn(completion, whole=True)
-            out.append(
-                {
-                    "schema": "gxpo.rollouts/1",
-                    "task": self.task.id,
-                    "group": group,
-                    "id": f"{group}/{k}",
-                    "prompt": turn.pop("context"),
-                    "prompt_text": self.read,
-                    "turns": [turn],
-                    "reward": None,
-                    "truncated": completion.finish == "length",
-                    "sampling": dataclasses.asdict(self.session.sampling),
-                    "info": {"answer": self.answered(self.heard(completion))},
-                }
-            )
-        return out
+        group = f"{group_of(self.session, self.draw)}/{self.calls}:{self.role.name}"
+        lines = []
+        for k, said in enumerate(candidates):
+            line = self.line(f"{group}/{k}", group, [self.turn(said, whole=True)])
+            answer = self.answered(self.heard(said))
+            lines.append(line | {"truncated": said.finish == "length", "info": {"answer": answer}})
+        return lines

@@ -58,8 +58,7 @@ class Calls(Grower):
             walk: _Branch = node.piece.walk
             assert walk.role is not None
             ways = 1 if walk.role.name in self.cast.frozen else self.width
-            streams = tuple(self.stream(tree, (*node.path, k)) for k in range(ways))
-            requests.append(Request(walk.context, streams, policy=self.cast.of(walk.role)))
+            requests.append(Request(walk.context, self.streams(tree, node, ways), policy=self.cast.of(walk.role)))
         for (tree, node), found in zip(batch, self.session.sample(requests), strict=True):
             walk = node.piece.walk
             for done in found:

@@ -14,9 +14,10 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.branching import Grove, Purse, check_counts, groves_of, kept_of, keyed
+from gxpo.rollouts.branching import Grove, Purse, check_counts, groves_of, kept_of
 from gxpo.rollouts.build import name_draws
 from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.grow import keyed
 
 Decode = Callable[[Sequence[int]], str]
 
