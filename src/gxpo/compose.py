@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 import re
 import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from gxpo import former, ranges
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import Definition, Stated, check_refusals, finite, merge, same, show, unknown_key
 from gxpo.pipeline import Method
@@ -60,6 +63,8 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
             own = definition.keys
             extra = {k: v for k, v in systems[name].items() if k not in own or not same(own[k], v)}
             definitions[-1] = (word.strip(), definition, {**own, **extra})
+    definitions = [(label, d, former.renewed_keys(keys, label)) for label, d, keys in definitions]
+    stated = former.renewed(stated, [definition for _, definition, _ in definitions])
     return _build(spec, definitions, merge(definitions, stated, METHODS))
 
 
@@ -111,9 +116,19 @@ class _Keys:
         )
 
     def part(
-        self, slot: str, value: Any, table: Mapping[str, Any], prefix: str | None = None, what: str = "part"
+        self,
+        slot: str,
+        value: Any,
+        table: Mapping[str, Any],
+        prefix: str | None = None,
+        what: str = "part",
+        main: str | None = None,
     ) -> Any:
-        """The part that `value` names, its fields filled from `prefix.FIELD`."""
+        """The part that `value` names, its fields filled from `prefix.FIELD`.
+
+        main  the slot of the part that it is added to: fields that its class names in `follows`, and those whose
+              default is None, are as they are there unless they are stated
+        """
         kind = resolve_part(value, table, slot, what)
         if isinstance(kind, Unexecuted):
             for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
@@ -132,12 +147,27 @@ class _Keys:
             key = f"{prefix}.{entry.name}"
             if entry.name == "control":
                 fields["control"] = self.control(key, default)
+            elif main is not None and self.follows(kind, entry, key, f"{main}.{entry.name}"):
+                self.take(key, None)
+                of_main = self.resolved[f"{main}.{entry.name}"].value
+                fields[entry.name] = default if of_main is None else of_main
             else:
                 fields[entry.name] = self.field(key, default, hints[entry.name], "unbounded" in entry.metadata)
+        self.check(kind, fields, prefix)
         try:
             return kind(**fields)
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
+
+    def follows(self, kind: type, entry: dataclasses.Field[Any], key: str, of_main: str) -> bool:
+        """Whether a field of an added part is as in the part that it is added to."""
+        may = entry.default is None or entry.name in getattr(kind, "follows", ())
+        return may and of_main in self.resolved and (key not in self.stated or self.stated[key].value is None)
+
+    def check(self, kind: type, fields: Mapping[str, Any], prefix: str) -> None:
+        """Refuse values that the annotations of a part's fields exclude, by their whole keys."""
+        keys = [f"{prefix}.{name}" for name in fields]
+        ranges.check(kind, fields, prefix, {k: _said(self.stated[k]) for k in keys if k in self.stated})
 
     def control(self, key: str, default: Any) -> Any:
         """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
@@ -165,6 +195,11 @@ class _Keys:
 
     def leftover(self) -> list[str]:
         return [k for k in self.stated if k not in self.used]
+
+
+def _said(stated: Stated) -> str:
+    """Where a value comes from, but for those of a call's own arguments."""
+    return "" if stated.origin == "override" else stated.origin
 
 
 _PROTOCOL = {  # what a part must have, where it is more than being callable
@@ -201,6 +236,10 @@ def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
         get_origin(hint) is Literal and type(value) is str and value in get_args(hint)
     ):
         return value
+    if get_origin(hint) is Literal and type(value) is str:
+        rule = ranges.rule_of(hint)
+        assert rule is not None
+        raise ConfigError(ranges.refusal(key, value, rule, _said(stated)))
     if isinstance(value, list) and get_origin(hint) is tuple:
         value = tuple(value)
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second, for what plain comparisons don't decide
@@ -243,10 +282,7 @@ def _build(
     from gxpo.rollouts.independent import Independent
 
     keys = _Keys(stated)
-    total = keys.part("credit", keys.take("credit", GroupRelative), parts.CREDITS, what="credit")
-    for extra in keys.names("credit.add"):
-        slot = f"credit.add.{extra}"
-        total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit")
+    total = _credit(keys, GroupRelative)
     weights = _named(keys, "weight", parts.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", Independent), parts.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
@@ -306,6 +342,39 @@ def _run_keys(keys: _Keys) -> dict[str, Stated]:
     from gxpo.settings import RUN_KEYS  # pydantic's models take a while
 
     return {k: keys.stated[k] for k in left if k in RUN_KEYS}
+
+
+def _credit(keys: _Keys, default: Any) -> Any:
+    """The credit, and those that are added to it."""
+    from gxpo import parts
+
+    total = keys.part("credit", keys.take("credit", default), parts.CREDITS, what="credit")
+    for extra in keys.names("credit.add"):
+        slot = f"credit.add.{extra}"
+        total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit", main="credit")
+    return total
+
+
+def part_of(folder: str, value: Any, options: Mapping[str, Any]) -> Any:
+    """The part of a stage's folder that `value` names, made with options as under the part's keys; several where a
+    former part is a composition now: their sum, or their product."""
+    from gxpo import parts
+
+    name = show(value) if not isinstance(value, former.FormerPart) else value.name
+    slot, table = parts.place_of(folder, name if (old := former.table(folder).get(name)) is None else show(old.now))
+    slot = slot.replace("NAME", name)
+    prefix = "objective" if slot in ("objective.gate", "objective.ratio") else slot
+    stated = {slot: Stated(value, name), **{f"{prefix}.{k}": Stated(v, name) for k, v in options.items()}}
+    keys = _Keys(former.renewed(stated))
+    if folder == "credit":
+        made = _credit(keys, None)
+    elif folder == "weighting":
+        made = functools.reduce(operator.mul, _named(keys, "weight", table, "weight").values())
+    else:
+        made = keys.part(slot, keys.take(slot, None), table, prefix)
+    if left := keys.leftover():
+        raise unknown_key(left[0], keys.valid)
+    return made
 
 
 def _named(keys: _Keys, stage: str, table: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -377,6 +446,7 @@ def _policy_term(keys: _Keys) -> Any:
         if entry.name not in fields:
             key = f"objective.{entry.name}"
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
+    keys.check(kind, fields, "objective")
     return next((part for part in (gate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
 
 
@@ -428,6 +498,7 @@ def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> An
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
     if fields["coef"] < 0:
         raise ConfigError(f"{slot}.coef={fields['coef']} is negative")
+    keys.check(kind, fields, slot)
     return kind(**fields)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.errors import ConfigError, MethodConflict, did_you_mean
+from gxpo.ranges import snake
 
 STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
@@ -43,6 +44,7 @@ class Definition:
     authors: str = ""
     alias_of: str | None = None
     code: str = ""
+    renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # former key -> new: see `gxpo.former`
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:
@@ -185,7 +187,7 @@ def _shown(kind: type) -> str:
     if not kind.__module__.startswith("gxpo."):
         with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
+    return snake(kind.__name__)
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:

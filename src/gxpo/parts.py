@@ -11,14 +11,15 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
+from gxpo import former
 from gxpo.keys import show
 
 _COMBINATIONS = ("CreditSum", "TermSum", "WeightProduct")
-_FORMER = {"pass_atk": "pass_at_k"}  # names in the configurations of earlier versions
 
 
-class Table(Mapping[str, type]):
+class Table(Mapping[str, Any]):
     """Every part that a module of the folder `gxpo.FOLDER` defines, by name.
 
     base     "module:class" that parts derive from, or "method()" that they have
@@ -51,8 +52,10 @@ class Table(Mapping[str, type]):
         base = getattr(importlib.import_module(f"{self._folder}.{module}"), name)
         return lambda kind: issubclass(kind, base)
 
-    def __getitem__(self, name: str) -> type:
-        return self._found[_FORMER.get(name, name)]
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found and name in former.table(folder := self._folder.removeprefix("gxpo.")):
+            return former.FormerPart(folder, name, name)
+        return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
@@ -72,3 +75,22 @@ RATIOS = Table("objectives", "ratio:Ratio")
 CONTROLS = Table("objectives", "control:Control")
 TERMS = Table("objectives", "base:TermPart")
 UPDATES = Table("learners", "run()")
+
+_PLACES = (  # folder, slot and table of each kind of part
+    ("credit", "credit", CREDITS),
+    ("weighting", "weight.NAME", WEIGHTS),
+    ("rollouts", "rollout", ROLLOUTS),
+    ("rewards", "reward.add.NAME", REWARDS),
+    ("segments", "segment", SEGMENTERS),
+    ("signals", "signal.NAME", SIGNALS),
+    ("objectives", "objective.gate", GATES),
+    ("objectives", "objective.ratio", RATIOS),
+    ("objectives", "objective.kl.control", CONTROLS),
+    ("objectives", "objective.add.NAME", TERMS),
+    ("learners", "update", UPDATES),
+)
+
+
+def place_of(folder: str, name: str) -> tuple[str, Table]:
+    """The slot, and the table, of a folder's part."""
+    return next((slot, table) for home, slot, table in _PLACES if home == folder and name in table)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 
+from gxpo.compose import hints_of
 from gxpo.errors import ConfigError
 from gxpo.parts import CREDITS
 
@@ -39,7 +41,7 @@ WORDS = {
         "value": ("leaf_mean", "child_mean"),
         "scale": ("none", "sibling_std"),
     },
-    "pass_atk": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second")},
+    "pass_at_k": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second")},
     "retrospective": {"center": CENTERS, "scale": ("std", "none")},
     "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
     "segment_relative": {"scale": ("std", "batch_std", "none")},
@@ -59,9 +61,11 @@ def test_words(part, setting):
     beside = {"form": "edge"} if (part, setting) == ("node_value", "scale") else {}
     for word in words:
         assert getattr(make(**{**beside, setting: word}), setting) == word
-    said = f"credit.{setting} is 'other'; it is one of {', '.join(words)}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ConfigError, match=f"^credit.{setting} is 'other'; it is one of {words[0]}, "):
         make(**{setting: "other"})
+    for word in {*get_args(hints_of(make)[setting])} - {*words}:
+        with pytest.raises(ConfigError, match=f"^credit.{setting} is {word!r}; it is one of {', '.join(words)}$"):
+            make(**{setting: word})
 
 
 EDGES = [
@@ -75,7 +79,7 @@ EDGES = [
     ("group_relative", {"quantile": 0.01}),
     ("negative_groups", {"alpha": 0.0}),
     ("pairwise_auc", {"tau": 0.01}),
-    ("pass_atk", {"k": 1}),
+    ("pass_at_k", {"k": 1}),
     ("risk_bundle", {"size": 1, "mix": 0.0, "lr": 0.0}),
     ("segment_relative", {"bound": 0.01}),
     ("set_relative", {"size": 1}),
@@ -114,7 +118,7 @@ OUTSIDE = [
     ),
     ("negative_groups", {"alpha": -0.1}, "credit.alpha is -0.1; it is the weight of an all-wrong group, 0 or more"),
     ("pairwise_auc", {"tau": 0.0}, "credit.tau is 0.0; it is a temperature of mean log-probs, above 0, such as 0.6"),
-    ("pass_atk", {"k": 0}, "credit.k is 0; it is a number of attempts, at least 1"),
+    ("pass_at_k", {"k": 0}, "credit.k is 0; it is a number of attempts, at least 1"),
     ("segment_relative", {"bound": 0.0}, "credit.bound is 0.0; it is the largest credit there may be, above 0"),
     ("set_relative", {"size": 0}, "credit.size is 0; it is a number of attempts, at least 1"),
     ("turn_relative", {"time": "state"}, "credit.time is 'state'; it is 'turn' or 'step_info.KEY'"),

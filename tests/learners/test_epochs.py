@@ -43,5 +43,5 @@ def test_each_trajectory_once_an_epoch():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match=r"update.minibatches is 0; it is 1 or more"):
         Epochs(minibatches=0)

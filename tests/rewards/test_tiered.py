@@ -89,7 +89,7 @@ def test_refusals():
         ({"values": [0.2, 0.2, 0.5]}, "must rise"),
         ({"alpha": 0.0}, "alpha is above 0"),
         ({"alpha": 1.5}, "alpha is above 0"),
-        ({"solved": "best"}, "tiered: solved"),
+        ({"solved": "best"}, "tiered.solved is .best.; it is one of "),
     ):
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ConfigError
+from gxpo.ranges import Part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -29,7 +30,7 @@ def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
     return strongest == 0
 
 
-class CreditPart(ABC):
+class CreditPart(Part, ABC):
     """Base of credit parts: a frozen dataclass whose `__call__` gives [P] float64, detached.
 
     needs     signals it reads
@@ -38,6 +39,7 @@ class CreditPart(ABC):
     on_equal  what a group of equal scores is given: "zero", or "signal" for parts built to differ
     """
 
+    slot = "credit"
     provides: tuple[str, ...] = ()
 
     needs: tuple[str, ...] = ()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.ranges import Part
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:
@@ -26,17 +28,12 @@ def deal(group: Tensor, minibatches: int) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(Part):
     """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order."""
 
-    epochs: int = 1
-    minibatches: int = 1
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.minibatches < 1:
-            raise ConfigError(
-                f"update.epochs and update.minibatches must be at least 1, not {self.epochs} and {self.minibatches}"
-            )
+    slot = "update"
+    epochs: Annotated[int, Ge(1)] = 1
+    minibatches: Annotated[int, Ge(1)] = 1
 
     def optimiser_steps(self, groups: int) -> int:
         """Optimiser steps in a step of that many groups."""

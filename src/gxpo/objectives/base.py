@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.ranges import Part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
 
 
-class TermPart(ABC):
+class TermPart(Part, ABC):
     """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`.
 
     A term is one function of the whole optimiser step, L(x), x the policy's outputs on all of P. `weight` [P] is the
@@ -34,6 +35,7 @@ class TermPart(ABC):
     reads_credit  False for a term that reads outcomes or verdicts instead
     """
 
+    slot = "objective"
     reads_credit: bool = True
     couples: str = "token"
     outputs: tuple[str, ...] = ("logprob",)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gxpo.errors import CheckpointError, ConfigError, one_of
+from gxpo.ranges import Part
 
 
-class Control(ABC):
+class Control(Part, ABC):
     """Base of controls: frozen dataclasses that give a term's coefficient, constant within a step.
 
     Terms that hold one call `coefficient`; the trainer calls `adjust` once per step, after the update. What a control
@@ -22,6 +23,7 @@ class Control(ABC):
     follows    the figure without which it can't leave 0; its term has it measured then
     """
 
+    slot = "control"
     from_zero: bool = False
     follows: str = ""
 

@@ -55,6 +55,7 @@ class Distillation(TermPart):
     Source: SDPO, arXiv 2601.20802, and its code (alpha 0.5, bound 2, token mean); weights by entropy: SRPO.
     """
 
+    slot = "NAME"
     alpha: float = 0.5
     ratio_max: float | None = 2.0
     beta: float = 0.0

@@ -24,6 +24,7 @@ class Entropy(Penalty):
     where that is absent.
     """
 
+    slot = "objective.entropy"
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
 
     name = "entropy"

@@ -62,6 +62,7 @@ class EntropyBand(Penalty):
     Source: EPO, arXiv 2509.22576, and its code.
     """
 
+    slot = "objective.add.NAME"
     coef: float = 0.001
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum", "turn_mean"] = "turn_mean"  # type: ignore[assignment]  # one more than its base
     control: Control | None = field(default_factory=TwoPhaseDecay)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.ranges import Part
 
 
 def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
@@ -71,7 +72,7 @@ class Entries:
         return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
 
 
-class Gate(ABC):  # noqa: B024  # those that are built on it add abstract methods
+class Gate(Part, ABC):  # those that are built on it add abstract methods
     """Base: the unclipped importance-weighted loss -A rho.
 
     couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
@@ -82,6 +83,7 @@ class Gate(ABC):  # noqa: B024  # those that are built on it add abstract method
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
     """
 
+    slot = "objective"
     couples: str = "token"
     beside: str | None = None
     outputs: tuple[str, ...] = ()

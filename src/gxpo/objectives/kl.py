@@ -82,6 +82,7 @@ class KL(Penalty):
     DeepSeek-V3.2 (arXiv 2512.02556) k3 times the ratio.
     """
 
+    slot = "objective.kl"
     estimator: Estimator = "k3"
     ratio_weighted: bool = False
     ratio_over: Literal["proximal", "behaviour"] = "proximal"

@@ -54,6 +54,7 @@ class MaskedKl(TermPart):
     not touch it, `forest.weight` does. Groups of equal rewards are trained by it as all others.
     """
 
+    slot = "objective.add.NAME"
     coef: float = 0.01
     entropy_coef: float = 0.03
     kl_max: float | None = None

@@ -42,6 +42,7 @@ class MirrorKl(Penalty):
     Needs several updates a step: on the first it has no gradient.
     """
 
+    slot = "objective.add.NAME"
     coef: float = 1.0
     least: float = 0.05
     total_steps: int | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import GxpoError
+from gxpo.ranges import Part
 
 if TYPE_CHECKING:
     from gxpo.protocols import PolicyTokens
@@ -84,12 +85,13 @@ def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
     return (total / length)[trajectory] + (log_ratio - held)
 
 
-class Ratio(ABC):
+class Ratio(Part, ABC):
     """Base of ratios: at what level the log-ratio of a token is taken.
 
     couples   "token" | "trajectory": whose log-ratios the value or the derivative at an entry depend on
     """
 
+    slot = "objective"
     couples: str = "token"
 
     @abstractmethod

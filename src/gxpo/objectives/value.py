@@ -49,6 +49,7 @@ class ValueRegression(TermPart):
     target  another name of the target's signal
     """
 
+    slot = "objective.add.NAME"
     coef: float = 0.5
     clip: float | None = None
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"

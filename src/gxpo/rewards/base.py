@@ -6,19 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gxpo.ranges import Part
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gxpo.forest import Forest
 
 
-class RewardPart(ABC):
+class RewardPart(Part, ABC):
     """Base of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
 
     Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
     `reward.shape.NAME` it gives one tensor [R], which takes the outcome's place. nan: unscored.
     """
 
+    slot = "reward.NAME"
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 

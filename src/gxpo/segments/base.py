@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gxpo.ranges import Part
+
 if TYPE_CHECKING:
     from gxpo.forest import Forest
 
@@ -64,13 +66,14 @@ class Action:
         return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
-class Segmenter(ABC):
+class Segmenter(Part, ABC):
     """Base of segmenters: a frozen dataclass with `begins`, and `labels` where its segments are of several kinds.
 
     What forks share keeps the numbers that the first trajectory with it gives; those of a fork's own tokens go on from
     there.
     """
 
+    slot = "segment"
     reads_entropy: bool = False
     provides: tuple[str, ...] = ("segments",)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import GxpoError
+from gxpo.ranges import Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ class SignalTools:
     asked: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
 
 
-class SignalPart(ABC):
+class SignalPart(Part, ABC):
     """Base of signal parts: a frozen dataclass that computes what other parts read by name, once per step.
 
     provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
@@ -53,12 +54,13 @@ class SignalPart(ABC):
     its parameters and its optimiser: they are what `tensors` and `state_dict` give to the checkpoint.
     """
 
+    slot = "signal.NAME"
     provides: tuple[str, ...] = ()
     axes: Mapping[str, str] = {}
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
-    def bind(self, tools: SignalTools) -> None:  # noqa: B027  # most parts have nothing to do here
+    def bind(self, tools: SignalTools) -> None:  # most parts have nothing to do here
         """Once, before the first step and before anything is loaded from a checkpoint."""
 
     @abstractmethod
@@ -74,12 +76,12 @@ class SignalPart(ABC):
         """What a resumed run needs, as JSON."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`, called after `load_tensors`."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a resumed run needs as tensors; its names may change from step to step."""
         return {}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `tensors`."""

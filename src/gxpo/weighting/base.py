@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo.ranges import Part
+
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals, Weight
 
 
-class WeightPart(ABC):
+class WeightPart(Part, ABC):
     """Base of weight parts: a frozen dataclass whose `__call__` gives [P], finite, >= 0, detached.
 
     A weight multiplies a policy term's per-entry loss after the gate and never changes a denominator.
     `needs` and `requires` as in credit; the signals always hold `proximal_logprob` and `behaviour_logprob` [P].
     """
 
+    slot = "weight.NAME"
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     on_equal: str = "zero"
