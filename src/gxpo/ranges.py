@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_arg
 from gxpo.errors import ConfigError, did_you_mean
 
 _COMPARE = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+_NAMES = {type(None): "null", str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 _KNOWN = (*_COMPARE, "multiple_of", "min_length", "max_length")
 
 
@@ -193,7 +194,7 @@ def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
     def holds(value: Any) -> bool:
         return any(_is(value, hint) and (rule is None or rule.holds(value)) for hint, rule in alternatives)
 
-    texts = [_name(hint) if rule is None else rule.text for hint, rule in alternatives]
+    texts = [text for hint, rule in alternatives if (text := _NAMES.get(hint, "") if rule is None else rule.text)]
     choices = tuple(c for _, rule in alternatives if rule is not None for c in rule.choices)
     return Rule(", or ".join(texts), holds, choices)
 
@@ -208,13 +209,6 @@ def _fields(each: list[Rule | None]) -> Rule | None:
 
     texts = ", then ".join("any" if rule is None else rule.text for rule in each)
     return Rule(f"{len(each)} values: {texts}", holds)
-
-
-def _name(hint: Any) -> str:
-    kind = get_origin(hint) or hint
-    return {type(None): "null", str: "a text", int: "an integer", float: "a number", bool: "true or false"}.get(
-        kind, f"a {getattr(kind, '__name__', str(kind))}"
-    )
 
 
 def _is(value: Any, hint: Any) -> bool:

@@ -65,7 +65,7 @@ WORDS = {
         "objective.score": ("logprob", "ratio"),
         "objective.ratio_over": ("proximal", "behaviour"),
     },
-    "distillation": {"over": ("taught", "all")},
+    "distillation": {"distillation.over": ("taught", "all")},
     "entropy_band": {"objective.add.entropy_band.aggregate": (*AGGREGATES, "turn_mean")},
     "mirror_kl": {"objective.add.mirror_kl.aggregate": AGGREGATES},
     "implicit_negative": {
