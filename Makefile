@@ -51,7 +51,7 @@ processor-avx2: export MKL_CBWR = AVX2
 processor-default processor-avx2: processor-%: .venv/.dev
 	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q $(TWO_WAYS) -k "not ($(WHOLE_RUNS))"
 
-docs: .venv/.train
+docs: .venv/.dev
 	$(BIN)/python scripts/make_docs.py
 
 lowest:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
-from gxpo.explain.picture import picture
+from gxpo.explain.forest_picture import picture
 from gxpo.forest import Forest
 from gxpo.keys import Stated
 from gxpo.trainer.loop import Trainer

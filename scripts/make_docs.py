@@ -18,9 +18,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DOCS / "methods", help="folder of the pages (default: %(default)s)")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--no-pictures", action="store_true", help="the pages alone, in seconds")
+    given = parser.parse_args()
+    out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
-    written = pages()
+    drawn = pages(lambda figure: "") if given.no_pictures else pages()
+    written = {name: text for name, text in drawn.items() if text}
     for path in sorted(out.iterdir()):
         if path.suffix in (".md", ".svg") and path.name not in written:  # of a method that is no more
             path.unlink()

@@ -1,17 +1,14 @@
 """Weights on a token's gradient by its ratio, and their picture."""
 
 import math
-import xml.etree.ElementTree as tree
 
 import pytest
 
 import gxpo
 from gxpo.explain.gate_effect import RATIOS, SAMPLED, TOLD, GateEffect, gate_effect, weights
-from gxpo.explain.gate_picture import gate_picture
+from gxpo.explain.method_pictures import gate_figure
 from gxpo.methods import METHODS
 from gxpo.objectives import PolicyGradient
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize(
@@ -57,29 +54,22 @@ def test_ratios_reach_one_exactly_and_stay_below_certainty():
     assert 1.0 in RATIOS and all(r in RATIOS for r in TOLD) and RATIOS[-1] * SAMPLED < 1
 
 
-def lines(svg, kind):
-    found = [p for p in tree.fromstring(svg).iter(f"{SVG}polyline") if p.get("class") == kind]
-    return [[tuple(map(float, pair.split(","))) for pair in p.get("points").split()] for p in found]
+def lines(figure):
+    """{label: [(x, y) of its points]}; of the base's two curves the last."""
+    return {line.get_label(): list(map(tuple, line.get_xydata())) for line in figure.axes[0].lines}
 
 
-def test_a_picture_has_two_lines_over_the_bases_and_keeps_only_bends():
+def test_a_picture_has_the_curve_of_each_sign_over_the_bases():
     base, cispo = (gate_effect(gxpo.method(name)) for name in ("grpo", "cispo"))
-    svg = gate_picture(cispo, base, "cispo")
-    assert svg == gate_picture(cispo, base, "cispo") and len(svg) < 4000
-    (right,), (wrong,), both = (lines(svg, kind) for kind in ("right", "wrong", "base"))
-    assert right == wrong and len(right) == 3 and len(both) == 2
-    # the picture is 384 wide from x 40, for ratios up to 4; 196 high from y 14, for weights from 4 down to 0
-    assert right[0] == pytest.approx((40 + 384 * 0.02 / 4, 14 + 196 * (4 - 0.02) / 4), abs=0.06)
-    assert right[1] == pytest.approx((40 + 384 * 1.28 / 4, 14 + 196 * (4 - 1.28) / 4), abs=2.1)
-    assert right[2] == pytest.approx((424, 14 + 196 * (4 - 1.28) / 4), abs=0.06)
-    assert both[0][-1] == pytest.approx((424, 210), abs=0.06) and both[1][-1] == pytest.approx((424, 14), abs=0.06)
+    drawn = lines(gate_figure(cispo, base, "cispo"))
+    right, wrong = drawn["cispo, A > 0"], drawn["A < 0"]
+    assert right == wrong and [x for x, _ in right] == list(RATIOS)
+    assert right[0] == pytest.approx((0.02, 0.02)) and right[-1] == pytest.approx((4.0, 1.28))
+    assert drawn["grpo"][-1] == pytest.approx((4.0, 4.0))  # A < 0: no bound above
 
 
 def test_what_pulls_back_is_drawn_below_zero_and_held_at_the_edge():
     base = gate_effect(gxpo.method("grpo"))
     pulled = GateEffect(tuple(1 - 3 * (r - 1) for r in RATIOS), tuple(r for r in RATIOS))
-    (right,) = lines(gate_picture(pulled, base, "x"), "right")
-    # weights from 4 down to -2: 1 - 3 (4 - 1) = -8 is held at -2, the picture's bottom
-    assert right[-1] == pytest.approx((424, 210), abs=0.06) and right[0][1] == pytest.approx(
-        14 + 196 * 0.06 / 6, abs=0.2
-    )
+    right = lines(gate_figure(pulled, base, "x"))["x, A > 0"]
+    assert right[-1][1] == -2.0 and right[0][1] == pytest.approx(1 + 3 * 0.98)  # 1 - 3 (4 - 1) = -8 is held at -2

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as tree
 from pathlib import Path
 
-from gxpo.explain.picture import picture
+from gxpo.explain.forest_picture import picture
 from gxpo.forest import Forest
 
 SVG = "{http://www.w3.org/2000/svg}"

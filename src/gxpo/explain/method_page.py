@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gxpo.compose import method
 from gxpo.explain.catalogue import EXPLAINED, entries, free
 from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
-from gxpo.explain.effect_picture import effect_picture, number
 from gxpo.explain.gate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, GateEffect, gate_effect
-from gxpo.explain.gate_picture import gate_picture
+from gxpo.explain.method_pictures import effect_figure, gate_figure, number, svg
 from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.keys import Definition, show
@@ -27,8 +26,11 @@ INDICES = {  # pages, and the sections that stand on each
 }
 
 
-def pages() -> dict[str, str]:
-    """Every generated file, by its name in docs/methods: two indices, a page for each method, and pictures."""
+def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
+    """Every generated file, by its name in docs/methods: two indices, a page for each method, and pictures.
+
+    draw  a picture's text from its matplotlib figure
+    """
     rows = entries()
     found = {"index.md": _index(rows), "more.md": _rest(rows)}
     base, plain = effect(method("grpo")), gate_effect(method("grpo"))
@@ -40,10 +42,10 @@ def pages() -> dict[str, str]:
         tried = effect(made)
         own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
         if isinstance(tried, Effect) and own:
-            found[f"{name}.svg"] = effect_picture(tried, base, name)
+            found[f"{name}.svg"] = draw(effect_figure(tried, base, name))
         gate = gate_effect(made)
         if isinstance(gate, GateEffect) and (name == "grpo" or not gate.same_as(plain)):
-            found[f"{name}_gate.svg"] = gate_picture(gate, plain, name)
+            found[f"{name}_gate.svg"] = draw(gate_figure(gate, plain, name))
             curves = _gate(name, gate)
         else:
             curves = f"Its objective is not drawn by ratio: {gate}." if isinstance(gate, str) else ""
