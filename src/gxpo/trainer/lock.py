@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from gxpo.errors import ConfigError
 
@@ -12,46 +13,36 @@ NAME = ".lock"
 
 
 class Lock:
-    """Exclusive lock of a run directory; the system releases it when the process ends, however that happens.
-
-    Without such locks (Windows) nothing is checked.
-    """
+    """Exclusive lock of a run directory; the system releases it when the process ends, however that happens."""
 
     def __init__(self, run: Path) -> None:
         self.run = Path(run)
-        self._file: IO[str] | None = None
+        self._lock = FileLock(self.run / NAME, thread_local=False)
+        self._file: os.stat_result | None = None
 
     @property
     def held(self) -> bool:
         """Between `acquire` and `release`."""
-        return self._file is not None
+        return self._lock.is_locked
 
     def acquire(self) -> None:
         """`ConfigError` if another process holds it."""
-        file = open(self.run / NAME, "a")  # noqa: SIM115  # open as long as it is held
         try:
-            import fcntl
-        except ImportError:
-            self._file = file
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
+            self._lock.acquire(timeout=0)
+        except Timeout:
             raise ConfigError(
                 f"{self.run} is being written by another process: wait for it, end it, or give another --out"
             ) from None
-        self._file = file
+        self._file = os.stat(self.run / NAME)
 
     def release(self) -> None:
         """Does nothing if it is not held."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._lock.release()
+        self._file = None
 
     def in_place(self) -> bool:
         """Whether the locked file is still the one in the directory: not if that was deleted or replaced."""
         try:
-            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.run / NAME))
+            return self._file is not None and os.path.samestat(self._file, os.stat(self.run / NAME))
         except FileNotFoundError:
             return False

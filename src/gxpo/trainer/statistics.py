@@ -1,10 +1,11 @@
-"""Intervals and pass@k: pure functions of numbers, in float64, without dependencies."""
+"""Intervals and pass@k: pure functions of numbers, in float64; quantiles by scipy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+
+from scipy.special import ndtri, stdtrit
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -32,7 +33,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes among {n}")
-    z = NormalDist().inv_cdf(_upper(confidence))
+    z = float(ndtri(_upper(confidence)))
     p, spread = successes / n, z * z / n
     middle = p + spread / 2
     half = z * math.sqrt((p * (1 - p) + spread / 4) / n)
@@ -61,7 +62,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     A single value gives (nan, nan): its spread is unknown. ValueError where there is none.
     """
     n = len(values)
-    t = t_quantile(_upper(confidence), n - 1) if n > 1 else math.nan
+    t = float(stdtrit(n - 1, _upper(confidence))) if n > 1 else math.nan
     if not n:
         raise ValueError("no values")
     mean = math.fsum(values) / n
@@ -78,70 +79,7 @@ def paired_interval(before: Sequence[float], after: Sequence[float], confidence:
     return mean_interval([b - a for a, b in zip(before, after, strict=True)], confidence)
 
 
-def t_quantile(probability: float, degrees: float) -> float:
-    """Quantile of Student's t, to about 1e-10 relative.
-
-    By bisection on P(|T| > t) = I_{d/(d+t²)}(d/2, 1/2); beyond 10⁴ degrees of freedom by the expansion in 1/d around
-    the normal quantile (Abramowitz and Stegun 26.7.5), whose first term left out is of order d⁻³.
-    """
-    if not 0 < probability < 1 or not degrees > 0:
-        raise ValueError(f"quantile at {probability} with {degrees} degrees of freedom")
-    if probability == 0.5:
-        return 0.0
-    if probability < 0.5:
-        return -t_quantile(1 - probability, degrees)
-    if degrees > 1e4:
-        z = NormalDist().inv_cdf(probability)
-        return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    tails = 2 * (1 - probability)
-    low, high = 0.0, 1.0
-    while _two_tails(high, degrees) > tails:
-        low, high = high, 2 * high
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            return middle
-        if _two_tails(middle, degrees) > tails:
-            low = middle
-        else:
-            high = middle
-
-
 def _upper(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence} is not between 0 and 1")
     return (1 + confidence) / 2
-
-
-def _two_tails(t: float, degrees: float) -> float:
-    square = t * t
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + square), square / (degrees + square))
-
-
-def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
-    """Regularised I_x(a, b), y = 1 - x given beside x so that neither loses digits (DLMF 8.17.22)."""
-    if x <= 0 or y <= 0:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side only
-        return 1.0 - _incomplete_beta(b, a, y, x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)) / a
-    # Lentz's evaluation of the continued fraction 1/(1 + d1/(1 + d2/(1 + ...))).
-    value, numerator, denominator, m = 1.0, 1.0, 0.0, 0
-    while True:
-        if m % 2:
-            j = (m - 1) // 2
-            d = -(a + j) * (a + b + j) * x / ((a + 2 * j) * (a + 2 * j + 1))
-        else:
-            j = m // 2
-            d = j * (b - j) * x / ((a + 2 * j - 1) * (a + 2 * j)) if m else 1.0
-        denominator = 1.0 / _away_from_zero(1.0 + d * denominator)
-        numerator = _away_from_zero(1.0 + d / numerator)
-        factor = numerator * denominator
-        value *= factor
-        if abs(factor - 1.0) < 1e-15 and m:
-            return front * (value - 1.0)
-        m += 1
-
-
-def _away_from_zero(x: float) -> float:
-    return x if abs(x) > 1e-300 else 1e-300
