@@ -16,7 +16,8 @@ from torch import Tensor
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.keys import Definition, Stated, show
-from gxpo.protocols import PolicyTokens
+from gxpo.objectives.base import evaluate
+from gxpo.protocols import Output, PolicyTokens
 from gxpo.rewards import own
 from gxpo.signals import Signals
 
@@ -117,14 +118,14 @@ class Method:
         return self._collect("requires")
 
     @cached_property
-    def outputs(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[Output, ...]:
         """Policy outputs that the loss reads."""
-        return ("logprob", *(o for o in self._collect("outputs") if o != "logprob"))
+        return tuple(dict.fromkeys(map(Output, ("logprob", *self._collect("outputs")))))
 
     @property
     def value_heads(self) -> tuple[str, ...]:
         """The value heads that some part reads or trains: "value", "value@NAME"."""
-        return tuple(sorted({x for x in (*self.outputs, *self.needs) if x.partition("@")[0] == "value"}))
+        return tuple(sorted({x for x in (*self.outputs, *self.needs) if Output(x).kind == "value"}))
 
     @property
     def reads_credit(self) -> bool:
@@ -229,6 +230,28 @@ class Method:
         out[entries] = weight
         return out
 
+    def evaluate(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        advantages: Tensor,
+        weight: Tensor,
+        signals: Mapping[str, Any] | None = None,
+        step: int = 0,
+    ) -> Loss:
+        """L(x) of a whole optimiser step, the terms summed, and what they report of it (clip fraction, KL...);
+        unscored trajectories count nowhere."""
+        sub, entries = _scored(forest)
+        dtype = policy.logprob.dtype
+        if not sub.n_trajectories:
+            return Loss(policy.logprob.sum() * 0.0, {})
+        held = self._held(forest, signals)
+        narrow = policy.index(entries)
+        args = (sub, narrow, advantages[entries].to(dtype), weight[entries].to(dtype), held, step)
+        found = [evaluate(term, *args) for term in self.terms.values()]
+        figures = {name: x for _, own in found for name, x in own.items()}
+        return Loss(torch.stack([value for value, _ in found]).sum(), figures)
+
     def objective(
         self,
         forest: Forest,
@@ -238,15 +261,8 @@ class Method:
         signals: Mapping[str, Any] | None = None,
         step: int = 0,
     ) -> Tensor:
-        """L(x) of a whole optimiser step, the terms summed; unscored trajectories count nowhere."""
-        sub, entries = _scored(forest)
-        dtype = policy.logprob.dtype
-        if not sub.n_trajectories:
-            return policy.logprob.sum() * 0.0
-        held = self._held(forest, signals)
-        narrow = policy.index(entries)
-        args = (sub, narrow, advantages[entries].to(dtype), weight[entries].to(dtype), held, step)
-        return torch.stack([term(*args) for term in self.terms.values()]).sum()
+        """The value of `evaluate` alone."""
+        return self.evaluate(forest, policy, advantages, weight, signals, step).value
 
     def active(
         self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
@@ -287,27 +303,8 @@ class Method:
             found = self.targets(forest, held, step)
             held |= {name: found[name] for name in missing}
         weight = self.token_weights(forest, credit, held, step)
-        value = self.objective(forest, pol, credit, weight, held, step)
-        return Loss(value, {"loss": float(value.detach()), **self.metrics(forest, pol, credit, weight, held)})
-
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        advantages: Tensor,
-        weight: Tensor,
-        signals: Mapping[str, Any] | None = None,
-    ) -> dict[str, float]:
-        """What the terms report of a step (clip fraction, KL, entropy...), over scored trajectories."""
-        sub, entries = _scored(forest)
-        out: dict[str, float] = {}
-        if sub.n_trajectories:
-            narrow, held = policy.index(entries), self._held(forest, signals)
-            for term in self.terms.values():
-                if hasattr(term, "metrics"):
-                    with torch.no_grad():
-                        out |= term.metrics(sub, narrow, advantages[entries], weight[entries], held)
-        return out
+        found = self.evaluate(forest, pol, credit, weight, held, step)
+        return Loss(found.value, {"loss": float(found.value.detach()), **found.metrics})
 
     # ------------------------------------------------------------ memory
     def _remembering(self) -> dict[str, Any]:

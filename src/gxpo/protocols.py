@@ -329,6 +329,32 @@ class Reward(Protocol):
 
 
 # ---------------------------------------------------------------- learning
+class Output(str):
+    """A request for an output of the policy at each token. It is its own name, by which results are keyed, so a name
+    serves wherever a request does: `Output(name)` reads one.
+
+    kind    "logprob" | "entropy" | "mean_logprob" (over the vocabulary) | "value" | "divergence" (to a teacher) |
+            "likeliest" | "likeliest_logprob"
+    at      after "@", "" for none: the inner layer, or share of the depth, that the head reads; the value head's name;
+            the divergence's mixture; how many of the likeliest
+    normed  False, written "unnormed_": the head reads an inner layer's state without the final norm
+
+    >>> Output("logprob", 0.25, normed=False), Output("value@low").kind, Output("value@low").at
+    ('unnormed_logprob@0.25', 'value', 'low')
+    """
+
+    kind: str
+    at: str
+    normed: bool
+
+    def __new__(cls, kind: str, at: str | float = "", *, normed: bool = True) -> Output:
+        made = super().__new__(cls, f"{'' if normed else 'unnormed_'}{kind}{'' if at == '' else '@'}{at}")
+        front, _, made.at = made.partition("@")
+        made.kind = front.removeprefix("unnormed_")
+        made.normed = made.kind == front
+        return made
+
+
 @dataclass(frozen=True)
 class PolicyTokens:
     """What the policies say of every path token; each tensor is [P].
@@ -385,7 +411,9 @@ class Weight(Protocol):
 
 
 class Term(Protocol):
-    """A summand of the objective: a scalar to minimise, one function of the whole optimiser step.
+    """A summand of the objective: one function of the whole optimiser step, which gives a scalar to minimise and
+    figures by metric name, without gradient. (A scalar alone has its figures from `metrics`, a method of the same
+    arguments but the last.)
 
     couples  "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative.
     active   [P] bool: entries whose outputs it reads (others need no forward pass, and may hold anything).
@@ -395,7 +423,7 @@ class Term(Protocol):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor: ...
+    ) -> tuple[Tensor, Mapping[str, float]] | Tensor: ...
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor: ...
 
 

@@ -146,7 +146,7 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     below = old.outputs(forest)["logprob"]
     policy = PolicyTokens(now["logprob"], below, proximal_logprob=below, outputs=now)
     blank = torch.ones(forest.n_entries, dtype=torch.float64)
-    found = float(term(forest, policy, blank, blank, signals, 0))
+    found = float(term(forest, policy, blank, blank, signals, 0)[0])
 
     def model(seed: int, context: list[int]) -> list[float]:
         with torch.no_grad():

@@ -35,7 +35,7 @@ def ours(term: PolicyGradient, at: Tensor = NEW) -> tuple[float, Tensor]:
     ones = torch.ones(5, dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
-        return term(forest, gxpo.PolicyTokens(x, OLD), CREDIT, ones, {}, 0)
+        return term(forest, gxpo.PolicyTokens(x, OLD), CREDIT, ones, {}, 0)[0]
 
     return float(loss(at)), slope(loss, at)
 
@@ -208,7 +208,7 @@ def test_an_entropy_bonus_under_the_policys_normaliser() -> None:
     forest = Forest.from_completions([[1]], [[[2, 3], [4, 5, 6]]], [1.0, 0.0])
     term = gxpo.method("dr_grpo", {"objective.entropy.coef": coef}).fill(horizon=100.0).terms["entropy"]
     policy = gxpo.PolicyTokens(NEW, OLD, entropy=entropies)
-    found = term(forest, policy, CREDIT, torch.ones(5, dtype=torch.float64), {}, 0)
+    found = term(forest, policy, CREDIT, torch.ones(5, dtype=torch.float64), {}, 0)[0]
     assert float(found) == pytest.approx(-asked)
 
 

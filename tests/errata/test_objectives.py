@@ -38,7 +38,7 @@ def ours(keys: dict[str, object], at: Tensor = NEW) -> tuple[float, list[float]]
     ones = torch.ones(5, dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
-        return term(forest, gxpo.PolicyTokens(x, OLD), CREDIT, ones, {}, 0)
+        return term(forest, gxpo.PolicyTokens(x, OLD), CREDIT, ones, {}, 0)[0]
 
     return float(loss(at).detach()), slope(loss, at).tolist()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.objectives import evaluate
 from gxpo.protocols import PolicyTokens
 
 
@@ -29,10 +30,15 @@ class Toy(NamedTuple):
         """Value and gradient of a term."""
         self.logprob.grad = None
         weight = changes.pop("weight", self.weight)
-        value = term(self.forest, self.policy(**changes), self.credit, weight, {}, 0)
+        value = term(self.forest, self.policy(**changes), self.credit, weight, {}, 0)[0]
         value.backward()
         assert self.logprob.grad is not None
         return float(value.detach()), self.logprob.grad.tolist()
+
+
+def figures_of(term: Any, forest: Forest, policy: PolicyTokens, credit: Any, weight: Any, signals: Any = None) -> Any:
+    """What the term reports."""
+    return evaluate(term, forest, policy, credit, weight, signals or {}, 0)[1]
 
 
 def grow_forest(rows: Sequence[tuple[Any, ...]]) -> Forest:

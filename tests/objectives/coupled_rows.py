@@ -38,7 +38,7 @@ def evaluate(term: PolicyGradient, rows: list[list[Token]], blind: bool = False)
         unread = ~term.active(forest, c["credit"], c["weight"])
         lp[unread], entropy = torch.nan, torch.where(unread, torch.nan, entropy)
     lp.requires_grad_()
-    value = term(forest, PolicyTokens(lp, below, entropy=entropy), c["credit"], c["weight"], {}, 0)
+    value = term(forest, PolicyTokens(lp, below, entropy=entropy), c["credit"], c["weight"], {}, 0)[0]
     (slope,) = torch.autograd.grad(value, lp, allow_unused=True)
     return float(value.detach()), torch.zeros_like(lp) if slope is None else slope
 

@@ -51,7 +51,7 @@ def graded(term: Any, forest: Forest, x: dict[str, Tensor], weight: Tensor | Non
     logprob = x["logprob"].clone().requires_grad_()
     given = forest.to_path(forest.weight, "R") if weight is None else weight
     policy = PolicyTokens(**{**x, "logprob": logprob})
-    value = term(forest, policy, torch.zeros_like(given), given, {}, 0)
+    value = term(forest, policy, torch.zeros_like(given), given, {}, 0)[0]
     (gradient,) = torch.autograd.grad(value, logprob)
     return float(value.detach()), gradient
 
@@ -124,7 +124,7 @@ def same_however_cut(term: Any) -> None:
 
     def loss(live: Any) -> Tensor:
         policy = PolicyTokens(live["logprob"], forest.path_behaviour_logprob, **fixed)
-        return term(forest, policy, torch.zeros_like(weight), weight, {}, 0)
+        return term(forest, policy, torch.zeros_like(weight), weight, {}, 0)[0]
 
     def gradient(cuts: list[Tensor], two_pass: bool) -> Tensor:
         found = learner.gradient(forest, loss, couples=term.couples, active=active, cuts=cuts, two_pass=two_pass)

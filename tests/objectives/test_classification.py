@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.classification import Classification, classification
@@ -146,6 +147,6 @@ def test_what_is_unknown_and_settings():
         Classification(tau=0.0)
     proximal = column(-1.0, -1.0)
     policy = PolicyTokens(proximal + column(0.5, -0.25), proximal, proximal_logprob=proximal)
-    found = Classification().metrics(forest, policy, 0 * proximal, 1 + 0 * proximal)
+    found = figures_of(Classification(), forest, policy, 0 * proximal, 1 + 0 * proximal)
     assert found["score_gap"] == pytest.approx(0.75)
     assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)

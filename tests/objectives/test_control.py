@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from tests.objectives.conftest import figures_of
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
@@ -229,9 +230,9 @@ def test_the_coefficient_is_in_force_and_is_told(toy):
     control.adjust({"step": 1})
     assert toy.loss(term, reference_logprob=toy.reference)[0] == pytest.approx(0.5 * 0.041652, abs=1e-6)
     policy = toy.policy(reference_logprob=toy.reference)
-    told = term.metrics(toy.forest, policy, toy.credit, toy.weight)
+    told = figures_of(term, toy.forest, policy, toy.credit, toy.weight)
     assert told == pytest.approx({"kl": 0.041652, "kl_coef": 0.5}, abs=1e-6)
-    assert KL(1.0).metrics(toy.forest, policy, toy.credit, toy.weight).keys() == {"kl"}
+    assert figures_of(KL(1.0), toy.forest, policy, toy.credit, toy.weight).keys() == {"kl"}
 
 
 def test_at_zero_the_dual_variable_still_sees_the_kl(toy):
@@ -242,10 +243,10 @@ def test_at_zero_the_dual_variable_still_sees_the_kl(toy):
     policy = toy.policy(reference_logprob=toy.reference)
     args = (toy.forest, policy, toy.credit, toy.weight)
     assert not term.active(*args[:1], *args[2:]).any()
-    assert term.metrics(*args, signals) == pytest.approx({"kl": 0.041652, "kl_coef": 0.0}, abs=1e-6)
-    assert term.metrics(*args).keys() == term.metrics(*args, {}).keys() == {"kl_coef"}
-    assert KL(0.0, control=Schedule()).metrics(*args, signals) == {"kl_coef": 0.0}
-    term.control.adjust(term.metrics(*args, signals))
+    assert figures_of(term, *args, signals) == pytest.approx({"kl": 0.041652, "kl_coef": 0.0}, abs=1e-6)
+    assert figures_of(term, *args).keys() == figures_of(term, *args).keys() == {"kl_coef"}
+    assert figures_of(KL(0.0, control=Schedule()), *args, signals) == {"kl_coef": 0.0}
+    term.control.adjust(figures_of(term, *args, signals))
     assert term.now == pytest.approx(0.031652, abs=1e-6)
 
 
@@ -254,7 +255,7 @@ def test_an_entropy_bonus_under_a_target(toy):
     entropy = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
     assert term.outputs == ("logprob", "entropy") and toy.loss(term, entropy=entropy)[0] == 0.0
     term.control.adjust({"entropy": 0.2})
-    value = term(toy.forest, toy.policy(entropy=entropy), toy.credit, toy.weight, {}, 0)
+    value = term(toy.forest, toy.policy(entropy=entropy), toy.credit, toy.weight, {}, 0)[0]
     assert float(value.detach()) == pytest.approx(-0.01 * 0.3)
     term.control.adjust({"entropy": 0.4})
     assert term.now == 0.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.conftest import grow_forest
+from tests.objectives.conftest import figures_of, grow_forest
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
@@ -51,7 +51,7 @@ def test_the_only_candidate_is_dropped_and_still_counted(toy):
     value, gradient = toy.loss(PolicyGradient(gate=wide, aggregate="token_mean"))
     assert value == pytest.approx((-1.2 - 0.904837 + 1.221403 + 1.648721) / 5, abs=1e-6)
     assert gradient == pytest.approx([0, -0.180967, 0, 0.244281, 0.329744], abs=1e-6)
-    found = PolicyGradient(gate=wide).metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    found = figures_of(PolicyGradient(gate=wide), toy.forest, toy.policy(), toy.credit, toy.weight)
     assert found["clip_fraction"] == pytest.approx(2 / 5)
 
 
@@ -146,7 +146,7 @@ def test_all_tokens_of_the_step_are_read_once_any_has_credit():
     assert term.couples == "step" and bool(term.active(forest, credit, weight).all())
     assert not term.active(forest, 0 * credit, weight).any()
     policy = PolicyTokens(column(-1, -2, -1, -1, -1).requires_grad_(), column(-1, -2, -1, -1, -1))
-    assert float(term(forest, policy, 0 * credit, weight, {}, 0).detach()) == 0.0
+    assert float(term(forest, policy, 0 * credit, weight, {}, 0)[0].detach()) == 0.0
 
 
 def test_on_policy_and_far_off_policy():

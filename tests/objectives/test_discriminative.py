@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives.discriminative import Discriminative, discriminative, hinge
@@ -202,7 +203,7 @@ def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     proximal = column(-1.0, -2.0)
     policy = PolicyTokens(proximal + column(0.5, -0.25), proximal, proximal_logprob=proximal)
-    found = Discriminative().metrics(forest, policy, 0 * proximal, 1 + 0 * proximal)
+    found = figures_of(Discriminative(), forest, policy, 0 * proximal, 1 + 0 * proximal)
     assert found["score_gap"] == pytest.approx(-0.5 + 2.25) and found["constraint_kl"] == pytest.approx(-0.125)
     assert found["approx_kl"] == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75) / 2)
     for wrong in ({"score": "loss"}, {"tau": 0.0}, {"beta": -1.0}, {"constrained": "b"}, {"ratio_over": "reference"}):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
@@ -57,16 +58,16 @@ def test_worked_mean(toy) -> None:
     signals = signals_of(column(0.5, NAN, NAN, 0.5, 0.5))
     policy = PolicyTokens(toy.logprob, toy.old, outputs={"divergence@0.5": far})
     term = Distillation(ratio_max=1.5)
-    value = term(toy.forest, policy, toy.credit, toy.weight, signals, 0)
+    value = term(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(value.detach()) == pytest.approx(0.3078490, abs=1e-7)
     slope, own = torch.autograd.grad(value, (far, toy.logprob), allow_unused=True)
     assert slope.tolist() == pytest.approx([1.349859 / 3, 0, 0, 1.221403 / 3, 0.5], abs=1e-6)
     assert own is None or not bool(own.any())  # the ratio carries no gradient
-    whole = Distillation(ratio_max=1.5, over="all")(toy.forest, policy, toy.credit, toy.weight, signals, 0)
+    whole = Distillation(ratio_max=1.5, over="all")(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(whole.detach()) == pytest.approx(0.3078490 * 3 / 5, abs=1e-7)
-    plain = Distillation(ratio_max=None, coef=2.0)(toy.forest, policy, toy.credit, toy.weight, signals, 0)
+    plain = Distillation(ratio_max=None, coef=2.0)(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0]
     assert float(plain.detach()) == pytest.approx(2 * 0.7 / 3)
-    figures = term.metrics(toy.forest, policy, toy.credit, toy.weight, signals)
+    figures = figures_of(term, toy.forest, policy, toy.credit, toy.weight, signals)
     assert figures == pytest.approx({"teacher_divergence": 0.7 / 3, "teacher_entropy": 0.5, "taught_share": 0.6})
     assert term.active(toy.forest, toy.credit, toy.weight, signals).tolist() == [True, False, False, True, True]
     assert bool(term.active(toy.forest, toy.credit, toy.weight).all())
@@ -94,7 +95,7 @@ def test_value_and_slope_equal_a_loop(seed, over, beta) -> None:
     policy = PolicyTokens(column(*change) - 1, torch.full((n,), NAN, dtype=F64), outputs={"divergence@0.0": x},
                           proximal_logprob=torch.full((n,), -1.0, dtype=F64))  # fmt: skip
     term = Distillation(alpha=0.0, over=over, beta=beta)  # type: ignore[arg-type]
-    value = term(forest, policy, x.detach(), x.detach(), signals_of(column(*entropy)), 0)
+    value = term(forest, policy, x.detach(), x.detach(), signals_of(column(*entropy)), 0)[0]
     trained = forest.path_trainable.tolist()
     own = [float(forest.weight[r]) for r in forest.path_trajectory.tolist()]
     read = [p for p in range(n) if trained[p] and not math.isnan(entropy[p]) and own[p] > 0]
@@ -114,9 +115,9 @@ def test_nobody_is_taught(toy) -> None:
     policy = PolicyTokens(toy.logprob, toy.old, outputs={"divergence@0.5": far})
     blind = signals_of(torch.full((5,), NAN, dtype=F64))
     term = Distillation(beta=1.0)
-    assert float(term(toy.forest, policy, toy.credit, toy.weight, blind, 0).detach()) == 0.0
+    assert float(term(toy.forest, policy, toy.credit, toy.weight, blind, 0)[0].detach()) == 0.0
     assert not bool(term.active(toy.forest, toy.credit, toy.weight, blind).any())
-    assert term.metrics(toy.forest, policy, toy.credit, toy.weight, blind) == {"taught_share": 0.0}
+    assert figures_of(term, toy.forest, policy, toy.credit, toy.weight, blind) == {"taught_share": 0.0}
     assert not bool(Distillation(coef=0.0).active(toy.forest, toy.credit, toy.weight).any())
 
 
@@ -125,7 +126,7 @@ def test_what_is_wrong_is_said(toy) -> None:
         with pytest.raises(ConfigError, match=r"alpha|ratio_max|beta|over"):
             Distillation(**wrong)  # type: ignore[arg-type]
     with pytest.raises(MissingSignal, match=r"divergence@0\.5"):
-        Distillation()(toy.forest, toy.policy(), toy.credit, toy.weight, signals_of(toy.old), 0)
+        Distillation()(toy.forest, toy.policy(), toy.credit, toy.weight, signals_of(toy.old), 0)[0]
     term = Distillation(alpha=1)
     assert term.outputs == ("logprob", "divergence@1.0") and term.couples == "token" and not term.reads_credit
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.conftest import grow_forest
+from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
 from gxpo.errors import ConfigError
@@ -174,14 +174,16 @@ def test_power_mean_equals_a_loop_with_its_gradient(rows, gamma, rewards):
     )  # fmt: skip
     c = {k: column(*(float(t[k]) for row in rows for t in row)) for k in ("lp", "below", "credit", "weight")}
     logprob, term = c["lp"].clone().requires_grad_(), PowerMean(gamma)
-    value = term(forest, PolicyTokens(logprob, c["below"]), c["credit"], c["weight"], {}, 0)
+    value = term(forest, PolicyTokens(logprob, c["below"]), c["credit"], c["weight"], {}, 0)[0]
     (slope,) = torch.autograd.grad(value, logprob, allow_unused=True)
     wanted, slopes = by_hand(term, rows, rewards)
     assert float(value.detach()) == pytest.approx(wanted, abs=1e-9)
     assert (torch.zeros_like(logprob) if slope is None else slope).tolist() == pytest.approx(slopes, abs=1e-9)
     active = term.active(forest, c["credit"], c["weight"])
     blind = torch.where(active, c["lp"], torch.nan)
-    assert torch.equal(term(forest, PolicyTokens(blind, c["below"]), c["credit"], c["weight"], {}, 0), value.detach())
+    assert torch.equal(
+        term(forest, PolicyTokens(blind, c["below"]), c["credit"], c["weight"], {}, 0)[0], value.detach()
+    )
 
 
 def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
@@ -198,11 +200,11 @@ def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
 def test_unscored_and_uncompared_rewards_set_nothing_and_metrics_are_told(toy):
     rows = [("a", 1, {"reward": r, "compared": c}) for r, c in ((1.0, True), (0.0, True), (9.0, False))]
     assert PowerMean().adapted(grow_forest(rows)) == PowerMean().adapted(grow_forest(rows[:2]))
-    found = PowerMean().metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    found = figures_of(PowerMean(), toy.forest, toy.policy(), toy.credit, toy.weight)
     # ratios e^[.3 -.1 -.4 .2 .5]; all rewards 1: upper bound .4; of the negatives e^-.4 = .67 is below .8
     assert found["clip_fraction"] == pytest.approx(1 / 5) and found["ratio_max"] == pytest.approx(math.exp(0.5))
     assert found["on_policy"] == 0.0
-    still = PowerMean().metrics(toy.forest, toy.policy(), 0 * toy.credit, toy.weight)
+    still = figures_of(PowerMean(), toy.forest, toy.policy(), 0 * toy.credit, toy.weight)
     assert still["clip_fraction"] == 0.0 and still["on_policy"] == 1.0
 
 

@@ -113,7 +113,7 @@ def test_entropies_are_detached_and_asked_for(toy):
     h = column(0.1, 2.0, 0.5, 3.0, 1.0).requires_grad_()
     term = PolicyGradient(gate=gate)
     assert term.outputs == ("logprob", "entropy") and term.couples == "step"
-    value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)
+    value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)[0]
     assert torch.autograd.grad(value, h, allow_unused=True) == (None,)
     with pytest.raises(MissingSignal, match="entropy"):
         toy.loss(term)

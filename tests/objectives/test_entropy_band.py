@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
@@ -40,7 +41,7 @@ def value_and_slope(term, forest, entropy):
     x = entropy.clone().requires_grad_()
     policy = PolicyTokens(-entropy, -entropy, entropy=x)
     zero = torch.zeros(len(entropy), dtype=F64)
-    value = term(forest, policy, zero, zero + 1, {}, 0)
+    value = term(forest, policy, zero, zero + 1, {}, 0)[0]
     return float(value.detach()), torch.autograd.grad(value, x)[0].tolist()
 
 
@@ -124,7 +125,7 @@ def test_the_history_is_the_mean_over_steps_of_what_the_metrics_tell():
     forest, term = episodes([2, 1], [2]), EntropyBand()
     zero = torch.zeros(5, dtype=F64)
     for h in (column(0.2, 0.4, 1.0, 0.6, 0.8), column(0.0, 0.0, 3.0, 0.4, 0.4)):
-        found = term.metrics(forest, PolicyTokens(-h, -h, entropy=h), zero, zero + 1)
+        found = figures_of(term, forest, PolicyTokens(-h, -h, entropy=h), zero, zero + 1)
         term.adjust(found | {"entropy_turn_7_2": 9.0, "entropy": 4.0})
     assert found == pytest.approx(
         {
@@ -175,7 +176,7 @@ def test_the_weight_falls_over_the_run():
 
 def test_what_is_wrong_is_said():
     with pytest.raises(MissingSignal, match="entropy"):
-        EntropyBand()(episodes([1]), PolicyTokens(column(-1.0), column(-1.0)), column(0.0), column(1.0), {}, 0)
+        EntropyBand()(episodes([1]), PolicyTokens(column(-1.0), column(-1.0)), column(0.0), column(1.0), {}, 0)[0]
     for bad in ({"low": 1.2}, {"high": 0.9}, {"smooth": -1.0}, {"coef": -0.1}):
         with pytest.raises(ConfigError, match="entropy_band"):
             EntropyBand(**bad)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
@@ -94,8 +95,8 @@ def test_a_row_is_dropped_from_the_denominator_too(toy):
     def loss(most, gap):
         x = (gap - 1.0).requires_grad_()
         term = PolicyGradient(gate=FutureDrift(dual_clipped_max=most), aggregate="token_mean")
-        value = term(forest, gxpo.PolicyTokens(x, -ones), credit, ones, {}, 0)
-        found = term.metrics(forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
+        value = term(forest, gxpo.PolicyTokens(x, -ones), credit, ones, {}, 0)[0]
+        found = figures_of(term, forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
         return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), found.get("dual_clip_dropped")
 
     assert loss(1, gap) == (-1.0, [-0.5, -0.5, 0.0, 0.0], 0.5)
@@ -108,9 +109,9 @@ def test_on_policy_the_factor_is_exactly_one(toy):
     here = toy.logprob.detach()
     mine, plain = (PolicyGradient(gate=g, aggregate="token_mean") for g in (FutureDrift(), Clip()))
     assert toy.loss(mine, behaviour_logprob=here) == toy.loss(plain, behaviour_logprob=here)
-    found = mine.metrics(toy.forest, toy.policy(behaviour_logprob=here), toy.credit, toy.weight)
+    found = figures_of(mine, toy.forest, toy.policy(behaviour_logprob=here), toy.credit, toy.weight)
     assert found["future_factor"] == 1.0 and found["on_policy"] == 1.0
-    off = mine.metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    off = figures_of(mine, toy.forest, toy.policy(), toy.credit, toy.weight)
     assert off["future_factor"] == pytest.approx((1.2 * 4 + 1.0) / 5)
 
 

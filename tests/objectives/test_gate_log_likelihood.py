@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.objectives.conftest import figures_of
 
 import gxpo
 from gxpo.objectives import Entries, PolicyGradient
@@ -23,7 +24,7 @@ def test_who_sampled_does_not_matter(toy):
     term = PolicyGradient(gate=LogLikelihood())
     assert toy.loss(term) == toy.loss(term, behaviour_logprob=toy.old - 3.0)
     policy = toy.policy()
-    assert term.metrics(toy.forest, policy, toy.credit, toy.weight)["clip_fraction"] == 0.0
+    assert figures_of(term, toy.forest, policy, toy.credit, toy.weight)["clip_fraction"] == 0.0
 
 
 def test_on_policy_it_is_the_gradient_of_every_gate(toy):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 
 import gxpo
 from gxpo.errors import CheckpointError
@@ -16,7 +17,7 @@ from gxpo.objectives.gate_quadratic import RatioVariance
 def test_the_cards_dual_step(toy) -> None:
     gate = RatioVariance(penalty=0.5, variance_max=0.05, penalty_rate=0.1)
     term = PolicyGradient(gate=gate, aggregate="token_mean")
-    found = term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
     assert found["ratio_variance"] == pytest.approx(0.142001, abs=6e-7)
     # .5 + .1 (.142001 - .05)
     assert gate.adjust(found) == pytest.approx({"ratio_penalty": 0.509200}, abs=1e-7)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.group_variance import GroupVariance, group_variance
@@ -234,7 +235,7 @@ def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     proximal = column(-1.0, -1.0)
     policy = PolicyTokens(proximal + column(0.5, -0.5), proximal, proximal_logprob=proximal)
-    found = GroupVariance(beta=0.2).metrics(forest, policy, column(0, 0), column(1, 1))
+    found = figures_of(GroupVariance(beta=0.2), forest, policy, column(0, 0), column(1, 1))
     assert found["implicit_reward_gap"] == pytest.approx(0.4)  # residuals 0.1 - 0.5 and -0.1 + 0.5
     assert found["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)  # (e^.5 - 1 - .5 + e^-.5 - 1 + .5) / 2
     with pytest.raises(ConfigError, match=r"objective\.beta"):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.conftest import figures_of
 
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError
@@ -123,7 +124,7 @@ def test_on_policy_it_is_grpo_with_population_std(verdicts):
     logprob = x["logprob"].clone().requires_grad_()
     clip = PolicyGradient(aggregate="sequence_sum", horizon=5.0)
     credit, ones = forest.to_path(advantage, "R"), torch.ones(forest.n_entries, dtype=torch.float64)
-    clip(forest, PolicyTokens(logprob, x["proximal_logprob"]), credit, ones, {}, 0).backward()
+    clip(forest, PolicyTokens(logprob, x["proximal_logprob"]), credit, ones, {}, 0)[0].backward()
     torch.testing.assert_close(gradient, logprob.grad, rtol=1e-9, atol=1e-14)
 
 
@@ -169,7 +170,7 @@ def test_metrics():
     forest = groups.forest_of([("a", 1, 1), ("a", 2, 0)])
     old = column(-1.0, -1.0, -1.0)
     policy = PolicyTokens(old + column(0.5, 0.25, -0.25), old)
-    found = ImplicitNegative(horizon=1.0).metrics(forest, policy, 0 * old, 1 + 0 * old)
+    found = figures_of(ImplicitNegative(horizon=1.0), forest, policy, 0 * old, 1 + 0 * old)
     assert found["clip_fraction"] == pytest.approx(1 / 3)  # the failure's token that has become likelier
     assert found["score_gap"] == pytest.approx(0.5)
     spread = (math.exp(0.5) - 1.5) + (math.exp(0.25) - 1.25) + (math.exp(-0.25) - 0.75)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.battery import battery
 from tests.learners.llamas import clean_llama
+from tests.objectives.conftest import figures_of
 
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
@@ -37,16 +38,16 @@ def test_a_switch_of_inputs_and_nothing_else(settings) -> None:
     term, plain = InnerLayer(layer=2, **settings), PolicyGradient(**settings)
     known = old - 0.1 * noise(n, 7)
     for signal, x, y, flag in ((known, inner, known, 1.0), (torch.full_like(old, math.nan), own, proximal, 0.0)):
-        value = term(forest, policy, credit, weight, {"logprob@2": signal}, 0)
-        wanted = plain(forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight, {}, 0)
+        value = term(forest, policy, credit, weight, {"logprob@2": signal}, 0)[0]
+        wanted = plain(forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight, {}, 0)[0]
         assert torch.equal(value, wanted)
         by_own, by_inner = torch.autograd.grad(value, (own, inner), allow_unused=True)
         (slope,) = torch.autograd.grad(wanted, x)
         trained, other = (by_inner, by_own) if flag else (by_own, by_inner)
         assert torch.equal(trained, slope) and (other is None or not bool(other.any()))
-        figures = term.metrics(forest, policy, credit, weight, {"logprob@2": signal})
+        figures = figures_of(term, forest, policy, credit, weight, {"logprob@2": signal})
         assert figures.pop("inner_layer") == flag
-        assert figures == plain.metrics(forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight, {})
+        assert figures == figures_of(plain, forest, PolicyTokens(x, old, proximal_logprob=y), credit, weight)
     assert term.couples == plain.couples and term.needs == ("logprob@2",) and term.outputs == ("logprob", "logprob@2")
 
 
@@ -58,7 +59,7 @@ def test_card_pair() -> None:
                           outputs={"logprob@0.5": inner})  # fmt: skip
     old = torch.tensor([-1.1, -1.3], dtype=F64)
     ones = torch.ones(2, dtype=F64)
-    value = InnerLayer(layer=0.5)(forest, policy, ones, ones, {"logprob@0.5": old}, 0)
+    value = InnerLayer(layer=0.5)(forest, policy, ones, ones, {"logprob@0.5": old}, 0)[0]
     (slope,) = torch.autograd.grad(value, inner)
     assert float(value.detach()) == pytest.approx(-(math.exp(0.1) + 1.2) / 2)
     assert slope.tolist() == pytest.approx([-math.exp(0.1) / 2, 0.0])
@@ -72,9 +73,9 @@ def test_what_is_wrong_is_said() -> None:
     policy, ones = PolicyTokens(noise(n, 0), noise(n, 1)), torch.ones(n, dtype=F64)
     half = torch.where(torch.arange(n) % 2 == 0, noise(n, 2), math.nan)
     with pytest.raises(MissingSignal, match="is nan for"):
-        InnerLayer(layer=1)(forest, policy, ones, ones, {"logprob@1": half}, 0)
+        InnerLayer(layer=1)(forest, policy, ones, ones, {"logprob@1": half}, 0)[0]
     with pytest.raises(MissingSignal, match="in `outputs`"):
-        InnerLayer(layer=1)(forest, policy, ones, ones, {"logprob@1": noise(n, 2)}, 0)
+        InnerLayer(layer=1)(forest, policy, ones, ones, {"logprob@1": noise(n, 2)}, 0)[0]
     with pytest.raises(ConfigError, match="logprob@2"):  # another layer than its signal's
         gxpo.method("bupo", {"objective.layer": 2})
     both = {"objective.layer": 2, "signal.layer_logprob.layer": 2}

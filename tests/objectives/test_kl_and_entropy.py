@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.objectives.conftest import grow_forest
+from tests.objectives.conftest import figures_of, grow_forest
 from torch import Tensor
 
 from gxpo.credit import group_relative
@@ -42,10 +42,10 @@ def expected_gradient(
     if place == "reward":  # the estimate is a cost, credited by REINFORCE
         signals = {"proximal_logprob": logprob.detach(), "reference_logprob": reference}
         paid = KLReward(1.0, estimator).penalise(forest, signals).outcome  # type: ignore[arg-type]  # one of the words
-        value = PolicyGradient(gate=Unclipped())(forest, policy, paid, weight, {}, 0)
+        value = PolicyGradient(gate=Unclipped())(forest, policy, paid, weight, {}, 0)[0]
     else:
         term = KL(1.0, estimator=estimator, ratio_weighted=place == "loss x ratio")  # type: ignore[arg-type]  # as above
-        value = term(forest, policy, 0 * ones, ones, {}, 0)
+        value = term(forest, policy, 0 * ones, ones, {}, 0)[0]
     return torch.autograd.grad(value, logits)[0]
 
 
@@ -188,7 +188,9 @@ def test_times_the_ratio_value_and_slope(toy) -> None:
         expected = [0.1 * r * (v + s) for r, v, s in zip(rho, value, slope, strict=True)]
         assert gradient == pytest.approx(expected, abs=1e-6)
         policy = toy.policy(reference_logprob=toy.reference, proximal_logprob=toy.logprob.detach())
-        assert term.metrics(toy.forest, policy, toy.credit, toy.weight)["kl"] == pytest.approx(sum(value) / 5, abs=1e-6)
+        assert figures_of(term, toy.forest, policy, toy.credit, toy.weight)["kl"] == pytest.approx(
+            sum(value) / 5, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("change", [-math.log(1e6), math.log(1e6)])
@@ -299,10 +301,10 @@ def test_the_bonus_is_coef_times_the_mean_entropy_under_every_objective(toy, mod
     entropy = torch.tensor([1.0, 2.0, 0.5, 0.25, 3.0], dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(toy.logprob, toy.old, entropy=entropy)
     term = PolicyGradient(aggregate=mode, horizon=100) + Entropy(0.01)  # type: ignore[arg-type]  # one of the words
-    gradient = torch.autograd.grad(term(toy.forest, policy, toy.credit, toy.weight, {}, 0), entropy)[0]
+    gradient = torch.autograd.grad(term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0], entropy)[0]
     assert gradient.tolist() == pytest.approx([-0.01 / 5] * 5)
-    assert term.metrics(toy.forest, policy, toy.credit, toy.weight)["entropy"] == pytest.approx(1.35)
-    alone = Entropy(0.01)(toy.forest, policy, toy.credit, 5 * toy.weight, {}, 0)
+    assert figures_of(term, toy.forest, policy, toy.credit, toy.weight)["entropy"] == pytest.approx(1.35)
+    alone = Entropy(0.01)(toy.forest, policy, toy.credit, 5 * toy.weight, {}, 0)[0]
     assert float(alone.detach()) == pytest.approx(-0.0135)
 
 
@@ -311,8 +313,8 @@ def test_entropy_is_over_trainable_tokens_with_the_aggregation_that_is_set(grow)
     entropy = torch.tensor([1.0, 77.0, 2.0, 4.0], dtype=torch.float64)
     policy = PolicyTokens(-entropy, -entropy, entropy=entropy)
     args = (forest, policy, torch.zeros(4), torch.ones(4), {}, 0)
-    assert float(Entropy(1.0)(*args)) == pytest.approx(-7 / 3)
-    assert float(Entropy(1.0, "sequence_mean")(*args)) == pytest.approx(-(1.5 + 4) / 2)
+    assert float(Entropy(1.0)(*args)[0]) == pytest.approx(-7 / 3)
+    assert float(Entropy(1.0, "sequence_mean")(*args)[0]) == pytest.approx(-(1.5 + 4) / 2)
 
 
 def test_missing_entropy_is_said(toy) -> None:

@@ -19,7 +19,7 @@ K3 = [0.040818, 0.0, 0.004837, 0.106531, 0.005171]
 
 def run(toy, term, masked, **signals):
     policy = PolicyTokens(toy.logprob, toy.old)
-    value = term(toy.forest, policy, toy.credit, toy.weight, {"masked_logprob": masked, **signals}, 0)
+    value = term(toy.forest, policy, toy.credit, toy.weight, {"masked_logprob": masked, **signals}, 0)[0]
     (gradient,) = torch.autograd.grad(value, toy.logprob)
     return float(value.detach()), gradient
 
@@ -45,7 +45,7 @@ def test_aggregates_and_weights(toy) -> None:
     policy = PolicyTokens(toy.logprob, toy.old)
     blind = torch.where(half.path_trajectory == 0, masked, torch.nan)  # not read where it has no weight
     signals = {"masked_logprob": blind}
-    found = MaskedKl(coef=0.02)(half, policy, toy.credit, 7 * toy.weight, signals, 0)
+    found = MaskedKl(coef=0.02)(half, policy, toy.credit, 7 * toy.weight, signals, 0)[0]
     assert float(found.detach()) == pytest.approx(sum(each[:2]) / 5, abs=6e-7)
     assert MaskedKl().active(half, toy.credit, toy.weight).tolist() == [True, True, False, False, False]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.conftest import grow_forest
+from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
@@ -55,8 +55,8 @@ def test_card_the_minimum_over_all_policies_is_the_tilted_one():
     m = gxpo.method("mdpo", {"objective.add.mirror_kl.coef": 2.0, "objective.aggregate": "token_mean"})
     # each of the three answers once, weighing as often as the old policy draws it
     policy = PolicyTokens(logprob, OLD.log(), proximal_logprob=OLD.log())
-    gain = m.terms["policy"](forest, policy, CREDIT, OLD, {}, 0)
-    near = m.terms["mirror_kl"](forest.replace(weight=OLD), policy, CREDIT, OLD, {}, 0)
+    gain = m.terms["policy"](forest, policy, CREDIT, OLD, {}, 0)[0]
+    near = m.terms["mirror_kl"](forest.replace(weight=OLD), policy, CREDIT, OLD, {}, 0)[0]
     (slope,) = torch.autograd.grad(gain + near, logits, retain_graph=True)
     assert slope.tolist() == pytest.approx([0.0] * 3, abs=1e-12)
     assert float(torch.autograd.grad(gain, logits)[0].abs().max()) > 0.05
@@ -70,7 +70,7 @@ def test_it_is_of_every_trained_token_whatever_it_earned(toy):
     each = [math.exp(d) * d - math.exp(d) + 1 for d in gaps]
     assert value == pytest.approx(0.5 * (sum(each[:2]) / 4 + sum(each[2:]) / 6))
     assert gradient == pytest.approx([0.5 * math.exp(d) * d / (4 if i < 2 else 6) for i, d in enumerate(gaps)])
-    found = term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
     assert found["mirror_kl"] == pytest.approx(sum(each) / 5)
 
 
@@ -97,7 +97,7 @@ def test_trajectories_of_weight_zero_and_other_coefficients(grow):
     x = torch.tensor([-1.0, -1.2, torch.nan], dtype=F64, requires_grad=True)
     old = torch.tensor([-1.1, -1.1, -1.0], dtype=F64)
     term = MirrorKl(aggregate="token_mean")
-    value = term(forest, PolicyTokens(x, old), torch.zeros(3), torch.ones(3), {}, 0)
+    value = term(forest, PolicyTokens(x, old), torch.zeros(3), torch.ones(3), {}, 0)[0]
     assert float(value.detach()) == pytest.approx(sum(math.exp(d) * d - math.exp(d) + 1 for d in (0.1, -0.1)) / 3)
     nothing = MirrorKl(coef=0.0)
     assert not nothing.active(forest, torch.zeros(3), torch.ones(3)).any()

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import gate
@@ -86,7 +87,8 @@ def test_words(term, key):
     words, setting = WORDS[term][key], key.rpartition(".")[2]
     for word in words:
         TERMS[term](**{setting: word})
-    said = f"{key} is 'other'; it is one of {', '.join(words)}"
+    also = "a Ratio, or " if key == "objective.ratio" else ""
+    said = f"{key} is 'other'; it is {also}one of {', '.join(words)}"
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}(; did you mean .*)?$"):
         TERMS[term](**{setting: "other"})
 
@@ -198,7 +200,7 @@ def test_what_lies_outside_is_refused(part, given, said):
 
 # ---------------------------------------------------------------- figures
 def figures(toy, term, **given):
-    return term.metrics(toy.forest, toy.policy(**given), toy.credit, toy.weight)
+    return figures_of(term, toy.forest, toy.policy(**given), toy.credit, toy.weight)
 
 
 NOTHING = {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
@@ -216,13 +218,13 @@ def test_figures_of_the_ratio(toy, term) -> None:
     assert figures(toy, term) == pytest.approx(expected, abs=1e-6)
     assert figures(toy, term, behaviour_logprob=toy.logprob.detach()) == NOTHING
     nobody = torch.zeros_like(toy.credit)
-    assert term.metrics(toy.forest, toy.policy(), nobody, toy.weight) == NOTHING
+    assert figures_of(term, toy.forest, toy.policy(), nobody, toy.weight) == NOTHING
 
 
 def test_figures_of_a_shaped_step_without_credit(toy) -> None:
     term = PolicyGradient(on_unknown_behaviour="shaped")
     nobody = torch.zeros_like(toy.credit)
-    assert term.metrics(toy.forest, toy.policy(), nobody, toy.weight) == {**NOTHING, "shaped_share": 0.0}
+    assert figures_of(term, toy.forest, toy.policy(), nobody, toy.weight) == {**NOTHING, "shaped_share": 0.0}
 
 
 def test_what_is_held_in_log_space() -> None:
@@ -248,7 +250,7 @@ def test_figures_of_penalties(toy) -> None:
     assert KL(coef=0.1).measured(toy.forest, {}) is None
     policy = toy.policy(reference_logprob=toy.reference)
     for coef, expected in ((0.0, {}), (0.1, {"kl": pytest.approx(k3)})):
-        assert KL(coef=coef).metrics(toy.forest, policy, toy.credit, toy.weight, known) == expected
+        assert figures_of(KL(coef=coef), toy.forest, policy, toy.credit, toy.weight, known) == expected
 
 
 class Watching(Control):
@@ -264,9 +266,9 @@ class Watching(Control):
 def test_a_kl_that_may_begin_asks_for_both_policies(toy) -> None:
     term = KL(control=Watching())
     assert term.needs == ("reference_logprob", "proximal_logprob") and KL(coef=0.1).needs == ("reference_logprob",)
-    assert term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, {}) == {"kl_coef": 0.0}
+    assert figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight) == {"kl_coef": 0.0}
     equal = {"proximal_logprob": toy.reference, "reference_logprob": toy.reference}
-    assert term.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, equal) == {"kl_coef": 0.0, "kl": 0.0}
+    assert figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight, equal) == {"kl_coef": 0.0, "kl": 0.0}
 
 
 def test_the_residual_of_z_scores(toy) -> None:
@@ -275,7 +277,7 @@ def test_the_residual_of_z_scores(toy) -> None:
     forest = toy.forest.replace(outcome=torch.tensor([3.0, 1.0], dtype=torch.float64))
     for standardise, gap in ((False, 1 + 0.05), (True, 0.707107 + 0.05)):
         term = GroupVariance(beta=1.0, standardise=standardise)
-        found = term.metrics(forest, toy.policy(), toy.credit, toy.weight)
+        found = figures_of(term, forest, toy.policy(), toy.credit, toy.weight)
         assert found["implicit_reward_gap"] == pytest.approx(gap, abs=1e-5)
 
 
@@ -305,7 +307,7 @@ def test_a_sum_asks_for_what_its_terms_ask_for_and_tells_their_figures_apart(toy
     signals = {"of": 2.0, "active": only}
     assert (Asks() + Asks()).active(toy.forest, toy.credit, toy.weight, signals).tolist() == only.tolist()
     three = Asks() + Asks() + Asks()
-    found = three.metrics(toy.forest, toy.policy(), toy.credit, toy.weight, signals)
+    found = figures_of(three, toy.forest, toy.policy(), toy.credit, toy.weight, signals)
     assert found == {"kl": 1.0, "of": 2.0, "kl_2": 1.0, "of_2": 2.0, "kl_3": 1.0, "of_3": 2.0}
     assert TermSum((Plain(),)).outputs == ("logprob",)  # type: ignore[arg-type]  # a term that says nothing of itself
     with pytest.raises(ConfigError, match=r"^an objective needs at least one term$"):
@@ -319,7 +321,7 @@ def test_a_loss_has_the_dtype_of_the_log_probs(toy) -> None:
     signals = {"masked_logprob": toy.reference, "value_target": toy.old, "value": toy.old}
     for term in (PolicyGradient(), PowerMean(), KL(coef=1.0), KL(coef=1.0, ratio_weighted=True), Entropy(coef=1.0),
                  MaskedKl(), ValueRegression(), ValueRegression(clip=0.2), GroupVariance()):  # fmt: skip
-        assert term(toy.forest, policy, toy.credit, toy.weight, signals, 0).dtype == torch.float32, term
+        assert term(toy.forest, policy, toy.credit, toy.weight, signals, 0)[0].dtype == torch.float32, term
 
 
 def test_weights_of_trajectories_and_tokens_that_are_not_trained(grow) -> None:
@@ -334,12 +336,14 @@ def test_weights_of_trajectories_and_tokens_that_are_not_trained(grow) -> None:
     value, one = torch.tensor([1.0, 9.0, 3.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     policy = PolicyTokens(logprob, old, reference, value=value)
     target = {"value_target": torch.tensor([0.0, math.nan, 1.0], dtype=torch.float64)}
-    assert float(ValueRegression(coef=1.0)(forest, policy, one, one, target, 0)) == pytest.approx((0.5 + 0.5 * 2) / 2)
+    assert float(ValueRegression(coef=1.0)(forest, policy, one, one, target, 0)[0]) == pytest.approx(
+        (0.5 + 0.5 * 2) / 2
+    )
     term = KL(coef=1.0, estimator="k1", aggregate="token_mean", ratio_weighted=True)
     expected = (math.exp(0.2) * 0.5 + 0.5 * math.exp(-0.1) * 0.25) / 2
-    assert float(term(forest, policy, one, one, {}, 0)) == pytest.approx(expected)
+    assert float(term(forest, policy, one, one, {}, 0)[0]) == pytest.approx(expected)
     with pytest.raises(MissingSignal, match=r"^the value term needs the policy's value: give PolicyTokens\.value$"):
-        ValueRegression()(forest, PolicyTokens(logprob, old), one, one, target, 0)
+        ValueRegression()(forest, PolicyTokens(logprob, old), one, one, target, 0)[0]
 
 
 def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> None:
@@ -349,7 +353,7 @@ def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> Non
     assert masked_kl(toy.logprob.detach(), toy.reference).tolist() == pytest.approx(each, abs=1e-7)
     signals = {"masked_logprob": toy.reference}
     term = MaskedKl(aggregate="sequence_sum", horizon=10.0)
-    found = term(toy.forest, toy.policy(), toy.credit, toy.weight, signals, 0)
+    found = term(toy.forest, toy.policy(), toy.credit, toy.weight, signals, 0)[0]
     assert float(found.detach()) == pytest.approx(sum(each) / 10 / 2, abs=1e-7)
 
 
@@ -399,14 +403,14 @@ def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
     term, entropy = PolicyGradient(gate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
     assert (term.couples, term.outputs) == ("step", ("logprob", "entropy"))
     credit = torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
-    found = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)
+    found = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)[0]
     assert float(found.detach()) == pytest.approx((-math.exp(0.3) + 3 * math.exp(-0.4)) / 5)
     assert term.active(toy.forest, credit.clamp_min(0), toy.weight).tolist() == [True] * 5
     assert term.active(toy.forest, 0 * credit, toy.weight).tolist() == [False] * 5
     with pytest.raises(
         MissingSignal, match=r"^this objective's gate needs the policy's entropy: give it as `entropy`$"
     ):
-        term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)
+        term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)[0]
 
 
 class OfTokens(SequenceTerm):

@@ -195,5 +195,5 @@ def test_a_loss_has_the_dtype_of_the_log_probs(toy, name) -> None:
         term = PolicyGradient(ratio=RATIOS[name]())
     single = toy.logprob.detach().float().requires_grad_()
     policy = PolicyTokens(single, toy.old, entropy=toy.old.abs())
-    found = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)
+    found = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
     assert found.dtype == torch.float32 and bool(found.isfinite())

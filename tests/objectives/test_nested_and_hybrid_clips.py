@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
@@ -142,7 +143,7 @@ def test_its_limits_are_grpo_and_gspo(toy):
     policy = toy.policy()
     for term, same in ((token, Clip(0.2, 0.28)), (sequence, None)):
         plain = PolicyGradient(gate=same) if same else PolicyGradient(ratio="sequence", gate=Clip(3e-4, 4e-4))
-        found, wanted = (t.metrics(toy.forest, policy, toy.credit, toy.weight) for t in (term, plain))
+        found, wanted = (figures_of(t, toy.forest, policy, toy.credit, toy.weight) for t in (term, plain))
         assert found["clip_fraction"] == wanted["clip_fraction"]
 
 
@@ -160,7 +161,7 @@ def test_entropies_are_detached_and_asked_for(toy):
     h = column(1.0, 2.0, 0.5, 3.0, 1.0).requires_grad_()
     assert relative_entropy(h, torch.tensor([0, 0, 1, 1, 1])).tolist() == [0.0, 1.0, 0.0, 1.0, 0.2]
     term = PolicyGradient(gate=HybridClip(mixing="entropy"))
-    value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)
+    value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)[0]
     assert torch.autograd.grad(value, h, allow_unused=True) == (None,)
     with pytest.raises(MissingSignal, match="entropy"):
         toy.loss(term)

@@ -37,7 +37,7 @@ def slopes(gate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
     x = (BELOW + torch.tensor([0.0, log_ratio])).requires_grad_()
     term = PolicyGradient(gate=gate, ratio=ratio, aggregate="sequence_sum", horizon=1.0)
     given = torch.tensor([credit, credit] if isinstance(credit, float) else credit)
-    loss = term(FOREST, gxpo.PolicyTokens(x, BELOW), given, torch.tensor(weight), {}, 0)
+    loss = term(FOREST, gxpo.PolicyTokens(x, BELOW), given, torch.tensor(weight), {}, 0)[0]
     (found,) = torch.autograd.grad(loss, x)
     return float(loss.detach()), found.tolist()
 
@@ -113,7 +113,7 @@ def test_a_weighted_kl_of_a_token_that_the_policy_has_all_but_lost():
     """rho k3 = e^(reference - below) - rho (1 + d), slope -rho d: both factors leave the range, not their product."""
     x = torch.tensor([-1.0, -201.0], requires_grad=True)
     policy = gxpo.PolicyTokens(x, BELOW, reference_logprob=torch.tensor([-1.0, -1.5]))
-    loss = KL(coef=1.0, ratio_weighted=True)(FOREST, policy, torch.zeros(2), torch.ones(2), {}, 0)
+    loss = KL(coef=1.0, ratio_weighted=True)(FOREST, policy, torch.zeros(2), torch.ones(2), {}, 0)[0]
     (found,) = torch.autograd.grad(loss, x)
     assert loss.item() == pytest.approx(math.exp(-0.5) / 2) and found.tolist() == [0.0, 0.0]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 from torch import Tensor
 
 from gxpo.errors import GxpoError
@@ -108,7 +109,7 @@ def columns(rows: list[list[dict[str, float]]]) -> dict[str, Tensor]:
 def evaluate(term: Term, forest: Forest, c: dict[str, Tensor], **changes: Tensor) -> tuple[float, Tensor]:
     lp = c["lp"].clone().requires_grad_()
     policy = PolicyTokens(lp, c["below"], **changes)  # type: ignore[arg-type]  # named tensors
-    value = term(forest, policy, c["credit"], c["weight"], {}, 0)
+    value = term(forest, policy, c["credit"], c["weight"], {}, 0)[0]
     value.backward()
     assert lp.grad is not None
     return float(value.detach()), lp.grad
@@ -183,7 +184,7 @@ def test_any_partition_gives_the_gradient_of_the_whole(
     for k in range(parts):
         lp = c["lp"].clone().requires_grad_()
         x = torch.where(part == k, lp, lp.detach())
-        term(forest, PolicyTokens(x, c["below"]), c["credit"], c["weight"], {}, 0).backward()
+        term(forest, PolicyTokens(x, c["below"]), c["credit"], c["weight"], {}, 0)[0].backward()
         assert lp.grad is not None
         total += lp.grad
     assert total.tolist() == pytest.approx(whole.tolist(), abs=1e-13)
@@ -200,7 +201,7 @@ def test_entries_that_are_not_active_may_hold_anything(grow: Grow, rows: list, g
     holes = c | {"lp": torch.where(active, c["lp"], NAN)}
     found, slopes = evaluate(term, forest, holes)
     assert found == value and torch.equal(slopes, gradient)
-    metrics = term.metrics(forest, PolicyTokens(holes["lp"], c["below"]), c["credit"], c["weight"])
+    metrics = figures_of(term, forest, PolicyTokens(holes["lp"], c["below"]), c["credit"], c["weight"])
     assert all(math.isfinite(v) for v in metrics.values())
 
 
@@ -262,7 +263,7 @@ def test_pad_columns_change_nothing() -> None:
         credit, weight = torch.tensor([1.0] * 2 + [-1.0] * 4), torch.ones(6)
         for mode in MODES:
             term = PolicyGradient(aggregate=mode, horizon=8)  # type: ignore[arg-type]  # one of the words
-            value = term(forest, PolicyTokens(x, x.detach() - 0.1), credit, weight, {}, 0)
+            value = term(forest, PolicyTokens(x, x.detach() - 0.1), credit, weight, {}, 0)[0]
             results.append((mode, float(value.detach()), torch.autograd.grad(value, x)[0].tolist()))
     assert all(r in results[:3] for r in results)
 
@@ -301,7 +302,7 @@ def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, gate: Gate, r
     for f in (forest, flat):
         x = stored.clone().requires_grad_()
         policy = PolicyTokens(x[forest.path_token], below[forest.path_token])
-        value = term(f, policy, credit, torch.ones(f.n_entries), {}, 0)
+        value = term(f, policy, credit, torch.ones(f.n_entries), {}, 0)[0]
         value.backward()
         values.append(float(value.detach()))
         assert x.grad is not None
@@ -324,7 +325,7 @@ def test_a_shared_token_has_two_clipped_terms(grow: Grow) -> None:
     x = torch.tensor([math.log(0.5)] * 4, dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(x, torch.full((4,), math.log(0.25), dtype=torch.float64))
     credit = torch.tensor([1.0, 0.0, -1.0, 0.0], dtype=torch.float64)
-    value = PolicyGradient(aggregate="token_mean")(forest, policy, credit, torch.ones(4), {}, 0)
+    value = PolicyGradient(aggregate="token_mean")(forest, policy, credit, torch.ones(4), {}, 0)[0]
     assert float(value.detach()) == pytest.approx((-1.2 + 2.0) / 4)
 
 
@@ -338,7 +339,7 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
     weight = torch.rand(forest.n_entries, generator=generator, dtype=torch.float64)
     term = PolicyGradient(aggregate=mode, horizon=5, once_per_token=True)
     policy = PolicyTokens(stored[forest.path_token], below[forest.path_token])
-    found = float(term(forest, policy, credit, weight, {}, 0))
+    found = float(term(forest, policy, credit, weight, {}, 0)[0])
 
     entries: dict[int, list[int]] = {}  # stored token -> its entries
     for p, t in enumerate(forest.path_token.tolist()):
@@ -397,7 +398,7 @@ def test_untrainable_tokens_need_no_behaviour(grow: Grow) -> None:
     forest = grow([("a", 3, {"trainable": [True, False, True]})])
     x = torch.full((3,), -1.0, dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(x, torch.tensor([-1.0, NAN, -1.0], dtype=torch.float64))
-    PolicyGradient(ratio="sequence")(forest, policy, torch.ones(3), torch.ones(3), {}, 0).backward()
+    PolicyGradient(ratio="sequence")(forest, policy, torch.ones(3), torch.ones(3), {}, 0)[0].backward()
     assert x.grad is not None and x.grad.tolist() == [-0.5, 0.0, -0.5]
 
 
@@ -407,7 +408,7 @@ def test_the_loss_has_the_dtype_of_the_log_probs(toy, dtype: torch.dtype) -> Non
     x = toy.logprob.detach().to(dtype).requires_grad_()
     policy = PolicyTokens(x, toy.old, toy.reference, x.detach().abs())
     term = PolicyGradient(aggregate="sequence_sum", horizon=3) + KL(0.1) + Entropy(0.1)
-    value = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)
+    value = term(toy.forest, policy, toy.credit, toy.weight, {}, 0)[0]
     assert value.dtype == dtype and value.shape == ()
     value.backward()
     assert x.grad is not None and x.grad.dtype == dtype
@@ -415,7 +416,7 @@ def test_the_loss_has_the_dtype_of_the_log_probs(toy, dtype: torch.dtype) -> Non
 
 def test_zero_credit_gives_a_loss_of_zero_that_can_still_be_differentiated(toy) -> None:
     for term in (PolicyGradient(), PolicyGradient(ratio="sequence", gate=LogClip())):
-        value = term(toy.forest, toy.policy(), torch.zeros(5), toy.weight, {}, 0)
+        value = term(toy.forest, toy.policy(), torch.zeros(5), toy.weight, {}, 0)[0]
         assert float(value.detach()) == 0
         assert not torch.autograd.grad(value, toy.logprob)[0].any()
         assert not term.active(toy.forest, torch.zeros(5), toy.weight).any()
@@ -430,7 +431,7 @@ def test_a_sum_couples_as_widely_as_its_widest_term(toy) -> None:
     changes = {"reference_logprob": toy.reference}
     expected = sum(toy.loss(t, **changes)[0] for t in (token, sequence, KL(0.1)))
     assert toy.loss(both, **changes)[0] == pytest.approx(expected)
-    metrics = both.metrics(toy.forest, toy.policy(**changes), toy.credit, toy.weight)
+    metrics = figures_of(both, toy.forest, toy.policy(**changes), toy.credit, toy.weight)
     assert {"clip_fraction", "clip_fraction_2", "kl"} <= set(metrics)
     credit = torch.zeros(5)
     assert torch.equal(both.active(toy.forest, credit, toy.weight), torch.ones(5, dtype=torch.bool))
@@ -459,7 +460,7 @@ def test_untrainable_tokens_are_not_in_a_sequence_ratio(grow: Grow) -> None:
     x = torch.tensor([-1.0, -9.0, -1.0], dtype=torch.float64)
     below = torch.tensor([-1.1, -1.0, -1.3], dtype=torch.float64)
     term = PolicyGradient(ratio="sequence", gate=Gate())
-    found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)
+    found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)[0]
     assert float(found) == pytest.approx(-math.exp(0.2))
     assert term.active(forest, torch.ones(3), torch.ones(3)).tolist() == [True, False, True]
 
@@ -470,5 +471,5 @@ def test_a_trajectory_of_weight_zero_only_counts(grow: Grow) -> None:
     x = torch.tensor([-1.0, -1.0, NAN, NAN], dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(x, x.detach().nan_to_num(-1.0), torch.full((4,), -2.0, dtype=torch.float64), -x)
     for term, size in ((PolicyGradient(), -0.25), (KL(1.0, estimator="k2"), 0.25), (Entropy(1.0), 0.25)):
-        gradient = torch.autograd.grad(term(forest, policy, torch.ones(4), weight, {}, 0), x)[0]
+        gradient = torch.autograd.grad(term(forest, policy, torch.ones(4), weight, {}, 0)[0], x)[0]
         assert gradient.tolist() == pytest.approx([size, size, 0, 0])

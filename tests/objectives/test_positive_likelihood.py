@@ -16,7 +16,7 @@ from gxpo.protocols import PolicyTokens
 
 def loss_of(part, forest, logprob, credit):
     policy = PolicyTokens(logprob, forest.path_behaviour_logprob)
-    return part(forest, policy, credit, torch.ones_like(credit), {}, 0)
+    return part(forest, policy, credit, torch.ones_like(credit), {}, 0)[0]
 
 
 def test_the_card():

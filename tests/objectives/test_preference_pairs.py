@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.preference_pairs import PreferencePairs, pairs, preference_loss
@@ -209,7 +210,7 @@ def test_levels_are_distinct_outcomes():
     # wins less losses: .5: 1 - 2.5; 1: 3 * 2.5; 0: -2.5 - 1 - 1; each times -beta sigmoid(0) / 5
     assert gradient.tolist() == pytest.approx([-0.01 * w for w in (-1.5, 7.5, -4.5, -1.5)])
     policy = PolicyTokens(x["logprob"] + column(0, 0.1, 0, 0.2), x["behaviour_logprob"], x["logprob"])
-    found = WEIGHTED.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
+    found = figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"])
     assert found["pairs"] == 5 and found["pair_accuracy"] == pytest.approx(3 / 5)  # not 1 > .5 (second), .5 (first) > 0
 
 
@@ -221,7 +222,7 @@ def test_groups_of_one_level_are_set_against_zero():
     assert value == pytest.approx(math.log(2))
     assert gradient.tolist() == pytest.approx([-0.05 / 2 / 3, -0.05 / 2 / 3, 0.05 / 3, 0.05 / 3])
     policy = PolicyTokens(x["logprob"], x["behaviour_logprob"], x["logprob"])
-    assert WEIGHTED.metrics(forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
+    assert figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
     assert WEIGHTED.on_equal == "signal" and PreferencePairs().on_equal == "zero"
 
 
@@ -230,7 +231,7 @@ def test_every_two_levels_make_a_pair(outcomes):
     forest = groups.forest_of([("a", 1, 0, {"reward": float(r)}) for r in outcomes])
     term = PreferencePairs(pairs="ordered")
     logprob = torch.zeros(len(outcomes), dtype=torch.float64)
-    found = term.metrics(forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
+    found = figures_of(term, forest, PolicyTokens(logprob, logprob, logprob), logprob, logprob + 1)
     assert found["pairs"] == sum(a > b for a in outcomes for b in outcomes)
 
 
@@ -251,7 +252,7 @@ def test_what_two_forward_passes_may_differ_by_is_no_preference(length_mean):
     reference = torch.full((8,), -1.0, dtype=torch.float64)
     noise = column(1, 1, 1, -1, -1, -1, 200, 0) * 1e-6
     policy = PolicyTokens(reference + noise, reference * torch.nan, reference)
-    found = PreferencePairs(length_mean=length_mean).metrics(forest, policy, 0 * reference, 1 + 0 * reference)
+    found = figures_of(PreferencePairs(length_mean=length_mean), forest, policy, 0 * reference, 1 + 0 * reference)
     assert found["pair_accuracy"] == 0.5  # of b alone
 
 
@@ -259,7 +260,7 @@ def test_metrics_and_settings():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0), ("a", 1, 0)])
     reference = column(-1.0, -1.0, -1.0)
     policy = PolicyTokens(column(-0.5, -0.25, -2.0), reference * torch.nan, reference)
-    found = PreferencePairs(beta=0.5).metrics(forest, policy, 0 * reference, 1 + 0 * reference)
+    found = figures_of(PreferencePairs(beta=0.5), forest, policy, 0 * reference, 1 + 0 * reference)
     assert found == pytest.approx({"pair_accuracy": 0.5, "pair_margin": 0.5 * (-0.25 + 1.5) / 2, "pairs": 2.0})
     assert PreferencePairs.needs == ("reference_logprob",)
     with pytest.raises(MissingSignal, match="reference_logprob"):

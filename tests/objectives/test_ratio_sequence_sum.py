@@ -43,7 +43,7 @@ def test_single_tokens_are_token_ratios(grow) -> None:
     forest = grow([("a", 1)] * 3)
     lp = torch.tensor([-0.5, -1.5, -1.0], dtype=torch.float64)
     args = (forest, PolicyTokens(lp, torch.full_like(lp, -1.0)), torch.tensor([1.0, -1.0, 2.0]), torch.ones(3), {}, 0)
-    assert float(PolicyGradient(ratio=SequenceSum())(*args)) == pytest.approx(float(PolicyGradient()(*args)))
+    assert float(PolicyGradient(ratio=SequenceSum())(*args)[0]) == pytest.approx(float(PolicyGradient()(*args)[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -53,7 +53,7 @@ def test_a_long_answer_far_away_has_finite_losses_and_gradients(grow, dtype) -> 
     change = torch.cat([torch.full((60,), 8.0, dtype=dtype), torch.full((60,), -8.0, dtype=dtype)])
     lp, credit = (old + change).requires_grad_(), torch.ones(120)
     for gate in (Clip(), Unclipped()):
-        value = PolicyGradient(ratio=SequenceSum(), gate=gate)(forest, PolicyTokens(lp, old), credit, credit, {}, 0)
+        value = PolicyGradient(ratio=SequenceSum(), gate=gate)(forest, PolicyTokens(lp, old), credit, credit, {}, 0)[0]
         (slope,) = torch.autograd.grad(value, lp)
         assert bool(value.isfinite()) and bool(slope.isfinite().all())
         cut = isinstance(gate, Clip)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
-from tests.objectives.conftest import Toy
+from tests.objectives.conftest import Toy, figures_of
 
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
@@ -53,7 +53,7 @@ def test_card_of_the_squared_form() -> None:
     forest = groups.forest_of([("a", 1, g) for g in (1, 0, 0, 1)])
     old = column(-1, -1, -1, -1)
     policy = PolicyTokens(old + column(0.2, -0.1, 0.05, -0.3), old)
-    found = SquaredLogRatio(baseline="log_mean_exp").metrics(forest, policy, 0 * old, 1 + 0 * old)
+    found = figures_of(SquaredLogRatio(baseline="log_mean_exp"), forest, policy, 0 * old, 1 + 0 * old)
     assert found["implicit_reward_gap"] ** 2 == pytest.approx(0.433870, abs=6e-7)
 
 
@@ -156,7 +156,7 @@ def test_without_a_price_the_others_are_rloos_baseline(over):
     logprob = x["logprob"].clone().requires_grad_()
     reinforce = PolicyGradient(gate=Unclipped(), aggregate="sequence_sum", horizon=1.0)
     credit, ones = forest.to_path(advantage, "R"), torch.ones(forest.n_entries, dtype=torch.float64)
-    reinforce(forest, PolicyTokens(logprob, x["proximal_logprob"]), credit, ones, {}, 0).backward()
+    reinforce(forest, PolicyTokens(logprob, x["proximal_logprob"]), credit, ones, {}, 0)[0].backward()
     torch.testing.assert_close(gradient, logprob.grad, rtol=1e-12, atol=1e-15)
 
 
@@ -250,7 +250,7 @@ def test_metrics():
     forest = groups.forest_of([("a", 1, 1), ("a", 1, 0)])
     old = column(-1.0, -1.0)
     policy = PolicyTokens(old + column(0.5, -0.5), old)
-    found = SquaredLogRatio(tau=0.2).metrics(forest, policy, 0 * old, 1 + 0 * old)
+    found = figures_of(SquaredLogRatio(tau=0.2), forest, policy, 0 * old, 1 + 0 * old)
     assert found["implicit_reward_gap"] == pytest.approx(0.4)  # .5 - .1 and -.5 + .1
     assert found["approx_kl"] == pytest.approx(math.cosh(0.5) - 1)
-    assert SquaredLogRatio().metrics(groups.forest_of([("a", 2, 1)]), policy, 0 * old, 1 + 0 * old) == {}
+    assert figures_of(SquaredLogRatio(), groups.forest_of([("a", 2, 1)]), policy, 0 * old, 1 + 0 * old) == {}

@@ -56,7 +56,7 @@ def test_the_kl_of_a_token_beyond_every_clamp_still_pulls() -> None:
         x = torch.tensor([-1.0 - gap], dtype=torch.float64, requires_grad=True)
         policy = gxpo.PolicyTokens(x, x.detach(), torch.tensor([-1.0], dtype=torch.float64))
         forest = Forest.from_completions([[1]], [[[2]]], [1.0])
-        KL(coef=1.0)(forest, policy, torch.zeros(1), torch.ones(1), {}, 0).backward()
+        KL(coef=1.0)(forest, policy, torch.zeros(1), torch.ones(1), {}, 0)[0].backward()
         assert x.grad is not None and float(x.grad) == pytest.approx(1 - math.exp(gap), rel=1e-9)
 
 
@@ -68,7 +68,7 @@ def test_each_term_has_its_own_reduction(objective: str) -> None:
     term = gxpo.method(objective, keys).fill(horizon=9.0).terms["kl"]
     new = forest.path_behaviour_logprob + torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     policy = gxpo.PolicyTokens(new, new, forest.path_behaviour_logprob)
-    found = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0))
+    found = float(term(forest, policy, torch.zeros(4), torch.ones(4), {}, 0)[0])
     assert found == pytest.approx(0.5 * (0.01 + 0.04 + 0.09 + 0.16) / 2 / 4)
 
 
@@ -79,7 +79,9 @@ def test_a_mask_on_the_policy_term_leaves_the_kl_alone() -> None:
     credit = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     x = forest.path_behaviour_logprob.clone().requires_grad_()
     policy = gxpo.PolicyTokens(x, x.detach(), x.detach() - 0.2)
-    parts = [term(forest, policy, credit, weight, {}, 0) for term in (PolicyGradient(), KL(coef=1.0, estimator="k2"))]
+    parts = [
+        term(forest, policy, credit, weight, {}, 0)[0] for term in (PolicyGradient(), KL(coef=1.0, estimator="k2"))
+    ]
     grads = [torch.autograd.grad(part, x)[0].tolist() for part in parts]
     assert grads[0] == pytest.approx([0.0, -0.25, 0.25, 0.25]) and grads[1] == pytest.approx([0.05] * 4)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.forest import Forest
+from gxpo.objectives import evaluate
 from gxpo.objectives.uniform_value import UniformValue, next_value, uniform_value
 from gxpo.protocols import PolicyTokens
 
@@ -135,7 +136,7 @@ def test_the_target_carries_no_gradient():
     logprob = x["logprob"].clone().requires_grad_()
     policy = PolicyTokens(logprob, x["behaviour_logprob"], outputs={"mean_logprob": mean})
     ones = torch.ones(4, dtype=torch.float64)
-    UniformValue()(forest, policy, ones, ones, {"start_mean_logprob": x["proximal_logprob"]}, 0).backward()
+    UniformValue()(forest, policy, ones, ones, {"start_mean_logprob": x["proximal_logprob"]}, 0)[0].backward()
     assert mean.grad is None and logprob.grad is not None and bool((logprob.grad != 0).all())
 
 
@@ -154,16 +155,22 @@ def test_what_is_missing_and_settings():
     old, ones = column(-1.0, -1.0), column(1.0, 1.0)
     start = {"start_mean_logprob": old}
     with pytest.raises(MissingSignal, match="mean_logprob"):
-        UniformValue()(forest, PolicyTokens(old, old), ones, ones, start, 0)
+        UniformValue()(forest, PolicyTokens(old, old), ones, ones, start, 0)[0]
     broken = PolicyTokens(old, old, outputs={"mean_logprob": column(-1.0, math.nan)})
     with pytest.raises(MissingSignal, match="nan for 1 of 2 tokens"):
-        UniformValue()(forest, broken, ones, ones, start, 0)
+        UniformValue()(forest, broken, ones, ones, start, 0)[0]
     assert UniformValue.outputs == ("logprob", "mean_logprob") and UniformValue().needs == ("start_mean_logprob",)
     assert set(UniformValue(ratio_over="reference").needs) == {"start_mean_logprob", "reference_logprob"}
     for wrong in ({"scale": 0.0}, {"next_scale": -1.0}, {"aggregate": "sum"}, {"ratio_over": "nobody"}):
         with pytest.raises(ConfigError, match="objective"):
             UniformValue(**wrong)  # type: ignore[arg-type]  # on purpose
-    found = UniformValue().metrics(
-        forest, PolicyTokens(old + column(0.5, -0.5), old, outputs={"mean_logprob": old}), ones, ones, start
-    )
+    found = evaluate(
+        UniformValue(),
+        forest,
+        PolicyTokens(old + column(0.5, -0.5), old, outputs={"mean_logprob": old}),
+        ones,
+        ones,
+        start,
+        0,
+    )[1]
     assert found == pytest.approx({"implicit_reward_gap": 0.0, "approx_kl": math.cosh(0.5) - 1}, abs=1e-12)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives.gate import Clip, DualClip, Gate, LogClip, Truncate, Unclipped, shaped
@@ -96,15 +97,17 @@ def test_figures_are_of_entries_that_have_a_ratio(toy) -> None:
     unknown = toy.old.clone()
     unknown[[0, 4]] = NAN
     x = term(gate=Clip(0.05, 0.05))
-    figures = x.metrics(toy.forest, toy.policy(behaviour_logprob=unknown), toy.credit, toy.weight)
+    figures = figures_of(x, toy.forest, toy.policy(behaviour_logprob=unknown), toy.credit, toy.weight)
     # log-ratios left: -0.1 (A +1), -0.4 and 0.2 (A -1): of these only -0.4 is cut
     assert figures["shaped_share"] == pytest.approx(2 / 5) and figures["clip_fraction"] == pytest.approx(1 / 5)
     assert figures["ratio_max"] == pytest.approx(math.exp(0.2)) and figures["on_policy"] == 0
     changes = (-0.1, -0.4, 0.2)
     assert figures["approx_kl"] == pytest.approx(sum(math.exp(c) - 1 - c for c in changes) / 3)
-    nobody = x.metrics(toy.forest, toy.policy(behaviour_logprob=torch.full_like(unknown, NAN)), toy.credit, toy.weight)
+    nobody = figures_of(
+        x, toy.forest, toy.policy(behaviour_logprob=torch.full_like(unknown, NAN)), toy.credit, toy.weight
+    )
     assert nobody["shaped_share"] == 1 and nobody["on_policy"] == 1 and nobody["clip_fraction"] == 0
-    assert "shaped_share" not in PolicyGradient().metrics(toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert "shaped_share" not in figures_of(PolicyGradient(), toy.forest, toy.policy(), toy.credit, toy.weight)
 
 
 @settings(max_examples=30, deadline=None)
@@ -121,7 +124,7 @@ def test_any_partition_gives_the_gradient_of_the_whole(known: list[bool], part: 
     def gradient(inside: torch.Tensor) -> torch.Tensor:
         x = lp.clone().requires_grad_()
         held = torch.where(inside, x, x.detach())
-        value = term()(forest, PolicyTokens(held, behaviour), credit, weight, {}, 0)
+        value = term()(forest, PolicyTokens(held, behaviour), credit, weight, {}, 0)[0]
         return torch.autograd.grad(value, x)[0]
 
     whole = gradient(torch.ones(5, dtype=torch.bool))

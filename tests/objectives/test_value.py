@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest import Forest
@@ -33,7 +34,7 @@ def run(term: ValueRegression, forest: Forest, value, target, old=None) -> tuple
     x = column(*value).requires_grad_()
     signals = {"value_target": column(*target)} | ({} if old is None else {"value": column(*old)})
     zero = torch.zeros(len(value), dtype=F64)  # no credit anywhere: the value is trained all the same
-    loss = term(forest, policy_of(x), zero, zero + 1, signals, 0)
+    loss = term(forest, policy_of(x), zero, zero + 1, signals, 0)[0]
     loss.backward()
     return float(loss.detach()), x.grad.tolist() if x.grad is not None else []
 
@@ -130,12 +131,12 @@ def test_figures(grow: Grow) -> None:
     """Errors [.5, 1, 0]: mean square 1.25/3; targets [0, 0, 3] have variance 2: explained 1 - 1.25/6."""
     forest, term = grow([("a", 2), ("a", 1)]), ValueRegression()
     zero = torch.zeros(3, dtype=F64)
-    found = term.metrics(forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(0, 0, 3)})
+    found = figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(0, 0, 3)})
     assert found == pytest.approx({"value_loss": 1.25 / 6, "value_explained": 1 - 1.25 / 6})
-    equal = term.metrics(forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(1, 1, 1)})
+    equal = figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, {"value_target": column(1, 1, 1)})
     assert equal["value_explained"] == 0.0
     nothing = {"value_target": column(NAN, NAN, NAN)}
-    assert term.metrics(forest, policy_of(column(0.5, 1, 3)), zero, zero, nothing) == {}
+    assert figures_of(term, forest, policy_of(column(0.5, 1, 3)), zero, zero, nothing) == {}
 
 
 def test_what_it_asks_for_and_refuses(grow: Grow) -> None:
@@ -143,9 +144,9 @@ def test_what_it_asks_for_and_refuses(grow: Grow) -> None:
     assert ValueRegression(clip=0.2).needs == ("value_target", "value")
     forest, zero = grow([("a", 1)]), torch.zeros(1, dtype=F64)
     with pytest.raises(MissingSignal, match=r"PolicyTokens\.value"):
-        ValueRegression()(forest, PolicyTokens(zero, zero), zero, zero, {"value_target": zero}, 0)
+        ValueRegression()(forest, PolicyTokens(zero, zero), zero, zero, {"value_target": zero}, 0)[0]
     with pytest.raises(GxpoError, match="infinite"):
-        ValueRegression()(forest, policy_of(zero), zero, zero, {"value_target": zero + math.inf}, 0)
+        ValueRegression()(forest, policy_of(zero), zero, zero, {"value_target": zero + math.inf}, 0)[0]
     with pytest.raises(ConfigError, match="coef"):
         ValueRegression(coef=-1.0)
 
@@ -157,23 +158,23 @@ def test_a_named_head_reads_its_own_output_and_target(grow: Grow) -> None:
     plain, low = column(9, 9, 9).requires_grad_(), column(1, 5, 0).requires_grad_()
     policy = PolicyTokens(torch.zeros(3), torch.zeros(3), value=plain, outputs={"value@low": low})
     zero, signals = torch.zeros(3, dtype=F64), {"value_target@low": column(0, NAN, 2)}
-    loss = term(forest, policy, zero, zero + 1, signals, 0)
+    loss = term(forest, policy, zero, zero + 1, signals, 0)[0]
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0.625) and plain.grad is None
     assert low.grad is not None and low.grad.tolist() == pytest.approx([0.25, 0.0, -0.5])
-    found = term.metrics(forest, policy, zero, zero, signals)
+    found = figures_of(term, forest, policy, zero, zero, signals)
     assert found == pytest.approx({"value_loss@low": 1.25, "value_explained@low": 1 - 2.5})
     assert term.outputs == ("logprob", "value@low") and term.needs == ("value_target@low",)
     clipped = ValueRegression(head="low", clip=0.5, target="returns")
     assert clipped.needs == ("returns", "value@low")
     held = {"returns": column(0, NAN, 2), "value@low": column(0, 0, 0)}
     # 1 from 0 towards 0 is not held; 0 to 2: old 0, held 0: both as before
-    assert float(clipped(forest, policy, zero, zero + 1, held, 0).detach()) == pytest.approx(0.625)
+    assert float(clipped(forest, policy, zero, zero + 1, held, 0)[0].detach()) == pytest.approx(0.625)
 
 
 def test_a_named_head_that_is_missing_is_asked_for(grow: Grow) -> None:
     forest, zero = grow([("a", 1)]), torch.zeros(1, dtype=F64)
     with pytest.raises(MissingSignal, match=r"outputs\['value@q1'\]"):
-        ValueRegression(head="q1")(forest, policy_of(zero), zero, zero, {"value_target@q1": zero}, 0)
+        ValueRegression(head="q1")(forest, policy_of(zero), zero, zero, {"value_target@q1": zero}, 0)[0]
     with pytest.raises(ConfigError, match="head and target are names"):
         ValueRegression(head="")

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives import Clip, DualClip, Gate, LogClip, PolicyGradient, Truncate
@@ -82,7 +83,7 @@ def test_three_aggregations_of_lengths_two_and_six(grow) -> None:
     credit = torch.tensor([1.0] * 2 + [-1.0] * 6, dtype=torch.float64)
     for mode, expected in (("sequence_mean", 0.0), ("token_mean", 0.5), ("sequence_sum", 0.2)):
         term = PolicyGradient(aggregate=mode, horizon=10)  # type: ignore[arg-type]  # one of the allowed words
-        assert float(term(forest, PolicyTokens(lp, lp), credit, torch.ones(8), {}, 0)) == pytest.approx(expected)
+        assert float(term(forest, PolicyTokens(lp, lp), credit, torch.ones(8), {}, 0)[0]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("gate", [Clip(), DualClip(), LogClip(), Truncate()], ids=lambda g: type(g).__name__)
@@ -126,7 +127,7 @@ def test_gmpo_of_single_tokens_is_ppo_with_bounds_in_log_space(grow) -> None:
         PolicyGradient(gate=Clip(1 - math.exp(-0.4), math.exp(0.4) - 1)),
     ):
         lp = torch.tensor([-0.5, -0.5, -2.5, -2.5], dtype=torch.float64, requires_grad=True)
-        term(forest, PolicyTokens(lp, old), credit, torch.ones(4), {}, 0).backward()
+        term(forest, PolicyTokens(lp, old), credit, torch.ones(4), {}, 0)[0].backward()
         grads.append(lp.grad.tolist())  # type: ignore[union-attr]  # just computed
     assert grads[0] == pytest.approx(grads[1], abs=1e-14)
     assert [g != 0 for g in grads[0]] == [False, True, True, False]
@@ -165,7 +166,7 @@ def test_settings_that_make_no_sense_are_refused(toy) -> None:
 
 def test_clip_metrics(toy) -> None:
     def of(term: PolicyGradient, **changes) -> dict[str, float]:
-        return term.metrics(toy.forest, toy.policy(**changes), toy.credit, toy.weight)
+        return figures_of(term, toy.forest, toy.policy(**changes), toy.credit, toy.weight)
 
     found = of(PolicyGradient())
     assert found["clip_fraction"] == pytest.approx(2 / 5)  # tokens 0 and 2
@@ -178,5 +179,5 @@ def test_clip_metrics(toy) -> None:
     assert of(PolicyGradient(gate=Gate()))["clip_fraction"] == 0
     fresh = of(PolicyGradient(), proximal_logprob=toy.logprob.detach())
     assert fresh == {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
-    none = PolicyGradient().metrics(toy.forest, toy.policy(), torch.zeros(5), toy.weight)
+    none = figures_of(PolicyGradient(), toy.forest, toy.policy(), torch.zeros(5), toy.weight)
     assert none["clip_fraction"] == 0

@@ -306,7 +306,8 @@ class WithMethod(Base):
         """The terms' figures of these rollouts, and under TRL's own names those that TRL has too."""
         logged, method = self._metrics[mode], self.gxpo_method
         forest, policy = scored.forest, scored.policy(x)
-        figures = method.metrics(forest, policy, scored.credit, scored.weight, scored.signals)
+        found = method.evaluate(forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
+        figures = found.metrics
         for name, value in figures.items():
             logged[f"gxpo/{name}"].append(value)
         if "kl" in figures:

@@ -40,6 +40,6 @@ def loss(
     x = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
     policy = PolicyTokens(x, torch.tensor(old, dtype=torch.float64))
     credit = torch.tensor(advantages, dtype=torch.float64)
-    value = made.terms["policy"](forest, policy, credit, torch.ones_like(credit), {}, 0)
+    value, _ = made.terms["policy"](forest, policy, credit, torch.ones_like(credit), {}, 0)
     (slope,) = torch.autograd.grad(value, x)
     return float(value.detach()), slope.tolist()

@@ -54,7 +54,7 @@ def _slope(term: PolicyGradient, ratio: Tensor, credit: float) -> Tensor:
     logprob = (old + ratio.log()).requires_grad_()
     ones = torch.ones_like(ratio)
     policy = PolicyTokens(logprob, old, old, ENTROPY * ones, proximal_logprob=old)
-    value = term(forest, policy, credit * ones, ones, Signals.of(forest, {"entropy": ENTROPY * ones}, {}), 0)
+    value, _ = term(forest, policy, credit * ones, ones, Signals.of(forest, {"entropy": ENTROPY * ones}, {}), 0)
     return -torch.autograd.grad(value, logprob)[0] * n / credit  # n: every aggregation is a mean over n tokens here
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gxpo.decoder.forward import Decoder, Kernels, Products, plain
 from gxpo.errors import ModelError
 from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
+from gxpo.protocols import Output
 
 NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and finite: 0 times it is 0
 
@@ -71,7 +72,6 @@ class Chosen(Function):
 
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
-UNNORMED = "unnormed_"  # before one of these with "@LAYER": the head reads the state as it is
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
 BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
 TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
@@ -203,24 +203,22 @@ class Readout:
     def by_layer(self, names: Sequence[str]) -> dict[tuple[int, bool], dict[str, str]]:
         """{(layer, whether the final norm is applied): {output: what of that state it is}}; the last layer is -1."""
         out: dict[tuple[int, bool], dict[str, str]] = {}
-        for name in names:
-            kind, _, asked = name.partition("@")
-            normed, kind = not kind.startswith(UNNORMED), kind.removeprefix(UNNORMED)
-            inner = bool(asked) and kind in AT_LAYERS
-            layer = self.layer_of(asked) if inner else -1
-            if inner and not normed and layer == -1:
-                raise ModelError(f"output {name!r}: the last layer's states are normed; give an inner layer")
-            out.setdefault((layer, normed or not inner), {})[name] = kind if inner else name
+        for output in map(Output, names):
+            inner = bool(output.at) and output.kind in AT_LAYERS
+            layer = self.layer_of(output.at) if inner else -1
+            if inner and not output.normed and layer == -1:
+                raise ModelError(f"output {output!r}: the last layer's states are normed; give an inner layer")
+            out.setdefault((layer, output.normed or not inner), {})[output] = output.kind if inner else output
         if not self.split and {layer for layer, _ in out} - {-1}:
             raise ModelError(f"{self.name}: its hidden states can't be told from its logits, so layers have no policy")
         return out
 
     def columns(self, name: str) -> int | None:
         """How many columns an output has; None: it is one number a token."""
-        kind, _, asked = name.partition("@")
-        if kind not in ("likeliest", "likeliest_logprob"):
+        output = Output(name)
+        if output.kind not in ("likeliest", "likeliest_logprob"):
             return None
-        return min(_count(name, asked), self.vocabulary) + (kind == "likeliest_logprob")
+        return min(_count(output), self.vocabulary) + (output.kind == "likeliest_logprob")
 
     def head_weight(self) -> Tensor | None:
         """[V, H] in the dtype of products, where that is not the parameters' own; None: the head is run as it is."""
@@ -256,37 +254,37 @@ class Readout:
         )
 
 
-def _count(name: str, asked: str) -> int:
-    if not asked.isdecimal() or int(asked) < 1:
-        raise ModelError(f"output {name!r} needs a number of ids, at least 1, such as 'likeliest@100'")
-    return int(asked)
+def _count(output: Output) -> int:
+    if not output.at.isdecimal() or int(output.at) < 1:
+        raise ModelError(f"output {output!r} needs a number of ids, at least 1, such as 'likeliest@100'")
+    return int(output.at)
 
 
-def _alpha(name: str) -> float:
+def _alpha(output: Output) -> float:
     try:
-        alpha = float(name.partition("@")[2])
+        alpha = float(output.at)
     except ValueError:
         alpha = -1.0
     if not 0.0 <= alpha <= 1.0:
-        raise ModelError(f"output {name!r} needs a mixture from 0 to 1, such as 'divergence@0.5'")
+        raise ModelError(f"output {output!r} needs a mixture from 0 to 1, such as 'divergence@0.5'")
     return alpha
 
 
 def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
     for name in names:
-        kind, _, asked = name.partition("@")
-        if kind == "value":
+        output = Output(name)
+        if output.kind == "value":
             if name not in heads:
                 raise ModelError(
                     f"there is no value head {name!r}, but {', '.join(heads) or 'none'}: make the learner with "
                     f"value_heads=({name!r},)"
                 )
             continue
-        if kind not in ((*WITH_NUMBER,) if asked else OUTPUTS):
-            inner = [f"{x}{kind}@LAYER" for x in ("", UNNORMED) for kind in AT_LAYERS]
+        if not output.normed or output.kind not in (WITH_NUMBER if output.at else OUTPUTS):
+            inner = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
             known = ", ".join((*OUTPUTS, *inner, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
-        if kind == "divergence" and not set(TEACHER) <= set(given or {}):
+        if output.kind == "divergence" and not set(TEACHER) <= set(given or {}):
             raise ModelError(
                 f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
             )
@@ -385,16 +383,15 @@ def _read_chunk(
     if "mean_logprob" in names:
         mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
         out["mean_logprob"] = mean - total
-    for name in names:
-        kind, _, asked = name.partition("@")
-        if kind == "divergence":
+    for output in map(Output, names):
+        if output.kind == "divergence":
             assert teacher is not None
             student = with_rest(every, total, teacher[0], support)
-            out[name] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(name))
-        elif asked and name not in out:
-            ids = _likeliest(z.detach(), support, min(_count(name, asked), readout.vocabulary))
-            out[f"likeliest@{asked}"] = ids.to(z)
-            out[f"likeliest_logprob@{asked}"] = with_rest(every.detach(), total.detach(), ids, support)
+            out[output] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(output))
+        elif output.at and output not in out:
+            ids = _likeliest(z.detach(), support, min(_count(output), readout.vocabulary))
+            out[Output("likeliest", output.at)] = ids.to(z)
+            out[Output("likeliest_logprob", output.at)] = with_rest(every.detach(), total.detach(), ids, support)
     return [out[name] for name in names]
 
 

@@ -1,7 +1,7 @@
 """What is minimised: ratio, gate, aggregation, KL, entropy."""
 
 from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import TermPart, TermSum
+from gxpo.objectives.base import TermPart, TermSum, evaluate
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.gate import Clip, DualClip, Entries, Gate, LogClip, Truncate
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
@@ -25,6 +25,7 @@ __all__ = [
     "Truncate",
     "coefficients",
     "denominator",
+    "evaluate",
     "kl_estimate",
     "penalised_outcome",
     "sequence_ratio",

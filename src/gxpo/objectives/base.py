@@ -1,4 +1,4 @@
-"""What every term of an objective shares: what it couples, what it asks for, and `+`."""
+"""Base of objective terms: value and figures in one call, what a term couples and asks for, and `+`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
 
+Evaluated = tuple[Tensor, dict[str, float]]  # what a term is on this batch, and its figures by metric name
+
 
 class TermPart(Part, ABC):
-    """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`.
+    """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`,
+    and figures worth logging by metric name, which carry no gradient.
 
     A term is one function of the whole optimiser step, L(x), x the policy's outputs on all of P. `weight` [P] is the
     product of the weight parts and of the trajectories' own `forest.weight`; a term that importance weights do not
     concern (KL, entropy) reads `forest.weight` instead.
 
     couples   "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative
-    outputs   policy outputs that it reads, gradient included ("logprob", "entropy")
+    outputs   policy outputs that it reads, gradient included: `Output`s, or their names ("logprob", "entropy")
     needs     signals it reads
     given     signals [P, ...] that the learner makes some of its outputs with ("divergence@A": the teacher's)
     requires  what the rollouts must carry
@@ -47,24 +50,13 @@ class TermPart(Part, ABC):
     @abstractmethod
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         raise NotImplementedError
 
     @abstractmethod
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
         raise NotImplementedError
-
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """Figures worth logging, by name."""
-        return {}
 
     def __add__(self, other: Term) -> TermSum:
         return TermSum(_summands(self) + _summands(other))
@@ -73,9 +65,24 @@ class TermPart(Part, ABC):
         return TermSum(_summands(other) + _summands(self))
 
 
+def evaluate(
+    term: Term, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+) -> Evaluated:
+    """Value and figures of a term; one that returns a scalar alone has its figures from `metrics`, if it has any."""
+    found = term(forest, policy, credit, weight, signals, step)
+    if isinstance(found, tuple):
+        return found[0], dict(found[1])
+    metrics = getattr(term, "metrics", None)
+    with torch.no_grad():
+        return found, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
+
+
 @dataclass(frozen=True)
 class TermSum(TermPart):
-    """The sum of its terms, each with its own aggregation; couples as widely as the widest of them."""
+    """The sum of its terms, each with its own aggregation; couples as widely as the widest of them.
+
+    A figure that a second term also has is called NAME_2 there, and so on.
+    """
 
     terms: tuple[Term, ...]
 
@@ -89,28 +96,18 @@ class TermSum(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        return torch.stack([t(forest, policy, credit, weight, signals, step) for t in self.terms]).sum()
+    ) -> Evaluated:
+        values, figures = [], dict[str, float]()
+        for term in self.terms:
+            value, own = evaluate(term, forest, policy, credit, weight, signals, step)
+            values.append(value)
+            for name, x in own.items():
+                numbered = (f"{name}_{k}" for k in count(2))
+                figures[next(n for n in chain((name,), numbered) if n not in figures)] = x
+        return torch.stack(values).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         return torch.stack([t.active(forest, credit, weight, signals) for t in self.terms]).any(0)
-
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """All terms' figures; a name that a second term also uses has `_2` appended there, and so on."""
-        found: dict[str, float] = {}
-        for term in self.terms:
-            own = term.metrics(forest, policy, credit, weight, signals) if isinstance(term, TermPart) else {}
-            for name, value in own.items():
-                numbered = (f"{name}_{k}" for k in count(2))
-                found[next(n for n in chain((name,), numbered) if n not in found)] = value
-        return found
 
 
 def _summands(term: Term) -> tuple[Term, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gxpo.errors import ConfigError
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import (
     LabelTerm,
     ScoreOver,
@@ -78,25 +79,18 @@ class Classification(LabelTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        score, run, *_ = self.scores(forest, policy, credit, weight, "mean")
+    ) -> Evaluated:
+        score, run, _, gap = self.scores(forest, policy, credit, weight, "mean")
         group, (positive, negative) = forest.ids("group", axis="R"), self.sides(forest)
         loss = classification(score, group, positive & run, negative & run, self.tau, forest.compared)
-        return (self.share(forest, run) * loss).to(policy.logprob.dtype)
+        value = (self.share(forest, run) * loss).to(policy.logprob.dtype)
+        return value, self._figures(forest, score, run, gap)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, score: Tensor, run: Tensor, gap: Tensor) -> dict[str, float]:
         """score_gap  mean over the groups with both labels of the mean score of successes less that of failures
         approx_kl  mean over the read tokens of rho - 1 - log rho
         """
-        score, run, _, gap = self.scores(forest, policy, credit, weight, "mean")
         if not gap.numel():
             return {}
         return {"score_gap": self.score_gap(forest, score, run), "approx_kl": approx_kl(gap)}

@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.ratio import RATIO_OVER
 from gxpo.objectives.sequence_score import (
     LabelTerm,
@@ -134,28 +135,21 @@ class Discriminative(LabelTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         score, run, gap, compared = self._score(forest, policy, credit, weight)
         positive, negative = self.sides(forest)
         tau = SCORES[self.score] if self.tau is None else self.tau
         group = forest.ids("group", axis="R")
         loss = discriminative(score, group, positive & run, negative & run, tau, forest.compared)
-        return (self.share(forest, run) * loss + hinge(-gap, self.delta, self.beta, compared)).to(policy.logprob.dtype)
+        loss = self.share(forest, run) * loss + hinge(-gap, self.delta, self.beta, compared)
+        return loss.to(policy.logprob.dtype), self._figures(forest, score, run, gap, compared)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, score: Tensor, run: Tensor, gap: Tensor, compared: Tensor) -> dict[str, float]:
         """score_gap      mean over the groups with both labels of the mean score of successes less that of failures
         constraint_kl  D, nats per token
         approx_kl      mean over the read tokens of rho - 1 - log rho
         """
-        score, run, gap, compared = self._score(forest, policy, credit, weight)
         if not gap.numel():
             return {}
         return {

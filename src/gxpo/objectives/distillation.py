@@ -12,7 +12,8 @@ from torch import Tensor
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.protocols import Output
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -78,23 +79,29 @@ class Distillation(TermPart):
         object.__setattr__(self, "outputs", ("logprob", self.name))
 
     @property
-    def name(self) -> str:
-        """Of the policy output that it reads."""
-        return f"divergence@{float(self.alpha)}"
+    def name(self) -> Output:
+        """The policy output that it reads."""
+        return Output("divergence", float(self.alpha))
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
+        """Figures, over the tokens that have a teacher: teacher_divergence, the mean before all factors (nats);
+        teacher_entropy (nats); taught_share, their share of the trainable tokens."""
         entries, far = self._far(forest, policy, signals)
         trainable = forest.path_trainable
         counted = trainable if self.over == "all" else trainable & self._taught(signals)
         scale = coefficients(forest.path_trajectory, counted, "token_mean")
         scale = self.coef * scale * forest.to_path(forest.weight, "R")
-        factor = sureness(signals["teacher_entropy"][entries], self.beta).to(far)
+        entropy = signals["teacher_entropy"][entries]
+        factor = sureness(entropy, self.beta).to(far)
         if self.ratio_max is not None:
             below = ratios.denominator(policy, trainable, "proximal", "one")[entries]
             factor = factor * (policy.logprob[entries].detach() - below).exp().clamp_max(self.ratio_max)
-        return (scale[entries].to(far) * factor * far).sum()
+        figures = {"taught_share": entries.numel() / max(1, int(trainable.sum()))}
+        if entries.numel():
+            figures |= {"teacher_divergence": float(far.detach().mean()), "teacher_entropy": float(entropy.mean())}
+        return (scale[entries].to(far) * factor * far).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
@@ -102,28 +109,6 @@ class Distillation(TermPart):
             return torch.zeros_like(forest.path_trainable)
         found = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
         return found if signals is None else found & self._taught(signals)
-
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """teacher_divergence  mean divergence of the tokens that have a teacher, before all factors (nats)
-        teacher_entropy     mean entropy of the teacher at them (nats)
-        taught_share        share of the trainable tokens that have one
-        """
-        if signals is None:
-            return {}
-        entries, far = self._far(forest, policy, signals)
-        share = entries.numel() / max(1, int(forest.path_trainable.sum()))
-        if not entries.numel():
-            return {"taught_share": 0.0}
-        entropy = float(signals["teacher_entropy"][entries].mean())
-        return {"teacher_divergence": float(far.mean()), "teacher_entropy": entropy, "taught_share": share}
 
     def _taught(self, signals: Signals) -> Tensor:
         return signals["teacher_entropy"].isfinite()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import CheckpointError, ConfigError, MissingSignal, one_of
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.control import Control, TwoPhaseDecay
 from gxpo.objectives.penalty import Penalty
 
@@ -120,27 +121,21 @@ class EntropyBand(Penalty):
                 centre[int(name)] = total / steps
         return entropy - self.smooth_now * outside(entropy, centre[turn], self.low, self.high, self.hinge, self.size)
 
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """entropy_band: mean of H - smooth * penalty; entropy_band_coef: coef * smooth, where a control moves it;
-        entropy_turn_K: mean entropy of turn K."""
-        found = super().metrics(forest, policy, credit, weight, signals)
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Evaluated:
+        """Figures: entropy_band, mean of H - smooth * penalty; entropy_band_coef, coef * smooth, where a control moves
+        it; entropy_turn_K, mean entropy of turn K."""
+        value, found = super().__call__(forest, policy, credit, weight, signals, step)
         if self.control is not None:
             found["entropy_band_coef"] = self.coef * self.smooth_now
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         if not entries.numel():
-            return found
+            return value, found
         entropy, turn = _read(forest, policy, entries)
         count = torch.bincount(turn)
-        mean = torch.zeros(len(count), dtype=torch.float64).index_add_(0, turn, entropy.double()) / count
-        return found | {f"{_TURN}{k}": float(mean[k]) for k in range(len(count)) if int(count[k])}
+        mean = torch.zeros(len(count), dtype=torch.float64).index_add_(0, turn, entropy.detach().double()) / count
+        return value, found | {f"{_TURN}{k}": float(mean[k]) for k in range(len(count)) if int(count[k])}
 
     # ------------------------------------------------------------ memory
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ConfigError
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import ScoreOver, SequenceTerm, approx_kl, n_groups
 
 if TYPE_CHECKING:
@@ -103,27 +104,20 @@ class GroupVariance(SequenceTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        score, run, *_ = self.scores(forest, policy, credit, weight, "sum")
+    ) -> Evaluated:
+        score, run, _, gap = self.scores(forest, policy, credit, weight, "sum")
         group, reward = forest.ids("group", axis="R"), forest.outcome
         loss = group_variance(
             score, reward, group, self.beta, where=run, compared=forest.compared, standardise=self.standardise
         )
-        return (self.share(forest, run) * loss).to(policy.logprob.dtype)
+        value = (self.share(forest, run) * loss).to(policy.logprob.dtype)
+        return value, self._figures(forest, score, run, gap)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, score: Tensor, run: Tensor, gap: Tensor) -> dict[str, float]:
         """implicit_reward_gap  root of the mean squared residual, in units of reward (standardised: of its std)
         approx_kl            mean over the read tokens of rho - 1 - log rho
         """
-        score, run, _, gap = self.scores(forest, policy, credit, weight, "sum")
         if not gap.numel():
             return {}
         group, stats = forest.ids("group", axis="R"), run & forest.compared

@@ -11,7 +11,8 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.aggregate import AGGREGATES
-from gxpo.objectives.sequence_score import LabelTerm, ScoreOver, approx_kl, counted, token_coefficients
+from gxpo.objectives.base import Evaluated
+from gxpo.objectives.sequence_score import LabelTerm, ScoreOver, Scores, approx_kl, counted, token_coefficients
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -105,31 +106,25 @@ class ImplicitNegative(LabelTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        _, _, entries, gap = self.scores(forest, policy, credit, weight, "mean")
+    ) -> Evaluated:
+        read = self.scores(forest, policy, credit, weight, "mean")
+        _, _, entries, gap = read
         positive, rate = self._labelled(forest, entries)
         share = token_coefficients(forest, self.aggregate, self.horizon)[entries]
         share = share * ((1 - rate) if self.emphasis == "failure_rate" else ((1 - rate) / rate).sqrt())
         share = share * torch.where(positive, 1.0, self.negative_weight)
-        return (share * implicit_negative(gap, rate, positive, self.floor)).sum().to(policy.logprob.dtype)
+        value = (share * implicit_negative(gap, rate, positive, self.floor)).sum().to(policy.logprob.dtype)
+        return value, self._figures(forest, read, positive, rate)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, read: Scores, positive: Tensor, rate: Tensor) -> dict[str, float]:
         """score_gap      mean over the groups that were read of the mean score of successes less that of failures
         clip_fraction  of all trainable entries, those of failures whose negative ratio is below the floor
         approx_kl      mean over the read tokens of rho - 1 - log rho
         """
-        score, run, entries, gap = self.scores(forest, policy, credit, weight, "mean")
+        score, run, _, gap = read
         if not gap.numel():
             return {}
-        positive, rate = self._labelled(forest, entries)
         below = ~positive & (implied_negative(gap, rate) < self.floor)
         return {
             "score_gap": self.score_gap(forest, score, run),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError, MissingSignal
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.protocols import Output
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -48,30 +49,18 @@ class InnerLayer(PolicyGradient):
         object.__setattr__(self, "needs", (self.name,))
 
     @property
-    def name(self) -> str:
-        """Of the output and of the signal."""
-        return f"{'' if self.normed else 'unnormed_'}logprob@{self.layer}"
+    def name(self) -> Output:
+        """The output, and the signal of its name."""
+        return Output("logprob", self.layer, normed=self.normed)
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        return super().__call__(forest, self._read(forest, policy, signals), credit, weight, signals, step)
-
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """Those of the policy gradient, of the ratio that was trained; inner_layer: 1 where it is the inner layer's."""
-        if signals is None:
-            return {}
+    ) -> Evaluated:
+        """Figures: those of the policy gradient, of the ratio that was trained; inner_layer, 1 where it is the inner
+        layer's."""
         read = self._read(forest, policy, signals)
-        found = super().metrics(forest, read, credit, weight, signals)
-        return {**found, "inner_layer": float(read is not policy)}
+        value, figures = super().__call__(forest, read, credit, weight, signals, step)
+        return value, {**figures, "inner_layer": float(read is not policy)}
 
     def _read(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> PolicyTokens:
         """The policies as the ratio sees them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -73,7 +73,7 @@ class MaskedKl(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         scale = coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
         scale = scale * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
@@ -81,9 +81,8 @@ class MaskedKl(TermPart):
         masked = signals["masked_logprob"][entries].to(logprob)
         if missing := int(masked.isnan().sum()):
             raise MissingSignal(f"masked_logprob is nan for {missing} of {entries.numel()} trained tokens")
-        return (
-            scale[entries].to(logprob) * masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max)
-        ).sum()
+        each = masked_kl(logprob, masked, self.coef, self.entropy_coef, self.kl_max)
+        return (scale[entries].to(logprob) * each).sum(), {}
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.errors import one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.control import Control
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Penalty(TermPart):
     """sign * coef * aggregate of `quantity` over the trainable entries, with an aggregation of its own.
 
-    Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing.
+    Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing. Figures:
+    NAME, the mean over the active tokens before `coef`; NAME_coef, the coefficient, where a control moves it.
 
     control  moves the coefficient from step to step; `coef` is where it starts. A figure that it
              follows is measured on the policy at the start of the step while the coefficient is 0
@@ -70,33 +71,19 @@ class Penalty(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         scale = self.sign * self.now * self.scale(forest) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         value = self.quantity(forest, policy, entries) if entries.numel() else policy.logprob[entries]
-        return (scale[entries].to(value) * value).sum()
+        figures = {} if self.control is None else {f"{self.name}_coef": self.now}
+        if entries.numel():
+            figures[self.name] = float(value.detach().mean())
+        elif self.watches and (start := self.measured(forest, signals)) is not None:
+            figures[self.name] = start
+        return (scale[entries].to(value) * value).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`."""
         if self.now == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
-
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """NAME: the mean over the active tokens, before `coef`; NAME_coef: the coefficient, where a control moves
-        it."""
-        found = {} if self.control is None else {f"{self.name}_coef": self.now}
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        if entries.numel():
-            found[self.name] = float(self.quantity(forest, policy, entries).mean())
-        elif self.watches and signals is not None and (value := self.measured(forest, signals)) is not None:
-            found[self.name] = value
-        return found

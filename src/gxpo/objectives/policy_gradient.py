@@ -12,7 +12,7 @@ from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import COUPLES, TermPart
+from gxpo.objectives.base import COUPLES, Evaluated, TermPart
 from gxpo.objectives.gate import Clip, Entries, Gate, shaped
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PolicyGradient(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         x = self._entries(forest, policy, credit, weight)
         silent = (x.coefficient == 0) | (x.seen.credit == 0)
         overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
@@ -133,7 +133,8 @@ class PolicyGradient(TermPart):
         loss = self.gate.loss(seen)
         if not bool(x.has_ratio.all()):
             loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
-        return torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
+        value = torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
+        return value, self._figures(forest, x)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of non-zero credit and weight; where entries are coupled, all of such a trajectory (all of
@@ -180,21 +181,13 @@ class PolicyGradient(TermPart):
         return int((clipped & (x.seen.credit < 0)).sum()), int((clipped & (x.seen.credit > 0)).sum())
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, x: _Active) -> dict[str, float]:
         """clip_fraction  of all trainable entries, those whose gradient the gate cuts
         approx_kl      mean of rho - 1 - log rho over the active entries (k3 of the ratio's denominator to the policy)
         ratio_max      largest ratio among the active entries, at the ratio's level
         on_policy      1 where every active ratio is exactly 1, so that no gate can bind
         shaped_share   under "shaped": of the active entries, those that have no ratio (they are in no other figure)
         """
-        x = self._entries(forest, policy, credit, weight)
         shares = {}
         if self.on_unknown_behaviour == "shaped":
             shares["shaped_share"] = float((~x.has_ratio).sum()) / max(1, x.has_ratio.numel())

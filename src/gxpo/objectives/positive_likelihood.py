@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -21,7 +21,7 @@ class PositiveLikelihood(TermPart):
     """coef * mean over the trainable tokens of credit above `threshold` of -log policy; 0 where there are none.
 
     The mean counts every such token of the step once, whatever its credit; no ratio, no gate. Weight parts do not
-    touch it, `forest.weight` does.
+    touch it, `forest.weight` does. Figure: positive_nll, the mean before `coef` (nats).
 
     Source: THOR, arXiv 2509.13761, and its code (0.01, threshold 1e-7).
     """
@@ -35,27 +35,16 @@ class PositiveLikelihood(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         counted = forest.path_trainable & (credit > self.threshold)
         scale = self.coef / max(1, int(counted.sum())) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        return -(scale[entries].to(policy.logprob) * policy.logprob[entries]).sum()
+        nll = -policy.logprob[entries]
+        figures = {"positive_nll": float(nll.detach().mean())} if entries.numel() else {}
+        return (scale[entries].to(nll) * nll).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of credit above the threshold, in trajectories of non-zero `forest.weight`."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (credit > self.threshold) & (forest.to_path(forest.weight, "R") != 0)
-
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """positive_nll  mean -log policy of the tokens of positive credit, before `coef` (nats)"""
-        entries = self.active(forest, credit, weight).nonzero().squeeze(1)
-        return {"positive_nll": float(-policy.logprob[entries].mean())} if entries.numel() else {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives import ratio as ratios
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.gate import Clip, Entries
 from gxpo.objectives.sequence_score import weighted
 
@@ -106,7 +106,7 @@ class PowerMean(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         power, clip = self.adapted(forest)
         entries, log_ratio, given = self._log_ratio(forest, policy, credit, weight)
         rising = log_ratio.clamp_max(math.log1p(clip.clip_high))
@@ -117,22 +117,13 @@ class PowerMean(TermPart):
         length = forest.lengths()
         share = torch.bincount(unit, minlength=2 * n).view(n, 2).to(torch.float64) / length.clamp_min(1)[:, None]
         loss = (share * (means * means.new_tensor([1.0, -1.0]))).sum() / (length > 0).sum().clamp_min(1)
-        return loss.to(policy.logprob.dtype)
+        return loss.to(policy.logprob.dtype), self._figures(forest, clip, log_ratio, given)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, forest: Forest, clip: Clip, log_ratio: Tensor, given: Tensor) -> dict[str, float]:
         """clip_fraction  of all trainable entries, those whose gradient the clip cuts
         approx_kl, ratio_max, on_policy  as of `PolicyGradient`, over the active entries
         """
-        _, clip = self.adapted(forest)
-        _, log_ratio, given = self._log_ratio(forest, policy, credit, weight)
         if not given.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
         cut = clip.clipped(Entries.of(log_ratio.exp(), given))

@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups
 from gxpo.trees import begins_of, runs_of
 
@@ -191,26 +192,20 @@ class PreferencePairs(LabelTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        margin, group, factor, beta, _ = self._margins(forest, policy, credit, weight)
+    ) -> Evaluated:
+        found = self._margins(forest, policy, credit, weight)
+        margin, group, factor, beta, _ = found
         loss = factor * preference_loss(margin, beta, self.form, self.label_smoothing) / levels.count(group)
-        return (loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))).to(policy.logprob.dtype)
+        value = loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))
+        return value.to(policy.logprob.dtype), self._figures(found)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, found: _Margins) -> dict[str, float]:
         """pair_accuracy  share of pairs in which the policy, against the reference, prefers the better one (by more
                        than two forward passes may differ)
         pair_margin    mean over the pairs of beta h
         pairs          how many there are
         """
-        found = self._margins(forest, policy, credit, weight)
         margin = found.margin[: len(found.rounding)]
         if not margin.numel():
             return {"pairs": 0.0}

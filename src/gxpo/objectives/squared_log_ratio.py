@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives.aggregate import AGGREGATES
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import (
     ScoreOver,
     Scores,
@@ -118,23 +119,16 @@ class SquaredLogRatio(SequenceTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
-        _, log_ratio, above, share = self._read(forest, policy, credit, weight)
-        return (share * squared_log_ratio(log_ratio, above, self.tau)).sum().to(policy.logprob.dtype)
+    ) -> Evaluated:
+        read, log_ratio, above, share = self._read(forest, policy, credit, weight)
+        value = (share * squared_log_ratio(log_ratio, above, self.tau)).sum().to(policy.logprob.dtype)
+        return value, self._figures(read, log_ratio, above, share)
 
     @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
+    def _figures(self, read: Scores, log_ratio: Tensor, above: Tensor, share: Tensor) -> dict[str, float]:
         """implicit_reward_gap  root of the mean squared r - b - tau D of what was read, in units of reward
         approx_kl            mean over the read tokens of rho - 1 - log rho
         """
-        read, log_ratio, above, share = self._read(forest, policy, credit, weight)
         if not read.gap.numel():
             return {}
         residual = (above - self.tau * log_ratio)[share > 0]

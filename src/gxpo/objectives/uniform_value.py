@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives.aggregate import AGGREGATES
+from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import ScoreOver, SequenceTerm, approx_kl, counted, token_coefficients
 
 if TYPE_CHECKING:
@@ -100,26 +101,11 @@ class UniformValue(SequenceTerm):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         _, _, entries, gap = self.scores(forest, policy, credit, weight, "sum")
         share = token_coefficients(forest, self.aggregate, self.horizon)[entries]
         reward, following = self._targets(forest, policy, signals, entries)
-        return (share * uniform_value(gap, reward, following, self.scale)).sum().to(policy.logprob.dtype)
-
-    @torch.no_grad()
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        credit: Tensor,
-        weight: Tensor,
-        signals: Signals | None = None,
-    ) -> dict[str, float]:
-        """implicit_reward_gap  root of the mean squared Bellman residual over the read tokens, in units of reward
-        approx_kl            mean over the read tokens of rho - 1 - log rho
-        """
-        _, _, entries, gap = self.scores(forest, policy, credit, weight, "sum")
-        if not gap.numel() or signals is None:
-            return {}
-        each = uniform_value(gap, *self._targets(forest, policy, signals, entries), self.scale)
-        return {"implicit_reward_gap": float(each.mean().sqrt()), "approx_kl": approx_kl(gap)}
+        each, figures = uniform_value(gap, reward, following, self.scale), dict[str, float]()
+        if gap.numel():
+            figures = {"implicit_reward_gap": float(each.detach().mean().sqrt()), "approx_kl": approx_kl(gap.detach())}
+        return (share * each).sum().to(policy.logprob.dtype), figures

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal, one_of
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.protocols import Output
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -69,7 +70,7 @@ class ValueRegression(TermPart):
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
-    ) -> Tensor:
+    ) -> Evaluated:
         said = self._said(policy)
         if said is None:
             where = "PolicyTokens.value" if self.head is None else f"PolicyTokens.outputs[{self._output!r}]"
@@ -80,7 +81,8 @@ class ValueRegression(TermPart):
         entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
         value = said[entries]
         old = None if self.clip is None else signals[self._output][entries].detach().to(value)
-        return (scale[entries].to(value) * value_loss(value, target[entries].to(value), old, self.clip)).sum()
+        loss = value_loss(value, target[entries].to(value), old, self.clip)
+        return (scale[entries].to(value) * loss).sum(), self._figures(value, target[entries])
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
@@ -90,30 +92,23 @@ class ValueRegression(TermPart):
         return counted & (forest.to_path(forest.weight, "R") != 0)
 
     @torch.no_grad()
-    def metrics(
-        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Any = None
-    ) -> dict[str, float]:
+    def _figures(self, value: Tensor, target: Tensor) -> dict[str, float]:
         """value_loss       mean of (value - target)^2 / 2, before coef and clip
         value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
 
         Of a named head, "value_loss@NAME" and "value_explained@NAME".
         """
-        said = self._said(policy)
-        if signals is None or said is None:
+        if not value.numel():
             return {}
-        target, counted = self._counted(forest, signals)
-        entries = (counted & self.active(forest, credit, weight)).nonzero().squeeze(1)
-        if not entries.numel():
-            return {}
-        target, value = target[entries].double(), said[entries].double()
+        target, value = target.double(), value.double()
         error, spread = (value - target).square().mean(), target.var(correction=0)
         explained = float(1 - error / spread) if float(spread) > 0 else 0.0
         of = "" if self.head is None else f"@{self.head}"
         return {f"value_loss{of}": float(error) / 2, f"value_explained{of}": explained}
 
     @property
-    def _output(self) -> str:
-        return "value" if self.head is None else f"value@{self.head}"
+    def _output(self) -> Output:
+        return Output("value", self.head or "")
 
     @property
     def _target(self) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.protocols import Output
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class LayerLogprob(SignalPart):
             )
         if self.steps is not None and self.steps < 0:
             raise ConfigError(f"signal.layer_logprob.steps is {self.steps}; it is a number of steps, or null for all")
-        object.__setattr__(self, "provides", (f"{'' if self.normed else 'unnormed_'}logprob@{self.layer}",))
+        object.__setattr__(self, "provides", (Output("logprob", self.layer, normed=self.normed),))
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         name = self.provides[0]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.protocols import Output
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class SelfTeacher(SignalPart):
                 "teacher_entropy": torch.full((n,), torch.nan, dtype=torch.float64),
             }
         read, order = shown(forest, rows, peer[rows], self._asked(forest, rows, peer[rows], tools))
-        names = (f"likeliest@{self.top_k}", f"likeliest_logprob@{self.top_k}", "entropy")
+        names = (Output("likeliest", self.top_k), Output("likeliest_logprob", self.top_k), Output("entropy"))
         found = self.model.outputs(read, names)
         ids, logprob, entropy = (found[name] for name in names)
         entries = forest.entries_of(order)

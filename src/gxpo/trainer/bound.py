@@ -43,7 +43,7 @@ class BoundLearner:
         self.trouble = ""  # why the last of the optimiser steps that were skipped was
         self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
         # an output whose own signal is nan throughout is one that nobody reads in this step
-        unread = {n for n in method.outputs if "@" in n and n in signals and bool(signals[n].isnan().all())}
+        unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
         self._forward_names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
@@ -84,8 +84,8 @@ class BoundLearner:
             filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
             if first and trajectories is None and self.proximal is None:
                 self.proximal = filled["logprob"]
-            found = self.method.metrics(sub, policy(filled), credit, weight, held)
-            self.metrics.append(found | _observed(x, sub))
+            found = self.method.evaluate(sub, policy(filled), credit, weight, held, self.step_number)
+            self.metrics.append(found.metrics | _observed(x, sub))
             if first:
                 self.sampler_gap = self._sampler_gap(x["logprob"], sub)
         return info
@@ -199,8 +199,8 @@ class BoundLearner:
             self._skipped(info, largest_slope(self.method, loss, info.outputs, active, forest))
         elif not info.empty:
             policy = policy_tokens(info.outputs, forest, self.signals, self.proximal)
-            found = self.method.metrics(forest, policy, credit, weight, self.signals)
-            self.metrics.append(found | _observed(info.outputs, forest))
+            found = self.method.evaluate(forest, policy, credit, weight, self.signals, self.step_number)
+            self.metrics.append(found.metrics | _observed(info.outputs, forest))
             if first and self.proximal is not None:
                 self.sampler_gap = self._sampler_gap(self.proximal, forest)
         return info
