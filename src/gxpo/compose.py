@@ -277,12 +277,12 @@ def _build(
     name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]
 ) -> Method:
     from gxpo import parts
-    from gxpo.credit.group_relative import GroupRelative
+    from gxpo.credit.relative import Relative
     from gxpo.learners.epochs import Epochs
     from gxpo.rollouts.independent import Independent
 
     keys = _Keys(stated)
-    total = _credit(keys, GroupRelative)
+    total = _credit(keys, Relative)
     weights = _named(keys, "weight", parts.WEIGHTS, "weight")
     rollout = keys.part("rollout", keys.take("rollout", Independent), parts.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
@@ -407,9 +407,9 @@ def _check_credit_is_read(made: Method) -> None:
     """Refuse a credit that was asked for where no term of the objective reads it."""
     if made.reads_credit:
         return
-    from gxpo.credit.group_relative import GroupRelative
+    from gxpo.credit.relative import Relative
 
-    usual = {"credit": GroupRelative} | {f"credit.{f.name}": f.default for f in dataclasses.fields(GroupRelative)}
+    usual = {"credit": Relative} | {f"credit.{f.name}": f.default for f in dataclasses.fields(Relative)}
     key = next(
         (
             k
@@ -417,7 +417,7 @@ def _check_credit_is_read(made: Method) -> None:
             if k.split(".")[0] == "credit"
             and s.origin != "default"
             # a run's own config.yaml states every key, as it came out
-            and not (k in usual and show(s.value) == show(usual[k]))
+            and not (k in usual and show(tuple(s.value) if isinstance(s.value, list) else s.value) == show(usual[k]))
         ),
         None,
     )

@@ -126,7 +126,9 @@ def merge(
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
-            if key in decided or any(_governs(k, key) for k in as_in):
+            if key in decided or any(_governs(k, key, keys) for k in as_in):
+                continue
+            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
                 continue
             if key in merged and not same(merged[key].value, value):
                 first = merged[key]
@@ -138,14 +140,19 @@ def merge(
             merged.setdefault(key, Stated(value, label))
     for key, stated in as_in.items():
         source = known[stated.value]
-        taken = {k: v for k, v in source.keys.items() if _governs(key, k)}
+        taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
         merged |= {k: Stated(v, f"{stated.origin} (as in {source.name})") for k, v in taken.items()}
     return merged | decided
 
 
-def _governs(decision: str, key: str) -> bool:
-    """A decision for a stage key carries the stage's parameters with it, but not terms that are added to any."""
-    return key == decision or (key.startswith(decision + ".") and not key.startswith(decision + ".add."))
+def _governs(decision: str, key: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a decision for a stage key carries `key` of a method with it: the stage's parameters do, and so do parts
+    that are added to the stage where the method states both (GiGPO's two levels), not those that are added to any."""
+    return key == decision or (key.startswith(decision + ".") and not _added_to_any(decision, key, keys))
+
+
+def _added_to_any(stage: str, key: str, keys: Mapping[str, Any]) -> bool:
+    return key.startswith(stage + ".add.") and stage not in keys
 
 
 def check_refusals(

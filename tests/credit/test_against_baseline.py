@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.credit import GroupRelative
-from gxpo.credit.against_baseline import AgainstBaseline, against_baseline
-from gxpo.errors import MissingSignal
+from gxpo.credit import AgainstBaseline, GroupRelative
+from gxpo.errors import ConfigError, MissingSignal
 from gxpo.forest import Forest
 from gxpo.signals import Signals
 
@@ -19,9 +18,10 @@ Grow = Callable[..., Forest]
 F64 = torch.float64
 
 
-def test_card_of_two_rollouts() -> None:
+def test_card_of_two_rollouts(grow: Grow) -> None:
     """r = [1, 0], b1 = g(phi2) = .3, b2 = g(phi1) = .7: A = [1 - .3, 0 - .7]."""
-    found = against_baseline(torch.tensor([1.0, 0.0]), torch.tensor([0.3, 0.7], dtype=F64))
+    forest = grow([("a", 1.0, [1]), ("a", 0.0, [1])])
+    found = AgainstBaseline()(forest, {"baseline": torch.tensor([0.3, 0.7], dtype=F64)}, 0)
     assert found.tolist() == pytest.approx([0.7, -0.7])
 
 
@@ -41,9 +41,9 @@ def test_the_mean_as_a_baseline_is_the_centred_outcome(grow: Grow, rewards) -> N
     assert AgainstBaseline()(forest, {"baseline": mean}, 0).tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
 
 
-def test_a_missing_baseline_and_another_shape_are_refused(grow: Grow) -> None:
+def test_a_missing_baseline_and_a_scale_are_refused(grow: Grow) -> None:
     forest = grow([("a", 1.0, [1])])
     with pytest.raises(MissingSignal, match="baseline"):
         AgainstBaseline()(forest, Signals.of(forest), 0)
-    with pytest.raises(ValueError, match="one column each"):
-        against_baseline(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"^credit\.scale is 'std'; with credit\.center=baseline it is 'none'$"):
+        GroupRelative(center="baseline")

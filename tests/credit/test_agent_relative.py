@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import strategies
 
 import gxpo
-from gxpo.credit.agent_relative import agent_relative
+from gxpo.credit import Relative
 from gxpo.forest import Forest
 
 
@@ -112,11 +112,10 @@ def test_one_agent_and_one_turn_is_the_base():
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.floats(-5, 5), st.floats(0.1, 10))
 def test_shift_and_scale_of_the_outcome_do_not_matter(values, shift, factor):
-    outcome = torch.tensor(values, dtype=torch.float64)
-    step_trajectory = torch.arange(len(values)).repeat_interleave(2)
-    agent = torch.arange(2 * len(values)) % 2
-    one = agent_relative(outcome, agent, step_trajectory, eps=0.0)
-    other = agent_relative(factor * outcome + shift, agent, step_trajectory, eps=0.0)
+    forest = Forest.from_records([attempt(str(i), float(v), "a", "b") for i, v in enumerate(values)])
+    part, agent = Relative(among=("agent",), unit="step", eps=0.0), forest.to_path(forest.step_agent, "S")
+    one = part(forest, {}, 0)
+    other = part(forest.replace(outcome=factor * forest.outcome + shift), {}, 0)
     assert torch.allclose(one, other, atol=1e-6)
     assert abs(float(one[agent == 0].sum())) < 1e-9 and abs(float(one[agent == 1].sum())) < 1e-9
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering, z
 
-from gxpo.credit import AnchorState, GroupRelative, anchor_state
+from gxpo.credit import AnchorState, GroupRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -94,12 +94,8 @@ def test_it_agrees_with_a_loop(seed, history, scaled, raw):
 @given(SEEDS)
 def test_defaults_are_what_they_were(seed):
     forest = wandering(seed)
-    given = (forest.outcome, forest.ids("group", axis="R"), forest.returns(0.95), forest.ids("state", axis="S"))
-    plain = anchor_state(*given, forest.step_trajectory, where=forest.compared)
-    named = anchor_state(
-        *given, forest.step_trajectory, where=forest.compared, unit="trajectory", single="zero", single_state="zero"
-    )
-    assert torch.equal(plain, named) and torch.equal(AnchorState()(forest, {}, 0), forest.to_path(plain, "S"))
+    named = AnchorState(unit="trajectory", single="zero", single_state="zero", step_weight=1.0, discount=0.95)
+    assert torch.equal(AnchorState()(forest, {}, 0), named(forest, {}, 0))
 
 
 @given(SEEDS)
@@ -113,10 +109,10 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"unit": "token"}, r"credit\.unit is 'token'; it is one of trajectory, step"),
+        ({"unit": "token"}, r"credit\.unit is 'token'; it is one of trajectory, step, segment, token"),
         ({"single": "one"}, r"credit\.single is 'one'; it is one of zero, raw"),
-        ({"single_state": "one"}, r"credit\.single_state is 'one'; it is one of zero, raw"),
-        ({"history": -1}, r"credit\.history is -1; it is a number of states, 0 or more"),
+        ({"single_state": "one"}, r"credit\.add\.state\.single is 'one'; it is one of zero, raw"),
+        ({"history": -1}, r"credit\.add\.state\.history is -1; it is 0 or more"),
     ],
 )
 def test_refusals(given, said):

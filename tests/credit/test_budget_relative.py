@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
+from gxpo.credit import GroupRelative
 from gxpo.credit.budget_relative import BudgetRelative, budget_relative
-from gxpo.credit.group_relative import GroupRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gxpo.credit.agent_relative import agent_relative
-from gxpo.credit.anchor_state import anchor_state
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.clipped_gap import clipped_gap
 from gxpo.credit.confidence_gap import confidence_gap
@@ -29,8 +27,6 @@ from gxpo.credit.risk_bundle import mixed_value_at_risk
 from gxpo.credit.segment_relative import segment_relative
 from gxpo.credit.set_relative import set_relative
 from gxpo.credit.shrunk import prior_weight, shrunk
-from gxpo.credit.step_reward import step_reward
-from gxpo.credit.tree_relative import tree_relative
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_difference import value_difference
 from gxpo.credit.value_trend import trend, value_trend
@@ -51,9 +47,6 @@ GRPO = {"center": "mean", "scale": "std", "ddof": 1, "eps": 1e-6}
 # function, what it must be given, what it takes if nothing is said
 DEFAULTS = [
     (group_relative, (X, GROUP), {**GRPO, "quantile": 0.4, "shift": 0.0, "single": "zero", "where": ALL}),
-    (agent_relative, (X, STATE, OWNER), {**GRPO, "where": ALL}),
-    (anchor_state, (X, GROUP, STEP_ROWS, STATE, OWNER), {"step_weight": 1.0, **GRPO, "where": ALL}),
-    (step_reward, (X, STEP_ROWS, GROUP, OWNER), {"step_weight": 1.0, **GRPO, "where": ALL}),
     (batch_whiten, (X, RIGHT), {"where": ALL, "eps": 1e-8, "ddof": 1}),
     (clipped_gap, (X, Y), {"low": -0.2, "high": 0.28}),
     (confidence_gap, (X, Y, GROUP, RIGHT, ALL), {"alpha": 0.3}),
@@ -81,7 +74,6 @@ DEFAULTS = [
     (set_relative, (X, GROUP, TREE, 2), {"where": ALL}),
     (shrunk, (X, GROUP, Y), {"variance": "prior", "where": ALL}),
     (prior_weight, (X, Y, Y / 10), {}),
-    (tree_relative, (X, GROUP, TREE), {"compare": "both", "ddof": 1, "eps": 1e-6, "where": ALL}),
     (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
     (value_difference, (X, Y, GROUP), {"best_of": 1}),
     (trend, (X - 0.45, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
@@ -109,16 +101,11 @@ UNIT = {"ddof": 0, "eps": 0.5}  # the population std of 1 and 0 is .5, and .5 / 
 
 DIVIDED = [
     (group_relative, (PAIR, ONE), UNIT, 0.5),
-    (agent_relative, (PAIR, ONE, TWO), UNIT, 0.5),
-    (anchor_state, (PAIR, ONE, PAIR, ONE, TWO, 3.0), UNIT, 0.5 + 3 * 0.5),
-    (step_reward, (PAIR, PAIR, ONE, TWO, 3.0), UNIT, 0.5 + 3 * 0.5),
     (between_groups, (PAIR, TWO), UNIT, 0.5),
     (decoupled_sum, (torch.stack([PAIR, PAIR], 1), torch.ones(2), ONE), UNIT, 2 * 0.5),
     (batch_normalized, (PAIR, ONE == 0, ONE == 0), UNIT, 0.5),
     (segment_relative, (PAIR, TWO, ONE, ONE), UNIT, 0.5),
     (segment_relative, (PAIR, TWO, ONE, ONE, "batch_std"), UNIT, 0.5),
-    (tree_relative, (PAIR, ONE, ONE), UNIT, 0.5 + 0.5),
-    (tree_relative, (2 * PAIR, ONE, ONE, "nested"), UNIT, (2 / 3) / (2 / 3 + 0.5)),  # first 1 / 1.5
     (turn_relative, (PAIR, ONE, ONE), {**UNIT, "fairness": 0.0}, 0.5),
     (batch_whiten, (PAIR, ONE == 0), {"ddof": 0, "eps": 0.75}, 0.5),  # .5 / sqrt(.25 + .75)
     (mixed_scale, (PAIR, ONE, torch.ones(2)), {"ddof": 0, "eps": 0.5}, 0.5),  # the mean is .5, too
@@ -145,8 +132,6 @@ def test_the_quantile_that_is_asked_for():
 
 
 def test_words_of_functions():
-    with pytest.raises(ConfigError, match=r"^credit\.compare is 'other'; it is one of both, nested, tree$"):
-        tree_relative(PAIR, ONE, ONE, "other")
     with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released, edge$"):
         node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, "other")
 
@@ -183,6 +168,15 @@ def advantage(f, outcome=None, **given):
     return group_relative(f.outcome if outcome is None else outcome, group_of(f), where=f.compared, **{**SET, **given})
 
 
+def compared_steps(f):
+    return f.compared[f.step_trajectory]
+
+
+def levels_of(f, of_steps, ids):
+    """A trajectory's advantage and 0.7 times its step's."""
+    return advantage(f)[f.step_trajectory] + 0.7 * group_relative(of_steps, ids, where=compared_steps(f), **SET)
+
+
 def negative(f, s):
     solved = torch.tensor([True] * 8 + [False] * 3)
     return torch.where(solved, advantage(f), 0.6 * advantage(f, scale="none"))
@@ -208,13 +202,11 @@ PARTS = [
     ("group_relative", {"center": "quantile", "quantile": 0.7, "scale": "none", "shift": 0.1}, "R",
      lambda f, s: advantage(f, center="quantile", quantile=0.7, scale="none", shift=0.1)),
     ("agent_relative", SET, "S",
-     lambda f, s: agent_relative(f.outcome, f.ids("group", axis="S"), f.step_trajectory, where=f.compared, **SET)),
+     lambda f, s: group_relative(f.outcome[f.step_trajectory], f.ids("group", axis="S"), where=compared_steps(f), **SET)),
     ("anchor_state", {**SET, "discount": 0.5, "step_weight": 0.7}, "S",
-     lambda f, s: anchor_state(f.outcome, group_of(f), f.returns(0.5), f.ids("state", axis="S"), f.step_trajectory,
-                               0.7, where=f.compared, **SET)),
+     lambda f, s: levels_of(f, f.returns(0.5), f.ids("state", axis="S"))),
     ("step_reward", {**SET, "step_weight": 0.7}, "S",
-     lambda f, s: step_reward(f.outcome, s["process_reward"], group_of(f), f.step_trajectory, 0.7, where=f.compared,
-                              **SET)),
+     lambda f, s: levels_of(f, s["process_reward"], f.ids("group", axis="S"))),
     ("clipped_gap", {"low": -0.3, "high": 0.05}, "R", lambda f, s: clipped_gap(f.outcome, s["baseline"], -0.3, 0.05)),
     ("confidence_gap", {"alpha": 0.7, "share": 0.5}, "R",
      lambda f, s: confidence_gap(s["prompt_confidence"], LOGPROB.exp(), group_of(f), CORRECT, f.compared, 0.7)),
@@ -237,9 +229,9 @@ PARTS = [
      lambda f, s: set_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), 2, f.compared)),
     ("shrunk", {"variance": "sample"}, "R",
      lambda f, s: shrunk(f.outcome, group_of(f), s["baseline"], "sample", f.compared)),
-    ("tree_relative", {"compare": "nested", "ddof": 0, "eps": 0.5}, "R",
-     lambda f, s: tree_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), "nested", 0, 0.5,
-                                f.compared)),
+    ("tree_relative", {"ddof": 0, "eps": 0.5}, "R",
+     lambda f, s: advantage(f, center="mean") + group_relative(f.outcome, f.ids("info.tree", axis="R"), ddof=0, eps=0.5,
+                                                               where=f.compared)),
     ("virtual_members", {**SET, "value": 2.0, "count": 2}, "R",
      lambda f, s: virtual_members(f.outcome, group_of(f), 2.0, 2, where=f.compared, **SET)),
 ]  # fmt: skip

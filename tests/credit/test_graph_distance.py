@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit import AnchorState, GroupRelative
-from gxpo.credit.graph_distance import GraphDistance, graph_distance, graph_return
+from gxpo.credit import GraphDistance, GroupRelative, StateRelative
+from gxpo.credit.graph_distance import GraphReturn, graph_distance, graph_return
 from gxpo.errors import ConfigError
 
 SEEDS = st.integers(0, 10**6)
@@ -24,7 +24,7 @@ CARD = [
 
 def test_the_card(grow):
     """d: success 0, s1 1, s0 2, s2 and s2b 3. s0 -> s1 is worth 10 * .1, s0 -> s2 10 * .001."""
-    worth, _ = GraphDistance().steps(grow(CARD))
+    worth, _ = GraphReturn().values(grow(CARD))
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01])
     worth, _ = GraphDistance(form="progress").steps(grow(CARD))
     assert worth.tolist() == pytest.approx([10, 10, 0.1, 1.0])
@@ -41,14 +41,14 @@ def test_a_failed_trajectory_takes_the_others_way(grow):
         ("a", 0.0, [1, 1], {"states": ["s", "t"], "success": False, "final_state": "u"}),
         ("a", 0.0, [1], {"states": ["s"], "success": False, "final_state": "u"}),
     ]
-    worth, _ = GraphDistance().steps(grow(rows))
+    worth, _ = GraphReturn().values(grow(rows))
     assert worth.tolist() == pytest.approx([1.0, 10.0, 1.0, 0.01, 0.01])
 
 
 def test_where_nobody_succeeds_it_is_grpo(grow):
     rows = [(g, r, n, f | {"success": False}) for g, r, n, f in CARD]
     forest = grow(rows)
-    assert GraphDistance().steps(forest)[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
+    assert GraphReturn().values(forest)[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
     assert torch.equal(GraphDistance()(forest, {}, 0), GroupRelative()(forest, {}, 0))
 
 
@@ -115,7 +115,8 @@ def test_it_agrees_with_a_loop(seed, form):
     forest = wandering(seed)
     part = GraphDistance(form=form, scale="none", step_weight=2.0)
     expected = loop(forest, form)
-    worth, state = part.steps(forest)
+    own = part.parts[1]
+    (worth, _), state = own.values(forest, {}), own.states(forest)
     known = state >= 0
     assert worth[known].tolist() == pytest.approx([w for w, k in zip(expected, known.tolist(), strict=True) if k])
     places: dict[tuple, list[float]] = {}
@@ -145,13 +146,13 @@ def test_order_does_not_matter(seed):
 
 def test_groups_have_graphs_of_their_own(grow):
     other = [("b", 0.0, [1], {"states": ["s0"], "success": False, "final_state": "s1"})]
-    worth, _ = GraphDistance().steps(grow(CARD + other))
+    worth, _ = GraphReturn().values(grow(CARD + other), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 1.0])
 
 
 def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
     short = [("a", 1.0, [1], {"states": ["s0"], "success": True, "compared": False})]
-    worth, _ = GraphDistance().steps(grow(CARD + short))
+    worth, _ = GraphReturn().values(grow(CARD + short), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 10.0])  # s0 stays two steps away
     before, after, group = torch.tensor([0, 0]), torch.tensor([1, 1]), torch.zeros(2, dtype=torch.int64)
     ends = torch.tensor([False, True])
@@ -160,8 +161,8 @@ def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
 
 def test_the_method_and_its_settings():
     m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.single": "raw"})
-    assert m.credit == GraphDistance(unit="step", single="raw") and m.requires == ("states",)
-    assert GraphDistance() != AnchorState() and GraphDistance().worth == 10.0
+    assert m.credit == GroupRelative(unit="step", single="raw") + GraphReturn() and m.requires == ("states",)
+    assert GraphReturn() != StateRelative() and GraphReturn().worth == 10.0
     for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
-            GraphDistance(**wrong)
+            GraphReturn(**wrong)

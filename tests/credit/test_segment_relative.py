@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rollouts.flow_session import TASKS, grown
 
-from gxpo.credit.group_relative import GroupRelative, group_relative
+from gxpo.credit import GroupRelative, group_relative
 from gxpo.credit.segment_relative import SegmentRelative, segment_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest

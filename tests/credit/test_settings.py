@@ -13,11 +13,10 @@ from gxpo.parts import CREDITS
 
 CENTERS = ("mean", "leave_one_out", "median", "none")
 ALL_CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")
-ALL_SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
+ALL_SCALES = ("std", "leave_one_out_std", "batch_std", "mean_absolute", "median_absolute", "mean", "none")
 
 WORDS = {
     "ancestor_groups": {"weight": ("size", "equal"), "whiten": ("token", "none")},
-    "anchor_state": {"center": CENTERS, "scale": ("std", "none")},
     "batch_whiten": {
         "center": ("none", "mean", "leave_one_out"),
         "over": ("tokens", "trajectories"),
@@ -28,11 +27,11 @@ WORDS = {
     "difficulty_weighted": {"center": CENTERS, "scale": ("std", "none")},
     "diversity_adjusted": {"center": CENTERS, "scale": ("std", "none")},
     "gae": {"anchor": ("first", "last"), "cut": ("end", "extend")},
-    "group_relative": {
-        "center": ALL_CENTERS,
-        "scale": (*ALL_SCALES, "batch_std"),
+    "relative": {
+        "center": (*ALL_CENTERS, "baseline"),
+        "scale": ALL_SCALES,
         "single": ("zero", "raw"),
-        "unit": ("trajectory", "step"),
+        "unit": ("trajectory", "step", "segment", "token"),
     },
     "hierarchical_gae": {"cut": ("end", "extend"), "keep_mode": ("each", "shared")},
     "negative_groups": {"center": ALL_CENTERS, "scale": ALL_SCALES},
@@ -47,8 +46,6 @@ WORDS = {
     "segment_relative": {"scale": ("std", "batch_std", "none")},
     "graph_values": {"scale": ("none", "std")},
     "shrunk": {"variance": ("bound", "prior", "sample")},
-    "step_reward": {"center": CENTERS, "scale": ("std", "none")},
-    "tree_relative": {"compare": ("both", "nested", "tree")},
     "value_difference": {"whiten": ("none", "token")},
     "value_trend": {"whiten": ("token", "none")},
     "virtual_members": {"center": ALL_CENTERS, "scale": ALL_SCALES},
@@ -59,6 +56,7 @@ WORDS = {
 def test_words(part, setting):
     make, words = CREDITS[part], WORDS[part][setting]
     beside = {"form": "edge"} if (part, setting) == ("node_value", "scale") else {}
+    beside |= {"scale": "none"} if part == "relative" and setting == "center" else {}
     for word in words:
         assert getattr(make(**{**beside, setting: word}), setting) == word
     with pytest.raises(ConfigError, match=f"^credit.{setting} is 'other'; it is one of {words[0]}, "):
@@ -75,8 +73,8 @@ EDGES = [
     ("difficulty_weighted", {"low": 0.0, "high": 0.0}),
     ("gae", {"discount": 0.0, "lam": 0.0, "target_lam": 0.0}),
     ("gae", {"discount": 1.0, "lam": 1.0, "target_lam": 1.0}),
-    ("group_relative", {"quantile": 1.0}),
-    ("group_relative", {"quantile": 0.01}),
+    ("relative", {"quantile": 1.0}),
+    ("relative", {"quantile": 0.01}),
     ("negative_groups", {"alpha": 0.0}),
     ("pairwise_auc", {"tau": 0.01}),
     ("pass_at_k", {"k": 1}),
@@ -109,10 +107,10 @@ OUTSIDE = [
     ("gae", {"discount": 1.01}, "credit.discount is 1.01; it lies between 0 and 1"),
     ("gae", {"lam": -0.01}, "credit.lam is -0.01; it lies between 0 and 1"),
     ("gae", {"target_lam": 1.5}, "credit.target_lam is 1.5; it lies between 0 and 1"),
-    ("group_relative", {"quantile": 0.0}, "credit.quantile is 0.0; it is a share of the group above 0, up to 1"),
-    ("group_relative", {"quantile": 1.01}, "credit.quantile is 1.01; it is a share of the group above 0, up to 1"),
+    ("relative", {"quantile": 0.0}, "credit.quantile is 0.0; it is above 0, up to 1"),
+    ("relative", {"quantile": 1.01}, "credit.quantile is 1.01; it is above 0, up to 1"),
     (
-        "group_relative",
+        "relative",
         {"scale": "median_absolute", "eps": 0.0},
         "credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0",
     ),
@@ -173,7 +171,7 @@ def test_what_lies_outside_is_refused(part, given, said):
         CREDITS[part](**given)
 
 
-@pytest.mark.parametrize("part", ["anchor_state", "difficulty_weighted", "group_relative", "retrospective"])
+@pytest.mark.parametrize("part", ["difficulty_weighted", "relative", "retrospective", "state_relative"])
 def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing_scales(part):
     make = CREDITS[part]
     for center in CENTERS:
@@ -185,11 +183,11 @@ def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing
 @pytest.mark.parametrize(
     ("part", "given", "on_equal"),
     [
-        ("group_relative", {"scale": "none", "shift": -0.1}, "signal"),
-        ("group_relative", {"scale": "mean", "shift": -0.1}, "signal"),
-        ("group_relative", {"center": "none", "scale": "mean"}, "signal"),
-        ("group_relative", {"scale": "mean"}, "zero"),
-        ("group_relative", {"scale": "std", "shift": -0.1}, "zero"),
+        ("relative", {"scale": "none", "shift": -0.1}, "signal"),
+        ("relative", {"scale": "mean", "shift": -0.1}, "signal"),
+        ("relative", {"center": "none", "scale": "mean"}, "signal"),
+        ("relative", {"scale": "mean"}, "zero"),
+        ("relative", {"scale": "std", "shift": -0.1}, "zero"),
         ("decoupled", {"over": "tokens"}, "signal"),
         ("decoupled", {"over": "trajectories"}, "zero"),
         ("batch_whiten", {"center": "none"}, "signal"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering
 
-from gxpo.credit import AnchorState, GroupRelative
+from gxpo.credit import AnchorState, GroupRelative, StateRelative
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import action_ids, alike, combined, history_ids, sequence_ids, state_ids
 from gxpo.errors import ConfigError, GxpoError
@@ -41,7 +41,7 @@ def test_states_and_ends_agree_with_names(seed):
 @given(SEEDS)
 def test_moves_pass_over_unknown_states(seed):
     forest = wandering(seed)
-    moves = AnchorState().moves(forest)
+    moves = StateRelative().moves(forest)
     before, after, following = [None] * forest.n_steps, [None] * forest.n_steps, [-1] * forest.n_steps
     for walk in walks_of(forest):
         for i, move in enumerate(walk.moves):
@@ -55,7 +55,7 @@ def test_moves_pass_over_unknown_states(seed):
 @given(SEEDS, st.integers(0, 4), st.booleans())
 def test_histories_agree_with_tuples(seed, depth, whole):
     forest = wandering(seed)
-    state = AnchorState().states(forest)
+    state = StateRelative().states(forest)
     found = history_ids(state, next_in(forest.step_trajectory, state >= 0), depth, whole=whole)
     assert len(found) == depth + 1
     for h, ids in enumerate(found):

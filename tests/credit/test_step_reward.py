@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.step_reward import StepReward, step_reward
+from gxpo.credit import GroupRelative, StepReward
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -21,18 +20,13 @@ Grow = Callable[..., Forest]
 F64 = torch.float64
 
 
-def test_worked_group() -> None:
+def test_worked_group(grow: Grow) -> None:
     """Outcomes [1, 0] and steps [[.05, .025], [0]], weight 2, eps 0.
     A^E: (1 - .5) / sqrt(.5) = +-.70710678.
     A^S: mean .025, deviations [.025, 0, -.025], variance (2 * .000625) / 2 = .025^2: [1, 0, -1]."""
-    found = step_reward(
-        torch.tensor([1.0, 0.0]),
-        torch.tensor([0.05, 0.025, 0.0], dtype=F64),
-        torch.tensor([0, 0]),
-        torch.tensor([0, 0, 1]),
-        step_weight=2.0,
-        eps=0.0,
-    )
+    forest = grow([("g", 1.0, [1, 1]), ("g", 0.0, [1])])
+    reward = torch.tensor([0.05, 0.025, 0.0], dtype=F64)
+    found = StepReward(step_weight=2.0, eps=0.0)(forest, {"process_reward": reward}, 0)
     e = 0.5 / math.sqrt(0.5)
     assert found.tolist() == pytest.approx([e + 2, e, -e - 2], abs=1e-9)
 
@@ -85,7 +79,7 @@ def test_steps_of_equal_outcomes_are_told_apart_and_that_is_declared(grow: Grow)
     forest = grow([("g", 1.0, [1, 1])])
     found = StepReward(eps=0.0)(forest, {"process_reward": torch.tensor([0.3, 0.1], dtype=F64)}, 0)
     assert found.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
-    assert StepReward.on_equal == "signal"
+    assert StepReward().on_equal == "signal"
     with pytest.raises(ConfigError, match="rollout=independent"):
         gxpo.method("oprl+dapo")
 

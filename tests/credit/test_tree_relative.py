@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit import GroupRelative
-from gxpo.credit.tree_relative import TreeRelative, tree_relative
+from gxpo.credit import GroupRelative, Relative, TreeRelative
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.objectives import PolicyGradient
@@ -51,24 +50,24 @@ def loop(forest: Forest, compare: str) -> list[float]:
 
     trees = [(g, i["tree"]) if "tree" in i else None for g, i in zip(forest.group, forest.info, strict=True)]
     over = z(R, forest.group)
-    within = z(over if compare == "nested" else R, trees)
+    within = z(R, trees)
     return [a + b for a, b in zip(over, within, strict=True)] if compare == "both" else within
 
 
-def test_the_card():
+def test_the_card(grow):
     # z over the prompt of [1, 0, 1, 1]: mean 3/4, std 1/2: 0.25 / 0.500001 = 0.499999, -0.75 / 0.500001 = -1.499997
     # z within the first tree [1, 0]: mean 1/2, std 0.7071068: 0.5 / 0.7071078 = 0.7071058; the second is equal: 0
-    outcome, group, tree = torch.tensor([1.0, 0, 1, 1]), torch.zeros(4, dtype=torch.int64), torch.tensor([0, 0, 1, 1])
-    both = tree_relative(outcome, group, tree)
+    forest = grow([("g", r, [1], {"info": {"tree": t}}) for r, t in ((1.0, 0), (0.0, 0), (1.0, 1), (1.0, 1))])
+    both = TreeRelative()(forest, {}, 0)
     assert both.tolist() == pytest.approx([1.2071048, -2.2071028, 0.499999, 0.499999], abs=1e-6)
-    within = tree_relative(outcome, group, tree, "tree")
+    within = Relative(among=("info.tree",))(forest, {}, 0)
     assert within.tolist() == pytest.approx([0.7071058, -0.7071058, 0, 0], abs=1e-6) and within[2] == 0
 
 
-@given(st.integers(0, 10**6), st.sampled_from(["both", "nested", "tree"]))
+@given(st.integers(0, 10**6), st.sampled_from(["both", "tree"]))
 def test_it_agrees_with_a_loop(seed, compare):
     forest = planted(seed)
-    credit = TreeRelative(compare)(forest, {}, 0)
+    credit = TreeRelative(compare=compare)(forest, {}, 0)
     expected = loop(forest, compare)
     assert credit.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
 
@@ -81,7 +80,7 @@ def test_trees_of_one_give_grpo_and_one_tree_gives_twice_grpo(seed):
     assert torch.equal(TreeRelative()(alone, {}, 0), grpo)
     together = forest.replace(info=[{"tree": "t"}] * forest.n_trajectories)
     assert torch.allclose(TreeRelative()(together, {}, 0), 2 * grpo, rtol=0, atol=1e-12)
-    assert torch.equal(TreeRelative("tree")(together, {}, 0), grpo)
+    assert torch.equal(TreeRelative(compare="tree")(together, {}, 0), grpo)
 
 
 @given(st.integers(0, 10**6), st.floats(-5, 5))
@@ -126,11 +125,11 @@ def test_a_shared_token_is_trained_with_the_credit_of_each_of_its_leaves():
 
 def test_refusals():
     forest = Forest.from_completions([[1]], [[[2], [3]]], [0.0, 1.0])
-    with pytest.raises(GxpoError, match=r"needs info\['tree'\].*rollout=tree"):
+    with pytest.raises(GxpoError, match=r"info\.tree, which no trajectory has.*rollout=tree"):
         TreeRelative()(forest, {}, 0)
-    with pytest.raises(ConfigError, match="is 'inner'"):
-        TreeRelative("inner")  # type: ignore[arg-type]
-    assert TreeRelative.requires == ("forks",)
+    with pytest.raises(ConfigError, match=r"^credit\.weight=nested"):  # z within the tree of z over the prompt
+        TreeRelative(compare="nested")
+    assert TreeRelative().requires == ("forks",)
 
 
 def test_a_step_may_have_one_tree():
@@ -139,6 +138,6 @@ def test_a_step_may_have_one_tree():
     record = {"schema": "gxpo.rollouts/1", "group": "g", "turns": [{"action": [3]}], **info}
     forest = Forest.from_records([{**record, "id": str(r), "reward": r} for r in (1.0, 0.0)])
     assert TreeRelative(ddof=0, eps=0.5)(forest, {}, 0).tolist() == [1.0, -1.0]
-    said = r"^credit=tree_relative needs info\['tree'\] of the trajectories: use rollout=tree$"
+    said = r"^credit\.among is info\.tree, which no trajectory has: use rollout=tree$"
     with pytest.raises(GxpoError, match=said):
         TreeRelative()(Forest.from_records([{**record, "id": "x", "reward": 1.0, "info": {}}]), {}, 0)

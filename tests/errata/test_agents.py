@@ -12,14 +12,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gxpo.credit import AnchorState, CreditPart, group_relative
-from gxpo.credit.anchor_state import anchor_state
+from gxpo.credit import AnchorState, CreditPart, GraphDistance, group_relative
 from gxpo.credit.gae import gae
-from gxpo.credit.graph_distance import GraphDistance
 from gxpo.credit.history_groups import HistoryGroups, history_groups
 from gxpo.credit.node_value import NodeValue
 from gxpo.credit.state_keys import alike
-from gxpo.credit.tree_relative import tree_relative
 from gxpo.forest import Forest
 
 ONE = torch.zeros(3, dtype=torch.int64)
@@ -89,9 +86,10 @@ def test_padding_by_copies() -> None:
     """verl-agent fills the batch with copies of random rows, and takes means after: 9.5 0 0, or 9.5 9.5 0 0."""
     outcome, group, owner = torch.tensor([10.0, 0.0]), torch.zeros(2, dtype=torch.int64), torch.tensor([0, 1, 1])
     returns, state = torch.tensor([9.5, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)
-    alone = anchor_state(outcome, group, returns, state, owner, scale="none")
+    over = group_relative(outcome, group, scale="none")[owner]
+    alone = over + group_relative(returns, state, scale="none")
     copied = torch.tensor([0, 1, 2, 0])
-    filled = anchor_state(outcome, group, returns[copied], state[copied], owner[copied], scale="none")
+    filled = over[copied] + group_relative(returns[copied], state[copied], scale="none")
     assert alone.tolist() == pytest.approx([5 + 6.333333, -5 - 3.166667, -5 - 3.166667], abs=1e-6)
     assert filled[:3].tolist() == pytest.approx([5 + 4.75, -5 - 4.75, -5 - 4.75])
 
@@ -310,7 +308,7 @@ def test_a_tree_of_one_leaf() -> None:
     moved, all upwards. gxpo adds 0."""
     outcome = torch.tensor([1.0, 0.0, 1.0])
     over = group_relative(outcome, ONE)
-    assert tree_relative(outcome, ONE, torch.arange(3)).tolist() == over.tolist()
+    assert group_relative(outcome, torch.arange(3)).tolist() == [0.0, 0.0, 0.0]
     released = over + outcome
     assert released.tolist() == pytest.approx([1.577349, -1.154699, 1.577349], abs=1e-6)
 

@@ -11,8 +11,8 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, replay, session, tasks_of
 
 from gxpo import worlds
+from gxpo.credit import TreeRelative
 from gxpo.credit.fork_relative import ForkRelative
-from gxpo.credit.tree_relative import TreeRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner

@@ -12,8 +12,8 @@ from tests.learners.llamas import clean_llama
 from tests.rollouts.branching_session import kinds, pool, session, tasks_of
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
+from gxpo.credit import TreeRelative
 from gxpo.credit.node_value import NodeValue
-from gxpo.credit.tree_relative import TreeRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner

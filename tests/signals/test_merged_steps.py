@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.credit.test_search_value import tree
 
-from gxpo.credit.piece_reward import PieceReward
+from gxpo.credit import PieceReward, StepReward
 from gxpo.credit.pieces import pieces_of
-from gxpo.credit.step_reward import StepReward
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.signals.merged_steps import MergedSteps, span_features, spans_of, step_labels

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.weighting.verdict_rows import forest_of, group_of, peers_of, rows_of_verdicts, weighted
 
 import gxpo
-from gxpo.credit.group_relative import GroupRelative
+from gxpo.credit import GroupRelative
 from gxpo.weighting.valid_share import ValidShare
 
 

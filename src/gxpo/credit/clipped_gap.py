@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.credit.against_baseline import against_baseline
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
 
@@ -26,7 +25,7 @@ def clipped_gap(outcome: Tensor, baseline: Tensor, low: float = -0.2, high: floa
     >>> clipped_gap(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1.0])).tolist()
     [0.28, -0.2, 0.0]
     """
-    return against_baseline(outcome, baseline).clamp(low, high)
+    return (outcome.to(torch.float64) - baseline).clamp(low, high)
 
 
 @dataclass(frozen=True)

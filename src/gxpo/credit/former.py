@@ -2,6 +2,59 @@
 
 from __future__ import annotations
 
+from gxpo.credit.graph_distance import GraphReturn
+from gxpo.credit.relative import Relative
+from gxpo.credit.state_relative import StateRelative
 from gxpo.former import Former
 
-FORMER = {"pass_atk": Former("pass_at_k")}
+FORMER = {
+    "pass_atk": Former("pass_at_k"),
+    "group_relative": Former(Relative),
+    "anchor_state": Former(
+        Relative,
+        {"credit.add.state": StateRelative},
+        {
+            "step_weight": "credit.add.state.weight",
+            "single_state": "credit.add.state.single",
+            **{name: f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
+        },
+    ),
+    "graph_distance": Former(
+        Relative,
+        {"credit.add.graph": GraphReturn},
+        {
+            "step_weight": "credit.add.graph.weight",
+            "single_state": "credit.add.graph.single",
+            **{
+                name: f"credit.add.graph.{name}"
+                for name in ("discount", "history", "state", "similar", "form", "worth")
+            },
+        },
+    ),
+    "agent_relative": Former(Relative, {"among": ("agent",), "unit": "step"}),
+    "step_reward": Former(
+        Relative,
+        {
+            "credit.add.process": Relative,
+            "credit.add.process.value": "process_reward",
+            "credit.add.process.unit": "step",
+        },
+        {"step_weight": "credit.add.process.weight"},
+    ),
+    "piece_reward": Former(
+        Relative,
+        {
+            "credit.add.process": Relative,
+            "credit.add.process.value": "piece_reward",
+            "credit.add.process.unit": "segment",
+        },
+        {"step_weight": "credit.add.process.weight"},
+    ),
+    "tree_relative": Former(
+        Relative,
+        {"credit.add.tree": Relative, "credit.add.tree.among": ("info.tree",)},
+        {"compare": "weight"},
+        {"compare": {"both": 1.0, "tree": 0.0}},
+    ),
+    "against_baseline": Former(Relative, {"center": "baseline", "scale": "none"}),
+}

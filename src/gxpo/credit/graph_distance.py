@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.anchor_state import AnchorState
-from gxpo.credit.state_keys import history_ids
+from gxpo.credit.state_relative import StateRelative
 from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
+    from gxpo.protocols import Signals
 
 Form = Literal["distance", "progress"]
 
@@ -97,8 +97,8 @@ def graph_return(
 
 
 @dataclass(frozen=True)
-class GraphDistance(AnchorState):
-    """`anchor_state` of `graph_return` in the place of what followed (GraphGPO), the same for every token of a step.
+class GraphReturn(StateRelative):
+    """`StateRelative` of `graph_return` (GraphGPO, as an addition to `Relative`).
 
     discount  for each step that is left to success: far below 1, so that nearer is better by orders of magnitude
     form      "distance", or "progress", by which a step was nearer than the state it was taken in
@@ -120,12 +120,10 @@ class GraphDistance(AnchorState):
         if not self.worth > 0:
             raise ConfigError(f"credit.worth is {self.worth}; success is worth more than nothing")
 
-    def steps(self, forest: Forest) -> tuple[Tensor, Tensor]:
+    def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         moves, own = self.moves(forest), forest.step_trajectory
         correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
         succeeds = correct[own] & (moves.before >= 0) & (moves.following < 0)
         group = forest.ids("group", axis="S")
-        worth = graph_return(
-            moves.before, moves.after, group, succeeds, self.discount, self.worth, self.form, forest.compared[own]
-        )
-        return worth, history_ids(moves.before, moves.following, self.history, whole=False)[-1]
+        steps = (moves.before, moves.after, group, succeeds)
+        return graph_return(*steps, self.discount, self.worth, self.form, forest.compared[own]), "S"

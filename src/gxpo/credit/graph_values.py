@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
 from gxpo.credit.state_keys import StateKeyed
 from gxpo.errors import ConfigError, one_of
@@ -116,7 +115,7 @@ def _onto(payment: Tensor, trajectory: Tensor, counted: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GraphValues(StateKeyed, CreditPart):
+class GraphValues(StateKeyed):
     """`graph_advantage` (GRAFT) of the step rewards, or of the outcome, the same for every token of a step.
 
     discount  per turn
@@ -138,7 +137,7 @@ class GraphValues(StateKeyed, CreditPart):
             given = getattr(self, name)
             if not 0 <= given <= 1:
                 raise ConfigError(f"credit.{name} is {given}; it lies between 0 and 1")
-        self.check_keys()
+        super().__post_init__()
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         own = forest.step_trajectory

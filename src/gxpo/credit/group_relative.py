@@ -1,20 +1,17 @@
-"""Credit of a whole trajectory: its outcome against the others of its group."""
+"""Group-relative advantage (GRPO): a value against the mean and standard deviation of its group."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError, one_of
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
+from gxpo.errors import ConfigError
 
 Center = Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none"]
 Scale = Literal["std", "leave_one_out_std", "batch_std", "mean_absolute", "median_absolute", "mean", "none"]
@@ -35,7 +32,7 @@ def group_relative(
     shift: float = 0.0,
     single: str = "zero",
 ) -> Tensor:
-    """Advantage of each trajectory within its group: A = (outcome - center - shift) / (scale + eps).
+    """Group-relative advantage: A = (outcome - center - shift) / (scale + eps).
 
     outcome   [R] any float dtype; the arithmetic is in float64
     group     [R] int64 dense ids (`Forest.ids`), -1 = in no group
@@ -91,50 +88,35 @@ def alone(group: Tensor, where: Tensor | None = None) -> Tensor:
     return enters & (levels.count(group, where) == 1)
 
 
-@dataclass(frozen=True)
-class GroupRelative(CreditPart):
-    """`group_relative` of the outcome, the same for every token of a trajectory. The defaults are GRPO's.
+@dataclass(frozen=True, kw_only=True)
+class Statistic(CreditPart):
+    """Base of the parts that normalise values among peers: the options of `group_relative`. The defaults are GRPO's.
 
-    unit  what a group's statistics count, and a group of one is one of: "trajectory", or "step": a trajectory as often
-          as it has turns, as where every turn is a row of the batch (verl-agent)
+    `apply` is `group_relative` with them. Parts of a sum whose `Statistic` options are not stated take those of the
+    first part (`follows`), so that `credit.scale=none` drops the std at every level.
     """
 
     center: Center = "mean"
     scale: Scale = "std"
-    ddof: int = 1
-    eps: float = 1e-6
-    quantile: float = 0.4
+    ddof: Annotated[int, Interval(ge=0)] = 1
+    eps: Annotated[float, Interval(ge=0)] = 1e-6
+    quantile: Annotated[float, Interval(gt=0, le=1)] = 0.4
     shift: float = 0.0
     single: Single = "zero"
-    unit: Literal["trajectory", "step"] = "trajectory"
+
+    follows: ClassVar[tuple[str, ...]] = ("center", "scale", "ddof", "eps")
 
     def __post_init__(self) -> None:
-        one_of("credit.center", self.center, levels.CENTERS)
-        one_of("credit.scale", self.scale, (*levels.SCALES, "batch_std"))
-        one_of("credit.single", self.single, ("zero", "raw"))
-        one_of("credit.unit", self.unit, ("trajectory", "step"))
-        if not 0 < self.quantile <= 1:
-            raise ConfigError(f"credit.quantile is {self.quantile}; it is a share of the group above 0, up to 1")
         if self.scale == "median_absolute" and not self.eps > 0:
             raise ConfigError("credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0")
-        if self.scale in ("mean", "none", "batch_std") and (self.center == "none" or self.shift):
-            object.__setattr__(self, "on_equal", "signal")
 
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        outcome, group, compared = forest.outcome, forest.ids("group", axis="R"), forest.compared
-        if self.unit == "step":
-            own = forest.step_trajectory
-            outcome, group, compared = outcome[own], group[own], compared[own]
-        advantage = group_relative(
-            outcome,
-            group,
-            self.center,
-            self.scale,
-            self.ddof,
-            self.eps,
-            where=compared,
-            quantile=self.quantile,
-            shift=self.shift,
-            single=self.single,
-        )
-        return forest.to_path(advantage, "S" if self.unit == "step" else "R")
+    @property
+    def on_equal(self) -> str:  # type: ignore[override]  # told by the settings
+        """ "signal" where equal values of a group do not give 0."""
+        raw = self.scale in ("mean", "none", "batch_std") and (self.center == "none" or self.shift)
+        return "signal" if raw else "zero"
+
+    def apply(self, value: Tensor, ids: Tensor, where: Tensor | None = None, **other: Any) -> Tensor:
+        """`group_relative` of `value` [n] in the groups `ids` [n]; `other` options take the place of its own."""
+        own = {f.name: getattr(self, f.name) for f in fields(Statistic)} | other
+        return group_relative(value, ids, where=where, **own)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import StateKeyed, history_ids
 from gxpo.errors import ConfigError, one_of
@@ -69,7 +68,7 @@ def history_groups(
 
 
 @dataclass(frozen=True)
-class HistoryGroups(StateKeyed, CreditPart):
+class HistoryGroups(StateKeyed):
     """`history_groups` (HGPO) of the returns, the same for every token of a step.
 
     history  largest number of states before the current one that are compared: what a policy that sees a window of its
@@ -95,7 +94,7 @@ class HistoryGroups(StateKeyed, CreditPart):
             raise ConfigError(f"credit.history is {self.history}; it is a number of states, 0 or more")
         if self.offset < 1:
             raise ConfigError(f"credit.offset is {self.offset}; level 0 has weight offset^alpha, so it is at least 1")
-        self.check_keys()
+        super().__post_init__()
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         state = self.states(forest)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Center, Scale, group_relative
 from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
 from gxpo.errors import ConfigError, one_of
@@ -47,7 +46,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
 
 
 @dataclass(frozen=True)
-class SharedEdges(StateKeyed, CreditPart):
+class SharedEdges(StateKeyed):
     """`shared_edges` (SALT) of a trajectory's outcome within its group, the same for every token of a step.
 
     center, scale, ddof, eps  of `group_relative`: GRPO's here; "leave_one_out" and "none" are RLOO's
@@ -69,7 +68,7 @@ class SharedEdges(StateKeyed, CreditPart):
         one_of("credit.scale", self.scale, ("std", "none"))
         if self.history < 0:
             raise ConfigError(f"credit.history is {self.history}; it is a number of states, 0 or more")
-        self.check_keys()
+        super().__post_init__()
         if self.center == "none" and self.scale == "none":
             object.__setattr__(self, "on_equal", "signal")
 

@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
+from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.errors import GxpoError
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ class Moves(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StateKeyed:
-    """Settings of the parts that compare states.
+class StateKeyed(CreditPart):
+    """Base of the parts that compare states: what a state is told by.
 
     state    what a state is told by: its "id" from the environment, or the text of the "observation" read in it
     similar  1: equal ones are one state. Below 1: likeness of texts from which they are (`alike`), the texts being the
@@ -47,17 +49,14 @@ class StateKeyed:
     """
 
     state: ToldBy = field(default="id", kw_only=True)
-    similar: float = field(default=1.0, kw_only=True)
+    similar: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, kw_only=True)
 
     requires = ("states",)
 
-    def check_keys(self) -> None:
-        """Refuse settings that make no sense; observations need no ids from the environment."""
-        one_of("credit.state", self.state, ("id", "observation"))
-        if not 0 < self.similar <= 1:
-            raise ConfigError(f"credit.similar is {self.similar}; it is a likeness of texts above 0, and 1 is equality")
-        if self.state == "observation":
-            object.__setattr__(self, "requires", ())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.state == "observation":  # it needs no ids from the environment
+            object.__setattr__(self, "requires", tuple(x for x in self.requires if x != "states"))
 
     def states(self, forest: Forest) -> Tensor:
         """[S] int64 dense ids of (group, state), -1 unknown."""

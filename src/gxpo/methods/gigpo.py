@@ -8,11 +8,12 @@ Choices. Both levels with std, ddof 1, eps 1e-6, as in the reference's ALFWorld 
 alone: `credit.scale: none`). The reference takes A^E over steps, so that long trajectories weigh more
 (`credit.unit: step`); the paper's eq. 3 is over trajectories, and so is this. States met once, and groups of one, have
 0 (the reference keeps a lone trajectory's raw score: `credit.single: raw`). States are equal where their ids are;
-`credit.state: observation` goes by texts, `credit.similar: 0.95` by their likeness, `credit.history` by the states
+`credit.add.state.state: observation` goes by texts, `credit.add.state.similar: 0.95` by their likeness, `credit.add.state.history` by the states
 before as well.
 """
 
-from gxpo.credit import AnchorState
+from gxpo.credit import Relative
+from gxpo.credit.state_relative import StateRelative
 from gxpo.keys import Definition
 
 gigpo = Definition(
@@ -24,7 +25,12 @@ gigpo = Definition(
     idea="steps that start from the same state of the group are compared with one another",
     formula="A = (R - mean_g) / std_g + w (G_t - mean_state) / std_state, w = 1, discount 0.95",
     evidence="reference-code",
-    keys={"credit": AnchorState},
+    keys={"credit": Relative, "credit.add.state": StateRelative},
+    renamed={
+        "credit.step_weight": "credit.add.state.weight",
+        "credit.single_state": "credit.add.state.single",
+        **{f"credit.{name}": f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
+    },
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
     choices="episode level over trajectories (paper, eq. 3), not over steps (reference default); both levels with std",
     code="langfengQ/DrMAS@3b556f2c0373fe23d6b637cbd3673c076713aebe gigpo/core_gigpo.py",

@@ -9,10 +9,11 @@ A step of a failed trajectory counts as much as the same step of a successful on
 Choices. The recipe's R_t; the paper's is 10 * 0.1^(d + 1), which is a tenth of it and the same after scaling. Steps are
 compared with multiplicity, as in the recipe (verl-agent's, read in a fork of it). A^E over trajectories (the recipe:
 over steps, `credit.unit: step`); a state met once and a group of one have 0. Where nobody succeeds all R_t are equal,
-and this is GRPO. With `credit.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
+and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
 """
 
-from gxpo.credit.graph_distance import GraphDistance
+from gxpo.credit import Relative
+from gxpo.credit.graph_distance import GraphReturn
 from gxpo.keys import Definition
 
 graph_gpo = Definition(
@@ -24,7 +25,15 @@ graph_gpo = Definition(
     idea="a step is judged by how near to success it led, along any way that some trajectory of the group found",
     formula="A = (R - mean_g) / std_g + (R_t - mean_state) / std_state, R_t = 10 * 0.1^d(s_{t+1})",
     evidence="reference-code",
-    keys={"credit": GraphDistance},
+    keys={"credit": Relative, "credit.add.graph": GraphReturn},
+    renamed={
+        "credit.step_weight": "credit.add.graph.weight",
+        "credit.single_state": "credit.add.graph.single",
+        **{
+            f"credit.{name}": f"credit.add.graph.{name}"
+            for name in ("discount", "history", "state", "similar", "form", "worth")
+        },
+    },
     choices="the recipe's return, without the step itself; episode level over trajectories (recipe: over steps)",
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/GraphGPO/core_graph.py "
     "recipe/GraphGPO/graphgpo_ray_trainer.py",

@@ -13,7 +13,7 @@ rollouts of earlier steps; all are examples, where theirs are drawn to balance s
 chance) take the place of their second step in the tree. A^S as in OPRL. A step is a segment (`segment`), or a turn.
 """
 
-from gxpo.credit.piece_reward import PieceReward
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.signals.merged_steps import MergedSteps
 
@@ -29,7 +29,14 @@ hrm = Definition(
     evidence="reference-code",
     code="tengwang0318/hierarchial_reward_model@cc638d02c9bf self-training/construct_hrm_train_data.py "
     "self-training/best_of_n_math500.py self-training/sft_rm.py",
-    keys={"credit": PieceReward, "signal.merged_steps": MergedSteps},
+    keys={
+        "credit": Relative,
+        "credit.add.process": Relative,
+        "credit.add.process.value": "piece_reward",
+        "credit.add.process.unit": "segment",
+        "signal.merged_steps": MergedSteps,
+    },
+    renamed={"credit.step_weight": "credit.add.process.weight"},
     choices="a linear probe on the policy in the place of a language model; its scores as credit, which is ours",
     cost="a forward pass for hidden states; a closed-form regression; the buffer in the checkpoint",
 )

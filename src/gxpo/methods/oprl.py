@@ -15,7 +15,7 @@ both rewards of an invalid action. With phi = pi_old all step rewards are 0, and
 of equal outcomes may differ: it learns.
 """
 
-from gxpo.credit.step_reward import StepReward
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.signals.implicit_reward import ImplicitReward
 
@@ -33,11 +33,15 @@ oprl = Definition(
     "CharacterRL-iStar/istar/dp_rm.py CharacterRL-iStar/istar/rm_utils.py "
     "CharacterRL-iStar/examples/istar_trainer/run_webshop.sh",
     keys={
-        "credit": StepReward,
+        "credit": Relative,
+        "credit.add.process": Relative,
+        "credit.add.process.value": "process_reward",
+        "credit.add.process.unit": "step",
         "signal.implicit_reward": ImplicitReward,
         "signal.implicit_reward.score": "mean",
         "signal.implicit_reward.alike": "pair",
     },
+    renamed={"credit.step_weight": "credit.add.process.weight"},
     paper_defaults={
         "credit.center": "leave_one_out",
         "credit.scale": "none",

@@ -12,7 +12,6 @@ Predictions stay between the least and largest outcome seen, 0 and 1 in the pape
 the baseline is the siblings' mean outcome. A group of one has credit 0; groups of equal outcomes learn.
 """
 
-from gxpo.credit.against_baseline import AgainstBaseline
 from gxpo.keys import Definition
 from gxpo.signals.value_probe import ValueProbe
 
@@ -26,7 +25,7 @@ poise = Definition(
     idea="a linear probe on the policy's hidden states is the critic, and it looks at the rollout's siblings",
     formula="A_i = r_i - mean_{j != i} g(phi_j), g linear in hidden states and entropies, fitted on earlier steps",
     evidence="paper",
-    keys={"credit": AgainstBaseline, "signal.value_probe": ValueProbe},
+    keys={"credit.center": "baseline", "credit.scale": "none", "signal.value_probe": ValueProbe},
     paper_defaults={"rollout.group_size": 2},
     choices="ridge 0.1 and the last layer; entropy mean, standard deviation, maximum; fitted before the step's own "
     "outcomes are known",

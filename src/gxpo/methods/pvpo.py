@@ -12,7 +12,6 @@ rollout, its ratio over that model) is not part of this. As the policy gets bett
 objective has a KL; the coefficient is not given.
 """
 
-from gxpo.credit.against_baseline import AgainstBaseline
 from gxpo.keys import Definition
 from gxpo.rollouts.with_baseline import WithBaseline
 from gxpo.signals.rollout_baseline import RolloutBaseline
@@ -28,7 +27,8 @@ pvpo = Definition(
     formula="A_i = r_i - V(q), V(q) = mean reward of M answers of the reference",
     evidence="paper",
     keys={
-        "credit": AgainstBaseline,
+        "credit.center": "baseline",
+        "credit.scale": "none",
         "rollout": WithBaseline,
         "rollout.of": "reference",
         "rollout.baselines": 8,

@@ -13,7 +13,6 @@ end, and adds 0.05 (log reference - log pi) of the token itself. Here the KL in 
 unless the greedy answer fared alike.
 """
 
-from gxpo.credit.against_baseline import AgainstBaseline
 from gxpo.keys import Definition
 from gxpo.rollouts.with_baseline import WithBaseline
 from gxpo.signals.rollout_baseline import RolloutBaseline
@@ -30,7 +29,8 @@ remax = Definition(
     code="liziniu/ReMax@536ba49cc2f9a1a76941045388a44757e2533e75 step3_rlhf_finetuning/remax_trainer.py "
     "step3_rlhf_finetuning/training_scripts/llama2/run_llama2_7b.sh",
     keys={
-        "credit": AgainstBaseline,
+        "credit.center": "baseline",
+        "credit.scale": "none",
         "rollout": WithBaseline,
         "rollout.temperature": 0.0,
         "signal.rollout_baseline": RolloutBaseline,

@@ -11,7 +11,7 @@ calls; the paper compares at equal budgets, its code has no such bound. The pape
 `tree_grpo@paper`.
 """
 
-from gxpo.credit.tree_relative import TreeRelative
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.rollouts.tree import Tree
 
@@ -24,7 +24,12 @@ tree_grpo = Definition(
     idea="attempts share beginnings, and leaves of one tree tell which of its branches was right",
     formula="A = z_prompt(R) + z_tree(R) of the leaf, on its whole path",
     evidence="reference-code",
-    keys={"credit": TreeRelative, "rollout": Tree},
+    keys={
+        "credit": Relative,
+        "credit.add.tree": Relative,
+        "credit.add.tree.among": ("info.tree",),
+        "rollout": Tree,
+    },
     paper_defaults={"objective.kl.coef": 1e-3},
     choices="a tree of one leaf adds 0, not its raw reward; steps are turns, or stretches of the answer to a prompt",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",

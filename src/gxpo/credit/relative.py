@@ -1,0 +1,187 @@
+"""Advantages relative to peers: one part for GRPO, RLOO, GiGPO, Dr. MAS, Tree-GRPO, OPO and every sum of such levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.credit.group_relative import Statistic
+from gxpo.credit.pieces import pieces_of
+from gxpo.credit.recursion import next_in
+from gxpo.errors import ConfigError, GxpoError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+Unit = Literal["trajectory", "step", "segment", "token"]
+_REQUIRES = {"state": "states", "info.tree": "forks"}
+_OWN_UNIT = {"R": "trajectory", "S": "step", "P": "token"}
+
+
+# ---------------------------------------------------------------- what is compared
+def turn_rewards(forest: Forest) -> Tensor:
+    """[R] the sum of each trajectory's step rewards; its outcome where it has none."""
+    total = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    return total.index_add_(0, forest.step_trajectory, forest.returns(0.0))
+
+
+def before_last(forest: Forest, discount: float) -> Tensor:
+    """[S] the discounted return of each turn; nan for the last one of a trajectory."""
+    return torch.where(next_in(forest.step_trajectory) >= 0, forest.returns(discount), torch.nan)
+
+
+VALUES: dict[str, tuple[str, Callable[[Forest, float], Tensor]]] = {  # name -> axis, (forest, discount) -> values
+    "outcome": ("R", lambda forest, _: forest.outcome),
+    "turn_rewards": ("R", lambda forest, _: turn_rewards(forest)),
+    "return": ("S", lambda forest, discount: forest.returns(discount)),
+    "return_before_last": ("S", before_last),
+}
+
+
+# ---------------------------------------------------------------- what counts once
+class Rows(NamedTuple):
+    """The units that are compared, a row each.
+
+    own  [P] the row of every path token
+    at   where each row is on the axes that it is no coarser than: indices [K], None where the row is the axis' own
+    """
+
+    own: Tensor
+    at: dict[str, Tensor | None]
+
+    def take(self, x: Tensor, axis: str) -> Tensor:
+        """[K] from a column of an axis."""
+        index = self.at[axis]
+        return x if index is None else x.index_select(0, index)
+
+    @property
+    def axis(self) -> str:
+        """The finest axis that the rows can be looked up on."""
+        return next(reversed(self.at))
+
+
+def rows_of(forest: Forest, unit: str) -> Rows:
+    """The rows of a unit; "segment": the segments of each turn, or the whole turn where it has none."""
+    if unit == "trajectory":
+        return Rows(forest.path_trajectory, {"R": None})
+    if unit == "step":
+        return Rows(forest.path_step, {"R": forest.step_trajectory, "S": None})
+    if unit == "token":
+        return Rows(torch.arange(forest.n_entries), {"R": forest.path_trajectory, "S": forest.path_step, "P": None})
+    pieces = pieces_of(forest)
+    return Rows(pieces.piece, {"R": pieces.trajectory, "S": forest.path_step[pieces.first], "P": pieces.first})
+
+
+# ---------------------------------------------------------------- the part
+@dataclass(frozen=True)
+class Relative(Statistic):
+    """A = weight * (value - center - shift) / (scale + eps) among peers, the same for every token of a unit.
+
+    value     what is compared
+                "outcome"             of the trajectory
+                "turn_rewards"        of the trajectory: the sum of its step rewards
+                "return"              of the step: its reward and those that follow, by `discount`
+                "return_before_last"  likewise, but the last turn of a trajectory has none
+                "reward.NAME"         of the trajectory: one of the named rewards that the outcome is made of
+                NAME                  a signal, on its own axis; nan: unknown, in no statistic and given 0
+    among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
+              always inside a group; ("batch",): everybody
+    unit      what counts once in the statistic: "trajectory", "step", "segment" (of a turn; a turn without any), or
+              "token" (trainable ones); by default what the value is of
+    bound     the credit is held in [-bound, bound]
+    center    also "baseline": the signal of that name is taken off, and nothing is scaled
+
+    Sums of levels are `+`, or `credit.add.NAME`. With these settings this is
+      GRPO, RLOO, MaxRL ...  see `group_relative`
+      GiGPO      Relative() + `StateRelative`()                                       arXiv 2505.10978
+      Dr. MAS    among ("agent",), unit step                                          arXiv 2602.08847
+      iStar      Relative() + Relative("process_reward")                              arXiv 2509.19199
+      Tree-GRPO  Relative() + Relative(among=("info.tree",))                          arXiv 2509.21240
+      MatchTIR   Relative("turn_rewards", weight=0.5)
+                 + Relative("return", ("turn",), discount=0.9, weight=0.5)            arXiv 2601.10712
+      OPO        unit token, scale none: the baseline is weighted by length           arXiv 2505.23585
+      REINFORCE with a baseline (ReMax, POISE, PVPO): center baseline, scale none
+    """
+
+    value: str = "outcome"
+    among: tuple[str, ...] = ("group",)
+    unit: Unit | None = None
+    discount: Annotated[float, Interval(ge=0, le=1)] = 1.0
+    bound: Annotated[float, Interval(gt=0)] = field(default=math.inf, metadata={"unbounded": True})
+    weight: float = 1.0
+    center: Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none", "baseline"] = field(  # type: ignore[assignment]  # one more than its base's
+        default="mean", kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.center == "baseline" and self.scale != "none":
+            raise ConfigError(f"credit.scale is {self.scale!r}; with credit.center=baseline it is 'none'")
+        read = () if self.value in VALUES or self.value.startswith("reward.") else (self.value,)
+        needs = (*self.needs, *read, *(["baseline"] if self.center == "baseline" else []))
+        requires = (*self.requires, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
+        object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
+        object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
+
+    @property
+    def on_equal(self) -> str:
+        """ "zero" where trajectories of equal outcome are given 0."""
+        plain = self.value == "outcome" and self.among != ("batch",) and self.center != "baseline"
+        return super().on_equal if plain else "signal"
+
+    def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
+        """What is compared, and the axis that it is on."""
+        if self.value in VALUES:
+            axis, compute = VALUES[self.value]
+            return compute(forest, self.discount), axis
+        kind, _, name = self.value.partition(".")
+        if kind == "reward":
+            if name not in forest.component_names:
+                there = ", ".join(forest.component_names) or "none"
+                raise ConfigError(f"credit.value={self.value}: the rollouts have no reward {name!r}; there is {there}")
+            return forest.components[:, forest.component_names.index(name)], "R"
+        found = signals[self.value]
+        if hasattr(signals, "axis"):
+            return found, signals.axis(self.value)
+        sizes = {"R": forest.n_trajectories, "S": forest.n_steps, "P": forest.n_entries}  # of a plain mapping
+        fits = [axis for axis, n in sizes.items() if len(found) == n]
+        return found, next((axis for axis in fits if _OWN_UNIT[axis] == self.unit), fits[-1])
+
+    def rows(self, forest: Forest, axis: str) -> Rows:
+        """What counts once, for a value on an axis."""
+        rows = rows_of(forest, self.unit or _OWN_UNIT[axis])
+        if axis not in rows.at:
+            raise ConfigError(
+                f"credit.unit={self.unit} is coarser than {self.value}: choose a {_OWN_UNIT[axis]} or finer"
+            )
+        return rows
+
+    def peers(self, forest: Forest, rows: Rows) -> Tensor:
+        """[K] ids of the rows that are compared with one another, -1 with nobody."""
+        if self.among == ("batch",):
+            return torch.zeros_like(rows.take(forest.ids("group", axis="R"), "R"))
+        ids = rows.take(forest.ids(*self.among, axis=rows.axis), rows.axis)
+        noted = [level for level in self.among if level.startswith("info.")]
+        if noted and len(ids) and bool((ids < 0).all()):
+            hint = ": use rollout=tree" if noted == ["info.tree"] else ""
+            raise GxpoError(f"credit.among is {noted[0]}, which no trajectory has{hint}")
+        return ids
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        value, axis = self.values(forest, signals)
+        rows = self.rows(forest, axis)
+        x = rows.take(value.to(torch.float64), axis)
+        if self.center == "baseline":
+            advantage = x - rows.take(signals["baseline"].to(torch.float64), "R")
+        else:
+            known = x.isfinite() if rows.axis != "P" or self.unit == "segment" else x.isfinite() & forest.path_trainable
+            ids = torch.where(known, self.peers(forest, rows), -1)
+            advantage = self.apply(torch.where(known, x, 0.0), ids, rows.take(forest.compared, "R"))
+        return self.weight * advantage.clamp(-self.bound, self.bound)[rows.own]

@@ -1,0 +1,55 @@
+"""Step advantages among steps that began in the same environment state (GiGPO's anchor states)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.credit.recursion import next_in
+from gxpo.credit.relative import Relative, Rows, Unit
+from gxpo.credit.state_keys import StateKeyed, combined, history_ids
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+
+
+@dataclass(frozen=True)
+class StateRelative(StateKeyed, Relative):
+    """`Relative` among the steps of the group that began in the same state; GiGPO is `Relative() + StateRelative()`.
+
+    history  states before it that must be equal too for two steps to be in one group; steps with fewer before them are
+             compared with those that began their trajectory in the same way
+
+    Every (trajectory, turn) counts once, the same state met twice in a trajectory twice. Exactly 0 for a state met
+    once, an unknown state, and steps of one state with equal returns. Trajectories of equal outcome may differ in their
+    steps: from one state the shorter way has the larger discounted return.
+
+    Source: GiGPO, arXiv 2505.10978, eq. 5 and 7; reference code (verl-agent). For the sum of both levels, with
+    `credit.add.state.*` for this one's options,
+      verl-agent  unit step, single raw, scale none (its scripts for ALFWorld: std)
+      Trinity     single raw, scale none, discount 1; it compares equal states of different tasks too, which this
+                  does not
+      ROLL        unit step, with its `mean_std`
+      RAGEN       single raw, for the states too
+    """
+
+    value: str = "return"
+    unit: Unit | None = "step"
+    discount: Annotated[float, Interval(ge=0, le=1)] = 0.95
+    history: Annotated[int, Interval(ge=0)] = 0
+
+    @property
+    def on_equal(self) -> str:
+        """ "zero" as of the outcome: the published recipes drop groups of equal outcomes with it."""
+        return "signal" if self.center == "none" and self.scale == "none" else "zero"
+
+    def peers(self, forest: Forest, rows: Rows) -> Tensor:
+        state = self.states(forest)
+        if self.history:
+            state = history_ids(state, next_in(forest.step_trajectory, state >= 0), self.history, whole=False)[-1]
+        others = tuple(level for level in self.among if level != "group")
+        state = rows.take(state, "S")
+        return combined(state, super().peers(forest, rows)) if others else state
