@@ -96,8 +96,33 @@ def test_conflict_names_key_both_methods_and_a_fix_that_works():
         gxpo.method("gigpo+opo")
     message = str(caught.value)
     assert "credit" in message and "gigpo" in message and "opo" in message and "--set credit=gigpo" in message
-    assert type(gxpo.method("gigpo+opo", {"credit": "gigpo"}).credit).__name__ == "AnchorState"
+    assert gxpo.method("gigpo+opo", {"credit": "gigpo"}).credit == gxpo.method("gigpo").credit
     assert type(gxpo.method("gigpo+opo", {"credit": "opo"}).credit).__name__ == "LengthWeighted"
+
+
+def test_levels_of_a_sum_belong_to_the_credit_they_are_stated_with():
+    """GiGPO's second level comes and goes with it, and has the statistic of the first unless its own is stated."""
+    gigpo = gxpo.method("gigpo", {"credit.scale": "none", "credit.add.state.ddof": 0}).credit.parts
+    assert [(p.scale, p.ddof) for p in gigpo] == [("none", 1), ("none", 0)]
+    assert gxpo.method("grpo", {"credit": "gigpo"}).credit == gxpo.method("gigpo").credit
+    assert type(gxpo.method("gigpo", {"credit": "relative"}).credit).__name__ == "Relative"
+    assert type(gxpo.method("gigpo", {"credit": "opo"}).credit).__name__ == "LengthWeighted"
+    with pytest.raises(MethodConflict, match="credit"):
+        gxpo.method("gigpo+gae")
+    assert [p.value for p in gxpo.method("gigpo+oprl").credit.parts] == ["outcome", "return", "process_reward"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"credit": "anchor_state", "credit.step_weight": 0.5, "credit.scale": "none"}, "gigpo"),
+        ({"credit.step_weight": 0.5, "credit.scale": "none"}, "gigpo"),
+    ],
+)
+def test_former_options_of_a_method_hold(old, new):
+    keys = {"credit.add.state.weight": 0.5, "credit.scale": "none"}
+    with pytest.warns(FutureWarning, match="credit.add.state.weight"):
+        assert gxpo.method(new, old).credit == gxpo.method(new, keys).credit
 
 
 def test_a_stage_key_as_in_a_method_brings_its_parameters():
@@ -133,7 +158,7 @@ def test_refused_values_are_checked_after_the_merge():
         ("grpo@tlr", {}, "grpo@tlr is not known; there is paper, trl"),
         ("gigpo@trl", {}, "not known"),
         ("grpo", {"credit.centre": "mean"}, "unknown key 'credit.centre'; did you mean 'credit.center'"),
-        ("grpo", {"credit": "anchor_stat"}, "did you mean 'anchor_state'"),
+        ("grpo", {"credit": "relativ"}, "did you mean 'relative'"),
         ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
         ("grpo", {"credit.center": "middle"}, "credit.center is 'middle'; it is one of mean, "),
         ("grpo", {"objective.kl.estimator": "k4"}, "objective.kl.estimator is 'k4'; it is one of k1, abs, k2"),
@@ -207,7 +232,7 @@ def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
     """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
     own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
     assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
-    assert gxpo.method("dr_grpo", {"credit": "anchor_state"}).credit.scale == "none"
+    assert gxpo.method("dr_grpo", {"credit": "virtual_members"}).credit.scale == "none"
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
         gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
 

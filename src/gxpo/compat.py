@@ -172,7 +172,13 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "roll": {"grpo": {"credit.unit": "step"}, "gigpo": {"credit.unit": "step"}},
     # PPO's loss is verl's; AsymRE has OPMD's, -A log pi, and neither KL nor a ratio
     "trinity": {
-        "gigpo": {"credit.scale": "none", "credit.discount": 1.0, "credit.single": "raw", **_VERL, **_TRINITY_KL},
+        "gigpo": {
+            "credit.scale": "none",
+            "credit.add.state.discount": 1.0,
+            "credit.single": "raw",
+            **_VERL,
+            **_TRINITY_KL,
+        },
         "grpo": {"credit.single": "raw", **_VERL, **_TRINITY_KL},
         "asymre": {"credit.single": "raw", "objective.gate": LogLikelihood, **_TOKENS},
         "cispo": {"credit.single": "raw", **_TRINITY_KL},  # bounds 1 - 1 and 1 + 0.28

@@ -109,10 +109,13 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"unit": "token"}, r"credit\.unit is 'token'; it is one of trajectory, step, segment, token"),
-        ({"single": "one"}, r"credit\.single is 'one'; it is one of zero, raw"),
-        ({"single_state": "one"}, r"credit\.add\.state\.single is 'one'; it is one of zero, raw"),
-        ({"history": -1}, r"credit\.add\.state\.history is -1; it is 0 or more"),
+        (
+            {"unit": "turn"},
+            r"credit\.unit is 'turn' \(anchor_state\); it is one of own, trajectory, step, .*",
+        ),
+        ({"single": "one"}, r"credit\.single is 'one' \(anchor_state\); it is one of zero, raw"),
+        ({"single_state": "one"}, r"credit\.add\.state\.single is 'one' \(anchor_state\); it is one of zero, raw"),
+        ({"history": -1}, r"credit\.add\.state\.history is -1 \(anchor_state\); it is 0 or more"),
     ],
 )
 def test_refusals(given, said):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.difficulty import DifficultyWeighted, difficulty_weighted, logistic_weight
+from gxpo.credit.success_rate import DifficultyWeighted, difficulty_weighted, logistic_weight
 from gxpo.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ def test_equal_curves_are_grpo_times_a_constant(grow):
     forest = grow([("a", r, [2], {"success": bool(r)}) for r in (1.0, 0, 0, 1, 0)])
     flat = DifficultyWeighted(low=1.0, high=1.0)(forest, {}, 0)
     assert torch.equal(flat, GroupRelative()(forest, {}, 0))
-    with pytest.raises(ConfigError, match="neither may be negative"):
+    with pytest.raises(ConfigError, match="0 or more"):
         DifficultyWeighted(low=-0.1)
 
 

@@ -12,21 +12,20 @@ from gxpo.credit.clipped_gap import clipped_gap
 from gxpo.credit.confidence_gap import confidence_gap
 from gxpo.credit.consistency import answer_disagreement, between_groups, blended
 from gxpo.credit.decoupled import batch_normalized, decoupled_sum
-from gxpo.credit.difficulty import difficulty_weighted, logistic_weight
 from gxpo.credit.gae import gae
 from gxpo.credit.group_relative import group_relative
 from gxpo.credit.length_weighted import length_weighted
 from gxpo.credit.likelihood import mean_of_lowest
-from gxpo.credit.mixed_scale import mixed_scale
 from gxpo.credit.node_value import Visits, node_value
 from gxpo.credit.pairwise import pairwise_auc
 from gxpo.credit.pass_at_k import max_second, set_leave_one_out, subset_mean
 from gxpo.credit.redundancy import diversity_adjusted
-from gxpo.credit.retrospective import shares
+from gxpo.credit.replayed import shares
 from gxpo.credit.risk_bundle import mixed_value_at_risk
 from gxpo.credit.segment_relative import segment_relative
 from gxpo.credit.set_relative import set_relative
 from gxpo.credit.shrunk import prior_weight, shrunk
+from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_difference import value_difference
 from gxpo.credit.value_trend import trend, value_trend
@@ -202,7 +201,8 @@ PARTS = [
     ("group_relative", {"center": "quantile", "quantile": 0.7, "scale": "none", "shift": 0.1}, "R",
      lambda f, s: advantage(f, center="quantile", quantile=0.7, scale="none", shift=0.1)),
     ("agent_relative", SET, "S",
-     lambda f, s: group_relative(f.outcome[f.step_trajectory], f.ids("group", axis="S"), where=compared_steps(f), **SET)),
+     lambda f, s: group_relative(f.outcome[f.step_trajectory], f.ids("group", axis="S"), where=compared_steps(f),
+                                 **SET)),
     ("anchor_state", {**SET, "discount": 0.5, "step_weight": 0.7}, "S",
      lambda f, s: levels_of(f, f.returns(0.5), f.ids("state", axis="S"))),
     ("step_reward", {**SET, "step_weight": 0.7}, "S",

@@ -24,9 +24,9 @@ CARD = [
 
 def test_the_card(grow):
     """d: success 0, s1 1, s0 2, s2 and s2b 3. s0 -> s1 is worth 10 * .1, s0 -> s2 10 * .001."""
-    worth, _ = GraphReturn().values(grow(CARD))
+    worth, _ = GraphReturn().values(grow(CARD), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01])
-    worth, _ = GraphDistance(form="progress").steps(grow(CARD))
+    worth, _ = GraphReturn(form="progress").values(grow(CARD), {})
     assert worth.tolist() == pytest.approx([10, 10, 0.1, 1.0])
     found = GraphDistance(scale="none")(grow(CARD), {}, 0)
     assert found.tolist() == pytest.approx([0.5 + 0.495, 0.5, -0.5 - 0.495, -0.5])
@@ -41,14 +41,14 @@ def test_a_failed_trajectory_takes_the_others_way(grow):
         ("a", 0.0, [1, 1], {"states": ["s", "t"], "success": False, "final_state": "u"}),
         ("a", 0.0, [1], {"states": ["s"], "success": False, "final_state": "u"}),
     ]
-    worth, _ = GraphReturn().values(grow(rows))
+    worth, _ = GraphReturn().values(grow(rows), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 1.0, 0.01, 0.01])
 
 
 def test_where_nobody_succeeds_it_is_grpo(grow):
     rows = [(g, r, n, f | {"success": False}) for g, r, n, f in CARD]
     forest = grow(rows)
-    assert GraphReturn().values(forest)[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
+    assert GraphReturn().values(forest, {})[0].tolist() == pytest.approx([1.0] * 4)  # d = 1 everywhere
     assert torch.equal(GraphDistance()(forest, {}, 0), GroupRelative()(forest, {}, 0))
 
 

@@ -12,7 +12,7 @@ from tests.credit.test_confidence_gap import forest_of
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.negative_groups import NegativeGroups
+from gxpo.credit.success_rate import NegativeGroups
 from gxpo.errors import ConfigError
 
 P = (0.6, 0.5, 0.4, 0.3)

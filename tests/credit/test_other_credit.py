@@ -300,8 +300,9 @@ def test_a_trajectory_that_is_not_compared_enters_no_anchor(grow: Grow) -> None:
 
 
 # ---------------------------------------------------------------- common to all
-ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative("none", "none"), LengthWeighted(), BatchWhiten(),
-       BatchWhiten(center="mean"), AnchorState(), AnchorState(center="none", scale="none")]  # fmt: skip
+ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative(center="none", scale="none"),
+       LengthWeighted(), BatchWhiten(), BatchWhiten(center="mean"),
+       AnchorState(), AnchorState(center="none", scale="none")]  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ALL, ids=str)

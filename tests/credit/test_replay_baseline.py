@@ -14,7 +14,7 @@ from tests.strategies import forests
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.replay_baseline import ReplayBaseline, replay_baseline
+from gxpo.credit.replayed import ReplayBaseline, replay_baseline
 from gxpo.forest import Forest
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo.credit import GroupRelative
-from gxpo.credit.retrospective import Retrospective, shares
+from gxpo.credit.replayed import Retrospective, shares
 from gxpo.errors import ConfigError
 
 

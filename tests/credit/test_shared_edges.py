@@ -137,6 +137,6 @@ def test_the_method_and_its_settings():
     m = gxpo.method("salt")
     assert m.credit == SharedEdges() and m.requires == ("states",)
     assert SharedEdges(center="none", scale="none").on_equal == "signal" and SharedEdges().on_equal == "zero"
-    for wrong in ({"center": "middle"}, {"scale": "mean"}, {"history": -2}, {"similar": 2.0}):
+    for wrong in ({"center": "middle"}, {"scale": "var"}, {"history": -2}, {"similar": 2.0}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             SharedEdges(**wrong)

@@ -195,8 +195,9 @@ def test_equal_texts_are_states_where_there_are_no_ids(grow):
 def test_refusals(grow):
     with pytest.raises(GxpoError, match="needs the observations' texts, and there is none: use state=id"):
         AnchorState(state="observation")(grow([("a", 1.0, [1])]), {}, 0)
-    with pytest.raises(ConfigError, match=r"^credit\.state is 'text'; it is one of id, observation$"):
+    said = r"^credit\.add\.state\.state is 'text' \(anchor_state\); it is one of id, observation$"
+    with pytest.raises(ConfigError, match=said):
         AnchorState(state="text")  # type: ignore[arg-type]
     for wrong in (0.0, 1.01):
-        with pytest.raises(ConfigError, match=f"credit.similar is {wrong}"):
+        with pytest.raises(ConfigError, match=f"credit.add.state.similar is {wrong}"):
             AnchorState(similar=wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Interval
@@ -12,6 +12,9 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
 
 Center = Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none"]
 Scale = Literal["std", "leave_one_out_std", "batch_std", "mean_absolute", "median_absolute", "mean", "none"]
@@ -120,3 +123,7 @@ class Statistic(CreditPart):
         """`group_relative` of `value` [n] in the groups `ids` [n]; `other` options take the place of its own."""
         own = {f.name: getattr(self, f.name) for f in fields(Statistic)} | other
         return group_relative(value, ids, where=where, **own)
+
+    def of_outcome(self, forest: Forest, **other: Any) -> Tensor:
+        """[R] `apply` to the outcomes of each group."""
+        return self.apply(forest.outcome, forest.ids("group", axis="R"), forest.compared, **other)

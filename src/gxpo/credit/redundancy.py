@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import Center, Scale, group_relative
-from gxpo.errors import one_of
+from gxpo.credit.group_relative import Statistic
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -47,27 +45,17 @@ def diversity_adjusted(
 
 
 @dataclass(frozen=True)
-class DiversityAdjusted(CreditPart):
+class DiversityAdjusted(Statistic):
     """`group_relative` of the `diversity_adjusted` outcome (DRA-GRPO), the same for every token.
 
     Reads signal "embedding" [R, H]. A group of equal outcomes other than 0 learns: what is unlike the others earns
     more (less, where outcomes are below 0). One of outcomes 0 does not.
     """
 
-    center: Center = "mean"
-    scale: Scale = "std"
-    ddof: int = 1
-    eps: float = 1e-6
-
     needs = ("embedding",)
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
-        one_of("credit.scale", self.scale, ("std", "none"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")
         adjusted = diversity_adjusted(forest.outcome, signals["embedding"], group, forest.compared)
-        advantage = group_relative(adjusted, group, self.center, self.scale, self.ddof, self.eps, forest.compared)
-        return forest.to_path(advantage, "R")
+        return forest.to_path(self.apply(adjusted, group, forest.compared), "R")

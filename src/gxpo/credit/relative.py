@@ -1,4 +1,4 @@
-"""Advantages relative to peers: one part for GRPO, RLOO, GiGPO, Dr. MAS, Tree-GRPO, OPO and every sum of such levels."""
+"""Advantages relative to peers: GRPO, RLOO, GiGPO, Dr. MAS, Tree-GRPO, OPO and every sum of such levels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
-Unit = Literal["trajectory", "step", "segment", "token"]
+Unit = Literal["own", "trajectory", "step", "segment", "token"]
 _REQUIRES = {"state": "states", "info.tree": "forks"}
 _OWN_UNIT = {"R": "trajectory", "S": "step", "P": "token"}
 
@@ -94,7 +94,7 @@ class Relative(Statistic):
     among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
               always inside a group; ("batch",): everybody
     unit      what counts once in the statistic: "trajectory", "step", "segment" (of a turn; a turn without any), or
-              "token" (trainable ones); by default what the value is of
+              "token" (trainable ones); "own": what the value is of
     bound     the credit is held in [-bound, bound]
     center    also "baseline": the signal of that name is taken off, and nothing is scaled
 
@@ -112,7 +112,7 @@ class Relative(Statistic):
 
     value: str = "outcome"
     among: tuple[str, ...] = ("group",)
-    unit: Unit | None = None
+    unit: Unit = "own"
     discount: Annotated[float, Interval(ge=0, le=1)] = 1.0
     bound: Annotated[float, Interval(gt=0)] = field(default=math.inf, metadata={"unbounded": True})
     weight: float = 1.0
@@ -156,7 +156,7 @@ class Relative(Statistic):
 
     def rows(self, forest: Forest, axis: str) -> Rows:
         """What counts once, for a value on an axis."""
-        rows = rows_of(forest, self.unit or _OWN_UNIT[axis])
+        rows = rows_of(forest, _OWN_UNIT[axis] if self.unit == "own" else self.unit)
         if axis not in rows.at:
             raise ConfigError(
                 f"credit.unit={self.unit} is coarser than {self.value}: choose a {_OWN_UNIT[axis]} or finer"

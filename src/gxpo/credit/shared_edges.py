@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.group_relative import Center, Scale, group_relative
+from gxpo.credit.group_relative import Statistic
 from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
-from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -46,7 +46,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
 
 
 @dataclass(frozen=True)
-class SharedEdges(StateKeyed):
+class SharedEdges(StateKeyed, Statistic):
     """`shared_edges` (SALT) of a trajectory's outcome within its group, the same for every token of a step.
 
     center, scale, ddof, eps  of `group_relative`: GRPO's here; "leave_one_out" and "none" are RLOO's
@@ -57,28 +57,11 @@ class SharedEdges(StateKeyed):
     (and where states are told by observations) it is like no other.
     """
 
-    center: Center = "mean"
-    scale: Scale = "std"
-    ddof: int = 1
-    eps: float = 1e-6
-    history: int = 1
-
-    def __post_init__(self) -> None:
-        one_of("credit.center", self.center, ("mean", "leave_one_out", "median", "none"))
-        one_of("credit.scale", self.scale, ("std", "none"))
-        if self.history < 0:
-            raise ConfigError(f"credit.history is {self.history}; it is a number of states, 0 or more")
-        super().__post_init__()
-        if self.center == "none" and self.scale == "none":
-            object.__setattr__(self, "on_equal", "signal")
+    history: Annotated[int, Ge(0)] = 1
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group = forest.ids("group", axis="R")
-        advantage = group_relative(
-            forest.outcome, group, self.center, self.scale, self.ddof, self.eps, where=forest.compared
-        )
         moves = self.moves(forest)
         here = history_ids(moves.before, moves.following, self.history, whole=False)[-1]
         edge = combined(here, action_ids(forest), moves.after)
         own = forest.step_trajectory
-        return forest.to_path(shared_edges(advantage[own], edge, forest.compared[own]), "S")
+        return forest.to_path(shared_edges(self.of_outcome(forest)[own], edge, forest.compared[own]), "S")

@@ -37,7 +37,7 @@ class StateRelative(StateKeyed, Relative):
     """
 
     value: str = "return"
-    unit: Unit | None = "step"
+    unit: Unit = "step"
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.95
     history: Annotated[int, Interval(ge=0)] = 0
 

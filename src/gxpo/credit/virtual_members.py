@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import levels
-from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import Center, Scale, group_relative
-from gxpo.errors import ConfigError, one_of
+from gxpo.credit.group_relative import Statistic, group_relative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -51,25 +49,13 @@ def virtual_members(
 
 
 @dataclass(frozen=True)
-class VirtualMembers(CreditPart):
+class VirtualMembers(Statistic):
     """`virtual_members` (NGRPO) of the outcome, the same for every token: groups in which all fail learn."""
 
-    value: float = 1.0
-    count: int = 1
-    center: Center = "mean"
-    scale: Scale = "std"
-    ddof: int = 1
-    eps: float = 1e-6
+    value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0
+    count: Annotated[int, Ge(1)] = 1
 
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.center", self.center, levels.CENTERS)
-        one_of("credit.scale", self.scale, levels.SCALES)
-        if self.count < 1:
-            raise ConfigError(f"credit.count is {self.count}; give at least 1 member, or use credit=group_relative")
-        if not math.isfinite(self.value):
-            raise ConfigError(f"credit.value is {self.value}; it is the best outcome there can be, a finite number")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, constants = forest.ids("group", axis="R"), (self.center, self.scale, self.ddof, self.eps)

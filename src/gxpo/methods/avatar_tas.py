@@ -13,7 +13,7 @@ a task's rollouts come back when the task does), and hints where a hard prompt's
 alone: `grpo` with `weight.u_shape: u_shape`.
 """
 
-from gxpo.credit.replay_baseline import ReplayBaseline
+from gxpo.credit.replayed import ReplayBaseline
 from gxpo.keys import Definition
 from gxpo.rollouts.replay import Replay
 from gxpo.signals.newest_mean import NewestMean

@@ -12,7 +12,7 @@ one), a repetitive one of those -2 (`repetitive`). The code drops groups without
 the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
 """
 
-from gxpo.credit.difficulty import DifficultyWeighted
+from gxpo.credit.success_rate import DifficultyWeighted
 from gxpo.keys import Definition
 from gxpo.rewards.length import LengthRelative
 

@@ -8,7 +8,7 @@ underflow). r is the verdict; other rewards stay in the outcome beside the penal
 verdicts would take away what it learns from: refused.
 """
 
-from gxpo.credit.negative_groups import NegativeGroups
+from gxpo.credit.success_rate import NegativeGroups
 from gxpo.keys import Definition
 from gxpo.rewards.confidence import ConfidencePenalty
 

@@ -10,7 +10,7 @@ clip is EasyR1's, 0.2 and 0.3 with a dual clip at 3, and its scripts for GRPO ad
 method's. Not the dialogue method of the same name (arXiv 2603.06194).
 """
 
-from gxpo.credit.mixed_scale import MixedScale
+from gxpo.credit.success_rate import MixedScale
 from gxpo.keys import Definition
 
 mapo = Definition(

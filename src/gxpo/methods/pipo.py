@@ -17,7 +17,7 @@ mean.
 Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 
-from gxpo.credit.retrospective import Retrospective
+from gxpo.credit.replayed import Retrospective
 from gxpo.keys import Definition
 from gxpo.learners.replayed_first import ReplayedFirst
 from gxpo.rollouts.stored_groups import LastStepAgain
