@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,10 +13,19 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
+from gxpo.protocols import Message, Session, Task
 from gxpo.rollouts.grow import action, record
 
-__all__ = ["action", "all_wrong", "check_template", "groups_all_wrong", "need_single_turn", "record", "reworded"]
+__all__ = [
+    "Wording",
+    "action",
+    "all_wrong",
+    "check_template",
+    "groups_all_wrong",
+    "need_single_turn",
+    "record",
+    "reworded",
+]
 
 
 def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -53,6 +63,30 @@ def reworded(task: Task, template: str, **said: str) -> Task:
         f"task {task.id!r}: nothing can be added to its prompt, which is neither a text nor a chat with a text of the "
         "user's: give it as one of these"
     )
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What is asked in other words: a template whose {prompt} is what is asked, and what its other places hold.
+
+    >>> Wording("{prompt}{hint}", {"hint": "7+8"}).of_task(Task("a", "37+48=")).prompt
+    '37+48=7+8'
+    """
+
+    template: str
+    said: Mapping[str, str]
+
+    def of_task(self, task: Task) -> Task:
+        """The task with another prompt; see `reworded`."""
+        return reworded(task, self.template, **self.said)
+
+    def of_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages that begin an episode's context, with another first one of the user's; one is added to none."""
+        for i, message in enumerate(messages):
+            if message["role"] == "user" and isinstance(message["content"], str):
+                content = self.template.format(prompt=message["content"], **self.said)
+                return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
+        return [*messages, {"role": "user", "content": self.template.format(prompt="", **self.said).strip()}]
 
 
 def need_single_turn(session: Session, rollout: str, what: str) -> None:

@@ -50,8 +50,12 @@ def forest_of(
     prompts: Sequence[tuple[int, ...]],
     completions: Sequence[Sequence[Completion]],
     sampling: Sampling,
+    ids: Sequence[str] | None = None,
 ) -> Forest:
-    """Single-turn groups as sampled, not scored: a task, group name, prompt and list of completions each."""
+    """Single-turn groups as sampled, not scored: a task, group name, prompt and list of completions each.
+
+    ids  of all attempts in order; default: GROUP/0, GROUP/1, ...
+    """
     flat = [c for group in completions for c in group]
     forest = Forest.from_completions(
         prompts,
@@ -63,7 +67,7 @@ def forest_of(
         finish=[c.finish for c in flat],
         support=[None if c.support is None else torch.as_tensor(c.support) for c in flat],
         sampling=dataclasses.asdict(sampling),
-        ids=[f"{name}/{i}" for name, group in zip(groups, completions, strict=True) for i in range(len(group))],
+        ids=ids or [f"{name}/{i}" for name, group in zip(groups, completions, strict=True) for i in range(len(group))],
     )
     names = list(dict.fromkeys(forest.task))
     place = {name: i for i, name in enumerate(names)}

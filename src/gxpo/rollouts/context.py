@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening
+from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening, Reply
+
+if TYPE_CHECKING:
+    from gxpo.rollouts.again import Wording
 
 SUMMARISE = (
     "Before you go on: the conversation so far will be dropped. Write down briefly all that you need for the rest."
@@ -45,6 +48,22 @@ def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> 
     return opened(system, messages)
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """The context of an attempt of one turn: a prompt's token ids, which nothing follows."""
+
+    ids: tuple[int, ...]
+
+    summarising: ClassVar[bool] = False
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Nobody reads what is said."""
+        return Reply("")
+
+    def copy(self) -> Prompt:
+        return self
+
+
 @dataclass
 class Context:
     """The running context of one episode under its rules.
@@ -52,7 +71,7 @@ class Context:
     In a window the context is built anew each turn: the instructions, the last `window` exchanges (observation and
     what was answered) and the newest observation. Under "summary" it grows for `window` exchanges; then the policy is
     asked for a summary, an action like any other, and a new context begins with the instructions, that summary and the
-    newest observation.
+    newest observation. A `wording` is put over the user's first message of every context that is built.
     """
 
     chat: Chat
@@ -66,6 +85,7 @@ class Context:
     summarising: bool = False
     rewritten: int = 0  # contexts that were built anew because the template rewrites earlier turns
     kept: int = 0  # turns in which it would have rewritten them, had it been let to
+    wording: Wording | None = None
 
     def copy(self) -> Context:
         """An independent context that has gone as far."""
@@ -81,7 +101,9 @@ class Context:
     def _start(self, messages: Sequence[Message], note: str = "") -> Opening:
         first = f"{self.instructions}\n\n{note}".strip() if note else self.instructions
         self._settle()
-        shown = with_system(self.chat, self.system, opened(first, messages))
+        said = opened(first, messages)
+        said = said if self.wording is None else self.wording.of_messages(said)
+        shown = with_system(self.chat, self.system, said)
         self.conversation = self.chat.start(shown, self.tools)
         return Opening(tuple(self.conversation.context), rebuilt=True)
 

@@ -1,19 +1,20 @@
-"""Tasks are drawn until there are enough groups whose attempts did not all fare alike."""
+"""Dynamic sampling (DAPO): resample prompts until enough groups have non-zero reward variance."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, TaskError
+from gxpo.errors import TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Fork, Play
 
 
 def mixed(success: Tensor, group: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def mixed(success: Tensor, group: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DynamicSampling:
+class DynamicSampling(Rollout):
     """DAPO's dynamic sampling: keep groups with mixed `success`, draw further tasks in place of the others.
 
     Batches of as many tasks as the step asked for are drawn, sampled and scored until that many groups are kept; of
@@ -46,49 +47,31 @@ class DynamicSampling:
     were found, fewer than asked for; only a step without any stops the run. Nothing is refilled from other steps.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(2)] = 8
     max_batches: int = 10
 
     drops_equal_groups = True
-    provides = ("states",)
 
-    def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise ConfigError(
-                f"dynamic sampling compares attempts: rollout.group_size must be at least 2, not {self.group_size!r}"
-            )
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
+        wanted = len(rounds[0].groups)
+        if sum(len(set(kept.group)) for kept in map(_kept, rounds)) >= wanted or len(rounds) == self.max_batches:
+            return []
+        return [draw.attempts(self.group_size) for draw in play.draws(play.session.draw(wanted))]
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        one_batch, drawn = Independent(self.group_size), Counter[str]()
-        kept: list[Forest] = []
-        n_kept = n_groups = batches = n_sampled = 0
-        batch = list(tasks)
-        while True:
-            forest = session.score(one_batch.grow_more(batch, session, drawn))
-            forest.need_verdicts("dynamic sampling")
-            n_sampled += forest.n_trajectories
-            keep = mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R"))
-            batches += 1
-            n_groups += len(batch)
-            if bool(keep.any()):
-                kept.append(forest.select(keep))
-                n_kept += len(set(kept[-1].group))
-            if n_kept >= len(tasks) or batches == self.max_batches:
-                break
-            batch = session.draw(len(tasks))
-            if not batch:
-                break
-        if not kept:
-            session.budget.discarded += n_sampled
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        found = Forest.concat([_kept(r) for r in rounds])
+        chosen = set(list(dict.fromkeys(found.group))[: len(rounds[0].groups)])
+        play.session.budget.discarded += sum(group not in chosen for r in rounds for group in r.forest.group)
+        if not chosen:
             raise TaskError(
-                f"dynamic sampling: none of {n_groups} groups has both a success and a failure; make the "
+                f"dynamic sampling: none of {len(play.drawn)} groups has both a success and a failure; make the "
                 "tasks harder or easier, raise rollout.group_size, or leave dynamic sampling out"
             )
-        chosen = _first_groups(Forest.concat(kept), len(tasks))
-        session.budget.discarded += n_sampled - chosen.n_trajectories
-        return chosen
+        return found.select(torch.tensor([group in chosen for group in found.group], dtype=torch.bool))
 
 
-def _first_groups(forest: Forest, n: int) -> Forest:
-    wanted = set(list(dict.fromkeys(forest.group))[:n])
-    return forest.select(torch.tensor([group in wanted for group in forest.group], dtype=torch.bool))
+def _kept(batch: Round) -> Forest:
+    """The groups whose verdicts differ."""
+    forest = batch.scored
+    forest.need_verdicts("dynamic sampling")
+    return forest.select(mixed(torch.where(forest.scored, forest.success, torch.nan), forest.ids("group", axis="R")))

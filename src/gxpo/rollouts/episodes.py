@@ -1,11 +1,18 @@
-"""Episodes in an environment: many at once, a turn of all of them at a time."""
+"""Attempts at tasks, played many at a time: samples of prompts are episodes of one turn.
+
+`Play` is the one machine that begins attempts, samples their turns, forks them and writes them down. What a rollout of
+one's own decides with it (who begins, who goes on, from where, what of it is trained) is in `gxpo.rollouts.base`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +21,8 @@ from gxpo.forest import Forest
 from gxpo.protocols import (
     Completion,
     EnvFailure,
+    Envs,
+    EpisodeRules,
     Opening,
     Reply,
     Request,
@@ -23,7 +32,10 @@ from gxpo.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.rollouts.context import Context, text_of
+from gxpo.rollouts.again import Wording
+from gxpo.rollouts.build import forest_of, name_draws
+from gxpo.rollouts.context import Context, Prompt, text_of
+from gxpo.rollouts.grow import action, dotted, record
 
 AGENT = "agent"
 LIMITS = ("turns", "context")  # ends of an episode that was cut
@@ -40,6 +52,60 @@ class Standing:
     snapshot: str | None
 
 
+@dataclass(frozen=True, eq=False)
+class Attempts:
+    """Attempts that begin at a draw of a task: how many, under which streams, and what the policy is shown.
+
+    task, draw  what is attempted, and the name of this draw of it (`Play.draws`)
+    numbers     of the attempts; number i has the stream (seed, step, draw, i, path)
+    group       the name of their group
+    home        ids are HOME/NUMBER, or HOME/LABEL/0, 1, ... where there is a `label`
+    wording     puts the prompt (of an episode, the message that begins each context) in other words
+    hidden      the wording is for sampling alone: what is trained is the attempt under the task's own words
+                (`objective.context`: sampled trains it under the wording all the same)
+    policy      who acts
+    sampling    how its tokens are drawn, and `read` how the records say they were; None: as the run's are
+    measured    attempts that are scored, and neither compared nor trained nor counted in a denominator
+    origin, info  as the records say
+    """
+
+    task: Task
+    draw: str
+    numbers: Sequence[int]
+    group: str
+    home: str
+    path: tuple[int, ...] = ()
+    label: str = ""
+    wording: Wording | None = None
+    hidden: bool = False
+    policy: str = "main"
+    sampling: Sampling | None = None
+    read: Sampling | None = None
+    measured: bool = False
+    origin: str = "policy"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def ids(self) -> list[str]:
+        """A name for each attempt."""
+        if self.label:
+            return [f"{self.home}/{self.label}/{i}" for i in range(len(self.numbers))]
+        return [f"{self.home}/{'.'.join(map(str, (n, *self.path)))}" for n in self.numbers]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A task as it was drawn in a step: drawn twice, it makes two groups."""
+
+    task: Task
+    name: str
+    group: str
+
+    def attempts(self, n: int, *, first: int = 0, **columns: Any) -> Attempts:
+        """`n` attempts, numbered from `first`; `columns`: other fields of `Attempts`."""
+        columns = {"group": self.group, "home": self.group, **columns}
+        return Attempts(self.task, self.name, range(first, first + n), **columns)
+
+
 @dataclass(eq=False)
 class Episode:
     """One attempt, as a record in the making. `end`: how it ended, None as long as it goes on.
@@ -49,14 +115,15 @@ class Episode:
     "turns", "context"   by `EpisodeRules.max_turns` or `max_context`
     "raised", "nonsense", "timeout", "died"   the environment broke: the attempt stays unscored
 
-    A fork goes on from `base`, whose first `inherited` turns it has as its own first ones.
+    A sample of a prompt has one turn. A fork goes on from `base`, whose first `inherited` turns it has as its own first
+    ones; of the turn after them it has the tokens `begun`, and the rest of that action is its own.
     """
 
     name: str
     task: Task
     group: str
     key: StreamKey
-    context: Context
+    context: Any  # a Context, or of a sample a Prompt
     opening: Opening
     said: TimeStep  # the newest of the environment
     turns: list[dict[str, Any]] = field(default_factory=list)  # inherited ones included
@@ -68,37 +135,54 @@ class Episode:
     about: Mapping[str, Any] = field(default_factory=dict)  # what the environment says of the instance
     base: Episode | None = None
     inherited: int = 0
+    begun: tuple[int, ...] = ()
+    asked: Attempts | None = None  # what it was begun by; of a fork, what its base was
+    label: str | None = None  # its id, where that is not GROUP/ATTEMPT
+    plain: Any = None  # what is trained, where another context is sampled under
+    info: dict[str, Any] = field(default_factory=dict)  # what its record says beside what is known of every episode
+    sampled: Completion | None = None  # the newest action
 
     def request(self) -> Request:
         """The next action: a stream of its own for every turn."""
         key = dataclasses.replace(self.key, turn=len(self.turns))
-        return Request(self.context.ids, (key,), keep=(self.name,))
+        keep = () if isinstance(self.context, Prompt) else (self.name,)
+        policy = "main" if self.asked is None else self.asked.policy
+        return Request((*self.context.ids, *self.begun), (key,), keep=keep, policy=policy)
 
     def act(self, completion: Completion) -> Reply:
-        """Take the action in, as the newest turn."""
-        where = {"context" if self.opening.rebuilt else "observation": list(self.opening.ids)}
-        said = self.context.observation
-        self.turns.append(
-            {
-                "agent": AGENT,
-                **where,
-                "action": completion.tokens,
-                "logprob": completion.logprobs,
-                "finish": completion.finish,
-                "policy_version": completion.policy_version,
-                "observation_text": text_of(said),
-                "state": None if self.context.summarising else self.said.state,
-                "extras": {} if completion.support is None else {"support": torch.as_tensor(completion.support)},
-            }
-        )
+        """Take the action in, as the newest turn: what was sampled is what comes after the tokens `begun`."""
+        self.sampled = completion
+        turn: dict[str, Any] = {"agent": AGENT, **action(completion), "state": self.said.state}
+        if not self.begun:
+            turn["context" if self.opening.rebuilt else "observation"] = list(self.opening.ids)
+        if not isinstance(self.context, Prompt) and not self.begun:
+            turn["observation_text"] = text_of(self.context.observation)
+        if self.plain is not None:
+            turn["sampled_under"] = list(self.context.ids)
+        if self.asked is not None and self.asked.policy != "main":
+            turn["policy"] = self.asked.policy
+        if self.asked is not None and self.asked.measured:
+            turn["trainable"] = False
         summary = self.context.summarising
         if summary:
-            self.turns[-1]["info"] = {"summary": True}
+            turn |= {"state": None, "info": {"summary": True}}
         else:
             self.moves += 1
-        reply = self.context.act(completion.tokens)
+        self.turns.append(turn)
+        tokens = (*self.begun, *completion.tokens)
+        reply = self.context.act(tokens)
+        if self.plain is not None:
+            self.plain.act(tokens)
         self.replies.append(None if summary else reply)
         return reply
+
+    def whole(self, turn: int) -> list[int]:
+        """All tokens of the action of a turn, those included that a fork has from its base."""
+        owner: Episode = self
+        while turn < owner.inherited and owner.base is not None:
+            owner = owner.base
+        begun = owner.begun if turn == owner.inherited else ()
+        return [*begun, *owner.turns[turn]["action"]]
 
     def step(self, answer: TimeStep | EnvFailure, max_turns: int) -> None:
         """What the environment made of the newest action."""
@@ -115,7 +199,13 @@ class Episode:
         elif self.moves >= max_turns:
             self.end = "turns"
         else:
-            self.opening = self.context.observe(answer.observation)
+            self._go_on(lambda context: context.observe(answer.observation))
+
+    def _go_on(self, say: Callable[[Context], Opening]) -> None:
+        """Both contexts stand before the next action; the record has the plain one's."""
+        self.opening = say(self.context)
+        if self.plain is not None:
+            self.opening = say(self.plain)
 
     @property
     def success(self) -> bool | None:
@@ -139,41 +229,50 @@ class Episode:
     @property
     def id(self) -> str:
         """ "GROUP/ATTEMPT", with the path of its stream behind: "GROUP/3.0.1"."""
-        return f"{self.group}/{'.'.join(map(str, (self.key.attempt, *self.key.path)))}"
+        return self.label or f"{self.group}/{dotted(self.key)}"
 
-    def record(self, sampling: dict[str, Any]) -> dict[str, Any]:
+    def record(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The line of `gxpo.rollouts/1`; a fork's comes after its base's."""
+        first, *rest = turns = self.turns[self.inherited :]
+        begin: dict[str, Any] = {"turns": turns}
+        if self.base is not None and self.begun:
+            begin["fork"] = {"of": self.base.id, "turn": self.inherited, "token": len(self.begun)}
+        elif self.base is not None and self.inherited:
+            begin["fork"] = {"of": self.base.id, "turn": self.inherited - 1, "token": None}
+        else:
+            begin = {"prompt": first["context"], "turns": [{k: v for k, v in first.items() if k != "context"}, *rest]}
+        if self.asked is not None and self.asked.measured:
+            begin |= {"compared": False, "weight": 0.0}
+        begin["origin"] = "policy" if self.asked is None else self.asked.origin
+        if isinstance(self.context, Prompt):
+            cut = turns[-1]["finish"] == "length"
+            return self._line(**begin, truncated=cut, info=self.info) | {"sampling": sampling}
         kept = self.context.kept + getattr(self.context.conversation, "kept_against_template", 0)
         info = {**self.about, "end": self.end, "moves": self.moves, "rewritten": self.context.rewritten, "kept": kept}
         if self.failure is not None:
             info["failure"] = self.failure
-        first, *rest = self.turns[self.inherited :]
-        begin: dict[str, Any] = {"turns": [first, *rest]}
-        if self.base is None or not self.inherited:
-            begin = {"prompt": first["context"], "turns": [{k: v for k, v in first.items() if k != "context"}, *rest]}
-        else:
-            begin["fork"] = {"of": self.base.id, "turn": self.inherited - 1, "token": None}
-        return {
-            "schema": "gxpo.rollouts/1",
-            "task": self.task.id,
-            "group": self.group,
-            "id": self.id,
-            **begin,
-            "reward": None,
-            "rewards": {"env": self.paid},
-            "success": self.success,
-            "truncated": self.end in (*LIMITS, "truncated"),
-            "sampling": sampling,
-            "final_state": self.said.state,
-            "info": info,
-        }
+        begin |= {"prompt_text": None, "rewards": {"env": self.paid}, "success": self.success}
+        begin |= {"truncated": self.end in (*LIMITS, "truncated"), "final_state": self.said.state}
+        return self._line(**begin, info={**info, **self.info}) | {"sampling": sampling}
+
+    def _line(self, **columns: Any) -> dict[str, Any]:
+        return record(self.task, self.group, self.id, Sampling(), **columns)
 
 
-Fork = tuple[Episode, int, StreamKey, str]  # of whom, before which of its turns; the fork's stream and name
+class Fork(NamedTuple):
+    """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
+    after that many of its tokens. `key` and `name`: the stream and the name that it has from there on."""
+
+    base: Episode
+    turn: int
+    key: StreamKey
+    name: str
+    token: int = 0
+    info: Mapping[str, Any] = {}
 
 
 class Play:
-    """Episodes of one step of a run, under way together: a turn of many at a time, and forks that leave them.
+    """Attempts of one step of a run, under way together: a turn of many at a time, and forks that leave them.
 
     restorable  forks are wanted: where each episode stood before each of its turns is kept
 
@@ -182,65 +281,125 @@ class Play:
     """
 
     def __init__(self, session: Session, *, restorable: bool = False) -> None:
-        assert session.envs is not None
-        self.session, self.envs, self.rules, self.restorable = session, session.envs, session.episode, restorable
+        self.session, self.restorable, self.world = session, restorable, session.envs is not None
+        self.envs: Envs = session.envs  # type: ignore[assignment]  # without a world nobody asks for it
+        self.rules = session.episode if self.world else EpisodeRules()
         self.episodes: list[Episode] = []  # all that were begun; a fork after its base
-        self._snapshots = restorable and "snapshots" in self.envs.provides
+        self.drawn: list[Draw] = []  # of the step so far, one for each group
+        self._count = Counter[str]()
+        self._snapshots = restorable and self.world and "snapshots" in self.envs.provides
 
     def __enter__(self) -> Play:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.session.release([e.name for e in self.episodes])
-        self.envs.finish([e.name for e in self.episodes if e.failure is None])
+        if self.world:
+            self.session.release([e.name for e in self.episodes])
+            self.envs.finish([e.name for e in self.episodes if e.failure is None])
 
     # ------------------------------------------------------------ beginning
+    def draws(self, tasks: Sequence[Task]) -> list[Draw]:
+        """The tasks with a name each for their groups; a task that was drawn in this step before has another one."""
+        names = name_draws(tasks, self._count)
+        new = [Draw(task, n, f"s{self.session.step}/{n}") for task, n in zip(tasks, names, strict=True)]
+        self.drawn += new
+        return new
+
     def start(self, tasks: Sequence[Task], draws: Sequence[str], group_size: int) -> list[Episode]:
-        """`group_size` episodes of each task: attempt i of a draw is called "DRAW/i".
+        """`group_size` attempts at each task under the names of its draws: attempt i of a draw is called "DRAW/i"."""
+        named = [Draw(task, n, f"s{self.session.step}/{n}") for task, n in zip(tasks, draws, strict=True)]
+        return self.begin([draw.attempts(group_size) for draw in named])
+
+    def begin(self, asked: Iterable[Attempts | Fork]) -> list[Episode]:
+        """New attempts, not yet played: those that begin at their tasks, and forks.
 
         Those whose environment broke have an empty action, so that each attempt is there and counted.
         """
-        pairs = [(task, draw, i) for task, draw in zip(tasks, draws, strict=True) for i in range(group_size)]
-        started = self.envs.reset({f"{draw}/{i}": task.info["seed"] for task, draw, i in pairs})
-        begun = []
-        for task, draw, i in pairs:
-            key = StreamKey(self.session.seed, self.session.step, draw, i)
-            answer = started[f"{draw}/{i}"]
-            context = Context(
-                self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
+        asked = list(asked)
+        forks = [fork for fork in asked if isinstance(fork, Fork)]
+        own = [a for a in asked if not isinstance(a, Fork)]
+        begun = self._worlds(own) if self.world else self._prompts(own)
+        self.episodes += begun
+        return begun + (self.fork(forks) if forks else [])
+
+    def _each(self, asked: Sequence[Attempts]) -> Iterable[tuple[Attempts, StreamKey, str | None, str]]:
+        """Every attempt: what it was asked by, its stream, its id where that does not follow from it, and its name."""
+        for a in asked:
+            for number, name in zip(a.numbers, a.ids(), strict=True):
+                key = StreamKey(self.session.seed, self.session.step, a.draw, number, a.path)
+                named = a.label or a.home != a.group
+                yield a, key, name if named else None, name.removeprefix(f"s{self.session.step}/")
+
+    def _prompts(self, asked: Sequence[Attempts]) -> list[Episode]:
+        worded = {a: a.task if a.wording is None else a.wording.of_task(a.task) for a in asked}
+        shown = {a: Prompt(self.session.encode(task)) for a, task in worded.items()}
+        plain = {a: Prompt(self.session.encode(a.task)) for a in asked if a.hidden}
+        opening = {a: Opening(plain.get(a, shown[a]).ids, rebuilt=True) for a in asked}
+        return [
+            Episode(
+                name, a.task if a.hidden else worded[a], a.group, key, shown[a], opening[a], TimeStep("", a.task.id),
+                asked=a, label=label, plain=plain.get(a), info=dict(a.info),
             )
+            for a, key, label, name in self._each(asked)
+        ]  # fmt: skip
+
+    def _worlds(self, asked: Sequence[Attempts]) -> list[Episode]:
+        each = list(self._each(asked))
+        started = self.envs.reset({name: a.task.info["seed"] for a, _, _, name in each}) if each else {}
+        begun = []
+        for a, key, label, name in each:
+            answer = started[name]
             said = TimeStep("") if isinstance(answer, EnvFailure) else answer
-            group, opening = f"s{self.session.step}/{draw}", context.open(said.observation)
-            episode = Episode(f"{draw}/{i}", task, group, key, context, opening, said, about=said.info)
+            fresh = functools.partial(
+                Context, self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
+            )
+            context, plain = fresh(wording=a.wording), fresh() if a.hidden else None
+            opening = context.open(said.observation)
+            opening = opening if plain is None else plain.open(said.observation)
+            episode = Episode(name, a.task, a.group, key, context, opening, said, about=said.info, asked=a)
+            episode.label, episode.plain, episode.info = label, plain, dict(a.info)
             if isinstance(answer, EnvFailure):
                 self._broken(episode, answer)
             begun.append(episode)
-        self.episodes += begun
         return begun
 
-    def fork(self, forks: Sequence[Fork]) -> list[Episode]:
-        """New episodes that stand where another stood before one of its turns (from 0, inherited ones counted).
+    def fork(self, forks: Sequence[Fork | tuple[Episode, int, StreamKey, str]]) -> list[Episode]:
+        """New attempts that stand where another stood before one of its turns, or within the action that followed.
 
         The environment is restored from a snapshot, or, where it has none, its seed and actions are gone through again:
         GxpoError where that leads elsewhere. A fork before an episode's next turn goes on beside it.
         """
-        if not self.restorable:
-            raise GxpoError("episodes of Play(session) keep nothing to fork from: use Play(session, restorable=True)")
-        current = self._standing([e for e, turn, _, _ in forks if turn == len(e.turns)])
-        begun = []
-        for base, turn, key, name in forks:
-            at = base.stood[turn] if turn < len(base.turns) else current[base.name]
-            twin = Episode(name, base.task, base.group, key, at.context.copy(), at.opening, at.said)
-            twin.turns, twin.replies, twin.stood = base.turns[:turn], base.replies[:turn], base.stood[:turn]
-            twin.moves, twin.about, twin.base, twin.inherited = at.moves, base.about, base, turn
-            begun.append((twin, at))
-        self._restore(begun)
-        self.session.budget.rollouts += sum(twin.inherited > 0 for twin, _ in begun)  # others are counted when sampled
-        self.episodes += [twin for twin, _ in begun]
-        return [twin for twin, _ in begun]
+        named = [fork if isinstance(fork, Fork) else Fork(*fork) for fork in forks]
+        if not self.world:
+            begun = [self._twin(fork, fork.base) for fork in named]
+        else:
+            if not self.restorable:
+                raise GxpoError(
+                    "episodes of Play(session) keep nothing to fork from: use Play(session, restorable=True)"
+                )
+            current = self._standing([f.base for f in named if f.turn == len(f.base.turns)])
+            at = [f.base.stood[f.turn] if f.turn < len(f.base.turns) else current[f.base.name] for f in named]
+            begun = [self._twin(fork, place) for fork, place in zip(named, at, strict=True)]
+            self._restore(list(zip(begun, at, strict=True)))
+        # others are counted when they are sampled
+        self.session.budget.rollouts += sum(twin.inherited > 0 for twin in begun)
+        self.episodes += begun
+        return begun
+
+    @staticmethod
+    def _twin(fork: Fork, at: Standing | Episode) -> Episode:
+        base, turn, key, name, token, info = fork
+        twin = Episode(name, base.task, base.group, key, at.context.copy(), at.opening, at.said)
+        twin.turns, twin.replies, twin.stood = base.turns[:turn], base.replies[:turn], base.stood[:turn]
+        twin.moves = 0 if isinstance(at, Episode) else at.moves
+        twin.about, twin.base, twin.inherited, twin.asked, twin.info = base.about, base, turn, base.asked, dict(info)
+        twin.begun = tuple(base.whole(turn)[:token]) if token else ()
+        return twin
 
     def _standing(self, episodes: Sequence[Episode]) -> dict[str, Standing]:
         """Where these running episodes stand now."""
+        if not self.world:
+            return {}
         names = [e.name for e in dict.fromkeys(episodes)]
         taken = self.envs.snapshot(names) if self._snapshots and names else {}
         for name, text in taken.items():
@@ -252,7 +411,7 @@ class Play:
         }
 
     def _restore(self, forks: Sequence[tuple[Episode, Standing]]) -> None:
-        if not forks:
+        if not forks or not self.world:
             return
         if self._snapshots:
             found = self.envs.restore({twin.name: at.snapshot or "" for twin, at in forks})
@@ -284,6 +443,8 @@ class Play:
     # ------------------------------------------------------------ playing
     def running(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Those that go on; one whose context leaves no room for an action ends here."""
+        if not self.world:
+            return [episode for episode in episodes if episode.end is None]
         running = []
         for episode in episodes:
             room = self.rules.max_context - len(episode.context.ids)
@@ -299,12 +460,43 @@ class Play:
         """An action of every episode, then what the environments make of them."""
         if not running:
             return
-        requests = [episode.request() for episode in running]
-        sampled = self.session.sample(requests) if sampling is None else self.session.sample(requests, sampling)
-        self.take(running, [completion for (completion,) in sampled])
+        ways: dict[Sampling | None, list[Episode]] = {}
+        for episode in running:
+            ways.setdefault(self._sampling(episode, sampling), []).append(episode)
+        actions: dict[Episode, Completion] = {}
+        for way, together in ways.items():
+            requests = self._requests(together)
+            sampled = self.session.sample(requests) if way is None else self.session.sample(requests, way)
+            actions |= zip(together, (c for group in sampled for c in group), strict=True)
+        self.take(running, [actions[episode] for episode in running])
+
+    def _sampling(self, episode: Episode, sampling: Sampling | None) -> Sampling | None:
+        """How its next action is drawn; None: as the run's are."""
+        if sampling is None and episode.asked is not None:
+            sampling = episode.asked.sampling
+        if not episode.begun:
+            return sampling
+        sampling = sampling or self.session.sampling
+        return dataclasses.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(episode.begun))
+
+    @staticmethod
+    def _requests(episodes: Sequence[Episode]) -> list[Request]:
+        """What is asked of the engine: attempts at one prompt are samples of one request."""
+        out = []
+        for _, together in groupby(episodes, key=lambda e: e.asked if _sample_of_prompt(e) else e):
+            first, *others = together
+            request = first.request()
+            streams = (*request.streams, *(e.key for e in others))
+            out.append(dataclasses.replace(request, streams=streams) if others else request)
+        return out
 
     def take(self, running: Sequence[Episode], actions: Sequence[Completion]) -> None:
         """These actions of the episodes, whoever chose them, then what the environments make of them."""
+        if not self.world:
+            for episode, completion in zip(running, actions, strict=True):
+                episode.act(completion)
+                episode.end = "done"
+            return
         if self.restorable:
             for episode, at in zip(running, self._standing(running).values(), strict=True):
                 episode.stood.append(at)
@@ -313,7 +505,7 @@ class Play:
             summary = episode.context.summarising
             reply = episode.act(completion)
             if summary:
-                episode.opening = episode.context.summarised(reply.content)
+                episode._go_on(lambda context, said=reply.content: context.summarised(said))
             else:
                 moves[episode.name] = reply
         answers = self.envs.step(moves) if moves else {}
@@ -326,16 +518,51 @@ class Play:
         while running := self.running(episodes):
             self.turn(running, sampling)
 
+    # ------------------------------------------------------------ writing
     def forest(self, episodes: Sequence[Episode] | None = None) -> Forest:
         """These episodes (default: all) in the order in which they were begun; not scored, component "env" holds what
         the environment paid. The bases of forks have to be among them."""
-        chosen = set(map(id, self.episodes if episodes is None else episodes))
-        sampling = dataclasses.asdict(self.session.sampling)
-        return Forest.from_records([e.record(sampling) for e in self.episodes if id(e) in chosen])
+        among = None if episodes is None else set(map(id, episodes))
+        chosen = [e for e in self.episodes if among is None or id(e) in among]
+        if not self.world and all(e.base is None and e.plain is None and not e.begun for e in chosen):
+            return self._samples(chosen)
+        return Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in chosen])
+
+    def _read(self, episode: Episode) -> Sampling:
+        asked = episode.asked
+        return (asked and (asked.read or asked.sampling)) or self.session.sampling
+
+    def _samples(self, episodes: Sequence[Episode]) -> Forest:
+        """Samples of prompts, written all at once: the same forest as that of their records, sooner."""
+        groups = [list(together) for _, together in groupby(episodes, key=lambda e: e.asked)]
+        firsts = [group[0] for group in groups]
+        forest = forest_of(
+            [e.task for e in firsts],
+            [e.group for e in firsts],
+            [e.opening.ids for e in firsts],
+            [[e.sampled for e in group if e.sampled is not None] for group in groups],
+            self.session.sampling,
+            ids=[e.id for e in episodes],
+        )
+        columns: dict[str, Any] = {}
+        if any(e.info for e in episodes):
+            columns["info"] = [dict(e.info) for e in episodes]
+        asked = [e.asked for e in episodes if e.asked is not None]
+        if any(a.origin != "policy" for a in asked):
+            columns["origin"] = [a.origin for a in asked]
+        if any(a.read or a.sampling for a in asked):
+            columns["sampling"] = [dataclasses.asdict(self._read(e)) for e in episodes]
+        if any(a.policy != "main" for a in asked):
+            names = tuple(dict.fromkeys(a.policy for a in asked))
+            place = torch.tensor([names.index(a.policy) for a in asked])
+            columns |= {"policy_names": names, "policy": forest.policy.index_copy(0, forest.last_action, place)}
+        measured = torch.tensor([a.measured for a in asked], dtype=torch.bool)
+        if bool(measured.any()):
+            trainable = forest.trainable.clone()
+            trainable[forest.path_token[forest.to_path(measured, "R")]] = False
+            columns |= {"trainable": trainable, "compared": ~measured, "weight": (~measured).to(torch.float64)}
+        return forest.replace(**columns) if columns else forest
 
 
-def play(tasks: Sequence[Task], draws: Sequence[str], group_size: int, session: Session) -> Forest:
-    """`group_size` episodes of each task, to their ends, not scored."""
-    with Play(session) as stage:
-        stage.finish(stage.start(tasks, draws, group_size))
-        return stage.forest()
+def _sample_of_prompt(episode: Episode) -> bool:
+    return isinstance(episode.context, Prompt) and episode.base is None

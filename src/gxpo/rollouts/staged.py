@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,13 +11,14 @@ import torch
 
 from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.independent import Independent
+from gxpo.protocols import Session
+from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
 from gxpo.rollouts.replay import ReplayBuffer, as_replay, choose, side_by_side
 
 
 @dataclass(frozen=True)
-class Staged:
+class Staged(Rollout):
     """Attempts in stages of `stage_size`, up to `group_size`: a task leaves after the first stage with a success.
 
     With S stages of k, a group has k, 2k, ... or S k members (the last stage may be smaller); all its attempts are
@@ -51,8 +51,6 @@ class Staged:
     max_tasks: int = 10_000
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
-    provides = ("states",)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
         one_of("rollout.choice", self.choice, ("random", "recent"))
@@ -63,26 +61,21 @@ class Staged:
                 f"rollout.stage_size is {self.stage_size}; it must be from 1 to rollout.group_size={self.group_size}"
             )
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        drawn = Counter[str]()
-        stages: list[Forest] = []
-        groups: list[str] = []
-        unsolved = list(range(len(tasks)))
-        for begin in range(0, self.group_size, self.stage_size):
-            stage = Independent(min(self.stage_size, self.group_size - begin))
-            grown = session.score(stage.grow_more([tasks[i] for i in unsolved], session, drawn))
-            grown.need_verdicts("rollout staged")
-            own = list(dict.fromkeys(grown.group))
-            groups = groups or own
-            name = dict(zip(own, (groups[i] for i in unsolved), strict=True))
-            stages.append(grown.replace(group=[name[g] for g in grown.group]))
-            solved = {g for g, verdict in zip(stages[-1].group, grown.success.tolist(), strict=True) if verdict >= 1}
-            unsolved = [i for i in unsolved if groups[i] not in solved]
-            if not unsolved:
-                break
-        forest = Forest.concat(stages)
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
+        return [draw.attempts(self.stage_size) for draw in draws]
+
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
+        size = min(self.stage_size, self.group_size - len(rounds) * self.stage_size)
+        rounds[-1].scored.need_verdicts("rollout staged")
+        left = set(_unsolved(rounds))
+        unsolved = [draw for draw in play.drawn if draw.group in left] if size > 0 else []
+        again = play.draws([draw.task for draw in unsolved])
+        return [new.attempts(size, group=draw.group) for draw, new in zip(unsolved, again, strict=True)]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest = Forest.concat([r.scored for r in rounds])
         self.buffer.hold(forest.select(forest.success >= 1))
-        return side_by_side(self._helped(forest, [groups[i] for i in unsolved], session))
+        return side_by_side(self._helped(forest, _unsolved(rounds), play.session))
 
     def _helped(self, forest: Forest, unsolved: Sequence[str], session: Session) -> Forest:
         """The forest with a stored success in each unsolved group of a task that has one."""
@@ -108,6 +101,13 @@ class Staged:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.buffer.load_state_dict(state)
+
+
+def _unsolved(rounds: Sequence[Round]) -> list[str]:
+    """Names of the groups without a success."""
+    verdicts = [found for r in rounds for found in zip(r.scored.group, r.scored.success.tolist(), strict=True)]
+    solved = {group for group, verdict in verdicts if verdict >= 1}
+    return [group for group in rounds[0].groups if group not in solved]
 
 
 def last_failed(forest: Forest, group: str) -> int | None:
