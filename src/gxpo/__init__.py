@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import PolicyTokens, Task, TimeStep
     from gxpo.trainer.loop import Trainer
     from gxpo.trainer.run import Run, resume, train
-
-__version__ = "0.1.0"
+    from gxpo.version import __version__ as __version__
 
 _HOMES = {
     "Forest": "gxpo.forest",
@@ -35,6 +34,7 @@ _HOMES = {
     "Run": "gxpo.trainer.run",
     "resume": "gxpo.trainer.run",
     "train": "gxpo.trainer.run",
+    "__version__": "gxpo.version",
 }
 _MODULES = ("config", "credit", "errors", "levels", "objectives", "records", "weighting")
 

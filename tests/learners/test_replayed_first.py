@@ -13,7 +13,7 @@ from gxpo.forest import Forest
 from gxpo.learners.replayed_first import ReplayedFirst
 from gxpo.learners.torch import TorchLearner
 from gxpo.signals import Signals
-from gxpo.trainer.bound import BoundLearner
+from gxpo.trainer.step import BoundLearner
 
 METHOD = "pipo"
 

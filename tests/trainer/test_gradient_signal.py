@@ -15,9 +15,9 @@ from gxpo.errors import ConfigError
 from gxpo.keys import Stated
 from gxpo.protocols import Budget
 from gxpo.trainer import gradient_signal as meter
-from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
 from gxpo.trainer.loop import Trainer
+from gxpo.trainer.step import BoundLearner
 
 COLD = {
     "model": "tiny:cold",

@@ -19,8 +19,8 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.learners.turns_reversed import TurnsReversed
 from gxpo.signals import Signals
 from gxpo.trainer import checkpoint
-from gxpo.trainer.bound import BoundLearner
 from gxpo.trainer.metrics import comparable, read
+from gxpo.trainer.step import BoundLearner
 
 SPIKE = """
 import math

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gxpo.chat.conversation import TemplateConversation
 from gxpo.chat.facts import CALL, TOOL, called, say, tries
 from gxpo.chat.reasoning import TAGS, opened_by
 from gxpo.chat.render import shared_prefix
-from gxpo.chat.template import TemplateChat
+from gxpo.chat.template import TemplateChat, TemplateConversation
 from gxpo.errors import ModelError
 from gxpo.protocols import Message
 

@@ -16,19 +16,268 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gxpo.chat import tools as toolbox
-from gxpo.chat.conversation import TemplateConversation
 from gxpo.chat.facts import find_out
 from gxpo.chat.formats import TAGS, Format
-from gxpo.chat.reading import Reading, read
-from gxpo.chat.render import Template, source
-from gxpo.errors import ConfigError, ModelError
-from gxpo.protocols import Message
+from gxpo.chat.reading import Reading, read, same
+from gxpo.chat.reasoning import opened_by
+from gxpo.chat.render import Template, shared_prefix, source, unused
+from gxpo.errors import ConfigError, GxpoError, ModelError
+from gxpo.protocols import Message, Opening, Reply, ToolCall
 from gxpo.tokens import Tokens
+
+MARK = "Q7mark7Z"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the policy wrote: `text` without the token `stop` that ended it (None: it was cut). The names of special
+    tokens that it did not sample as such are `Tokens.typed`, in `reading` too."""
+
+    ids: tuple[int, ...]
+    text: str
+    stop: int | None
+    reading: Reading
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        return self.ids if self.stop is None else self.ids[:-1]
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """What stands between an action and the next one. `same`: "text", "meaning" or "" (the history was rewritten)."""
+
+    text: str
+    same: str
+
+
+class TemplateConversation:
+    """Made by `TemplateChat.start`.
+
+    rebuilt                turns at which the context was built anew because the template rewrites its history
+    kept_against_template  turns at which it does, and the context was appended to all the same
+    respelled              turns at which the template writes the action in another way that says the same
+    """
+
+    def __init__(
+        self, chat: TemplateChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.chat = chat
+        self.messages: list[Message] = list(messages)
+        self.rebuilt = self.kept_against_template = self.respelled = 0
+        self._types = toolbox.types_of(tools)
+        self._has_tools = bool(tools)
+        typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
+        self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # what the template is given
+        self._shown = typed(chat.opening_messages(messages, tools))
+        self._text = chat.template.render(self._shown, self._tools)
+        self._actions: list[Action] = []
+        self._said: Message = {}  # the last action's message, as the template is shown it
+        self._waits_for_action = True
+        self._calls = 0
+        self.context: tuple[int, ...] = chat.tokens.encode(self._text)
+
+    def copy(self) -> TemplateConversation:
+        """An independent conversation that has gone as far."""
+        twin = object.__new__(TemplateConversation)
+        twin.__dict__.update(self.__dict__)
+        for name in ("messages", "_shown", "_actions"):
+            setattr(twin, name, list(getattr(self, name)))
+        return twin
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Appends the sampled ids as they are, end-of-turn token included, and says what is in them."""
+        if not self._waits_for_action:
+            raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
+        ids = tuple(int(t) for t in tokens)
+        text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
+        reading = self.chat.read(text, self._types, self._has_tools, opened_by(self._text))
+        calls = tuple(self._numbered(c) for c in reading.calls)
+        self._actions.append(Action(ids, text, stop, reading))
+        self.context += ids
+        self._said = self._message(self._actions[-1], reading.kept, calls)
+        clean, plain = self.chat.tokens.without_special, self.chat.tokens.plain
+        self.messages.append(plain(self._said))
+        self._waits_for_action = False
+        thinking = clean(reading.reasoning) if reading.reasoning is not None else None
+        calls = tuple(ToolCall(plain(c.name), plain(c.arguments), c.id, c.error) for c in calls)
+        return Reply(clean(reading.content), thinking, calls)
+
+    def _numbered(self, call: ToolCall) -> ToolCall:
+        """Nine letters and digits, as the strictest templates want."""
+        self._calls += 1
+        return ToolCall(call.name, call.arguments, f"call{self._calls - 1:05d}", call.error)
+
+    def _message(self, action: Action, body: str, calls: Sequence[ToolCall]) -> Message:
+        """The action in the structured form that templates expect; `body` is its content without thinking."""
+        reading, key = action.reading, self.chat.facts.reasoning_key
+        message: dict[str, Any] = {"role": "assistant", "content": body.removeprefix(self.chat.facts.lead)}
+        if reading.reasoning is not None and key is not None:
+            message[key] = reading.reasoning
+        elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
+            joined = f"{reading.lead}\n\n{body}" if body else reading.lead
+            message["content"] = action.text if body == reading.said else joined
+        if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
+            message["tool_calls"] = well_formed
+        return message
+
+    def _forms(self) -> list[Message]:
+        """How the template may be shown the last action: as the messages say it; else as it was written."""
+        action = self._actions[-1]
+        if self.chat.tools_format == "tags":  # calls by tags are text of the content
+            return [self._message(action, action.reading.said, ())]
+        written: Message = {"role": "assistant", "content": action.text}
+        message = self._said
+        return [message] if message == written else [message, written]
+
+    def observe(self, messages: Sequence[Message]) -> Opening:
+        """Appends what the template puts between the last action and the next one.
+
+        `ModelError` where the template refuses the messages, in its own words.
+        """
+        if self._waits_for_action:
+            raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
+        action = self._actions[-1]
+        messages = toolbox.answered(messages, self._last_calls())
+        form, new, text = self._rendered(self.chat.tokens.typed(messages))
+        bridge = self._bridge(form, new, text)
+        before = self.context
+        rebuild = not bridge.same and self.chat.rewrites == "rebuild"
+        if rebuild:
+            self.context = ids = self._rebuilt(text)
+            self.rebuilt += 1
+        else:
+            ids = self.chat.tokens.encode_after(bridge.text, action.stop)
+            self.context = before + ids
+            self.kept_against_template += not bridge.same
+            self.respelled += bridge.same == "meaning"
+            if self.context[: len(before)] != before or before[len(before) - len(action.ids) :] != action.ids:
+                raise GxpoError("a conversation has lost tokens that the policy had seen: please report the template")
+        self.messages += messages
+        self._shown += [form, *new]
+        self._text = text
+        self._waits_for_action = True
+        return Opening(ids, rebuild)
+
+    def _last_calls(self) -> list[ToolCall]:
+        calls = self._actions[-1].reading.calls
+        first = self._calls - len(calls)
+        return [ToolCall(c.name, c.arguments, f"call{first + i:05d}", c.error) for i, c in enumerate(calls)]
+
+    def _rendered(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
+        """The form of the last action that the template takes, the new messages beside it, the text of everything."""
+        refusals = []
+        for form in self._forms():
+            bare = "tool_calls" not in form and not self.chat.facts.bare_answers
+            new = toolbox.as_user(messages) if bare or self.chat.tools_format == "tags" else list(messages)
+            try:
+                return form, new, self._render([form, *new])
+            except ModelError as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _render(self, more: Sequence[Message], answer: bool = True) -> str:
+        return self.chat.template.render([*self._shown, *more], self._tools, answer)
+
+    def _bridge(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        action = self._actions[-1]
+        seen = self._text + action.text
+        if text.startswith(seen):
+            rest = text[len(seen) :]
+            if action.stop is None:
+                return Bridge(rest, "text")
+            closing = self.chat.closing(action.stop)
+            if closing is not None and (end := closing.match(rest)):
+                own = end[0] == self.chat.tokens.text_of(action.stop)
+                return Bridge(rest[end.end() :], "text" if own else "meaning")
+        return self._bridge_by_mark(form, new, text)
+
+    def _bridge_by_mark(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
+        action = self._actions[-1]
+        tail = self._after_mark(form, new, text)
+        aligned = text.endswith(tail)
+        history = text[: len(text) - len(tail)]
+        kept = aligned and self._says_the_same(history)
+        closing = self.chat.closing(action.stop)
+        end = closing.match(tail) if closing is not None else None
+        if action.stop is not None:
+            tail = tail[end.end() :] if end else tail
+        elif action.reading.close is not None:
+            tail = self._thought_closed(history if kept else "") + tail
+        return Bridge(tail, "meaning" if kept else "")
+
+    def _after_mark(self, form: Message, new: Sequence[Message], text: str) -> str:
+        """What the template puts after an action: the text behind a word that stands at the action's end."""
+        mark = unused(MARK, text)
+        calls = form.get("tool_calls")
+        if calls:
+            marked = self._render([{**form, "tool_calls": [*calls[:-1], self._marked_call(calls[-1], mark)]}, *new])
+            _, found, tail = marked.partition(mark)
+            if found:
+                return self._after_call(tail)
+        marked = self._render(
+            [{"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}, *new]
+        )
+        _, found, tail = marked.rpartition(mark)
+        if not found:
+            raise ModelError(
+                "the chat template does not write the text of an action: it can't be used for a conversation"
+            )
+        return tail
+
+    def _marked_call(self, call: Any, mark: str) -> Any:
+        name, arguments = call["function"]["name"], {"key": mark}
+        as_json = self.chat.facts.arguments_as_json
+        return {**call, **toolbox.structured([ToolCall(name, arguments, call["id"])], as_json)[0]}
+
+    def _after_call(self, tail: str) -> str:
+        """Without what closes the call itself, which the action has written or left out."""
+        facts = self.chat.facts
+        if facts.call_end and tail.startswith(facts.call_end):
+            return tail[len(facts.call_end) :]
+        ends = [i for e in facts.ends if (i := tail.find(e)) >= 0]
+        return tail[min(ends) :] if ends else tail
+
+    def _says_the_same(self, history: str) -> bool:
+        """The history holds what the policy was shown, and an action that reads as the last one does."""
+        common = shared_prefix(history, self._text)
+        if self._text[common:].strip():
+            return False
+        opened = opened_by(self._text[:common])
+        return same(self.chat.read(history[common:], self._types, self._has_tools, opened), self._actions[-1].reading)
+
+    def _thought_closed(self, history: str) -> str:
+        """What ends a thought that was cut: as the template does it, else the closing tag alone."""
+        reading = self._actions[-1].reading
+        thought = (reading.reasoning or "").strip()
+        _, found, rest = history.rpartition(thought) if thought else ("", "", "")
+        if found and reading.close is not None and reading.close in rest:
+            return rest
+        return f"\n{reading.close}\n\n"
+
+    def _rebuilt(self, text: str) -> tuple[int, ...]:
+        """Ids of a text; an action that still stands in it letter by letter keeps the ids it was sampled as."""
+        tokens = self.chat.tokens
+        header = self.chat.facts.generation_prompt
+        ids: tuple[int, ...] = ()
+        at = 0
+        for action in self._actions:
+            place = text.find(header + action.text, at) if action.text else -1
+            begin = place + len(header)
+            if place < 0 or begin < at:
+                continue
+            ids += self._piece(text[at:begin], at) + action.text_ids
+            at = begin + len(action.text)
+        return ids + (self._piece(text[at:], at) if text[at:] else tokens.encode(""))
+
+    def _piece(self, text: str, at: int) -> tuple[int, ...]:
+        return self.chat.tokens.encode_after(text) if at else self.chat.tokens.encode(text)
+
 
 REWRITES = ("rebuild", "keep")
 TOOL_FORMATS = ("auto", "native", "tags")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gxpo
 from gxpo import config
 from gxpo.keys import show
 from gxpo.trainer import metrics, statistics
+from gxpo.version import __version__
 
 USE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,7 +32,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     parts = [
         _header(settings.model, adapter=adapter),
         f"# {settings.model} after {step} steps of {method.name} on {settings.task}",
-        f"Base model: `{settings.model}` ({what}). Trained with gxpo {gxpo.__version__} by reinforcement learning on "
+        f"Base model: `{settings.model}` ({what}). Trained with gxpo {__version__} by reinforcement learning on "
         f"`{settings.task}`, seed {settings.seed}.",
         USE.format(name="."),
         "## Held-out accuracy",
@@ -45,7 +45,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
         "## Versions",
         ", ".join(f"{name} {version}" for name, version in _versions(run).items()),
         "## Citation",
-        "\n".join(["```bibtex", *(d.bibtex for d in method.definitions), GXPO % gxpo.__version__, "```"]),
+        "\n".join(["```bibtex", *(d.bibtex for d in method.definitions), GXPO % __version__, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -115,7 +115,7 @@ def _versions(run: Path) -> dict[str, str]:
     """Of the run, and of the gxpo that exports."""
     keys = config.read(run / "config.yaml")
     stated = keys["versions"].value if "versions" in keys else {}
-    return {**{str(k): str(v) for k, v in stated.items()}, "exported by gxpo": gxpo.__version__}
+    return {**{str(k): str(v) for k, v in stated.items()}, "exported by gxpo": __version__}
 
 
 def _number(value: Any) -> str:

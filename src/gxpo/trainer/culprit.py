@@ -15,14 +15,14 @@ from gxpo.pipeline import Method
 
 def largest_slope(
     method: Method,
-    loss: Callable[[Method, Mapping[str, Tensor]], Tensor],
+    loss: Callable[[Mapping[str, Tensor], Method], Tensor],
     outputs: Mapping[str, Tensor],
     active: Tensor,
     forest: Forest,
 ) -> str:
     """In words: the largest derivative of one of the objective's terms in one of the policy's outputs.
 
-    loss     of a method with a single term, from the outputs
+    loss     from the outputs, of a method with a single term
     outputs  [P, ...] by name;   active [P] bool: where the loss reads them
 
     A derivative that is nan counts as infinite.
@@ -31,7 +31,7 @@ def largest_slope(
     for term, part in method.terms.items():
         alone = replace(method, terms={term: part})
         x = {n: torch.where(active.view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for n, v in outputs.items()}
-        for name, slope in gradient_of(lambda live, alone=alone: loss(alone, live), x).items():
+        for name, slope in gradient_of(lambda live, alone=alone: loss(live, alone), x).items():
             size = slope.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).reshape(len(slope), -1).amax(1)
             if size.numel() and float(size.max()) > steepest:
                 steepest, entry = float(size.max()), int(size.argmax())

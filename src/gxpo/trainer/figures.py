@@ -1,10 +1,12 @@
-"""The figures of a step, and its rollouts as they are written for people."""
+"""The figures of a step, its rollouts as they are written for people, and whether there is anything to learn from."""
 
 from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from gxpo import levels
 from gxpo.credit.base import silent_groups
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
+from gxpo.pipeline import Method
+from gxpo.protocols import StepInfo
 from gxpo.segments.base import LABEL
-from gxpo.trainer.bound import BoundLearner
 
 
 def _mean(x: Tensor) -> float | None:
@@ -93,15 +96,15 @@ def of_episodes(forest: Forest) -> dict[str, Any]:
     }
 
 
-def of_updates(bound: BoundLearner) -> dict[str, Any]:
+def of_updates(infos: Sequence[StepInfo], metrics: Sequence[Mapping[str, float]], sampler_gap: float) -> dict[str, Any]:
     """What the optimiser steps that were taken did, averaged over them."""
-    run = [i for i in bound.infos if not i.empty]
+    run = [i for i in infos if not i.empty]
     taken = [i for i in run if not i.nonfinite]
     forward, flat = sum(i.tokens_forward for i in run), sum(i.tokens_flat for i in run)
-    names = dict.fromkeys(k for m in bound.metrics for k in m)
+    names = dict.fromkeys(k for m in metrics for k in m)
     return {
-        **{name: _average([m[name] for m in bound.metrics if name in m]) for name in names},
-        "sampler_gap": bound.sampler_gap,
+        **{name: _average([m[name] for m in metrics if name in m]) for name in names},
+        "sampler_gap": sampler_gap,
         "loss": _average([i.loss for i in taken]),
         "grad_norm": _average([i.grad_norm for i in taken]),
         "optimiser_steps": len(taken),
@@ -139,3 +142,92 @@ def peak_megabytes() -> float:
     """Largest resident memory of the process so far, MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class Clock:
+    """How long the phases of a step take, in seconds."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Ends a phase that began with the one before."""
+        before, self._last = self._last, time.perf_counter()
+        self._laps[phase] = self._last - before
+
+    def figures(self, generated: int, forward: int) -> dict[str, float]:
+        """The phases, the whole, and tokens a second of sampling and updating."""
+        return {
+            **{f"time_{phase}_s": seconds for phase, seconds in self._laps.items()},
+            "time_step_s": time.perf_counter() - self._began,
+            "time_sample_tokens_per_s": generated / self._laps["sample"],
+            "time_update_tokens_per_s": forward / self._laps["update"],
+        }
+
+
+# ---------------------------------------------------------------- whether there is anything to learn from
+PATIENCE = 10  # steps of silent groups before a warning: at first a weak policy may get all of them wrong
+
+
+@dataclass
+class Tally:
+    """What the lines of metrics.jsonl say of steps 1 to `steps`."""
+
+    steps: int = 0
+    rollouts: int = 0
+    unscored: int = 0
+    groups: int = 0
+    silent: float = 0.0
+    updates: int = 0
+    labelled: int = 0  # steps whose turns could have tags
+    tagged: float = 0.0  # the sum of their shares of turns that have some
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self.rollouts += row["trajectories"]
+        self.unscored += row["unscored"]
+        self.groups += row["groups"]
+        self.silent += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
+        self.updates += row["optimiser_steps"]
+        if (untagged := row.get("untagged_turns")) is not None:
+            self.labelled += 1
+            self.tagged += 1.0 - untagged
+
+    @property
+    def all_unscored(self) -> bool:
+        return self.unscored == self.rollouts > 0
+
+    def problem(self, method: Method, why: Mapping[str, str] | None = None) -> str | None:
+        """Why nothing, or not what the method says, can have been learned in these steps, in a line; None where it can.
+
+        why  messages of what could not be scored, by kind
+
+        Groups without credit are no problem where a term of the objective teaches without it.
+        """
+        steps = "step 1" if self.steps == 1 else f"the first {self.steps} steps"
+        if self.all_unscored:
+            said = "; ".join(why.values()) if why else "see the run's warnings"
+            return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({said})"
+        if self.labelled and not self.tagged:
+            return (
+                f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
+                "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
+            )
+        if any(getattr(term, "on_equal", "zero") == "signal" for term in method.terms.values()):
+            return None
+        if self.groups and self.silent > self.groups - 0.5:
+            return (
+                f"nothing is learned: all {self.groups} groups of {steps} were silent, the credit of their rollouts 0 "
+                "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
+            )
+        if self.steps and not self.updates:
+            return f"nothing is learned: no parameter has moved in {steps}, no rollout had credit and weight"
+        return None

@@ -1,49 +1,35 @@
-"""The loop: tasks, rollouts, rewards, credit, weights, update. `Trainer.step` is the whole of it."""
+"""A training run in its directory: steps, evaluations, checkpoints, resume. One step is in `gxpo.trainer.step`."""
 
 from __future__ import annotations
 
 import json
 import time
-import warnings
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
-from gxpo.forest import Forest
 from gxpo.learners import parallel
-from gxpo.memory import give_back, reuse_freed
+from gxpo.memory import reuse_freed
 from gxpo.protocols import Budget, Sampling, Task
 from gxpo.records import dump
-from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
-from gxpo.signals import Signals, SignalTools
-from gxpo.trainer import checkpoint, inputs, preflight, setup
-from gxpo.trainer.bound import BoundLearner
+from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
-from gxpo.trainer.figures import annotated, of_rollouts, of_sources, of_updates, peak_megabytes, with_texts
+from gxpo.trainer.figures import annotated, with_texts
 from gxpo.trainer.lock import Lock
-from gxpo.trainer.measured import measured
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
-from gxpo.trainer.shared_envs import SharedEnvs
-from gxpo.trainer.start import config_sums, refuse_other_config, start_from
+from gxpo.trainer.start import config_sums, refuse_other_config
+from gxpo.trainer.step import Stages
 from gxpo.trainer.tensorboard import Board
-from gxpo.trainer.verdict import PATIENCE, Tally
-
-FAINT = 0.05  # share of low-precision weights that the first step changes, below which a warning is due
-GAP_ALARM = {True: 0.1, False: 1.0}  # nats between sampler and learner at one token that call for a warning; by whether
-# the model runs in float32 or better: in bfloat16 the two ways of computing one token differ by some tenths
 
 
-class Trainer:
+class Trainer(Stages):
     """One run in its directory. `train()` is the loop; a loop of one's own calls `step()` and `save()`.
 
     resolved  from `gxpo.config.load` or `resolve`
@@ -69,53 +55,13 @@ class Trainer:
         if not resume:
             refuse_another(self.out)
         self._lock = Lock(self.out)
-        preflight.check_settings(s, resolved.method)
-        self.sampling = setup.sampling_of(s)
-        self.world = setup.world_of(s)
-        self.source = self.world.source
-        self._open = ExitStack()
-        with ExitStack() as opened:
-            opened.callback(self.world.close)
-            preflight.check_world(resolved.method, self.world, s.task)
-            preflight.check_model(s)
-            self.rewards = RewardSet.make(
-                reward if reward is not None else s.reward,
-                source=self.source,
-                timeout=s.scoring.timeout,
-                workers=s.scoring.workers,
-                options=s.scoring.options,
-            )
-            opened.callback(self.rewards.close)
-            policy = setup.policy_of(s, resolved.method, notify)
-            opened.callback(getattr(policy.engine, "close", lambda: None))
-            if s.init_from is not None and not resume:
-                start_from(policy.learner, s.init_from)
-            self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
-            self.chat, self.device = policy.chat, policy.device
-            self.episode = setup.episode_of(s, self.world, policy)
-            if not resume:
-                resolved = measured(resolved, policy, self.source, notify)
-            opened.callback(self._lock.release)
-            self._open = opened.pop_all()
-        self.resolved, self.settings, self.config_text = resolved, resolved.settings, resolved.to_yaml()
-        self.inputs = inputs.hashes(resolved.keys, self.source)
-        envs = self.world.envs
-        self.envs = envs if envs is None or parallel.world() == 1 else SharedEnvs(envs)
-        longest = s.sampling.max_new_tokens * max(
-            self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
-        )
-        self.method = resolved.method.fill(horizon=float(longest), max_length=longest, total_steps=s.trainer.steps)
-        for part in self.method.signals.values():
-            part.bind(self.tools(0))
-        self.step_number = 0
+        super().__init__(resolved, reward=reward, resume=resume, notify=notify)
+        self._open.callback(self._lock.release)
+        self.config_text = self.resolved.to_yaml()
+        self.inputs = inputs.hashes(self.resolved.keys, self.source)
         self._begun = False
-        self.tally, self.warned = Tally(), False  # of the steps taken here
-        self.empty_steps = self.nonfinite_steps = 0
-        self._trouble: list[str] = []  # of the steps since the last one that moved anything: why none did
-        self.budget = Budget()
         self.metrics_file = MetricsFile(self.out / METRICS)
         self.evaluations = MetricsFile(self.out / EVALUATIONS)
-        self.last: tuple[Forest, torch.Tensor, Callable[..., str]] | None = None  # the newest step, for `annotated`
 
     def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
         """The stages as one step sees them."""
@@ -135,157 +81,6 @@ class Trainer:
             segmenter=self.method.segmenter,
             learner=self.learner,
         )
-
-    # ------------------------------------------------------------ one step
-    def step(self) -> dict[str, Any]:
-        """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
-        began = time.perf_counter()
-        self.step_number += 1
-        number, method = self.step_number, self.method
-        self.engine.policy_version = number - 1
-        tokens_before = self.budget.generated_tokens
-        prefilled, reused = self.engine.prefilled_tokens, self.engine.reused_tokens
-        counted = dict(self.rewards.counts)
-        session = self.session(number, seed=self.settings.seed, sampling=self.sampling, budget=self.budget)
-        forest = session.segment(method.rollout.grow(session.draw(self.settings.tasks.per_step), session))
-        give_back()
-        sampled = time.perf_counter()
-        forest = self.shape(session.score(forest))
-        scored = time.perf_counter()
-        tools = self.tools(number, session)
-        read, signals, credit, weight = self.credited(forest, tools)
-        lr = self.learner.optimiser.current_lr
-        proximal = signals["proximal_logprob"] if self._needs_proximal else None
-        bound = BoundLearner(self.learner, method, read, signals, number, proximal)
-        method.update.run(read, credit, weight, bound)
-        self.engine.policy_version = number  # an evaluation comes before the next step
-        learnt = {k: v for part in method.signals.values() for k, v in part.learn(read, signals, tools).items()}
-        give_back()
-        updated = time.perf_counter()
-        self.source.observe(forest)
-        method.observe(forest)
-        self.empty_steps += int(all(i.empty for i in bound.infos))
-        self.nonfinite_steps += sum(bool(i.nonfinite) for i in bound.infos)
-        if any(not (i.empty or i.nonfinite) for i in bound.infos):
-            self._trouble = []
-        elif bound.trouble:
-            self._trouble = [*self._trouble, bound.trouble]
-        self._alarms(bound, lr)
-        self.last = (forest, credit, session.decode)
-        generated = self.budget.generated_tokens - tokens_before
-        forward = sum(i.tokens_forward for i in bound.infos)
-        figures = {
-            "step": number,
-            **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
-            **of_sources(forest, number - 1),
-            **{f"scoring_{kind}": n - counted[kind] for kind, n in self.rewards.counts.items()},
-            **of_updates(bound),
-            **learnt,
-        }
-        self.tally.add(figures)
-        self._check_progress()
-        return {
-            **figures,
-            **method.adjust(figures),
-            "lr": lr,
-            "empty_steps": self.empty_steps,
-            "nonfinite_steps": self.nonfinite_steps,
-            "generated_tokens": self.budget.generated_tokens,
-            "discarded_rollouts": self.budget.discarded,
-            "prefilled_tokens": self.engine.prefilled_tokens - prefilled,
-            "reused_tokens": self.engine.reused_tokens - reused,
-            "weights_crc": self.learner.weights_crc(),
-            "time_sample_s": sampled - began,
-            "time_score_s": scored - sampled,
-            "time_update_s": updated - scored,
-            "time_step_s": time.perf_counter() - began,
-            "time_sample_tokens_per_s": generated / (sampled - began),
-            "time_update_tokens_per_s": forward / (updated - scored),
-            "memory_peak_mb": peak_megabytes(),
-        }
-
-    def credited(self, forest: Forest, tools: SignalTools) -> tuple[Forest, Signals, torch.Tensor, torch.Tensor]:
-        """Scored rollouts as the policy reads them (S, P and R are the same), their signals, credit and weights [P]."""
-        method, number = self.method, tools.step
-        read = forest.in_context(method.context)
-        signals = self.signals(read, tools)
-        credit = method.advantages(read, signals, number)
-        signals = Signals.of(read, {**signals, **method.targets(read, signals, number)}, signals.axes)
-        return read, signals, credit, method.token_weights(read, credit, signals, number)
-
-    def _alarms(self, bound: BoundLearner, lr: float) -> None:
-        """Warnings about sampler and learner disagreeing, and about steps too small for the precision."""
-        moved = [i.moved for i in bound.infos if i.moved is not None]
-        if bound.sampler_gap > GAP_ALARM[self.settings.learner.dtype != "bfloat16"]:
-            warnings.warn(
-                f"step {self.step_number}: the sampler's and the learner's log-probs of a token differ by "
-                f"{bound.sampler_gap:.2g} nats",
-                stacklevel=2,
-            )
-        if moved and self.learner.optimiser.steps == len(moved) and max(moved) < FAINT:
-            warnings.warn(
-                f"update.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
-                "rest gathers in float32 copies until it shows, and the policy lags behind; raise update.lr, or set "
-                "learner.dtype=float32",
-                stacklevel=2,
-            )
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """The first message of each way in which rollouts could not be scored, since this process began."""
-        return {**self.rewards.messages, **(self.world.envs.messages if self.world.envs is not None else {})}
-
-    def _check_progress(self) -> None:
-        """One warning where the run has had nothing to learn from since its first step."""
-        from_start = self.tally.steps == self.step_number
-        due = self.tally.all_unscored or self.tally.steps == PATIENCE
-        if not self.warned and from_start and due and (problem := self.tally.problem(self.method, self.failures)):
-            self.warned = True
-            warnings.warn(problem, stacklevel=3)
-
-    def shape(self, forest: Forest) -> Forest:
-        """The method's own rewards over the task's, after the rollout and its filters; `success` is untouched."""
-        forest = self.method.shaped(forest)
-        if self.settings.scoring.shuffle:
-            order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
-            outcome = forest.outcome[torch.randperm(forest.n_trajectories, generator=order)]
-            # rewards of single turns would tell what shuffled outcomes do not; without them returns are the outcome
-            forest = forest.replace(outcome=outcome, step_reward=torch.full_like(forest.step_reward, torch.nan))
-        return forest
-
-    @property
-    def _needs_proximal(self) -> bool:
-        """Whether weights or rewards compare the policy at the start of the step with others."""
-        named = "proximal_logprob" in self.method.needs
-        return named or bool(self.method.weights) or self.method.kl_reward is not None
-
-    def tools(self, step: int, session: Session | None = None) -> SignalTools:
-        """What signal parts may use; texts and answers come with the session of a step."""
-        lent: dict[str, Any] = {}
-        if session is not None:
-            lent = {"encode": session.tokenize, "answers": session.answers, "asked": session.asked}
-        pad, seed = self.tokenizer.pad_token_id, self.settings.seed
-        return SignalTools(self.learner, decoder(self.tokenizer), pad, step, seed, **lent)
-
-    def signals(self, forest: Forest, tools: SignalTools) -> Signals:
-        """What the method's parts read: computed once, with the policy at the start of the step."""
-        values: dict[str, Any] = {}
-        needs = set(self.method.needs)
-        if self._needs_proximal:
-            needs.add("proximal_logprob")
-        if "reference_logprob" in needs:
-            values["reference_logprob"] = self.learner.outputs(forest, ("logprob",), policy="reference")["logprob"]
-        if "hidden" in needs:
-            values["hidden"] = self.learner.hidden(forest)
-        current = [n for n in ("proximal_logprob", "entropy", *self.method.value_heads) if n in needs]
-        if current:
-            names = tuple("logprob" if n == "proximal_logprob" else n for n in current)
-            found = self.learner.outputs(forest, names)
-            values |= {n: found[k] for n, k in zip(current, names, strict=True)}
-        for part in self.method.signals.values():
-            held = Signals.of(forest, values, self.method.axes)
-            values |= {name: x.detach() for name, x in part.compute(forest, held, tools).items()}
-        return Signals.of(forest, values, self.method.axes)
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
