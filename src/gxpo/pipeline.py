@@ -146,7 +146,7 @@ class Method:
         Raises GxpoError where they hold another method's.
         """
         parts = self.shapes, self.step_rewards, self.rewards
-        names = own.keys(*parts)
+        names = own.keys(*parts) if any(parts) else ()
         if forest.shaped_by == names:
             return forest
         if forest.shaped_by:
@@ -165,7 +165,8 @@ class Method:
         Reads the outcomes as they are: the method's own rewards are in them after `shaped`, and a warning says where
         they are missing. A KL penalty that is placed in the reward is subtracted before any group statistic.
         """
-        if lacking := own.missing(forest, self.shapes, self.step_rewards, self.rewards):
+        parts = self.shapes, self.step_rewards, self.rewards
+        if any(parts) and (lacking := own.missing(forest, *parts)):
             warnings.warn(
                 f"{self.name} without {', '.join(lacking)}: the rollouts hold the task's rewards alone; "
                 "forest = method.shaped(forest) adds the method's own",
@@ -197,16 +198,9 @@ class Method:
             found = compute(sub, held)
         out = {}
         for name, x in found.items():
-            what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
-            if x.shape != (sub.n_entries,):
-                raise GxpoError(
-                    f"{what} gave shape {tuple(x.shape)}; a forest of {sub.n_entries} "
-                    "path tokens needs one value for each (use forest.to_path)"
-                )
-            if not (x.numel() and all(math.isfinite(float(end)) for end in x.aminmax())):  # nan comes through
-                bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token
-                if bool(bad.any()):
-                    raise GxpoError(f"{what} gave {int(bad.sum())} values that are not finite")
+            if fault := _fault(name, x, sub.n_entries):
+                what = f"credit {show(self.credit)}" if name == "credit" else f"{name} of credit {show(self.credit)}"
+                raise GxpoError(f"{what} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
         return out
@@ -394,6 +388,18 @@ class Method:
         shown = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}
         width = max(len(k) for k in shown)
         return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in shown.items())])
+
+
+def _fault(name: str, x: Tensor, entries: int) -> str:
+    """What can't be right about credit or one of its targets [P], in words; "" where nothing is."""
+    if x.shape != (entries,):
+        return (
+            f"shape {tuple(x.shape)}; a forest of {entries} path tokens needs one value for each (use forest.to_path)"
+        )
+    if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # nan comes through
+        return ""
+    bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token
+    return f"{int(bad.sum())} values that are not finite" if bool(bad.any()) else ""
 
 
 def _scored(forest: Forest) -> tuple[Forest, Tensor]:

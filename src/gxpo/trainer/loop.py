@@ -14,7 +14,7 @@ from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.learners import parallel
 from gxpo.memory import reuse_freed
-from gxpo.protocols import Budget, Sampling, Task
+from gxpo.protocols import Budget, Task
 from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.trainer import checkpoint, inputs
@@ -23,7 +23,7 @@ from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.figures import annotated, with_texts
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
-from gxpo.trainer.session import Session, decoder
+from gxpo.trainer.session import decoder
 from gxpo.trainer.start import config_sums, refuse_other_config
 from gxpo.trainer.step import Stages
 from gxpo.trainer.tensorboard import Board
@@ -62,25 +62,6 @@ class Trainer(Stages):
         self._begun = False
         self.metrics_file = MetricsFile(self.out / METRICS)
         self.evaluations = MetricsFile(self.out / EVALUATIONS)
-
-    def session(self, step: int, *, seed: int, sampling: Sampling, budget: Budget) -> Session:
-        """The stages as one step sees them."""
-        return Session(
-            source=self.source,
-            engine=self.engine,
-            rewards=self.rewards,
-            tokenizer=self.tokenizer,
-            sampling=sampling,
-            seed=seed,
-            step=step,
-            budget=budget,
-            chat=self.chat,
-            system=self.settings.chat.system,
-            envs=self.envs,
-            episode=self.episode,
-            segmenter=self.method.segmenter,
-            learner=self.learner,
-        )
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
