@@ -22,7 +22,7 @@ CREDITS = {
         values={"scale": {"sd": "std"}},
     )
 }
-WEIGHTS = {"peaked": Former("entropy_quantile", keys={"top": "weight.entropy_quantile.share"})}
+WEIGHTS = {"peaked": Former("truncated", keys={"top": "weight.truncated.cap"})}
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +65,13 @@ def test_an_option_that_is_no_more():
 
 def test_a_former_part_in_a_slot_of_its_own():
     made, said = composed(weight__mine="peaked", weight__mine__top=0.3)
-    assert (list(made.weights), made.weights["mine"].share) == (["mine"], 0.3)
+    assert (list(made.weights), made.weights["mine"].cap) == (["mine"], 0.3)
     assert said == [
-        "weight.mine=peaked is now weight.mine=entropy_quantile",
-        "weight.mine.top is now weight.mine.share",
+        "weight.mine=peaked is now weight.mine=truncated",
+        "weight.mine.top is now weight.mine.cap",
     ]
     made, _ = composed(weight__peaked="peaked", weight__peaked__top=0.3)
-    assert made.weights["peaked"].share == 0.3
+    assert made.weights["peaked"].cap == 0.3
 
 
 def test_old_and_new_name_with_different_values():
@@ -95,7 +95,7 @@ def test_a_former_class_composes_and_names():
     with pytest.raises(ConfigError, match=r"unknown key 'credit.gama'"), pytest.warns(FutureWarning):
         per_step(gama=0.5)
     with pytest.warns(FutureWarning):
-        assert former.classes("weighting")("Peaked")(top=0.1).share == 0.1
+        assert former.classes("weighting")("Peaked")(top=0.1).cap == 0.1
 
 
 @pytest.fixture
@@ -103,17 +103,17 @@ def renamed(monkeypatch):
     from gxpo.methods import METHODS
 
     new = replace(METHODS["gigpo"], renamed={"credit.gamma": "credit.discount", "weight.sharp": "weight.mine",
-                                             "weight.sharp.top": "weight.mine.share"},
-                  keys={**METHODS["gigpo"].keys, "weight.mine": "entropy_quantile"})  # fmt: skip
+                                             "weight.sharp.top": "weight.mine.cap"},
+                  keys={**METHODS["gigpo"].keys, "weight.mine": "truncated"})  # fmt: skip
     monkeypatch.setitem(METHODS._found, "gigpo", new)
 
 
 def test_options_that_a_methods_definition_has_renamed(renamed):
     made, said = composed("gigpo", credit__gamma=0.25, weight__sharp__top=0.3)
-    assert (made.credit.discount, made.weights["mine"].share) == (0.25, 0.3)
+    assert (made.credit.discount, made.weights["mine"].cap) == (0.25, 0.3)
     assert said == [
         "credit.gamma of gigpo is now credit.discount",
-        "weight.sharp.top of gigpo is now weight.mine.share",
+        "weight.sharp.top of gigpo is now weight.mine.cap",
     ]
 
 
@@ -125,7 +125,7 @@ def test_renamed_options_are_of_the_methods_own_part(renamed):
 def test_a_renamed_slot_takes_what_is_in_it_along(renamed):
     """As a saved configuration states it: the slot's part, by its former name, and its options."""
     made, _ = composed("gigpo", weight__sharp="peaked", weight__sharp__top=0.3)
-    assert (list(made.weights), made.weights["mine"].share) == (["mine"], 0.3)
+    assert (list(made.weights), made.weights["mine"].cap) == (["mine"], 0.3)
 
 
 def test_a_definition_of_a_users_with_former_names(monkeypatch):

@@ -10,10 +10,11 @@ import re
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gxpo import former, ranges
+from gxpo import former, functions, ranges
 from gxpo.errors import ConfigError, did_you_mean
+from gxpo.functions import Formula
 from gxpo.keys import Definition, Stated, check_refusals, finite, merge, same, show, unknown_key
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
@@ -141,7 +142,7 @@ class _Keys:
         hints = hints_of(kind)
         fields: dict[str, Any] = {}
         for entry in dataclasses.fields(kind):
-            if not entry.init:
+            if not entry.init or (entry.name == "options" and issubclass(kind, Formula)):
                 continue
             default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
             key = f"{prefix}.{entry.name}"
@@ -155,6 +156,8 @@ class _Keys:
                 fields[entry.name] = self.field(key, default, hints[entry.name], "unbounded" in entry.metadata)
         self.check(kind, fields, prefix)
         try:
+            if issubclass(kind, Formula):
+                fields["options"] = self.options(kind, fields, prefix)
             return kind(**fields)
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
@@ -168,6 +171,19 @@ class _Keys:
         """Refuse values that the annotations of a part's fields exclude, by their whole keys."""
         keys = [f"{prefix}.{name}" for name in fields]
         ranges.check(kind, fields, prefix, {k: _said(self.stated[k]) for k in keys if k in self.stated})
+
+    def options(self, kind: type[Formula], fields: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Options of the functions that a part applies: they lie beside its fields, under `prefix.OPTION`."""
+        out: dict[str, Any] = {}
+        for name, (module, free) in kind.functions.items():
+            fields[name] = functions.named(fields[name], module, f"{prefix}.{name}", free=free)
+            if callable(fields[name]):
+                for option, (hint, default) in functions.signature(fields[name]).options.items():
+                    out[option] = self.field(f"{prefix}.{option}", default, hint, default == math.inf)
+                    rule, key = ranges.rule_of(hint, default == math.inf), f"{prefix}.{option}"
+                    if rule is not None and not rule.holds(out[option]):
+                        raise ConfigError(ranges.refusal(key, out[option], rule, _said(self.stated[key])))
+        return out
 
     def control(self, key: str, default: Any) -> Any:
         """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
@@ -230,6 +246,9 @@ def _check_protocol(stated: str, part: Any, what: str) -> None:
 
 def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
     """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if hint is Any:
+        return value
     if hint is float and type(value) in (int, float):
         return float(value)
     if (hint in (int, bool, str) and type(value) is hint) or (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -103,15 +103,33 @@ def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()
 
     ConfigError where a former and its new name are both stated, with different values.
     """
-    if not any(map(_folder, stated)) and not any(d.renamed for d in definitions):
+    definitions = list(definitions)
+    if not any(_folder(key) or key.count(".") > 1 for key in stated) and not any(d.renamed for d in definitions):
         return dict(stated)
-    renewal = _Renewal(dict(stated))
+    renewal = _Renewal(_with_slots(stated, {key for d in definitions for key in d.keys}))
     for definition in definitions:
         renewal.rename(definition)
     for slot, entry in list(renewal.kept.items()):
         if (old := _former(slot, entry.value)) is not None:
             renewal.replace(slot, entry, *old)
     return renewal.all()
+
+
+def _with_slots(stated: Mapping[str, Stated], known: Collection[str]) -> dict[str, Stated]:
+    """The stated keys, and parts that are named by their slots alone: `weight.peaked.share` without `weight.peaked`."""
+    out = dict(stated)
+    for key, entry in stated.items():
+        slot = next((s for s in _slots_of(key) if s in known or s in stated), "")
+        found = [] if slot else [s for s in _slots_of(key) if s.rpartition(".")[2] in table(str(_folder(s)))]
+        out |= {s: replace(entry, value=s.rpartition(".")[2]) for s in found}
+    return out
+
+
+def _slots_of(key: str) -> list[str]:
+    """Slots, of those that take parts by name, that an option may be in: `weight.NAME` for `weight.NAME.share`."""
+    words = key.split(".")
+    heads = [".".join(words[:i]) for i in range(2, len(words))]
+    return [s for s in heads if f"{s.rpartition('.')[0]}." in _FOLDERS]
 
 
 def renewed_keys(keys: Mapping[str, Any], label: str) -> Mapping[str, Any]:

@@ -185,6 +185,8 @@ def show(value: Any) -> str:
         return _shown(value)
     if dataclasses.is_dataclass(value):
         return show(type(value))
+    if inspect.isfunction(value) and str(value.__module__).startswith("gxpo."):
+        return value.__name__
     if inspect.isfunction(value):
         return f"{inspect.getsourcefile(value)}:{value.__name__}"
     return str(value)

@@ -8,11 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.weighting.answer_entropy import AnswerEntropy, answer_entropy, damped
+from gxpo.weighting.group_curves import damped
+from gxpo.weighting.scores import _cluster_entropy as answer_entropy
+
+
+def answer_entropy_weight(**options):
+    return part_of("seed_grpo", "answer_entropy", **options)
+
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([0, 1]), st.sampled_from([-1, 0, 1, 2]), st.booleans(), st.floats(-3, 0)),
@@ -76,7 +83,7 @@ def test_weights_are_shares_and_one_where_all_agree(rows, decay, estimator):
     forest = grown([("ab"[g], 1.0) for g, *_ in rows], compared=[w for *_, w, _ in rows])
     group = forest.ids("group", axis="R")
     cluster = ids(*(4 * g + c if c >= 0 else -1 for g, (_, c, *_) in zip(group.tolist(), rows, strict=True)))
-    part = AnswerEntropy(decay=decay, estimator=estimator)
+    part = answer_entropy_weight(decay=decay, estimator=estimator)
     weight = part(forest, torch.zeros(len(rows)), {"answer_cluster": cluster}, 0)
     assert bool((weight >= 0).all() and (weight <= 1).all())
     for g in set(group.tolist()):
@@ -98,11 +105,13 @@ def test_likelihoods_are_of_a_token_and_never_push_a_weight_below_zero():
     forest = grown([("g", 1.0), ("g", 0.0)], length=2)
     # mean log-probabilities -1 and -3: p = 1 / (1 + e^-2) = .880797, .119203; -(log p1 + log p2) / 2 = 1.126928
     signals = {"answer_cluster": ids(0, 1), "proximal_logprob": torch.tensor([-0.5, -1.5, -4.0, -2.0]).double()}
-    weight = AnswerEntropy(mass="likelihood", decay="exponential")(forest, torch.zeros(4), signals, 0)
+    weight = answer_entropy_weight(mass="likelihood", decay="exponential")(forest, torch.zeros(4), signals, 0)
     assert weight.tolist() == pytest.approx([math.exp(-1.126928 / math.log(2))] * 4, abs=1e-6)
-    assert AnswerEntropy(mass="likelihood")(forest, torch.zeros(4), signals, 0).tolist() == [0.0] * 4
+    assert answer_entropy_weight(mass="likelihood")(forest, torch.zeros(4), signals, 0).tolist() == [0.0] * 4
     far = {**signals, "proximal_logprob": torch.tensor([0.0, 0.0, -2000.0, -2000.0]).double()}
-    assert bool(AnswerEntropy(mass="likelihood", decay="exponential")(forest, torch.zeros(4), far, 0).isfinite().all())
+    assert bool(
+        answer_entropy_weight(mass="likelihood", decay="exponential")(forest, torch.zeros(4), far, 0).isfinite().all()
+    )
 
 
 def test_alpha_zero_is_dr_grpos_credit_and_disagreement_at_one_trains_nothing():
@@ -117,4 +126,4 @@ def test_alpha_zero_is_dr_grpos_credit_and_disagreement_at_one_trains_nothing():
 def test_bad_options_are_refused():
     for wrong in ({"alpha": -1.0}, {"power": 0.0}, {"decay": "step"}, {"estimator": "other"}, {"mass": "other"}):
         with pytest.raises(ConfigError, match=r"weight\.answer_entropy"):
-            AnswerEntropy(**wrong)  # type: ignore[arg-type]  # that is what is tested
+            answer_entropy_weight(**wrong)  # type: ignore[arg-type]  # that is what is tested

@@ -8,10 +8,15 @@ import statistics
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.weighting.verdict_rows import forest_of, group_of, peers_of, rows_of_verdicts, weighted
+from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
 from gxpo.errors import ConfigError
-from gxpo.weighting.beta_density import BetaDensity, beta_density, beta_normalizer
+from gxpo.weighting.group_curves import _beta_normalizer, beta_density
+
+
+def beta_density_weight(**options):
+    return part_of("bnpo", "beta_density", **options)
+
 
 THREE = group_of(1, 0, 0, 0) + group_of(1, 1, 0, 0, name="b") + group_of(1, 1, 1, 0, name="c")
 
@@ -30,10 +35,10 @@ def by_hand(rates: list[float], p: float) -> float:
 
 def test_card() -> None:
     rate = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    found = beta_density(torch.cat([rate, rate]), torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert found.tolist() == pytest.approx([0.906900, 0.785398, 0.906900] * 2, abs=1e-6)
+    found = beta_density(rate, torch.tensor([4, 4, 2]))
+    assert found.tolist() == pytest.approx([0.906900, 0.785398, 0.906900], abs=1e-6)
     # m .5, v .0625: a = b = 1.5, alpha = beta = 1.5
-    ends = beta_normalizer(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.0625, dtype=torch.float64))
+    ends = _beta_normalizer(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.0625, dtype=torch.float64))
     assert [float(x) for x in ends] == pytest.approx([1.5, 1.5])
     expected = [0.680175, *[-0.226725] * 3, *[0.392699] * 2, *[-0.392699] * 2, *[0.226725] * 3, -0.680175]
     assert weighted("bnpo", forest_of(THREE)) == pytest.approx(expected, abs=1e-6)
@@ -48,7 +53,7 @@ def test_beta_of_three_halves_is_the_scale_of_grpo() -> None:
 @given(rows_of_verdicts)
 def test_it_equals_a_loop(rows) -> None:
     forest = forest_of(rows)
-    found = BetaDensity()(forest, torch.ones(forest.n_entries), {}, 0)
+    found = beta_density_weight()(forest, torch.ones(forest.n_entries), {}, 0)
     peers = {g: peers_of(rows, g) for g in {row[0] for row in rows}}
     rates = [statistics.fmean(p) for p in peers.values() if len(p) > 1]
     for r, (g, *_) in enumerate(rows):
@@ -70,14 +75,14 @@ def test_groups_without_contrast_weigh_one_but_shape_the_density() -> None:
     found = weighted("bnpo", with_end)
     assert found[12:] == [0.0] * 4
     assert found[0] == pytest.approx(0.75 * by_hand([0.25, 0.5, 0.75, 0.0], 0.25))
-    assert float(BetaDensity()(with_end, torch.ones(16), {}, 0)[-1]) == 1.0
+    assert float(beta_density_weight()(with_end, torch.ones(16), {}, 0)[-1]) == 1.0
 
 
 def test_the_largest_weight() -> None:
     # rates .5 nearly everywhere: the density at 1 / 20 is far out in a tail
     rows = [row for i in range(60) for row in group_of(1, 0, name=f"g{i}")] + group_of(1, *[0] * 19, name="x")
     forest = forest_of(rows)
-    assert float(BetaDensity()(forest, torch.ones(forest.n_entries), {}, 0).max()) == 1e6
-    assert float(BetaDensity(most=3.0)(forest, torch.ones(forest.n_entries), {}, 0).max()) == 3.0
+    assert float(beta_density_weight()(forest, torch.ones(forest.n_entries), {}, 0).max()) == 1e6
+    assert float(beta_density_weight(most=3.0)(forest, torch.ones(forest.n_entries), {}, 0).max()) == 3.0
     with pytest.raises(ConfigError, match="most"):
-        BetaDensity(most=0.0)
+        beta_density_weight(most=0.0)

@@ -9,11 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.battery import battery
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.rewards.signed import Signed
-from gxpo.weighting.by_sign import BySign, by_sign
+from gxpo.weighting import TokenWeight
+from gxpo.weighting.token_curves import by_sign
+
+
+def by_sign_weight(**options):
+    return part_of("psr_nsr", "by_sign", **options)
+
 
 VALUES = st.lists(st.sampled_from([-2.0, -1e-9, 0.0, 1e-9, 3.0]), max_size=12)
 
@@ -21,7 +28,7 @@ VALUES = st.lists(st.sampled_from([-2.0, -1e-9, 0.0, 1e-9, 3.0]), max_size=12)
 @settings(max_examples=40, deadline=None)
 @given(VALUES, st.floats(0, 3), st.floats(0, 3))
 def test_it_equals_a_loop(credit, positive, negative):
-    found = by_sign(torch.tensor(credit, dtype=torch.float64), positive, negative)
+    found = by_sign(torch.tensor(credit, dtype=torch.float64), positive=positive, negative=negative)
     expected = [positive if a > 0 else negative if a < 0 else 1.0 for a in credit]
     assert found.tolist() == pytest.approx(expected) and found.dtype == torch.float64
 
@@ -70,13 +77,15 @@ def test_equal_groups_learn_and_nothing_is_compared():
 def test_it_goes_on_any_credit():
     forest = battery(1)
     plain = gxpo.method("grpo").advantages(forest)
-    m = gxpo.method("grpo", {"weight.by_sign.positive": 0.5})
-    assert m.weights == {"by_sign": BySign(positive=0.5)} and torch.equal(m.advantages(forest), plain)
+    m = gxpo.method("grpo", {"weight.half": "token_weight", "weight.half.by": "credit", "weight.half.keep": "by_sign",
+                             "weight.half.positive": 0.5})  # fmt: skip
+    assert m.weights == {"half": TokenWeight("credit", "by_sign", options={"positive": 0.5})}
+    assert torch.equal(m.advantages(forest), plain)
     found = m.token_weights(forest, plain)
     assert torch.equal(found, torch.where(plain > 0, 0.5, 1.0).double())
 
 
 def test_errors():
     for wrong in ({"positive": -0.1}, {"negative": math.inf}, {"positive": math.nan}):
-        with pytest.raises(ConfigError, match=rf"weight\.by_sign\.{next(iter(wrong))} is"):
-            BySign(**wrong)
+        with pytest.raises(ConfigError, match=rf"weight\.by_sign\.{next(iter(wrong))}(=| is)"):
+            by_sign_weight(**wrong)

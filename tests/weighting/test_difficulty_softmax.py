@@ -9,18 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.battery import battery
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.weighting.difficulty_softmax import DifficultySoftmax, difficulty_softmax
+from gxpo.weighting.group_curves import difficulty_softmax
+
+
+def difficulty_softmax_weight(**options):
+    return part_of("dgpo_math", "difficulty_softmax", **options)
 
 
 def test_the_cards_numbers():
     # e^-.125, e^-.25, e^-.375 = .882497 .778801 .687289, over their mean .782862
-    group = torch.tensor([0, 1, 1, 2])  # sizes do not matter
-    rate = torch.tensor([0.25, 0.5, 0.5, 0.75])
-    found = difficulty_softmax(rate, group, torch.ones(4, dtype=torch.bool))
-    assert found.tolist() == pytest.approx([1.127270, 0.994812, 0.994812, 0.877918], abs=1e-6)
+    rate, tokens = torch.tensor([0.25, 0.5, 0.75]), torch.tensor([3, 9, 5])  # sizes do not matter
+    found = difficulty_softmax(rate, torch.ones(3, dtype=torch.bool), tokens)
+    assert found.tolist() == pytest.approx([1.127270, 0.994812, 0.877918], abs=1e-6)
 
 
 def forest_of(groups):
@@ -56,9 +60,9 @@ def test_it_equals_a_loop(groups, temperature):
     tokens = forest.lengths().tolist()
     taught = sum(n for n, q in zip(tokens, owner, strict=True) if differ[q])
     factor = sum(tokens) / taught if taught else 1.0
-    plain = DifficultySoftmax(temperature=temperature, over_differing=False)(forest, torch.ones(1), {}, 0)
+    plain = difficulty_softmax_weight(temperature=temperature, over_differing=False)(forest, torch.ones(1), {}, 0)
     assert plain.tolist() == pytest.approx([soft[owner[r]] for r in forest.path_trajectory.tolist()], rel=1e-9)
-    scaled = DifficultySoftmax(temperature=temperature)(forest, torch.ones(1), {}, 0)
+    scaled = difficulty_softmax_weight(temperature=temperature)(forest, torch.ones(1), {}, 0)
     assert scaled.tolist() == pytest.approx((plain * factor).tolist())
     if mixed:
         assert sum(w for w, d in zip(soft, differ, strict=True) if d) == pytest.approx(len(mixed))
@@ -67,7 +71,7 @@ def test_it_equals_a_loop(groups, temperature):
 def test_a_group_that_always_fails_is_thought_too_hard():
     # failures of different format scores: accuracy 0 counts as 1, the least weight there is
     groups = [[(0.2, 0, True), (0.0, 0, True)], [(1.0, 1, True), (0.0, 0, True)]]
-    weight = DifficultySoftmax(over_differing=False)(forest_of(groups), torch.ones(1), {}, 0)
+    weight = difficulty_softmax_weight(over_differing=False)(forest_of(groups), torch.ones(1), {}, 0)
     assert weight[0] < 1 < weight[-1]
 
 
@@ -84,9 +88,9 @@ def test_a_token_mean_is_over_the_tokens_of_groups_that_differ():
 
 
 def test_a_batch_without_differences_is_left_alone_and_errors():
-    found = DifficultySoftmax()(forest_of([[(1.0, 1, True)] * 2, [(0.0, 0, True)] * 3]), torch.ones(1), {}, 0)
+    found = difficulty_softmax_weight()(forest_of([[(1.0, 1, True)] * 2, [(0.0, 0, True)] * 3]), torch.ones(1), {}, 0)
     assert bool((found == 1).all())
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        DifficultySoftmax(temperature=0.0)
+    with pytest.raises(ConfigError, match=r"difficulty_softmax\.temperature is 0"):
+        difficulty_softmax_weight(temperature=0.0)
     m = gxpo.method("dgpo_math")
     assert (m.credit.scale, m.credit.eps, m.terms["policy"].aggregate) == ("mean_absolute", 1e-4, "token_mean")

@@ -7,9 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.battery import battery, made_up, policy_of
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
-from gxpo.weighting.drop_median import DropMedian, drop_median
+from gxpo.weighting import TokenWeight
+from gxpo.weighting.token_curves import drop_median
+
+
+def drop_median_weight(**options):
+    return part_of("mc_grpo", "drop_median", **options)
+
 
 ROWS = st.lists(
     st.tuples(st.integers(-1, 2), st.sampled_from([0.0, 1.0, 0.3, 0.7]), st.booleans()), min_size=1, max_size=14
@@ -37,7 +44,7 @@ def test_it_equals_a_loop(rows):
 @given(st.lists(st.sampled_from([0.0, 1.0, 0.3, 0.7]), min_size=1, max_size=9))
 def test_the_dropped_one_has_no_credit_and_the_weights_sum_to_the_group(rewards):
     r, one = torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards)).long()
-    weight = drop_median(r, one)
+    weight = drop_median(r, one, one == 0)
     assert float(weight.sum()) == pytest.approx(len(rewards))
     credit = gxpo.credit.group_relative(r, one, "lower_median", "median_absolute", eps=1e-3)
     assert bool((credit[weight == 0] == 0).all()) and int((weight == 0).sum()) == (len(rewards) > 1)
@@ -62,7 +69,9 @@ def test_the_loss_is_that_of_the_kept_ones_alone():
 
 def test_the_method():
     m = gxpo.method("mc_grpo")
-    assert list(m.weights) == ["drop_median"] and m.weights["drop_median"] == DropMedian()
+    assert list(m.weights) == ["drop_median"] and m.weights["drop_median"] == TokenWeight(
+        "outcome", "drop_median", "trajectory", "group"
+    )
     assert m.credit == gxpo.credit.GroupRelative(center="lower_median", scale="median_absolute", eps=1e-3)
     paper = gxpo.method("mc_grpo@paper")
     assert paper.rollout.group_size == 9 and "kl" in paper.terms

@@ -9,12 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.weighting.verdict_rows import forest_of, group_of
+from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.weighting.entropy_ceiling import EntropyCeiling
-from gxpo.weighting.entropy_quantile import EntropyQuantile, above_quantile
+from gxpo.weighting.token_curves import above_quantile
+
+
+def entropy_quantile_weight(**options):
+    return part_of("earl", "entropy_quantile", **options)
+
+
+def entropy_ceiling_weight(**options):
+    return part_of("gtpo", "entropy_ceiling", **options)
 
 
 def column(*x):
@@ -23,8 +30,9 @@ def column(*x):
 
 def test_card() -> None:
     h = column(0.1, 2.0, 0.5, 0.05, 1.5)  # linear .8-quantile: 1.5 + .2 * .5 = 1.6
-    assert above_quantile(h, torch.zeros(5, dtype=torch.int64)).tolist() == [0, 1, 0, 0, 0]
-    assert above_quantile(column(*h, 1.6 - 1e-9, 1.6), torch.tensor([0] * 5 + [1] * 2), 1.0).tolist() == [1] * 7
+    assert above_quantile(h, torch.zeros(5, dtype=torch.int64), h >= 0).tolist() == [0, 1, 0, 0, 0]
+    x = column(*h, 1.6 - 1e-9, 1.6)
+    assert above_quantile(x, torch.tensor([0] * 5 + [1] * 2), x >= 0, share=1.0).tolist() == [1] * 7
 
 
 ROWS = st.lists(
@@ -39,7 +47,7 @@ ROWS = st.lists(
 def test_equals_a_loop(rows, share, scope):
     forest = forest_of([("a", 1.0, len(h), {"compared": c}) for h, c in rows])
     entropy = column(*(x for h, _ in rows for x in h))
-    found = EntropyQuantile(share, scope)(forest, entropy, {"entropy": entropy}, 0).tolist()
+    found = entropy_quantile_weight(share=share, scope=scope)(forest, entropy, {"entropy": entropy}, 0).tolist()
     pool = [x for h, c in rows if c for x in h] or [0.0]
     wanted = []
     for h, _ in rows:
@@ -67,9 +75,16 @@ def test_untrainable_tokens_are_in_no_quantile_and_nan_is_said() -> None:
     records[0]["turns"][0]["trainable"] = [True, False, True]
     forest = gxpo.Forest.from_records(records)
     h = column(0.5, math.nan, 0.1, 0.2, 0.3, 0.4)
-    assert EntropyQuantile(0.2)(forest, h, {"entropy": h}, 0).tolist() == [1, 0, 0, 0, 0, 0]
+    assert entropy_quantile_weight(share=0.2, scope="batch")(forest, h, {"entropy": h}, 0).tolist() == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
     bad = {"entropy": column(0.5, 0.1, math.nan, 0.2, 0.3, 0.4)}
-    for part in (EntropyQuantile(), EntropyCeiling()):
+    for part in (entropy_quantile_weight(), entropy_ceiling_weight()):
         with pytest.raises(MissingSignal, match="nan for 1 of 5"):
             part(forest, h, bad, 0)
 
@@ -77,13 +92,11 @@ def test_untrainable_tokens_are_in_no_quantile_and_nan_is_said() -> None:
 def test_answers_of_high_mean_entropy_are_left_out() -> None:
     forest = forest_of([("a", 1.0, 2), ("a", 0.0, 1), ("a", 0.0, 2)])
     signals = {"entropy": column(0.9, 0.5, 0.71, 0.0, 1.3)}
-    assert EntropyCeiling()(forest, column(*[0.0] * 5), signals, 0).tolist() == [1, 1, 0, 1, 1]
-    assert EntropyCeiling(math.inf)(forest, column(*[0.0] * 5), signals, 0).tolist() == [1] * 5
+    assert entropy_ceiling_weight()(forest, column(*[0.0] * 5), signals, 0).tolist() == [1, 1, 0, 1, 1]
+    assert entropy_ceiling_weight(high=math.inf)(forest, column(*[0.0] * 5), signals, 0).tolist() == [1] * 5
 
 
 def test_bad_options() -> None:
-    for bad in ({"share": 0.0}, {"share": 1.1}, {"scope": "group"}):
+    for bad in ({"share": 0.0}, {"share": 1.1}, {"scope": "step"}):
         with pytest.raises(ConfigError, match="entropy_quantile"):
-            EntropyQuantile(**bad)
-    with pytest.raises(ConfigError, match="entropy_ceiling"):
-        EntropyCeiling(0.0)
+            entropy_quantile_weight(**bad)

@@ -9,10 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.weighting.test_answer_entropy import grown
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.weighting.hardness import Hardness, dissimilarity, responsiveness, reward_gap
+from gxpo.weighting.group_curves import _responsiveness as responsiveness
+from gxpo.weighting.scores import dissimilarity, of_attempts
+
+
+def hardness_weight(**options):
+    return part_of("grpo_s", "hardness", **options)
+
 
 ROWS = st.lists(
     st.tuples(
@@ -38,10 +45,10 @@ def test_by_hand():
     rows = [("a", 1.0), ("a", 0.0), ("b", 0.0), ("b", 0.0), ("b", 1.0)]
     forest = grown(rows, origin=["policy"] * 4 + ["demonstration"], success=[True, False, False, False, True])
     e = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 2], [1, 1]])
-    weight = Hardness()(forest, torch.zeros(5), {"embedding": e}, 0)
+    weight = hardness_weight()(forest, torch.zeros(5), {"embedding": e}, 0)
     assert weight.tolist() == pytest.approx([0.622459 / 0.597834] * 2 + [0.572704 / 0.597834] * 3, abs=1e-5)
-    assert Hardness(unlike=0.0, gap=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.0] * 5
-    squared = Hardness(unlike=2.0)(forest, torch.zeros(5), {"embedding": e}, 0)
+    assert hardness_weight(unlike=0.0, gap=0.0)(forest, torch.zeros(5), {"embedding": e}, 0).tolist() == [1.0] * 5
+    squared = hardness_weight(unlike=2.0)(forest, torch.zeros(5), {"embedding": e}, 0)
     assert squared.tolist() == pytest.approx(weight.square().tolist())
     # of ten gaps of 0 and one of 1 the last is left out: s(0) / s(1/11)
     assert responsiveness(torch.tensor([0.0] * 10 + [1.0])) == pytest.approx(0.5 / 0.522711, abs=1e-5)
@@ -71,7 +78,7 @@ def test_it_equals_a_loop(rows, unlike, gap):
     expected = [(s(far[g]) / s(middle) if g in far else 1.0) ** unlike for g, *_ in rows]
     assert responsiveness(torch.tensor(gaps)) == pytest.approx(s(mean) / s(mean))
     e = torch.tensor([x[4] for x in rows], dtype=torch.float64)
-    found = Hardness(unlike, gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
+    found = hardness_weight(unlike=unlike, gap=gap)(forest, torch.zeros(len(rows)), {"embedding": e}, 0)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
@@ -83,14 +90,14 @@ def cosine(x, y):
 def test_harder_groups_weigh_more_and_lengths_of_embeddings_do_not_matter():
     group, attempt = torch.tensor([0, 0, 1, 1]), torch.tensor([True] * 4)
     nothing = torch.zeros(4, dtype=torch.bool)
-    gap = reward_gap(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
-    assert gap.tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert reward_gap(torch.ones(4), group, nothing, nothing).isnan().all()
+    mean = of_attempts(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, attempt, nothing)
+    assert mean.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert of_attempts(torch.ones(4), group, nothing, nothing).isnan().all()
     e = torch.tensor([[1.0, 2.0], [3.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])
-    model = torch.tensor([True, False, True, False])
-    longer = dissimilarity(e * torch.tensor([[2.0], [5], [7], [3]]), group, attempt, model)
-    assert torch.allclose(dissimilarity(e, group, attempt, model), longer)
-    assert dissimilarity(e, group, attempt, nothing).isnan().all()
+    right = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    longer = dissimilarity(e * torch.tensor([[2.0], [5], [7], [3]]), group, attempt, nothing, right)
+    assert torch.allclose(dissimilarity(e, group, attempt, nothing, right), longer)
+    assert dissimilarity(e, group, attempt, nothing, torch.zeros(4)).isnan().all()
 
 
 def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
@@ -99,4 +106,4 @@ def test_the_method_reads_the_policys_states_and_bad_options_are_refused():
     assert "hardness" in gxpo.method("grpo_s+luffy").weights
     for wrong in ({"unlike": -1.0}, {"gap": -0.1}, {"outlier": 0.0}):
         with pytest.raises(ConfigError, match=r"weight\.hardness"):
-            Hardness(**wrong)
+            hardness_weight(**wrong)

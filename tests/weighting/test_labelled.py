@@ -6,12 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.segments import SegmentTools
-from gxpo.weighting.labelled import Labelled, labelled
+from gxpo.weighting.token_curves import raised
+
+
+def labelled_weight(**options):
+    return part_of("hicra", "labelled", **options)
+
 
 F64 = torch.float64
 
@@ -19,14 +25,14 @@ F64 = torch.float64
 def test_card() -> None:
     """A = [.5, -.5], alpha .2, both planning: [.6, -.4]; others as they are."""
     a = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=F64)
-    weight = labelled(a, torch.tensor([True, True, False, False]))
+    weight = raised(torch.tensor([True, True, False, False]), a)
     assert (weight * a).tolist() == pytest.approx([0.6, -0.4, 0.5, -0.5])
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.booleans()), max_size=8), st.floats(0, 1))
 def test_weight_times_credit_is_credit_and_alpha_of_its_size(rows: list[tuple[float, bool]], alpha: float) -> None:
     a, marked = torch.tensor([x for x, _ in rows], dtype=F64), torch.tensor([m for _, m in rows], dtype=torch.bool)
-    weight = labelled(a, marked, alpha)
+    weight = raised(marked, a, alpha=alpha)
     wanted = [x + alpha * abs(x) if m else x for x, m in rows]
     assert (weight * a).tolist() == pytest.approx(wanted, abs=1e-12) and bool((weight >= 0).all())
 
@@ -63,7 +69,7 @@ def test_chained_indexing_multiplies_a_copy() -> None:
 def test_errors() -> None:
     forest = Forest.from_completions([[1]], [[[2]]], [1.0])
     with pytest.raises(GxpoError, match="set segment=spans"):
-        Labelled()(forest, torch.ones(1), {}, 0)
+        labelled_weight()(forest, torch.ones(1), {}, 0)
     for alpha in (-0.1, 1.5):
         with pytest.raises(ConfigError, match=r"weight\.labelled\.alpha"):
-            Labelled(alpha)
+            labelled_weight(alpha=alpha)

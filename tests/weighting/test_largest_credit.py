@@ -6,11 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.weighting.verdict_rows import forest_of, group_of, weighted
+from tests.weighting.verdict_rows import forest_of, group_of, part_of, weighted
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.weighting.largest_credit import LargestCredit, largest, largest_credit
+from gxpo.weighting.largest import largest
+from gxpo.weighting.token_curves import largest_size
+
+
+def largest_credit_weight(**options):
+    return part_of("cppo", "largest_credit", **options)
+
 
 A = torch.tensor([1, -1, 0.2, -0.2, 0.577, 0.577, 0.577, -1.732], dtype=torch.float64)
 G = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -18,14 +24,14 @@ G = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 
 @pytest.mark.parametrize(("scope", "kept"), [("batch", [0, 1, 4, 7]), ("group", [0, 1, 4, 7])])
 def test_card(scope: str, kept: list[int]) -> None:
-    found = largest_credit(A, G, G >= 0, 0.5, scope)
+    found = largest_size(A, G if scope == "group" else 0 * G, G >= 0)
     assert found.tolist() == [2.0 if i in kept else 0.0 for i in range(8)]
 
 
 def test_scopes_differ_where_a_group_has_little() -> None:
     a = torch.tensor([0.0, 0.0, 0.1, 0.1, 1.0, -1.0, 2.0, -2.0])
-    assert largest_credit(a, G, G >= 0, 0.5, "batch").tolist() == [0, 0, 0, 0, 2, 2, 2, 2]
-    assert largest_credit(a, G, G >= 0, 0.5, "group").tolist() == [0, 0, 2, 2, 0, 0, 2, 2]
+    assert largest_size(a, 0 * G, G >= 0).tolist() == [0, 0, 0, 0, 2, 2, 2, 2]
+    assert largest_size(a, G, G >= 0).tolist() == [0, 0, 2, 2, 0, 0, 2, 2]
 
 
 ROWS = st.lists(
@@ -48,7 +54,8 @@ def test_equals_a_loop(rows, prune, scope):
         stays = i in best if counts else abs(a) >= min(abs(rows[j][1]) for j in best)
         wanted.append(len(peers) / k if stays else 0.0)
     group, credit = torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows], dtype=torch.float64)
-    found = largest_credit(credit, group, torch.tensor([r[2] for r in rows]), prune, scope)
+    unit = group if scope == "group" else 0 * group
+    found = largest_size(credit, unit, torch.tensor([r[2] for r in rows]), prune=prune)
     assert found.tolist() == pytest.approx(wanted)
 
 
@@ -57,7 +64,7 @@ def test_of_equals_the_earlier_and_order_otherwise_does_not_matter() -> None:
     assert largest(torch.ones(3), one, one + 2, one == 0).tolist() == [True, True, False]
     order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
     distinct = torch.linspace(0.1, 1, 8)
-    assert torch.equal(largest_credit(distinct, G, G >= 0)[order], largest_credit(distinct[order], G[order], G >= 0))
+    assert torch.equal(largest_size(distinct, G, G >= 0)[order], largest_size(distinct[order], G[order], G >= 0))
 
 
 def test_of_scores_that_differ_by_rounding_the_earlier_is_kept() -> None:
@@ -83,10 +90,10 @@ def test_the_loss_is_that_of_the_kept_ones_alone() -> None:
 def test_nothing_pruned_is_the_base_and_a_group_of_one_stays() -> None:
     rows = group_of(1, 0, 0) + group_of(1, name="b")
     assert weighted("cppo", forest_of(rows), {"weight.largest_credit.prune": 0.0}) == weighted("grpo", forest_of(rows))
-    assert largest_credit(torch.tensor([0.3]), torch.tensor([0]), torch.tensor([True]), 0.9).tolist() == [1.0]
+    assert largest_size(torch.tensor([0.3]), torch.tensor([0]), torch.tensor([True]), prune=0.9).tolist() == [1.0]
 
 
 def test_bad_options() -> None:
     for bad in ({"prune": 1.0}, {"prune": -0.1}, {"scope": "step"}):
         with pytest.raises(ConfigError, match="largest_credit"):
-            LargestCredit(**bad)
+            largest_credit_weight(**bad)

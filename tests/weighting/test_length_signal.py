@@ -6,10 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.weighting.verdict_rows import forest_of, weighted
+from tests.weighting.verdict_rows import forest_of, part_of, weighted
 
 from gxpo.errors import ConfigError
-from gxpo.weighting.length_signal import LengthSignal
+
+
+def length_signal_weight(**options):
+    return part_of("adora", "length_signal", **options)
 
 
 def test_card() -> None:
@@ -28,7 +31,7 @@ row = st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(1, 5), st.bool
 @given(st.lists(row, min_size=1, max_size=10))
 def test_it_equals_a_loop(rows) -> None:
     forest = forest_of([(g, float(r), n, {"compared": c, "truncated": t}) for g, r, n, c, t in rows])
-    found = LengthSignal(otherwise=0.25)(forest, torch.ones(forest.n_entries), {}, 0)
+    found = length_signal_weight(otherwise=0.25)(forest, torch.ones(forest.n_entries), {}, 0)
     for i, (g, *_) in enumerate(rows):
         right = [n for h, r, n, c, _ in rows if h == g and c and r]
         wrong = [n for h, r, n, c, t in rows if h == g and c and not r and not t]
@@ -40,7 +43,7 @@ def test_it_equals_a_loop(rows) -> None:
 def test_all_right_all_wrong_and_equal_lengths() -> None:
     rows = [("right", 1, 1), ("right", 1, 2), ("wrong", 0, 1), ("wrong", 0, 2), ("even", 1, 2), ("even", 0, 2)]
     forest = forest_of(rows)
-    found = LengthSignal()(forest, torch.ones(forest.n_entries), {}, 0)
+    found = length_signal_weight()(forest, torch.ones(forest.n_entries), {}, 0)
     at = [float(found[forest.path_of(r)[0]]) for r in range(len(rows))]
     assert at == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1])
 
@@ -50,4 +53,4 @@ def test_one_makes_no_difference_and_bad_weights_are_refused() -> None:
     assert weighted("adora", forest, {"weight.length_signal.otherwise": 1.0}) == weighted("grpo", forest)
     for bad in (-0.1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="otherwise"):
-            LengthSignal(otherwise=bad)
+            length_signal_weight(otherwise=bad)

@@ -7,15 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.weighting.test_answer_entropy import grown
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.rewards.rescaled import Rescaled
-from gxpo.weighting.mean_outcome import MeanOutcome, ramp
+from gxpo.weighting.group_curves import ramp
+
+
+def mean_outcome_weight(**options):
+    return part_of("vital_dgrpo", "mean_outcome", **options)
 
 
 def test_the_cards_numbers():
-    found = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), hard=1.0, easy=2.0, least=0.5)
+    found = ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0, least=0.5)
     assert found.tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
 
 
@@ -34,7 +39,7 @@ def test_it_equals_a_loop(rows, constants):
             continue
         mean = sum(peers) / len(peers)
         expected.append(least + (1 - least) * min(1.0, max(0.0, (easy - mean) / (easy - hard))))
-    found = MeanOutcome(hard, easy, least)(forest, torch.zeros(len(rows)), {}, 0)
+    found = mean_outcome_weight(hard=hard, easy=easy, least=least)(forest, torch.zeros(len(rows)), {}, 0)
     assert found.tolist() == pytest.approx(expected) and bool((found >= least).all() and (found <= 1).all())
 
 
@@ -54,6 +59,8 @@ def test_what_the_std_takes_out_of_scaled_rewards_stays_in_the_weight():
 
 def test_the_paper_asks_for_the_rescaled_component_and_bad_options_are_refused():
     assert gxpo.method("vital_dgrpo@paper").shapes == {"rescaled": Rescaled()} and not gxpo.method("vital_dgrpo").shapes
-    for wrong in ({"hard": 0.7}, {"least": 1.5}, {"least": -0.1}):
+    for wrong in ({"least": 1.5}, {"least": -0.1}):
         with pytest.raises(ConfigError, match=r"weight\.mean_outcome"):
-            MeanOutcome(**wrong)
+            mean_outcome_weight(**wrong)
+    with pytest.raises(ConfigError, match=r"hard \(0\.7\) must be below easy"):
+        mean_outcome_weight(hard=0.7)(grown([("g", 1.0)]), torch.zeros(1), {}, 0)

@@ -5,12 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rollouts.flow_session import FlowSession, grown, small_flow
+from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.rollouts.denoise import Denoise, DenoiseTree
-from gxpo.weighting.noise_level import NoiseLevel, noise_level
+from gxpo.weighting.token_curves import over_mean
+
+
+def noise_level_weight(**options):
+    return part_of("tempflow_grpo", "noise_level", **options)
+
 
 SCALES = [0.7, 0.742964, 0.536152, 0.445897, 0.391794, 0.352797, 0.31907, 0.282007, 0.22536]  # SD 3.5, ten steps, a .7
 
@@ -18,7 +24,7 @@ SCALES = [0.7, 0.742964, 0.536152, 0.445897, 0.391794, 0.352797, 0.31907, 0.2820
 def test_the_constant_of_the_published_code():
     # 1 / mean = 9 / 3.996041 = 2.252229, so the weights are 2.252229 s; the code's 2.25 s are 1.575 ... .50706
     s = torch.tensor(SCALES, dtype=torch.float64)
-    found = noise_level(s, torch.arange(9), torch.ones(9, dtype=torch.bool))
+    found = over_mean(s, torch.arange(9))
     assert float(1 / s.mean()) == pytest.approx(2.252229, abs=1e-6)
     assert found.tolist() == pytest.approx([9 / sum(SCALES) * x for x in SCALES], abs=1e-12)
     assert (2.25 / (9 / sum(SCALES)) * found)[[0, -1]].tolist() == pytest.approx([1.575, 0.50706], abs=1e-6)
@@ -32,23 +38,22 @@ def test_the_weights_of_the_trained_steps_sum_to_their_number(steps, copies, see
     step = torch.repeat_interleave(torch.arange(steps), times)
     order = torch.randperm(len(step), generator=random)
     step = step[order]
-    trained = torch.ones(len(step), dtype=torch.bool)
-    found = noise_level(s[step], step, trained)
+    found = over_mean(s[step], step)
     first = torch.tensor([step.tolist().index(k) for k in range(steps)])
     assert float(found[first].sum()) == pytest.approx(steps)
     assert torch.allclose(found, s[step] * steps / s.sum())  # copies do not move the mean
-    assert torch.allclose(noise_level(factor * s[step], step, trained), found)
-    with_others = torch.cat([step, torch.tensor([0, -1, steps])])
-    ignored = torch.cat([trained, torch.tensor([False, True, False])])
-    more = noise_level(torch.cat([s[step], torch.tensor([9.0, 9.0, float("nan")]).double()]), with_others, ignored)
-    assert torch.allclose(more[:-3], found) and more[-3:].tolist() == [1, 1, 1]
+    assert torch.allclose(over_mean(factor * s[step], step), found)
+    more = over_mean(torch.cat([s[step], torch.tensor([9.0]).double()]), torch.cat([step, torch.tensor([-1])]))
+    assert torch.allclose(more[:-1], found) and more[-1:].tolist() == [1]
 
 
 def test_equal_noise_is_no_weight_at_all():
     forest = grown(DenoiseTree(1, 2))
     flat = forest.extras["noise_scale"].clone()
     flat[forest.trainable] = 0.3
-    found = NoiseLevel()(forest.replace(extras=forest.extras | {"noise_scale": flat}), torch.zeros(0), {}, 1)
+    found = noise_level_weight()(
+        forest.replace(extras=forest.extras | {"noise_scale": flat}), forest.path_behaviour_logprob, {}, 1
+    )
     assert torch.allclose(found, torch.ones_like(found), atol=1e-12)
 
 
@@ -57,7 +62,7 @@ def test_equal_noise_is_no_weight_at_all():
 def test_weights_of_a_forest(rollout, level):
     model = small_flow(5)
     forest = grown(rollout, session=FlowSession(model, temperature=level))
-    found = NoiseLevel()(forest, torch.zeros(0), {}, 1)
+    found = noise_level_weight()(forest, forest.path_behaviour_logprob, {}, 1)
     s = model.noise_scales(1.0)[:-1]
     for p in range(forest.n_entries):
         t = int(forest.path_token[p])
@@ -68,5 +73,5 @@ def test_weights_of_a_forest(rollout, level):
 def test_rollouts_without_noise_are_refused():
     text = Forest.from_completions([[1]], [[[2], [3]]], [0.0, 1.0])
     with pytest.raises(GxpoError, match="noise_scale"):
-        NoiseLevel()(text, torch.zeros(2), {}, 1)
+        noise_level_weight()(text, torch.zeros(2), {}, 1)
     assert gxpo.method("tempflow_grpo").requires == ("latents",)

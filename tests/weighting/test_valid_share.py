@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.weighting.verdict_rows import forest_of, group_of, peers_of, rows_of_verdicts, weighted
+from tests.weighting.verdict_rows import forest_of, group_of, part_of, peers_of, rows_of_verdicts, weighted
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.weighting.valid_share import ValidShare
+
+
+def valid_share_weight(**options):
+    return part_of("gpg", "valid_share", **options)
 
 
 def test_card() -> None:
@@ -28,13 +31,13 @@ def test_it_equals_a_loop(rows) -> None:
             total += 1
             valid += len(set(peers_of(rows, g))) > 1
     expected = total / valid if valid else 1.0
-    assert ValidShare()(forest, credit, {}, 0).tolist() == pytest.approx([expected] * forest.n_entries)
+    assert valid_share_weight()(forest, credit, {}, 0).tolist() == pytest.approx([expected] * forest.n_entries)
 
 
 def test_whoever_has_no_credit_in_a_group_that_has_is_valid() -> None:
     rows = [("a", r, 1) for r in (0.0, 0.5, 1.0)] + [("b", 1.0, 1), ("b", 1.0, 1), ("c", 1.0, 1)]
     forest = forest_of(rows)  # the middle one of a is at the mean; c is alone
-    assert ValidShare()(forest, GroupRelative(scale="none")(forest, {}, 0), {}, 0).tolist() == [2.0] * 6
+    assert valid_share_weight()(forest, GroupRelative(scale="none")(forest, {}, 0), {}, 0).tolist() == [2.0] * 6
 
 
 def test_trajectories_that_are_not_trained_do_not_count() -> None:
@@ -42,7 +45,7 @@ def test_trajectories_that_are_not_trained_do_not_count() -> None:
     records[2]["turns"][0]["trainable"] = False
     forest = gxpo.Forest.from_records(records)
     credit = torch.tensor([0.5, -0.5, 7.0, 0.0], dtype=torch.float64)  # 7 is nobody's
-    assert ValidShare()(forest, credit, {}, 0).tolist() == pytest.approx([1.5] * 4)  # 3 trained, 2 of them in a
+    assert valid_share_weight()(forest, credit, {}, 0).tolist() == pytest.approx([1.5] * 4)  # 3 trained, 2 of them in a
 
 
 def test_the_loss_is_that_of_the_groups_with_credit_alone() -> None:
@@ -66,4 +69,4 @@ def test_the_loss_is_that_of_the_groups_with_credit_alone() -> None:
 
 def test_without_any_credit_it_is_one() -> None:
     forest = forest_of(group_of(1, 1))
-    assert ValidShare()(forest, torch.zeros(2), {}, 0).tolist() == [1.0, 1.0]
+    assert valid_share_weight()(forest, torch.zeros(2), {}, 0).tolist() == [1.0, 1.0]

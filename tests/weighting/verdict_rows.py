@@ -43,6 +43,11 @@ def weighted(spec: str, forest: Forest, overrides: dict[str, Any] | None = None)
     return [float(found[forest.path_of(r)[0]]) for r in range(forest.n_trajectories)]
 
 
+def part_of(method: str, slot: str, **options: Any) -> Any:
+    """The part that a method has under `weight.SLOT`, with other options."""
+    return gxpo.method(method, {f"weight.{slot}.{k}": v for k, v in options.items()}).weights[slot]
+
+
 def peers_of(rows: Sequence[tuple[Any, ...]], group: str) -> list[float]:
     """Rewards of the group's compared members."""
     return [row[1] for row in rows if row[0] == group and (len(row) < 4 or row[3].get("compared", True))]

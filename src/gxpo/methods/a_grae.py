@@ -10,7 +10,7 @@ and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have 
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.difficulty_mix import DifficultyMix
+from gxpo.weighting.group_weight import GroupWeight
 
 a_grae = Definition(
     name="a_grae",
@@ -21,7 +21,7 @@ a_grae = Definition(
     idea="break the symmetry of the advantage: between successes and failures, and between easy and hard tasks",
     formula="A' = A ((1 - M) / (2 (1 - sqrt p)) + M / (2 sqrt p)) (min(1, M) if A > 0)",
     evidence="reference-code",
-    keys={"weight.difficulty_mix": DifficultyMix},
+    keys={"weight.difficulty_mix": GroupWeight, "weight.difficulty_mix.curve": "difficulty_mix"},
     paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
     choices="easy term 1 - sqrt(p), as in the code, whose scripts do not reach it; M over groups with verdicts",
     code="Yu7-code/A-GRAE@5f129eff8e6a802ea295ae7386a154658c090dce verl/trainer/ppo/core_algos.py "

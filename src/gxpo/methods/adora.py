@@ -8,7 +8,7 @@ way round, which a centred credit does not show. The paper's rule by difficulty 
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.length_signal import LengthSignal
+from gxpo.weighting.group_weight import GroupWeight
 
 adora = Definition(
     name="adora",
@@ -19,7 +19,11 @@ adora = Definition(
     idea="rollouts in which length does not pay are held down, so that long reasoning grows where it does",
     formula="A' = A if max_correct L > mean_wrong L else 0.1 A",
     evidence="reference-code",
-    keys={"weight.length_signal": LengthSignal},
+    keys={
+        "weight.length_signal": GroupWeight,
+        "weight.length_signal.statistic": "long_pays",
+        "weight.length_signal.curve": "one_or",
+    },
     choices="the length rule for texts; groups all right weigh 1, all wrong 0.1 (the code for images: 0.1 and 1)",
     code="ShadeCloak/ADORA@c518485324b136e0fea6a7f280c1d224f94d13d5 ADORA/verl/trainer/ppo/core_algos.py "
     "ADORA_VL/openrlhf/trainer/ppo_utils/experience_maker_vl.py",

@@ -11,7 +11,7 @@ are over the group's right answers with code. With A of 0, as in a group of righ
 
 from gxpo.keys import Definition
 from gxpo.signals.first_match import FirstMatch
-from gxpo.weighting.early_use import EarlyUse
+from gxpo.weighting.token_weight import TokenWeight
 
 aspo = Definition(
     name="aspo",
@@ -22,7 +22,15 @@ aspo = Definition(
     idea="shape the advantage, not the reward, so that early code is encouraged and correctness still decides",
     formula="A += clip(delta (p - mean p) / mean L, -k|A|, k|A|) for right answers with code",
     evidence="paper",
-    keys={"weight.early_use": EarlyUse, "signal.first_match": FirstMatch},
+    keys={
+        "weight.early_use": TokenWeight,
+        "weight.early_use.by": "lateness",
+        "weight.early_use.keep": "bonus",
+        "weight.early_use.strength": -2.0,
+        "weight.early_use.bound": 0.7,
+        "signal.first_match": FirstMatch,
+    },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 96},
     choices="a pattern for code; delta -2, k 0.7 of the paper's text, not its figures",
+    renamed={"weight.early_use.delta": "weight.early_use.strength"},
 )

@@ -17,7 +17,7 @@ from gxpo.credit.replayed import ReplayBaseline
 from gxpo.keys import Definition
 from gxpo.rollouts.replay import Replay
 from gxpo.signals.newest_mean import NewestMean
-from gxpo.weighting.u_shape import UShape
+from gxpo.weighting.token_weight import TokenWeight
 
 avatar_tas = Definition(
     name="avatar_tas",
@@ -33,7 +33,9 @@ avatar_tas = Definition(
         "rollout.choice": "random",
         "credit": ReplayBaseline,
         "signal.newest_mean": NewestMean,
-        "weight.u_shape": UShape,
+        "weight.u_shape": TokenWeight,
+        "weight.u_shape.by": "position",
+        "weight.u_shape.keep": "u_shape",
         "objective.ratio_over": "behaviour",
     },
     paper_defaults={"rollout.group_size": 4, "rollout.replays": 4, "rollout.min_stored": 4},

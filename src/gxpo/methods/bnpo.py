@@ -12,7 +12,7 @@ of 0 (code: up to 1e6). One Beta for each of several rewards, off in the code by
 
 from gxpo.keys import Definition
 from gxpo.objectives.gate import DualClip
-from gxpo.weighting.beta_density import BetaDensity
+from gxpo.weighting.group_weight import GroupWeight
 
 bnpo = Definition(
     name="bnpo",
@@ -23,7 +23,7 @@ bnpo = Definition(
     idea="the scale of the advantage follows the distribution of success rates as the policy changes",
     formula="A = (r - p) / BetaPDF(p; alpha, beta), alpha and beta by moments of p over the step's groups",
     evidence="reference-code",
-    keys={"credit.scale": "none", "weight.beta_density": BetaDensity},
+    keys={"credit.scale": "none", "weight.beta_density": GroupWeight, "weight.beta_density.curve": "beta_density"},
     paper_defaults={
         "objective.gate": DualClip,
         "objective.ratio_max": 10.0,

@@ -11,7 +11,7 @@ reference that is a capable model of the task; of one trained from nothing, ever
 
 from gxpo.credit.pairwise import PairwiseAuc
 from gxpo.keys import Definition
-from gxpo.weighting.reference_perplexity import ReferencePerplexity
+from gxpo.weighting.token_weight import TokenWeight
 
 capo_calibration = Definition(
     name="capo_calibration",
@@ -22,7 +22,13 @@ capo_calibration = Definition(
     idea="a logistic surrogate of the AUC makes likelihood tell right answers from wrong ones, while learning them",
     formula="A_i = +-sum over the other label of sigmoid(+-(l_j - l_i) / tau) / tau, masked by reference perplexity",
     evidence="secondary",
-    keys={"credit": PairwiseAuc, "weight.reference_perplexity": ReferencePerplexity},
+    keys={
+        "credit": PairwiseAuc,
+        "weight.reference_perplexity": TokenWeight,
+        "weight.reference_perplexity.by": "perplexity",
+        "weight.reference_perplexity.keep": "plausible",
+        "weight.reference_perplexity.unit": "trajectory",
+    },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.lr": 1e-6},
     choices="tau 0.6; no normaliser over pairs; the mask leaves statistics alone",
     cost="a reference model and a forward pass of it; pairs within groups",

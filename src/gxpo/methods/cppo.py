@@ -9,7 +9,7 @@ They weigh G / k, so the mean is over the kept ones. The paper fills the freed r
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.largest_credit import LargestCredit
+from gxpo.weighting.token_weight import TokenWeight
 
 cppo = Definition(
     name="cppo",
@@ -20,7 +20,13 @@ cppo = Definition(
     idea="what a completion contributes grows with |A|: train the largest, sample more questions for the time saved",
     formula="mask all but the G (1 - P) largest |A| of each group",
     evidence="reference-code",
-    keys={"weight.largest_credit": LargestCredit},
+    keys={
+        "weight.largest_credit": TokenWeight,
+        "weight.largest_credit.by": "mean_credit",
+        "weight.largest_credit.keep": "largest_size",
+        "weight.largest_credit.unit": "trajectory",
+        "weight.largest_credit.scope": "group",
+    },
     paper_defaults={"rollout.group_size": 16, "update.epochs": 2},
     choices="top per group; P 0.5; ties to the earlier; more questions are left to tasks.per_step",
     cost="less than the base: pruned completions need no forward pass with gradient",

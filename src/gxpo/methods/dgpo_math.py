@@ -10,7 +10,7 @@ else is in the reward. The paper's rewriting of questions is data, not method: n
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.difficulty_softmax import DifficultySoftmax
+from gxpo.weighting.group_weight import GroupWeight
 
 dgpo_math = Definition(
     name="dgpo_math",
@@ -25,7 +25,8 @@ dgpo_math = Definition(
     keys={
         "credit.scale": "mean_absolute",
         "credit.eps": 1e-4,
-        "weight.difficulty_softmax": DifficultySoftmax,
+        "weight.difficulty_softmax": GroupWeight,
+        "weight.difficulty_softmax.curve": "difficulty_softmax",
         "objective.aggregate": "token_mean",
     },
     choices="difficulty over the step's mixed groups; an all-wrong group counts as easiest, as in the code",

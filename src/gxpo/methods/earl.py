@@ -8,7 +8,7 @@ tokens stay in the denominators. The paper keeps a KL term whose coefficient we 
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.entropy_quantile import EntropyQuantile
+from gxpo.weighting.token_weight import TokenWeight
 
 earl = Definition(
     name="earl",
@@ -19,7 +19,12 @@ earl = Definition(
     idea="most tokens of structured code are certain: the gradient goes to the few that are not",
     formula="w = [H_t >= quantile_0.8 of the answer's H]; L = L_GRPO with w",
     evidence="reconstruction",
-    keys={"weight.entropy_quantile": EntropyQuantile, "weight.entropy_quantile.scope": "trajectory"},
+    keys={
+        "weight.entropy_quantile": TokenWeight,
+        "weight.entropy_quantile.by": "entropy",
+        "weight.entropy_quantile.keep": "above_quantile",
+        "weight.entropy_quantile.scope": "trajectory",
+    },
     choices="quantile per answer; top 20 %; denominators of all tokens",
     cost="a forward pass for entropies before the update",
 )

@@ -11,7 +11,7 @@ an answer's end. So groups of equal outcomes still teach nothing.
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.relative_entropy import RelativeEntropy
+from gxpo.weighting.token_weight import TokenWeight
 
 edge_grpo = Definition(
     name="edge_grpo",
@@ -22,7 +22,12 @@ edge_grpo = Definition(
     idea="sure answers are rewarded more when right and punished more when wrong",
     formula="A' = A mean(H) / H_i, H_i the answer's mean token entropy",
     evidence="reference-code",
-    keys={"weight.relative_entropy": RelativeEntropy},
+    keys={
+        "weight.relative_entropy": TokenWeight,
+        "weight.relative_entropy.by": "mean_entropy",
+        "weight.relative_entropy.keep": "relative_entropy",
+        "weight.relative_entropy.unit": "trajectory",
+    },
     paper_defaults={"credit.eps": 1e-4},
     choices="entropy detached, over the answer's tokens, factor in [0.1, 10]; guided error correction is not built",
     cost="a forward pass over the rollouts before the update, with entropies",

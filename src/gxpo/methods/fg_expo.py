@@ -10,7 +10,7 @@ set; the accuracy is that of the step before.
 
 from gxpo.keys import Definition
 from gxpo.objectives.control import ByAccuracy
-from gxpo.weighting.gaussian_rate import GaussianRate
+from gxpo.weighting.group_weight import GroupWeight
 
 fg_expo = Definition(
     name="fg_expo",
@@ -23,6 +23,10 @@ fg_expo = Definition(
     idea="a failing policy is let loose, a succeeding one held; questions at the frontier weigh most",
     formula="w_q = Gaussian(acc_q; 1/2, sigma) / mean; beta = beta_0 f(acc), f rising from 0 to 1",
     evidence="reconstruction",
-    keys={"weight.gaussian_rate": GaussianRate, "objective.kl.control": ByAccuracy},
+    keys={
+        "weight.gaussian_rate": GroupWeight,
+        "weight.gaussian_rate.curve": "gaussian_rate",
+        "objective.kl.control": ByAccuracy,
+    },
     choices="sigma 1/4; logistic of slope 10; weights for draws; the last step's accuracy; no KL until its coef is set",
 )

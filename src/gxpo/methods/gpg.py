@@ -11,7 +11,7 @@ something else: its alpha is B over the number of non-zero rewards.
 
 from gxpo.keys import Definition
 from gxpo.objectives.gate_log_likelihood import LogLikelihood
-from gxpo.weighting.valid_share import ValidShare
+from gxpo.weighting.group_weight import GroupWeight
 
 gpg = Definition(
     name="gpg",
@@ -22,7 +22,13 @@ gpg = Definition(
     idea="REINFORCE with the group's mean, its mean taken over the groups that have something to teach",
     formula="A = B / (B - M) (r - mean_g r); L = -mean_i mean_t A log pi",
     evidence="reference-code",
-    keys={"credit.scale": "none", "objective.gate": LogLikelihood, "weight.valid_share": ValidShare},
+    keys={
+        "credit.scale": "none",
+        "objective.gate": LogLikelihood,
+        "weight.valid_share": GroupWeight,
+        "weight.valid_share.statistic": "credited",
+        "weight.valid_share.curve": "over_share",
+    },
     choices="F_norm 1; no resampling below a share of valid groups",
     code="AMAP-ML/GPG@e096da8ce527a1636272469cee383ba71ec4a511 R1-V/src/r1-v/src/open_r1/trainer/grpo_trainer.py",
 )

@@ -13,7 +13,7 @@ the rollout brings (`grpo_s+luffy`); without one, a group's right attempts stand
 
 from gxpo.keys import Definition
 from gxpo.signals.mean_hidden import MeanHidden
-from gxpo.weighting.hardness import Hardness
+from gxpo.weighting.group_weight import GroupWeight
 
 grpo_s = Definition(
     name="grpo_s",
@@ -25,7 +25,12 @@ grpo_s = Definition(
     idea="groups far from a demonstration, in words and in reward, weigh more",
     formula="w = s(d_g) / s(mean d) * s(mean kept gap) / s(mean gap); L = L_GRPO with w",
     evidence="secondary",
-    keys={"weight.hardness": Hardness, "signal.mean_hidden": MeanHidden},
+    keys={
+        "weight.hardness": GroupWeight,
+        "weight.hardness.statistic": "dissimilarity",
+        "weight.hardness.curve": "hardness",
+        "signal.mean_hidden": MeanHidden,
+    },
     choices="within a step, not a category; hidden states, not clauses; right attempts stand in for demonstrations",
     cost="a forward pass over the rollouts before the update",
 )

@@ -15,7 +15,7 @@ from gxpo.credit.entropy_cost import EntropyCost
 from gxpo.keys import Definition
 from gxpo.objectives.gate_log_likelihood import LogLikelihood
 from gxpo.weighting.conflict import Conflict
-from gxpo.weighting.entropy_ceiling import EntropyCeiling
+from gxpo.weighting.token_weight import TokenWeight
 
 gtpo = Definition(
     name="gtpo",
@@ -30,10 +30,14 @@ gtpo = Definition(
         "credit.scale": "none",
         "credit.add.entropy_cost": EntropyCost,
         "weight.conflict": Conflict,
-        "weight.entropy_ceiling": EntropyCeiling,
+        "weight.entropy_ceiling": TokenWeight,
+        "weight.entropy_ceiling.by": "mean_entropy",
+        "weight.entropy_ceiling.keep": "between",
+        "weight.entropy_ceiling.high": 0.7,
         "objective.gate": LogLikelihood,
     },
     choices="not divided by the number of conflict tokens; sides after the entropy cost (code: before it); no std",
     cost="a forward pass for entropies before the update",
     code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
+    renamed={"weight.entropy_ceiling.most": "weight.entropy_ceiling.high"},
 )

@@ -13,8 +13,8 @@ tokens. With alpha 0 this is GRPO.
 
 from gxpo.keys import Definition
 from gxpo.segments import Spans
-from gxpo.weighting.labelled import Labelled
 from gxpo.weighting.phrases import PLANNING, as_pattern
+from gxpo.weighting.token_weight import TokenWeight
 
 hicra = Definition(
     name="hicra",
@@ -25,7 +25,13 @@ hicra = Definition(
     idea="planning tokens are pushed up against the tokens that carry plans out",
     formula="A'_t = A + alpha |A| [t in a planning phrase], alpha = 0.2",
     evidence="paper",
-    keys={"segment": Spans, "segment.patterns": (as_pattern(PLANNING),), "weight.labelled": Labelled},
+    keys={
+        "segment": Spans,
+        "segment.patterns": (as_pattern(PLANNING),),
+        "weight.labelled": TokenWeight,
+        "weight.labelled.by": "label",
+        "weight.labelled.keep": "raised",
+    },
     paper_defaults={"credit.scale": "none"},
     choices="the base's std, which the paper's equations leave out; phrases of ours; document frequency, no clusters",
 )

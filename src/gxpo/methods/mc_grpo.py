@@ -11,7 +11,7 @@ scales by n / (number of credits other than 0); not here.
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.drop_median import DropMedian
+from gxpo.weighting.token_weight import TokenWeight
 
 mc_grpo = Definition(
     name="mc_grpo",
@@ -26,7 +26,11 @@ mc_grpo = Definition(
         "credit.center": "lower_median",
         "credit.scale": "median_absolute",
         "credit.eps": 1e-3,
-        "weight.drop_median": DropMedian,
+        "weight.drop_median": TokenWeight,
+        "weight.drop_median.by": "outcome",
+        "weight.drop_median.keep": "drop_median",
+        "weight.drop_median.unit": "trajectory",
+        "weight.drop_median.scope": "group",
     },
     paper_defaults={
         "rollout.group_size": 9,

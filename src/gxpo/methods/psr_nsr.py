@@ -13,7 +13,7 @@ scales a step. Their released configuration has an entropy bonus of 1e-3 (`psr_n
 
 from gxpo.keys import Definition
 from gxpo.rewards.signed import Signed
-from gxpo.weighting.by_sign import BySign
+from gxpo.weighting.token_weight import TokenWeight
 
 psr_nsr = Definition(
     name="psr_nsr",
@@ -30,7 +30,9 @@ psr_nsr = Definition(
         "reward.shape.signed": Signed,
         "credit.center": "none",
         "credit.scale": "none",
-        "weight.by_sign": BySign,
+        "weight.by_sign": TokenWeight,
+        "weight.by_sign.by": "credit",
+        "weight.by_sign.keep": "by_sign",
         "weight.by_sign.positive": 0.1,
         "objective.aggregate": "token_mean",
     },

@@ -9,7 +9,7 @@ above 0. Resampling until some weight is above 0 is off in the scripts and not b
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.noise_aware import NoiseAware
+from gxpo.weighting.group_weight import GroupWeight
 
 s_grpo = Definition(
     name="s_grpo",
@@ -20,7 +20,7 @@ s_grpo = Definition(
     idea="each verdict may be wrong with probability q: groups near all-right or all-wrong weigh less, or nothing",
     formula="A' = w A; w = (1 - 2q) sd(t)^2 / (sd(p) sd(t)), t = clip((p - q) / (1 - 2q), 0, 1)",
     evidence="reference-code",
-    keys={"weight.noise_aware": NoiseAware},
+    keys={"weight.noise_aware": GroupWeight, "weight.noise_aware.curve": "noise_aware"},
     paper_defaults={
         "credit.eps": 1e-8,
         "objective.aggregate": "sequence_sum",

@@ -15,7 +15,7 @@ authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 
 from gxpo.keys import Definition
 from gxpo.signals.answer_clusters import AnswerClusters
-from gxpo.weighting.answer_entropy import AnswerEntropy
+from gxpo.weighting.group_weight import GroupWeight
 
 seed_grpo = Definition(
     name="seed_grpo",
@@ -28,7 +28,9 @@ seed_grpo = Definition(
     evidence="paper",
     keys={
         "credit.scale": "none",
-        "weight.answer_entropy": AnswerEntropy,
+        "weight.answer_entropy": GroupWeight,
+        "weight.answer_entropy.statistic": "answer_entropy",
+        "weight.answer_entropy.curve": "damped",
         "signal.answer_clusters": AnswerClusters,
     },
     paper_defaults={

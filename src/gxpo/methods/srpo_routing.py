@@ -13,7 +13,7 @@ answer stands, and the buckets: as in `sdpo_self`. The name is three other metho
 from gxpo.keys import Definition
 from gxpo.objectives.distillation import Distillation
 from gxpo.signals.self_teacher import SelfTeacher
-from gxpo.weighting.untaught import Untaught
+from gxpo.weighting.token_weight import TokenWeight
 
 srpo_routing = Definition(
     name="srpo_routing",
@@ -30,7 +30,10 @@ srpo_routing = Definition(
         "objective.add.distillation": Distillation,
         "objective.add.distillation.over": "all",
         "objective.add.distillation.beta": 1.0,
-        "weight.untaught": Untaught,
+        "weight.untaught": TokenWeight,
+        "weight.untaught.by": "taught",
+        "weight.untaught.keep": "between",
+        "weight.untaught.high": 0.0,
         "signal.self_teacher": SelfTeacher,
         "signal.self_teacher.of": "failed",
     },

@@ -16,7 +16,7 @@ from gxpo.credit.gae import Gae
 from gxpo.keys import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.windowed import Windowed
-from gxpo.weighting.newest_version import NewestVersion
+from gxpo.weighting.token_weight import TokenWeight
 
 t_ppo = Definition(
     name="t_ppo",
@@ -33,7 +33,10 @@ t_ppo = Definition(
         "credit.lam": 0.95,
         "credit.target_lam": 1.0,
         "credit.cut": "extend",
-        "weight.newest_version": NewestVersion,
+        "weight.newest_version": TokenWeight,
+        "weight.newest_version.by": "version",
+        "weight.newest_version.keep": "at_maximum",
+        "weight.newest_version.scope": "trajectory",
         "objective.add.value": ValueRegression,
     },
     paper_defaults={"rollout.windows": 3},

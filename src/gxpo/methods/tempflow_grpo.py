@@ -16,7 +16,7 @@ column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
 from gxpo.credit.segment_relative import SegmentRelative
 from gxpo.keys import Definition
 from gxpo.rollouts.denoise import DenoiseTree
-from gxpo.weighting.noise_level import NoiseLevel
+from gxpo.weighting.token_weight import TokenWeight
 
 tempflow_grpo = Definition(
     name="tempflow_grpo",
@@ -30,7 +30,9 @@ tempflow_grpo = Definition(
     keys={
         "rollout": DenoiseTree,
         "credit": SegmentRelative,
-        "weight.noise_level": NoiseLevel,
+        "weight.noise_level": TokenWeight,
+        "weight.noise_level.by": "noise_scale",
+        "weight.noise_level.keep": "over_mean",
         "objective.aggregate": "token_mean",
         "objective.clip_low": 1e-4,
         "objective.clip_high": 1e-4,

@@ -12,7 +12,7 @@ sets and question-answer inversion are rewards and data of multiple-choice video
 
 from gxpo.keys import Definition
 from gxpo.signals.disagreement import Disagreement as DisagreementSignal
-from gxpo.weighting.disagreement import Disagreement
+from gxpo.weighting.token_weight import TokenWeight
 
 tw_grpo = Definition(
     name="tw_grpo",
@@ -24,7 +24,13 @@ tw_grpo = Definition(
     idea="tokens at positions of high disagreement within the group carry the information, and the weight",
     formula="w_t = 1 + (a - 1) minmax_t(D_t), D_t the answers' divergence from their mean at position t; a = 1.4",
     evidence="reference-code",
-    keys={"weight.disagreement": Disagreement, "signal.disagreement": DisagreementSignal},
+    keys={
+        "weight.disagreement": TokenWeight,
+        "weight.disagreement.by": "disagreement",
+        "weight.disagreement.keep": "stretched",
+        "weight.disagreement.scope": "group",
+        "signal.disagreement": DisagreementSignal,
+    },
     paper_defaults={"objective.aggregate": "token_mean", "objective.clip_high": 0.28, "credit.eps": 1e-4},
     choices="weights detached; unweighted sum over the vocabulary, as in the code; soft rewards are not built",
     cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",

@@ -11,7 +11,7 @@ and 1, which change nothing, until you set `reward.shape.rescaled.low` and `.hig
 
 from gxpo.keys import Definition
 from gxpo.rewards.rescaled import Rescaled
-from gxpo.weighting.mean_outcome import MeanOutcome
+from gxpo.weighting.group_weight import GroupWeight
 
 vital_dgrpo = Definition(
     name="vital_dgrpo",
@@ -23,7 +23,11 @@ vital_dgrpo = Definition(
     idea="rescale hard tasks' rewards, and weigh groups down the more they earn already",
     formula="w = 0.5 + 0.5 clamp((easy - mean_g r) / (easy - hard), 0, 1); L = L_GRPO with w",
     evidence="secondary",
-    keys={"weight.mean_outcome": MeanOutcome},
+    keys={
+        "weight.mean_outcome": GroupWeight,
+        "weight.mean_outcome.statistic": "mean_outcome",
+        "weight.mean_outcome.curve": "ramp",
+    },
     paper_defaults={
         "weight.mean_outcome.hard": 1.0,
         "weight.mean_outcome.easy": 2.0,

@@ -12,7 +12,7 @@ penalise the mean of -log policy by 0.06: `vppo@paper`.
 from gxpo.keys import Definition
 from gxpo.objectives.masked_kl import MaskedKl
 from gxpo.signals.masked_observation import MaskedObservation
-from gxpo.weighting.perception import Perception
+from gxpo.weighting.token_weight import TokenWeight
 
 vppo = Definition(
     name="vppo",
@@ -23,7 +23,13 @@ vppo = Definition(
     idea="the learning signal goes to the tokens and trajectories that depend on the observation",
     formula="w = [k3(pi, pi masked) in the top 40% of o_i] (0.9 + 0.1 x_i / mean x); L = L_GRPO with w",
     evidence="reference-code",
-    keys={"weight.perception": Perception, "signal.masked_observation": MaskedObservation},
+    keys={
+        "weight.perception": TokenWeight,
+        "weight.perception.by": "dependency",
+        "weight.perception.keep": "top_scaled",
+        "weight.perception.scope": "trajectory",
+        "signal.masked_observation": MaskedObservation,
+    },
     paper_defaults={
         "objective.add.masked_kl": MaskedKl,
         "objective.add.masked_kl.coef": 0.0,

@@ -9,7 +9,7 @@ credit 0 or less. As a weight, A' / A, so that it composes with every credit.
 """
 
 from gxpo.keys import Definition
-from gxpo.weighting.novelty import Novelty
+from gxpo.weighting.token_weight import TokenWeight
 
 xrpo = Definition(
     name="xrpo",
@@ -20,7 +20,15 @@ xrpo = Definition(
     idea="low-probability yet correct answers get a bonus, bounded by a share of their advantage",
     formula="A' = A + min(max(l (1 - exp(s - mean s)), 0), k A) if correct; l = 2.5, k = 0.5",
     evidence="secondary",
-    keys={"weight.novelty": Novelty},
+    keys={
+        "weight.novelty": TokenWeight,
+        "weight.novelty.by": "rarity",
+        "weight.novelty.keep": "bonus",
+        "weight.novelty.sign": "positive",
+        "weight.novelty.strength": 2.5,
+        "weight.novelty.bound": 0.5,
+    },
     choices="the sharpening alone: adaptive allocation of rollouts and in-context seeding are not built",
     cost="a forward pass over the rollouts before the update",
+    renamed={"weight.novelty.cap": "weight.novelty.bound"},
 )

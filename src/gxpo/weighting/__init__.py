@@ -1,6 +1,11 @@
 """Which rollouts and tokens count, and how much."""
 
+from gxpo.former import classes
 from gxpo.weighting.base import WeightPart, WeightProduct
+from gxpo.weighting.group_weight import GroupWeight
 from gxpo.weighting.mismatch import Truncated, truncated
+from gxpo.weighting.token_weight import TokenWeight
 
-__all__ = ["Truncated", "WeightPart", "WeightProduct", "truncated"]
+__all__ = ["GroupWeight", "TokenWeight", "Truncated", "WeightPart", "WeightProduct", "truncated"]
+
+__getattr__ = classes("weighting")

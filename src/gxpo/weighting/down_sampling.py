@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, MissingSignal
 from gxpo.weighting.base import WeightPart
-from gxpo.weighting.largest_credit import largest
-from gxpo.weighting.trajectory import counting, trajectory_mean
+from gxpo.weighting.columns import Columns
+from gxpo.weighting.largest import largest
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
+
+Share = Annotated[float, Interval(gt=0, le=1)]
 
 
 @torch.no_grad()
@@ -71,22 +73,13 @@ class DownSampling(WeightPart):
     Source: D3S, arXiv 2509.22115, from a summary: rollouts of the whole step compete, not those of a group.
     """
 
-    rows: float = 0.5
-    rows_end: float = 1.0
-    tokens: float = 0.5
-    tokens_end: float = 1.0
-    total_steps: int | None = None
+    rows: Share = 0.5
+    rows_end: Share = 1.0
+    tokens: Share = 0.5
+    tokens_end: Share = 1.0
+    total_steps: Annotated[int, Ge(1)] | None = None
 
     needs = ("entropy",)
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "rows_end", "tokens", "tokens_end"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"weight.down_sampling.{name} is {getattr(self, name)}; it is a share above 0, up to 1"
-                )
-        if self.total_steps is not None and self.total_steps < 1:
-            raise ConfigError(f"weight.down_sampling.total_steps is {self.total_steps}; it is at least 1")
 
     def shares(self, step: int) -> tuple[float, float]:
         """Of rollouts and of tokens, at this step."""
@@ -94,21 +87,18 @@ class DownSampling(WeightPart):
         return (1 - done) * self.rows + done * self.rows_end, (1 - done) * self.tokens + done * self.tokens_end
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
-        counted = counting(forest)
+        columns = Columns(forest, credit, signals)
+        counted = columns.of("acts", "R")
         n = int(counted.sum())
         if not n:
             return torch.ones(forest.n_entries, dtype=torch.float64)
         of_rows, of_tokens = self.shares(step)
         k = math.ceil(of_rows * n - 1e-9)
-        kept = max_variance(trajectory_mean(forest, {"credit": credit}, "credit"), k, counted)
-        entries = forest.path_trainable.nonzero().squeeze(1)
-        entropy = signals["entropy"][entries].to(torch.float64)
-        if missing := int(entropy.isnan().sum()):
-            raise MissingSignal(f"entropy is nan for {missing} of {entries.numel()} trainable tokens")
-        owner = forest.path_trajectory[entries]
-        competes = (kept & counted)[owner]
-        quota = torch.full_like(entries, math.ceil(of_tokens * int(competes.sum()) - 1e-9))
-        chosen = largest(credit[entries].abs() * entropy, torch.zeros_like(entries), quota, competes)
+        kept = max_variance(columns.of("mean_credit", "R"), k, counted)
+        entropy = columns.of("entropy", "P").to(torch.float64)
+        competes = (kept & counted)[columns.owner]
+        quota = torch.full_like(columns.owner, math.ceil(of_tokens * int(competes.sum()) - 1e-9))
+        chosen = largest(columns.of("credit", "P").abs() * entropy, torch.zeros_like(quota), quota, competes)
         weight = torch.zeros(forest.n_entries, dtype=torch.float64)
-        weight[entries] = (chosen & kept[owner]).to(torch.float64) * n / k
+        weight[columns.entries] = (chosen & kept[columns.owner]).to(torch.float64) * n / k
         return weight

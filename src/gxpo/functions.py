@@ -1,0 +1,94 @@
+"""Pure functions as settings: a part's formula by name, `file.py:function` or object, its keyword options as options.
+
+A function's positional parameters name the columns that it is given, its keyword-only parameters are options with a
+default: of `def noise_aware(rate, *, flip=0.1)`, `flip` is one. `Annotated[float, Interval(ge=0)]` states a range.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from gxpo.errors import ConfigError, did_you_mean
+from gxpo.ranges import Part, key_of, refusal, rule_of
+from gxpo.usercode import Unusable, object_at
+
+
+class Signature(NamedTuple):
+    """columns: names of the positional parameters; options: (type, default) of the keyword-only ones."""
+
+    columns: tuple[str, ...]
+    options: Mapping[str, tuple[Any, Any]]
+
+
+@cache
+def signature(function: Callable[..., Any]) -> Signature:
+    """What a function reads and what of it can be set."""
+    given, hints = inspect.signature(function).parameters.values(), get_type_hints(function, include_extras=True)
+    return Signature(
+        tuple(p.name for p in given if p.kind is not p.KEYWORD_ONLY),
+        {p.name: (hints.get(p.name, Any), p.default) for p in given if p.kind is p.KEYWORD_ONLY},
+    )
+
+
+@cache
+def known(module: str) -> dict[str, Callable[..., Any]]:
+    """The public functions that a module defines, by name."""
+    found = vars(importlib.import_module(module))
+    return {k: f for k, f in found.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
+
+
+def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
+    """The function that a setting means.
+
+    module  whose functions have names;   free  other names are left as they are: those of columns
+    """
+    if callable(value):
+        return value
+    names = known(module)
+    if value in names:
+        return names[value]
+    if isinstance(value, str) and ":" in value:
+        try:
+            return object_at(value)
+        except Unusable as error:
+            raise ConfigError(f"{key}={value}: {error}") from None
+    if free and isinstance(value, str) and value:
+        return value
+    raise ConfigError(f"{key}: unknown function {value!r}{did_you_mean(value, names)}; there is {', '.join(names)}")
+
+
+class Formula(Part):
+    """Mixin of frozen parts that apply functions: their options lie in the field `options`, a mapping.
+
+    functions  field -> (module whose functions it takes by name, whether other names are those of columns)
+    """
+
+    functions: Mapping[str, tuple[str, bool]] = {}
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name, (module, free) in self.functions.items():
+            object.__setattr__(
+                self, name, named(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
+            )
+        chosen = [getattr(self, name) for name in self.functions]
+        known = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
+        title = f"{key_of(type(self)).partition('.')[0]}.{getattr(chosen[-1], '__name__', chosen[-1])}"
+        for name in self.options:
+            if name not in known:
+                raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, known)}")
+        stated = {name: self.options.get(name, default) for name, (_, default) in known.items()}
+        for name, value in stated.items():
+            rule = rule_of(known[name][0], known[name][1] == math.inf)
+            if rule is not None and not rule.holds(value):
+                raise ConfigError(refusal(f"{title}.{name}", value, rule))
+        object.__setattr__(self, "options", stated)
+
+    def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:
+        """A function of the part, with those options that are its own."""
+        return function(*columns, **{k: self.options[k] for k in signature(function).options})

@@ -1,0 +1,169 @@
+"""The columns that functions of weights read by name: of trajectories and tokens, named scores, and every signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gxpo import functions
+from gxpo.errors import GxpoError, MissingSignal
+from gxpo.functions import Formula, signature
+from gxpo.trees import begins_of
+from gxpo.weighting.base import WeightPart
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+SCORES = "gxpo.weighting.scores"
+HELD = ("proximal_logprob", "behaviour_logprob")  # signals that there always are
+MAY_LACK = ("teacher_entropy",)  # nan: none; of another signal it is an error at a token that is trained
+REQUIRES = {"label": "segments", "noise_scale": "latents"}
+BRINGS = {
+    "label": "set segment=spans and segment.patterns to what is to be labelled",
+    "noise_scale": "sample them with rollout denoise or denoise_tree",
+}
+
+TRAJECTORY: Mapping[str, Callable[[Forest], Tensor]] = {  # [R]
+    "group": lambda forest: forest.ids("group", axis="R"),
+    "batch": lambda forest: torch.zeros(forest.n_trajectories, dtype=torch.int64),
+    "compared": lambda forest: forest.compared,
+    "acts": lambda forest: forest.compared & (forest.lengths() > 0),
+    "outcome": lambda forest: forest.outcome,
+    "success": lambda forest: forest.success,
+    # the verdict, or, where a trajectory has none, an outcome above 0
+    "correct": lambda forest: torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0),
+    "complete": lambda forest: ~forest.truncated,
+    "length": lambda forest: forest.lengths(),
+    "shown": lambda forest: torch.tensor([x == "demonstration" for x in forest.origin], dtype=torch.bool),
+}
+TOKEN: Mapping[str, Callable[[Forest], Tensor]] = {  # [P]
+    "trajectory": lambda forest: forest.path_trajectory,
+    "version": lambda forest: forest.to_path(forest.policy_version, "N"),
+    "segment": lambda forest: forest.segment[forest.path_token],
+    "token": lambda forest: forest.token[forest.path_token],
+    "label": lambda forest: _extra(forest, "label"),
+    "noise_scale": lambda forest: _extra(forest, "noise_scale"),
+}
+MADE = ("x", "scope", "counts", "credit", "moved", "place", "columns")  # from the weight's own settings and the credit
+
+
+def _extra(forest: Forest, name: str) -> Tensor:
+    if name not in forest.extras:
+        raise GxpoError(f"a weight reads extras[{name!r}], and these rollouts have none: {BRINGS[name]}")
+    return forest.extras[name][forest.path_token]
+
+
+class Columns:
+    """What functions are given, by the names of their parameters, at one axis: R, or the trained entries of P.
+
+    x      the weight's own score;   scope  ids of what is compared: "batch", "group" or "trajectory"
+    counts who enters statistics: compared trajectories that have trained tokens, and their tokens; in the scope of one
+           trajectory each enters its own
+    mean_NAME  [R] mean over a trajectory's trained tokens
+    """
+
+    def __init__(self, forest: Forest, credit: Tensor, signals: Signals, scope: str = "batch") -> None:
+        self.forest, self.credit, self.signals, self.scope = forest, credit, signals, scope
+
+    @cached_property
+    def entries(self) -> Tensor:
+        """Trained entries of P; token columns are of these."""
+        return self.forest.path_trainable.nonzero().squeeze(1)
+
+    @cached_property
+    def owner(self) -> Tensor:
+        return self.forest.path_trajectory[self.entries]
+
+    def given(self, function: Callable[..., Any], axis: str, *first: Tensor) -> list[Any]:
+        """The columns that a function's parameters name, the first of them given."""
+        return [*first, *(self.of(name, axis) for name in signature(function).columns[len(first) :])]
+
+    def of(self, name: str, axis: str) -> Any:
+        """A column or a score by name, on the axis."""
+        if name in functions.known(SCORES):
+            return self.scored(functions.known(SCORES)[name], axis)
+        if name == "columns":
+            return self
+        if name == "scope":
+            return self.of(self.scope, axis)
+        if name == "counts":
+            alone = self.scope == "trajectory"
+            return self.lifted(self.of("acts", "R"), axis) | alone
+        if name == "place":
+            begins = begins_of(self.owner, self.forest.n_trajectories)
+            return torch.arange(len(self.owner)) - begins[self.owner]
+        if name == "moved":
+            out = torch.zeros(self.forest.n_trajectories, dtype=torch.bool)
+            out[self.owner[self.credit[self.entries] != 0]] = True
+            return self.lifted(out, axis)
+        if name in TRAJECTORY:
+            return self.lifted(TRAJECTORY[name](self.forest), axis)
+        if name == "trajectory" and axis == "R":
+            return torch.arange(self.forest.n_trajectories)
+        if name.startswith("mean_"):
+            return self.lifted(self.mean(self.of(name[5:], "P")), axis)
+        if name in TOKEN:
+            return TOKEN[name](self.forest)[self.entries]
+        return self.credit[self.entries] if name == "credit" else self.signal(name, axis)
+
+    def scored(self, score: Any, axis: str, options: Mapping[str, Any] | None = None) -> Tensor:
+        """What a score, a function or the name of a column, says on the axis, with those options that are its own."""
+        if not callable(score):
+            return self.of(score, axis)
+        own = getattr(score, "axis", axis)
+        stated = {k: v for k, v in (options or {}).items() if k in signature(score).options}
+        value = score(*self.given(score, own), **stated)
+        return self.lifted(value, axis) if own == "R" else self.mean(value) if axis == "R" else value
+
+    def lifted(self, x: Tensor, axis: str) -> Tensor:
+        return x if axis == "R" else x[self.owner]
+
+    def mean(self, x: Tensor) -> Tensor:
+        """[R] float64 over the trained tokens, 0 where there are none."""
+        n = self.forest.n_trajectories
+        total = torch.zeros(n, dtype=torch.float64).index_add_(0, self.owner, x.to(torch.float64))
+        return total / torch.bincount(self.owner, minlength=n).clamp_min(1)
+
+    def signal(self, name: str, axis: str) -> Tensor:
+        value = self.signals[name]
+        if axis == "R":
+            return value
+        if getattr(self.signals, "axes", {}).get(name) == "R":
+            return value[self.owner]
+        value = value[self.entries]
+        if name not in MAY_LACK and (missing := int(value.isnan().sum())):
+            raise MissingSignal(f"{name} is nan for {missing} of {len(value)} trainable tokens")
+        return value
+
+
+class Scored(Formula, WeightPart):
+    """Base of weights that are a function of a score: the two functions of the part, in this order."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        known = (*TRAJECTORY, *TOKEN, *MADE, *HELD)
+        return tuple(name for name in self._read if name not in known)
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(REQUIRES[name] for name in self._read if name in REQUIRES)
+
+    @property
+    def _read(self) -> tuple[str, ...]:
+        """Columns and signals, also those that scores are made of; the second function's first column is the score."""
+        score, function = (getattr(self, name) for name in self.functions)
+        return tuple(dict.fromkeys(_read_by(score, *signature(function).columns[1:])))
+
+
+def _read_by(*names: Any) -> list[str]:
+    scores = functions.known(SCORES)
+    found: list[str] = []
+    for name in names:
+        score = name if callable(name) else scores.get(name)
+        found += [name.removeprefix("mean_")] if score is None else _read_by(*signature(score).columns)
+    return found

@@ -1,0 +1,261 @@
+"""What `TokenWeight` makes of a score: masks that keep some tokens or trajectories, and factors. [n] each, float64."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.weighting.largest import largest
+
+INF = float("inf")
+Share = Annotated[float, Interval(gt=0, le=1)]
+Factor = Annotated[float, Ge(0)]
+
+
+# ---------------------------------------------------------------- masks
+def above_quantile(x: Tensor, scope: Tensor, counts: Tensor, *, share: Share = 0.2) -> Tensor:
+    """1 where the score is at least the (1 - share)-quantile of its scope, interpolated linearly; else 0.
+
+    With entropy Wang et al., arXiv 2506.01939 (20 %, over the batch), and TRL's `top_entropy_quantile`.
+
+    >>> one = torch.zeros(5, dtype=torch.int64)
+    >>> above_quantile(torch.tensor([0.1, 2.0, 0.5, 0.05, 1.5]), one, one == 0).tolist()
+    [0.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    x = x.to(torch.float64)
+    return (x >= levels.quantile(x, scope, 1 - share, counts)).to(torch.float64)
+
+
+def between(x: Tensor, *, low: float = -INF, high: float = INF) -> Tensor:
+    """1 where low <= score <= high, else 0.
+
+    By mean entropy up to ln 2, a choice between two equally likely words, GTPO's filter: arXiv 2508.03772 (code: 0.7).
+    """
+    return ((low <= x) & (x <= high)).to(torch.float64)
+
+
+def at_maximum(x: Tensor, scope: Tensor) -> Tensor:
+    """1 where the score is the largest of its scope, else 0.
+
+    By version within a trajectory: of a rollout that goes on over several steps, the tokens of the last of them.
+
+    >>> at_maximum(torch.tensor([3, 3, 4, 2]), torch.tensor([0, 0, 0, 1])).tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    return (x.to(torch.float64) == levels.max(x, scope)).to(torch.float64)
+
+
+def plausible(
+    x: Tensor, correct: Tensor, *, low: Annotated[float, Ge(1)] = 1.05, high: Annotated[float, Ge(1)] = 2.5
+) -> Tensor:
+    """1 for a correct answer of perplexity <= high and for a wrong one of perplexity >= low, else 0.
+
+    high  a correct answer that the reference finds stranger than this may have come out right by luck
+    low   a wrong answer that it finds surer than this may have been judged wrongly
+
+    Source: CAPO (calibration), arXiv 2604.12632.
+
+    >>> plausible(torch.tensor([2.0, 3.0, 2.0, 1.01]), torch.tensor([1, 1, 0, 0]).bool()).tolist()
+    [1.0, 0.0, 1.0, 0.0]
+    """
+    return torch.where(correct, x <= high, x >= low).to(torch.float64)
+
+
+def drop_median(x: Tensor, scope: Tensor, compared: Tensor) -> Tensor:
+    """0 for the lower median of the scope's n compared members, n / (n - 1) for the others (MC-GRPO).
+
+    Of equal members the first. Weights change no denominator, which n / (n - 1) makes up for: with groups of one size
+    and a mean over trajectories, the loss is that of the n - 1 kept ones alone. 1: a group of one, members that are not
+    compared, and those of no group. Terms that weights do not concern (KL, entropy) see the median rollout.
+
+    Source: MC-GRPO, arXiv 2601.22582, and its code: G + 1 are sampled and G trained.
+
+    >>> drop_median(torch.tensor([1.0, 0.5, 0.0]), torch.zeros(3, dtype=torch.int64), torch.ones(3).bool()).tolist()
+    [1.5, 0.0, 1.5]
+    """
+    x, enters = x.to(torch.float64), (scope >= 0) & compared
+    n = levels.count(scope, enters)
+    enters = enters & (n > 1)
+    at_median = enters & (x == levels.median(x, scope, enters, lower=True))
+    place = torch.arange(len(x), dtype=torch.float64)
+    dropped = at_median & (place == levels.min(place, scope, at_median))
+    return torch.where(dropped, 0.0, torch.where(enters, n / (n - 1).clamp_min(1), 1.0))
+
+
+def largest_size(
+    x: Tensor, scope: Tensor, counts: Tensor, *, prune: Annotated[float, Interval(ge=0, lt=1)] = 0.5
+) -> Tensor:
+    """n / k for the k = max(1, int(n (1 - prune))) of the scope's n members whose |score| is largest, else 0 (CPPO).
+
+    Weights change no denominator, which n / k makes up for: by mean credit, with one scope and a mean over
+    trajectories, the loss is that of the kept ones alone. Who does not count is kept where it comes up to the least
+    that is kept. Rollouts that are not trained cost no forward pass with gradient.
+
+    Source: CPPO, arXiv 2503.22342: scope "group" is the paper's, "batch" its code for verl.
+
+    >>> a = torch.tensor([1.0, -1.0, 0.2, -0.2, 0.577, 0.577, 0.577, -1.732])
+    >>> largest_size(a, torch.zeros(8, dtype=torch.int64), torch.ones(8).bool()).nonzero().squeeze(1).tolist()
+    [0, 1, 4, 7]
+    """
+    n = levels.count(scope, counts)
+    quota = ((n * (1 - prune) + 1e-9).floor()).clamp_min(1)
+    kept = largest(x.abs().to(torch.float64), scope, quota.long(), counts)
+    share = n / torch.minimum(quota, n).clamp_min(1)
+    return torch.where(n > 0, torch.where(kept, share, 0.0), 1.0)
+
+
+def top_scaled(
+    x: Tensor,
+    trajectory: Tensor,
+    compared: Tensor,
+    *,
+    share: Share = 0.4,
+    least: Annotated[float, Interval(ge=0, le=1)] = 0.9,
+) -> Tensor:
+    """The ceil(share * length) tokens of largest score of each trajectory, scaled by its mean score; else 0 (VPPO).
+
+    share  of equal ones the earlier are kept; the loss shrinks with it
+    least  scale of the trajectory of smallest mean: least + (1 - least) u / mean u, u the mean score brought to [0, 1]
+           by the extremes of compared trajectories, over which the mean scale is 1; 1 for all where they are equal
+
+    By "dependency" on what the policy was shown. The paper scales the credit: with a surrogate that is linear in it, as
+    clips are, weighting the loss is the same. Source: VPPO, arXiv 2510.09285, and its code.
+    """
+    one, length = torch.zeros_like(trajectory), levels.count(trajectory)
+    mean = levels.mean(x, trajectory)
+    low, high, flat = (f(mean, one, compared) for f in (levels.min, levels.max, levels.degenerate))
+    unit = ((mean - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
+    middle = levels.mean(unit, one, compared, weight=1.0 / length)  # each trajectory counts once
+    scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, middle))
+    kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
+    return kept * scale
+
+
+# ---------------------------------------------------------------- factors
+def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Tensor:
+    """`positive` where the score is above 0, `negative` where it is below, 1 where it is 0.
+
+    By credit W-REINFORCE, arXiv 2506.01347, which weighs positive samples by 0.1; 0 leaves one side out.
+
+    >>> by_sign(torch.tensor([2.0, -1.0, 0.0]), positive=0.1).tolist()
+    [0.1, 1.0, 1.0]
+    """
+    one = torch.ones(x.shape, dtype=torch.float64)
+    return torch.where(x > 0, positive * one, torch.where(x < 0, negative * one, one))
+
+
+def exponential(
+    x: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0, most: Annotated[float, Gt(0)] = 100.0
+) -> Tensor:
+    """min(e^(score / temperature), most); by credit it multiplies a loss that has the credit as a factor already.
+
+    temperature  in units of the score: the lower, the more the best count
+    most         bound of the weight, ours: a credit of many standard deviations would be all
+
+    Source: REC, arXiv 2509.24203 (RED-Weight).
+
+    >>> exponential(torch.tensor([0.0, 1.0, -1.0, 9.0]), temperature=0.5).round(decimals=6).tolist()
+    [1.0, 7.389056, 0.135335, 100.0]
+    """
+    return (x.to(torch.float64) / temperature).exp().clamp_max(most)
+
+
+def raised(x: Tensor, credit: Tensor, *, alpha: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> Tensor:
+    """1 + alpha sign(credit) where the score is above 0, else 1; w times credit is credit + alpha |credit| there.
+
+    Credits of a group no longer add up to 0: marked tokens are pushed on the whole. By label HICRA, arXiv 2509.03646.
+
+    >>> raised(torch.tensor([1, 1, 0]), torch.tensor([0.5, -0.5, 0.5])).tolist()
+    [1.2, 0.8, 1.0]
+    """
+    return 1 + alpha * torch.where(x > 0, credit.to(torch.float64).sign(), 0.0)
+
+
+def bonus(x: Tensor, credit: Tensor, *, strength: float = 1.0, bound: Factor = 0.5) -> Tensor:
+    """1 + clip(strength score / A, -bound, bound), 1 where the credit A is 0.
+
+    So w A = A + clip(b, -bound |A|, bound |A|): a bonus b = strength * score on the advantage itself, after all
+    normalisation, that with bound < 1 never turns its sign; with a surrogate that is linear in the credit, as clips
+    are, weighting the loss is the same.
+
+    By "rarity" XRPO, arXiv 2510.06672 (2.5 and 0.5, of positive credit); by "lateness" ASPO, arXiv 2508.19201, eq. 2
+    (-2 and 0.7: earlier is better).
+
+    >>> bonus(torch.tensor([0.16, 0.0]), torch.tensor([1.0, 1.0]), strength=2.5).round(decimals=6).tolist()
+    [1.4, 1.0]
+    """
+    a = credit.to(torch.float64)
+    relative = strength * x.to(torch.float64) / torch.where(a != 0, a, 1.0)
+    return 1.0 + torch.where(a != 0, relative.clamp(-bound, bound), 0.0)
+
+
+def relative_entropy(
+    x: Tensor,
+    scope: Tensor,
+    counts: Tensor,
+    *,
+    least: Annotated[float, Interval(ge=0, le=1)] = 0.1,
+    most: Annotated[float, Ge(1)] = 10.0,
+) -> Tensor:
+    """Mean score of the scope / score, held in [least, most] (EDGE-GRPO, by mean entropy: sure answers count more).
+
+    least, most  0 and .inf: none, and an answer without any entropy is an error
+
+    1 where the score is the mean (to 1e-5 nats), also at 0, and where nobody counts. Source: arXiv 2507.21848.
+
+    >>> one = torch.zeros(3, dtype=torch.int64)
+    >>> relative_entropy(torch.tensor([0.25, 0.5, 0.75]), one, one == 0).tolist()
+    [2.0, 1.0, 0.6666666666666666]
+    """
+    own = x.to(torch.float64).clamp_min(0.0)
+    mean = levels.mean(own, scope, counts)
+    same = ((own - mean).abs() <= levels.FORWARD) | (levels.count(scope, counts) == 0)
+    return torch.where(same, 1.0, mean / torch.where(same, 1.0, own)).clamp(least, most)
+
+
+def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) -> Tensor:
+    """1 + (alpha - 1) (x - min) / (max - min) within the scope, between 1 and alpha (TW-GRPO, by disagreement).
+
+    Who does not count is held between the extremes of those who do. 1 where those are equal or nobody counts.
+    Source: arXiv 2505.24718.
+
+    >>> one = torch.zeros(3, dtype=torch.int64)
+    >>> stretched(torch.tensor([0.0, 1.0, 4.0]), one, one == 0, alpha=3.0).tolist()
+    [1.0, 1.5, 3.0]
+    """
+    low, high = levels.min(x, scope, counts), levels.max(x, scope, counts)
+    flat = levels.degenerate(x, scope, counts)
+    unit = ((x.to(torch.float64) - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
+    return torch.where(flat, 1.0, 1.0 + (alpha - 1.0) * unit)
+
+
+def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
+    """1 + strength (2 t - 1)^2, t from 0 to 1 ("position": the beginning and the end count more than the middle).
+
+    The mean weight of a long trajectory is 1 + strength / 3; it is not divided out. Source: AVATAR's temporal advantage
+    shaping, arXiv 2508.03100 (0.3).
+
+    >>> u_shape(torch.linspace(0, 1, 5, dtype=torch.float64)).tolist()
+    [1.3, 1.075, 1.0, 1.075, 1.3]
+    """
+    return 1 + strength * (2 * x - 1).square()
+
+
+def over_mean(x: Tensor, segment: Tensor) -> Tensor:
+    """Score / its mean over the segments, each counted once; 1 where there is none.
+
+    By "noise_scale", the standard deviation of the noise that a denoising step adds, whose segments are the steps:
+    summed over the trained steps the weights give their number, so the size of an update does not depend on the noise
+    level or on the sampler's schedule.
+
+    Source: TempFlow-GRPO, arXiv 2508.04324. Its code multiplies by 2.25, which is this mean's inverse for 10 steps of
+    its schedule at level 0.7, and for no other.
+    """
+    there = segment >= 0
+    once = torch.where(there, 1 / levels.count(segment, there).clamp_min(1), 0.0)
+    mean = levels.mean(x, torch.zeros_like(segment), weight=once)
+    return torch.where(there & (mean > 0), x.to(torch.float64) / torch.where(mean > 0, mean, 1.0), 1.0)

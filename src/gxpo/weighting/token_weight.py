@@ -1,0 +1,58 @@
+"""Weights of tokens or trajectories by a score: masks, such as the top share by entropy, and factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.weighting.columns import SCORES, Columns, Scored
+
+if TYPE_CHECKING:
+    from gxpo.forest import Forest
+    from gxpo.protocols import Signals
+
+
+@dataclass(frozen=True)
+class TokenWeight(Scored):
+    """w = keep(score of the token), within a scope: 0 or 1 from a mask, or a factor.
+
+    by       the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
+             column's mean over its trajectory), a name in `gxpo.weighting.scores`, or a function of columns
+    keep     a function in `gxpo.weighting.token_curves` by name, `file.py:function` or a function: of the score, and of
+             other columns by the names of its parameters (`gxpo.weighting.columns`)
+    unit     what is kept or weighed: each "token", or each "trajectory" with all of its tokens
+    scope    whom it is compared with: those of the "batch" (the step), of its "group", or of its "trajectory"
+    sign     credit of which sign is weighed: "all", or "positive" alone; 1 elsewhere
+    options  of both functions, each an option of the weight: `weight.NAME.share`
+
+    A token that is left out keeps its place in every denominator. Trajectories that are not compared, or have no
+    trained tokens, enter no statistic of the batch or of their group. Tokens that are not trained weigh 1, of no
+    consequence.
+    """
+
+    by: Any = "entropy"
+    keep: Any = "above_quantile"
+    unit: Literal["token", "trajectory"] = "token"
+    scope: Literal["batch", "group", "trajectory"] = "batch"
+    sign: Literal["all", "positive"] = "all"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
+        "by": (SCORES, True),
+        "keep": ("gxpo.weighting.token_curves", False),
+    }
+
+    @torch.no_grad()
+    def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
+        columns, axis = Columns(forest, credit, signals, self.scope), "R" if self.unit == "trajectory" else "P"
+        x = columns.scored(self.by, axis, self.options)
+        weight = self.apply(self.keep, columns.given(self.keep, axis, x)).to(torch.float64)
+        if axis == "R":
+            weight = forest.to_path(weight, "R")
+        else:
+            weight = torch.ones(forest.n_entries, dtype=torch.float64).index_copy(0, columns.entries, weight)
+        return weight if self.sign == "all" else torch.where(credit > 0, weight, 1.0)
