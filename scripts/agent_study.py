@@ -56,7 +56,7 @@ SHARED = {
     "sampling.max_new_tokens": 4,
     "objective.aggregate": "token_mean",
     "tasks.per_step": 16,
-    "update.lr": 3e-4,
+    "optim.lr": 3e-4,
     "eval.tasks": 300,
     "eval.temperature": 1.0,
     "trainer.checkpoint_every": 0,

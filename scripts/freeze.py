@@ -154,7 +154,7 @@ def of_steps(name: str) -> dict[str, Any]:
 
     spec, extra = EXTRA.get(name, (name, SMOKE.get(name, {})))
     keys: dict[str, Any] = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2}
-    keys["update.weight_decay"] = 0.0
+    keys["optim.weight_decay"] = 0.0
     keys |= {"rollout.group_size": 4} if "rollout.group_size" in gxpo.method(spec).keys else {}
     keys |= extra
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")

@@ -281,7 +281,7 @@ def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: 
     given = {
         "model": saved(folder, shape), "task": str(tasks), "method": "grpo@trl", "chat.template": "none",
         "rollout.group_size": GROUP, "tasks.per_step": prompts, "sampling.engine": "torch",
-        "sampling.max_new_tokens": new, "update.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
+        "sampling.max_new_tokens": new, "optim.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
         "learner.device": figures.device,
     }  # fmt: skip
     resolved = config.resolve({k: Stated(v, "gpu") for k, v in given.items()})

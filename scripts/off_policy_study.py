@@ -39,7 +39,7 @@ RUN = {
     "tasks.per_step": 8,
     "rollout.group_size": 8,
     "sampling.max_new_tokens": 24,
-    "update.lr": 1.5e-4,
+    "optim.lr": 1.5e-4,
     "eval.tasks": 60,
     "trainer.checkpoint_every": 0,
 }

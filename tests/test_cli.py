@@ -64,7 +64,7 @@ KEYED = {"server": "https://collect.example/v1", "model": "m", "key_from": "AWS_
 @pytest.mark.parametrize(
     "sets",
     [
-        ['reward={"judge": 1}', f"scoring.options={json.dumps({'judge': KEYED})}"],
+        ['scoring.weights={"judge": 1}', f"scoring.options={json.dumps({'judge': KEYED})}"],
         ["method=prorag", *(f"signal.step_judge.{name}={value}" for name, value in KEYED.items())],
         [
             "sampling.engine=openai",
@@ -94,7 +94,7 @@ def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
         (["method=grop"], "unknown method 'grop'; did you mean 'grpo'"),
         (["method=gigpo+opo"], "gigpo sets credit=anchor_state and opo sets credit=length_weighted"),
         (["credit.centre=mean"], "unknown key 'credit.centre'; did you mean 'credit.center'"),
-        (["update.lr=fast"], "update.lr: input should be a valid number (got fast)"),
+        (["optim.lr=fast"], "optim.lr: input should be a valid number (got fast)"),
         (["trainer.steps=0"], "trainer.steps"),
         (["task=arithmetics"], "did you mean 'arithmetic'"),
         (["task=reasoning_gym:gdc"], "gcd"),
@@ -103,7 +103,7 @@ def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
         (["reward=corect"], "did you mean"),
         (["method=dr_grpo+cispo"], "dr_grpo sets objective.aggregate=sequence_sum"),
         (["learner.device=cudo"], "cudo"),
-        (["update.schedule=linear", "update.warmup_steps=9"], "schedule"),
+        (["optim.schedule=linear", "optim.warmup_steps=9"], "schedule"),
     ],
 )
 def test_bad_settings(capsys, tmp_path, sets, message):

@@ -1,12 +1,18 @@
 """YAML 1.2, `--set`, origins, line numbers, and the resolved file."""
 
+import dataclasses
+import json
 import math
+import warnings
+from typing import Literal, get_args, get_origin
 
 import pytest
 
-from gxpo import config
+import gxpo
+from gxpo import config, parts
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated, show
+from gxpo.keys import STAGES, Stated, show
+from gxpo.settings import FIELDS, RUN_KEYS
 
 
 def write(tmp_path, text):
@@ -16,9 +22,9 @@ def write(tmp_path, text):
 
 
 def test_yaml_1_2_scalars(tmp_path):
-    path = write(tmp_path, "update: {lr: 1e-6}\nmodel: off\ntask: yes\nseed: 010\n")
+    path = write(tmp_path, "optim: {lr: 1e-6}\nmodel: off\ntask: yes\nseed: 010\n")
     s = config.load(path).settings
-    assert s.update.lr == 1e-6 and s.model == "off" and s.task == "yes" and s.seed == 10
+    assert s.optim.lr == 1e-6 and s.model == "off" and s.task == "yes" and s.seed == 10
 
 
 def test_nested_and_dotted_keys_mean_the_same(tmp_path):
@@ -28,10 +34,10 @@ def test_nested_and_dotted_keys_mean_the_same(tmp_path):
 
 
 def test_order_and_origins(tmp_path):
-    path = write(tmp_path, "method: dr_grpo\nupdate:\n  lr: 0.1\nobjective:\n  clip_low: 0.1\n")
-    resolved = config.load(path, ["update.lr=0.2", "objective.horizon=7.0"])
+    path = write(tmp_path, "method: dr_grpo\noptim:\n  lr: 0.1\nobjective:\n  clip_low: 0.1\n")
+    resolved = config.load(path, ["optim.lr=0.2", "objective.horizon=7.0"])
     origin = {k: s.origin for k, s in resolved.keys.items()}
-    assert resolved.settings.update.lr == 0.2 and origin["update.lr"] == "--set"
+    assert resolved.settings.optim.lr == 0.2 and origin["optim.lr"] == "--set"
     assert origin["objective.clip_low"] == f"{path}:5"
     assert origin["credit.scale"] == "dr_grpo"
     assert origin["seed"] == "default" and origin["objective.horizon"] == "--set"
@@ -45,18 +51,18 @@ def test_compat_stands_between_methods_and_file(tmp_path):
 
 def test_paper_defaults_reach_the_run_s_settings_below_the_file(tmp_path):
     path = write(tmp_path, "method: grpo@paper\n")
-    assert config.load(path).settings.update.lr == 1e-6
-    assert config.load(path, ["update.lr=0.5"]).settings.update.lr == 0.5
+    assert config.load(path).settings.optim.lr == 1e-6
+    assert config.load(path, ["optim.lr=0.5"]).settings.optim.lr == 0.5
 
 
 def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
-    given = "method: dapo+tis\nreward: {correct: 1.0, format: 0.5}\ntasks: {options: {digits: 3}}\nupdate.lr: 1e-5\n"
+    given = "method: dapo+tis\nscoring.weights: {correct: 1, format: 0.5}\ntasks.options.digits: 3\noptim.lr: 1e-5\n"
     first = config.load(write(tmp_path, given))
     again = config.load(write(tmp_path, first.to_yaml()))
     assert again.settings == first.settings
     for stage in ("credit", "weights", "terms", "rollout", "rewards", "update"):
         assert getattr(again.method, stage) == getattr(first.method, stage)
-    assert again.settings.reward == {"correct": 1.0, "format": 0.5}
+    assert again.settings.scoring.weights == {"correct": 1.0, "format": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
     [
         ("methd: grpo\n", [], r"run.yaml:1: unknown key 'methd'; did you mean 'method'"),
         ("seed: 0\ncredit:\n  centre: mean\n", [], r"unknown key 'credit.centre'; did you mean 'credit.center'\? .*:3"),
-        ("seed: 1\nupdate:\n  lr: fast\n", [], r"run.yaml:3: update.lr: .*number.*fast"),
+        ("seed: 1\noptim:\n  lr: fast\n", [], r"run.yaml:3: optim.lr: .*number.*fast"),
         ("seed: -1\n", [], r"run.yaml:1: seed: .*greater than or equal to 0"),
         ("seed: 1.5\n", [], r"seed: .*integer"),
         ("trainer: {steps: off}\n", [], r"trainer.steps: .*integer"),
@@ -72,26 +78,30 @@ def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
         ("a: [1\n", [], r"run.yaml:\d+: not YAML"),
         ("- 1\n", [], r"is a mapping"),
         ("seed: 1\nseed: 2\n", [], r"not YAML: .*duplicate"),
-        ("update: {lr: 1.0}\nupdate.lr: 2.0\n", [], r"run.yaml:2: update.lr is set twice"),
-        ("method: gigpo+opo\n", [], r"gigpo sets credit=anchor_state and opo sets credit=length_weighted"),
-        ("", ["update.lr"], r"write --set KEY=VALUE"),
+        ("optim: {lr: 1.0}\noptim.lr: 2.0\n", [], r"run.yaml:2: optim.lr is set twice"),
+        ("method: gigpo+opo\n", [], r"gigpo sets credit=relative and opo sets credit=length_weighted"),
+        ("", ["optim.lr"], r"write --set KEY=VALUE"),
         ("", ["objective.clip_lo=0.1"], r"did you mean 'objective.clip_low'"),
         ("method: 3\n", [], r"method=3"),
         ("compat: [a]\n", [], r"compat=\['a'\] is not a name"),
         ("credit: {eps: .nan}\n", [], r"credit.eps=nan \(.*run.yaml:1\): it must be a finite number"),
         ("", ["objective.clip_high=.inf"], r"objective.clip_high=inf \(--set\): it must be a finite number"),
-        ("", ["update.lr=1e999"], r"--set: update.lr: numbers must be finite \(got inf\)"),
-        ("", ["update.betas=[0.9, .nan]"], r"update.betas: numbers must be finite"),
-        ("", ["update.betas=[0.9]"], r"update.betas.*2 items"),
-        ("", ["update.betas=[0.9, 1.0]"], r"update.betas.*less than 1"),
+        ("", ["optim.lr=1e999"], r"--set: optim.lr: numbers must be finite \(got inf\)"),
+        ("", ["optim.betas=[0.9, .nan]"], r"optim.betas: numbers must be finite"),
+        ("", ["optim.betas=[0.9]"], r"optim.betas.*2 items"),
+        ("", ["optim.betas=[0.9, 1.0]"], r"optim.betas.*less than 1"),
         ("tasks: {options: {share: .inf}}\n", [], r"run.yaml:1: tasks.options: numbers must be finite"),
-        ("", ["reward={correct: .nan}"], r"reward: numbers must be finite"),
+        ("", ["scoring.weights={correct: .nan}"], r"scoring.weights: numbers must be finite"),
         ("", ["seed=" + "9" * 5000], r"--set seed: a value can't be read: .*5000 digits"),
         ("", ["seed=" + "[" * 5000], r"--set seed:1: lists and mappings are nested"),
         ("", ['chat.system="\\ud800"'], r"--set chat.system: '\\ud800' is not valid Unicode"),
         ("tasks.options.digits: 3\ntasks: {options: {digits: 2}}\n", [], r"run.yaml:2: tasks.options is set twice"),
         ("tasks: {options: {digits: 2}}\ntasks.options.digits: 3\n", [], r"run.yaml:2: tasks.options.digits is set t"),
-        ("reward: math\n", ["reward.format=1"], r"--set: reward.format: reward is math, which has no entries .*:1"),
+        (
+            "reward: math\n",
+            ["scoring.weights.format=1"],
+            r"--set: scoring.weights.format: reward is math, which has no entries .*:1",
+        ),
         ("", ["tasks.optoins.digits=3"], r"unknown key 'tasks.optoins.digits'"),
     ],
 )
@@ -118,7 +128,13 @@ def test_a_missing_file_is_named(tmp_path):
         ("chat.kwargs.enable_thinking: false\n", [], "chat.kwargs", {"enable_thinking": False}, "{path}:1"),
         ("sampling: {engine_options: {stale: true}}\n", [], "sampling.engine_options", {"stale": True}, "{path}:1"),
         ("", ["scoring.options.judge.model=m"], "scoring.options", {"judge": {"model": "m"}}, "--set"),
-        ("reward: {correct: 1}\n", ["reward.my.py:f=0.5"], "reward", {"correct": 1, "my.py:f": 0.5}, "{path}:1, --set"),
+        (
+            "scoring.weights: {correct: 1}\n",
+            ["scoring.weights.my.py:f=0.5"],
+            "scoring.weights",
+            {"correct": 1, "my.py:f": 0.5},
+            "{path}:1, --set",
+        ),
     ],
 )
 def test_an_entry_of_a_mapping_is_a_key(tmp_path, text, sets, key, value, origin):
@@ -128,19 +144,21 @@ def test_an_entry_of_a_mapping_is_a_key(tmp_path, text, sets, key, value, origin
 
 
 def test_rewards_of_the_method_stand_beside_weights(tmp_path):
-    nested = "reward:\n  correct: 1.0\n  shape: {overlong: {buffer: 0.5}}\n  add: {overlong: overlong}\n"
-    dotted = "reward: {correct: 1.0}\nreward.shape.overlong.buffer: 0.5\nreward.add.overlong: overlong\n"
+    nested = (
+        "scoring: {weights: {correct: 1.0}}\nreward:\n  shape: {overlong: {buffer: 0.5}}\n  add: {overlong: overlong}\n"
+    )
+    dotted = "scoring.weights: {correct: 1.0}\nreward.shape.overlong.buffer: 0.5\nreward.add.overlong: overlong\n"
     a, b = (config.load(write(tmp_path, text)) for text in (nested, dotted))
-    assert a.settings.reward == b.settings.reward == {"correct": 1.0}
+    assert a.settings.rewards == b.settings.rewards == {"correct": 1.0}
     assert a.method.shapes == b.method.shapes and a.method.shapes["overlong"].buffer == 0.5
     assert list(a.method.rewards) == list(b.method.rewards) == ["overlong"]
     assert a.keys["reward.shape.overlong.buffer"].origin.endswith(":3")
 
 
 def test_keys_from_python_are_the_same_keys():
-    given = {"tasks.options": {"a": 1}, "tasks.options.b": 2.0, "reward.format": 1}
+    given = {"tasks.options": {"a": 1}, "tasks.options.b": 2.0, "scoring.weights.format": 1}
     resolved = config.resolve({k: Stated(v, "argument") for k, v in given.items()})
-    assert resolved.settings.tasks.options == {"a": 1, "b": 2.0} and resolved.settings.reward == {"format": 1.0}
+    assert resolved.settings.tasks.options == {"a": 1, "b": 2.0} and resolved.settings.rewards == {"format": 1.0}
     for value, message in ((math.nan, "must be finite"), ("\udcff", "Unicode"), (2**70, "64 bits")):
         with pytest.raises(ConfigError, match=f"^argument: tasks.options: .*{message}"):
             config.resolve({"tasks.options": Stated({"x": [value]}, "argument")})
@@ -153,3 +171,152 @@ def test_what_a_method_brings_is_read_back(tmp_path, method):
     assert {k: show(s.value) for k, s in first.keys.items()} == {
         k: show(tuple(s.value) if isinstance(first.keys[k].value, tuple) else s.value) for k, s in again.keys.items()
     }
+
+
+# ---------------------------------------------------------------- nested and dotted keys, in every section and form
+def another(key, entry):
+    """A value of a setting that is not its default."""
+    given = {"chat.template": "none", "optim.betas": [0.5, 0.5], "learner.device": "cpu", "sampling.server": "http://x",
+             "scoring.options": {"judge": {"a": 1}}, "scoring.weights": {"my.py:f": 0.5}}  # fmt: skip
+    if key in given:
+        return given[key]
+    hint, default = entry.annotation, entry.default
+    words = [w for h in (hint, *get_args(hint)) if get_origin(h) is Literal for w in get_args(h) if w != default]
+    if words:
+        return words[0]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, (int, float)):
+        return type(default)(default + 1) if key != "sampling.top_p" else 0.5
+    if isinstance(default, list):
+        return ["x"]
+    if isinstance(default, dict):
+        return {"x": {"y": 1}}
+    return "x" if str in (hint, *get_args(hint)) else 2
+
+
+SETTINGS = {key: another(key, entry) for key, entry in FIELDS.items() if key != "reward"}
+STAGED = {
+    "credit": "gae", "credit.lam": 0.5, "credit.add.mine": "relative",
+    "credit.add.mine.eps": 0.5,
+    "weight.mine": "truncated", "weight.mine.cap": 0.25, "rollout": "independent", "rollout.group_size": 3,
+    "segment": "delimiter", "segment.text": "|", "reward.shape.overlong": "overlong",
+    "reward.shape.overlong.buffer": 0.5,
+    "reward.add.overlong.buffer": 0.25, "signal.mine": "task_mean", "objective": "policy_gradient",
+    "objective.gate": "dual_clip", "objective.clip_low": 0.125, "objective.ratio": "sequence", "objective.kl.coef": 0.5,
+    "objective.kl.control": "schedule", "objective.kl.control.shape": "cosine", "objective.entropy.coef": 0.125,
+    "objective.context": "sampled", "update": "epochs", "update.epochs": 2,
+}  # fmt: skip
+SECTIONS = {}
+for _key, _value in {**SETTINGS, **STAGED}.items():
+    SECTIONS.setdefault(_key.split(".")[0] if "." in _key or _key in STAGES else "the top", {})[_key] = _value
+
+
+def nested(keys):
+    """Dotted keys as mappings within mappings; what names a part beside its options is `part`."""
+    out = {}
+    for key, value in keys.items():
+        words, inner = key.split("."), out
+        if any(k.startswith(f"{key}.") for k in keys):
+            words.append("part")
+        for word in words[:-1]:
+            inner = inner.setdefault(word, {})
+        inner[words[-1]] = value
+    return out
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_form_of_the_same_keys_is_the_same_run(tmp_path, section):
+    """YAML, --set and Python, dotted and nested, of every key of a section."""
+    keys = SECTIONS[section]
+    tree = nested(keys)
+    as_set = {k: json.dumps(v) for k, v in keys.items()}, {k: json.dumps(v) for k, v in tree.items()}
+    forms = {
+        "dotted file": config.load(write(tmp_path, "".join(f"{k}: {v}\n" for k, v in as_set[0].items()))),
+        "nested file": config.load(write(tmp_path, "".join(f"{k}: {v}\n" for k, v in as_set[1].items()))),
+        "dotted --set": config.load(None, [f"{k}={v}" for k, v in as_set[0].items()]),
+        "nested --set": config.load(None, [f"{k}={v}" for k, v in as_set[1].items()]),
+        "dotted Python": config.resolve({k: Stated(v, "argument") for k, v in keys.items()}),
+        "nested Python": config.resolve({k: Stated(v, "argument") for k, v in tree.items()}),
+    }
+    found = {form: {k: show(s.value) for k, s in r.keys.items()} for form, r in forms.items()}
+    for form, resolved in found.items():
+        assert resolved == found["dotted file"], form
+    assert {k: found["dotted file"][k] for k in keys} == {k: show(v) for k, v in keys.items()}
+    assert all("default" not in r.keys[k].origin for r in forms.values() for k in keys)
+    if section in STAGES:
+        a, b = (gxpo.method("grpo", x).keys for x in (keys, tree))
+        assert {k: show(s.value) for k, s in a.items()} == {k: show(s.value) for k, s in b.items()}
+
+
+def test_every_setting_and_every_stage_is_among_the_sections():
+    assert {k for keys in SECTIONS.values() for k in keys} >= RUN_KEYS.keys() - {"reward"}
+    assert SECTIONS.keys() == {"the top", *STAGES, *(k.split(".")[0] for k in RUN_KEYS if "." in k)}
+    assert all(SETTINGS[k] != FIELDS[k].default for k in SETTINGS)
+
+
+def test_no_key_is_a_section_of_settings_and_a_part():
+    sections = {k.split(".")[0] for k in RUN_KEYS if "." in k}
+    assert not sections & {*STAGES, *(k for k in RUN_KEYS if "." not in k)}
+
+
+def test_no_option_of_a_part_has_the_name_of_a_section_below_its_key():
+    below = {"credit": {"add"}, "objective": {"add", "kl", "entropy", "gate", "ratio", "context"}}
+    for _, slot, table in parts._PLACES:
+        for name, kind in table.items():
+            options = {f.name for f in dataclasses.fields(kind)} - (
+                {"gate", "ratio"} if name in TERMS_OF_A_GATE else set()
+            )
+            assert not options & ({"part"} | below.get(slot.split(".")[0], set())), (slot, name)
+
+
+TERMS_OF_A_GATE = ("policy_gradient", "inner_layer")  # what `objective.gate` and `objective.ratio` are given to
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"credit": {"eps": 1.0}, "credit.eps": 2.0}, "credit.eps is set twice"),
+        ({"credit": {"part": "gae"}, "tasks": {"part": 1}}, "unknown key 'tasks.part'"),
+    ],
+)
+def test_nested_keys_that_can_t_be(given, said):
+    with pytest.raises(ConfigError, match=said):
+        config.resolve({k: Stated(v, "argument") for k, v in given.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "new"),
+    [
+        ("update: {lr: 0.5, epochs: 2}\n", [], {"optim.lr": 0.5, "update.epochs": 2}),
+        ("update.warmup_steps: 3\n", ["update.schedule=cosine"], {"optim.warmup_steps": 3, "optim.schedule": "cosine"}),
+        ("reward: {correct: 1, add: {overlong: overlong}}\n", [], {"scoring.weights": {"correct": 1}}),
+        ("reward: {correct: 1}\n", ["reward.my.py:f=0.5"], {"scoring.weights": {"correct": 1, "my.py:f": 0.5}}),
+        ("reward: null\nupdate: epochs\n", ["reward={format: 1}"], {"scoring.weights": {"format": 1}, "reward": None}),
+    ],
+)
+def test_former_keys_of_settings(tmp_path, text, sets, new):
+    with pytest.warns(FutureWarning, match=r"^(update|reward)[^ ]* is now (optim|scoring)\.") as caught:
+        resolved = config.load(write(tmp_path, text), sets)
+    assert {k: resolved.keys[k].value for k in new} == new
+    assert all("\n" not in str(w.message) for w in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert config.load(write(tmp_path, resolved.to_yaml())).settings == resolved.settings
+
+
+def test_former_keys_in_python_and_in_a_method():
+    with pytest.warns(FutureWarning, match="update.lr is now optim.lr"):
+        assert gxpo.method("grpo", {"update.lr": 0.5}).run_keys["optim.lr"].value == 0.5
+
+
+def test_one_reward_or_several(tmp_path):
+    path = write(tmp_path, "reward: math\n")
+    assert config.load(path, ["scoring.weights={format: 1}"]).settings.rewards == {"format": 1.0}
+    path = write(tmp_path, "scoring.weights: {format: 1}\n")
+    assert config.load(path, ["reward=math"]).settings.rewards == "math"
+    assert config.load(path, ["scoring.weights.correct=2"]).settings.rewards == {"format": 1.0, "correct": 2.0}
+    assert config.load(None, ["method=ttrl"]).settings.rewards == "majority_vote"
+    assert config.load(path, ["method=ttrl"]).settings.rewards == {"format": 1.0}
+    assert config.load(None, ["method=fgrpr", "reward=math"]).settings.rewards == "math"
+    assert config.load(None, []).settings.rewards is None

@@ -16,9 +16,9 @@ from gxpo.keys import Stated
 
 CREDITS = {
     "per_step": Former(
-        "anchor_state",
-        options={"center": "leave_one_out", "credit.add.whole": "group_relative", "credit.add.whole.eps": 0.5},
-        keys={"gamma": "discount", "factor": "credit.step_weight", "both": ("eps", "credit.add.whole.eps"), "gone": ()},
+        "relative",
+        options={"center": "leave_one_out", "credit.add.whole": "relative", "credit.add.whole.eps": 0.5},
+        keys={"gamma": "discount", "factor": "credit.weight", "both": ("eps", "credit.add.whole.eps"), "gone": ()},
         values={"scale": {"sd": "std"}},
     )
 }
@@ -43,13 +43,13 @@ def test_a_former_part_is_a_composition_now():
     made, said = composed(credit="per_step", credit__gamma=0.5, credit__factor=2.0, credit__scale="sd")
     assert isinstance(made.credit, CreditSum)
     step, whole = made.credit.parts
-    assert (step.discount, step.step_weight, step.scale, step.center) == (0.5, 2.0, "std", "leave_one_out")
+    assert (step.discount, step.weight, step.scale, step.center) == (0.5, 2.0, "std", "leave_one_out")
     assert whole.eps == 0.5
     assert said == [
-        "credit=per_step is now credit=anchor_state, credit.center=leave_one_out, credit.add.whole=group_relative, "
+        "credit=per_step is now credit=relative, credit.center=leave_one_out, credit.add.whole=relative, "
         "credit.add.whole.eps=0.5",
         "credit.gamma is now credit.discount",
-        "credit.factor is now credit.step_weight",
+        "credit.factor is now credit.weight",
     ]
 
 
@@ -110,7 +110,7 @@ def renamed(monkeypatch):
 
 def test_options_that_a_methods_definition_has_renamed(renamed):
     made, said = composed("gigpo", credit__gamma=0.25, weight__sharp__top=0.3)
-    assert (made.credit.discount, made.weights["mine"].cap) == (0.25, 0.3)
+    assert (made.credit.parts[0].discount, made.weights["mine"].cap) == (0.25, 0.3)
     assert said == [
         "credit.gamma of gigpo is now credit.discount",
         "weight.sharp.top of gigpo is now weight.mine.cap",
@@ -119,7 +119,7 @@ def test_options_that_a_methods_definition_has_renamed(renamed):
 
 def test_renamed_options_are_of_the_methods_own_part(renamed):
     with pytest.raises(ConfigError, match=r"unknown key 'credit.gamma'"):
-        gxpo.method("gigpo", {"credit": "group_relative", "credit.gamma": 0.25})
+        gxpo.method("gigpo", {"credit": "gae", "credit.gamma": 0.25})
 
 
 def test_a_renamed_slot_takes_what_is_in_it_along(renamed):

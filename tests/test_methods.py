@@ -251,7 +251,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
-    keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "update.weight_decay": 0.0}
+    keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
     keys |= {"rollout.group_size": 4} if "rollout.group_size" in gxpo.method(name).keys else {}
     keys |= SMOKE.get(name, {})
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
@@ -273,7 +273,7 @@ def test_equal_rewards_are_an_empty_step_of_the_trainer(tmp_path):
         "rollout.group_size": 3,
         "sampling.max_new_tokens": 4,
         "eval.tasks": 4,
-        "update.weight_decay": 0.1,
+        "optim.weight_decay": 0.1,
     }
     always = lambda completion: {"correct": 1.0}  # noqa: E731  a closure on purpose: it runs in process
     run = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, always, out=tmp_path / "run", set=keys)

@@ -106,7 +106,7 @@ def test_a_check_of_ones_own_runs_after_the_ranges():
 
 
 def test_keys_of_parts():
-    assert [ranges.key_of(k) for k in (parts.CREDITS["group_relative"], parts.UPDATES["epochs"], Every)] == [
+    assert [ranges.key_of(k) for k in (parts.CREDITS["relative"], parts.UPDATES["epochs"], Every)] == [
         "credit", "update", "every"]  # fmt: skip
     assert ranges.key_of(next(iter(parts.WEIGHTS.values()))) == f"weight.{next(iter(parts.WEIGHTS))}"
 

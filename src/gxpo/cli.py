@@ -140,7 +140,7 @@ def train(
 
     Example: gxpo train examples/arithmetic.yaml --set method=dr_grpo+gspo --set seed=1
 
-    Example: gxpo train --from runs/arithmetic --set update.lr=1e-5
+    Example: gxpo train --from runs/arithmetic --set optim.lr=1e-5
     """
     if dry_run:
         _show_unexecuted(config_file, sets, from_run, as_json)

@@ -8,7 +8,8 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,8 +27,9 @@ _SPEC = re.compile(r"^(?P<name>[a-z0-9_]+)(@(?P<system>[a-z0-9_-]+))?$")
 def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, compat: str | None = None) -> Method:
     """Compose published methods: `"gigpo+gspo"`, `"grpo@trl"`, `"grpo@paper"`.
 
-    overrides  leaf keys, e.g. `{"credit.scale": "none"}`; a stage key takes a part's name, a method's name (as in that
-               method), `file.py:name`, or a Python object (a credit may be any function of (forest, signals, step))
+    overrides  keys, `{"credit.scale": "none"}` or nested, `{"credit": {"scale": "none"}}`; a stage key takes a part's
+               name, a method's name (as in that method), `file.py:name`, or a Python object (a credit may be any
+               function of (forest, signals, step))
     compat     a system whose constants to take for every method of the composition that it has
     Raises ConfigError, MethodConflict; lists what is close for an unknown name or key.
     """
@@ -38,7 +40,7 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
         if not isinstance(value, str):
             raise ConfigError(f"{key}={show(value)} is not a name")
-    stated = {k: v if isinstance(v, Stated) else Stated(v, "override") for k, v in (overrides or {}).items()}
+    stated = dotted(overrides or {})
     from gxpo.compat import COMPAT
     from gxpo.methods import METHODS
 
@@ -67,6 +69,50 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     definitions = [(label, d, former.renewed_keys(keys, label)) for label, d, keys in definitions]
     stated = former.renewed(stated, [definition for _, definition, _ in definitions])
     return _build(spec, definitions, merge(definitions, stated, METHODS))
+
+
+def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
+    """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
+    out: dict[str, Stated] = {}
+    for key, value in given.items():
+        held = value if isinstance(value, Stated) else Stated(value, "override")
+        for leaf, stated in leaves(key, held.value, held.origin):
+            if leaf in out:
+                raise ConfigError(f"{leaf} is set twice")
+            out[leaf] = replace(held, value=stated.value)
+    return out
+
+
+def leaves(key: str, value: Any, origin: str, source: str | None = None) -> Iterator[tuple[str, Stated]]:
+    """The dotted keys that a value stands for: `{"kl": {"coef": 0.1}}` under "objective" states "objective.kl.coef".
+
+    `part` names the part of a key that takes one: `{"part": "gae", "lam": 1.0}` under "credit" states "credit" and
+    "credit.lam". Settings that are mappings themselves (`is_mapping`) stay whole.
+
+    source  the file, whose lines are told beside it
+    """
+    if not isinstance(value, Mapping) or is_mapping(key):
+        yield key, Stated(value, origin)
+        return
+    lines = getattr(getattr(value, "lc", None), "data", None) or {}
+    rewards = {k: v for k, v in value.items() if k not in ("part", "add", "shape", "step")} if key == "reward" else {}
+    if rewards:  # the weights of rewards, by their former key
+        yield key, Stated(rewards, origin)
+    for name, inner in value.items():
+        if name in rewards:
+            continue
+        at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
+        part = name == "part" and (key == "reward" or former.folder_of(key) is not None)
+        yield from leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
+
+
+def is_mapping(key: str) -> bool:
+    """Whether a key's value is itself a mapping: of some settings, and of the `weights` that parts have."""
+    if not key:
+        return False
+    from gxpo.settings import MAPPINGS
+
+    return key == "versions" or key in MAPPINGS or key.endswith(".weights")
 
 
 @cache
@@ -170,6 +216,7 @@ class _Keys:
     def check(self, kind: type, fields: Mapping[str, Any], prefix: str) -> None:
         """Refuse values that the annotations of a part's fields exclude, by their whole keys."""
         keys = [f"{prefix}.{name}" for name in fields]
+        fields = {name: value for name, value in fields.items() if not isinstance(value, Unexecuted)}
         ranges.check(kind, fields, prefix, {k: _said(self.stated[k]) for k in keys if k in self.stated})
 
     def options(self, kind: type[Formula], fields: dict[str, Any], prefix: str) -> dict[str, Any]:

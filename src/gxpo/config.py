@@ -16,15 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
-from gxpo import yamltext
-from gxpo.compose import method
+from gxpo import former, yamltext
+from gxpo.compose import dotted, is_mapping, leaves, method
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import STAGES, Stated, finite, show
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings
 
-_MAPPINGS = ("reward", "versions", *(k for k, default in RUN_KEYS.items() if isinstance(default, dict)))
-_REWARD_PARTS = ("add", "shape", "step")  # below `reward` these are keys of the method
+_INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
 _OTHER = ("method", "compat", "versions")
 _RECORDED = ("torch", "transformers", "numpy", "gxpo")
 
@@ -73,28 +72,12 @@ def read(path: str | Path) -> dict[str, Stated]:
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
     out: dict[str, Stated] = {}
-    _flatten(document, "", str(path), out)
-    return out
-
-
-def _flatten(node: Any, prefix: str, source: str, out: dict[str, Stated]) -> None:
-    lines = getattr(getattr(node, "lc", None), "data", None) or {}
-    for key, value in node.items():
-        name = f"{prefix}{key}"
-        origin = f"{source}:{lines[key][0] + 1}" if key in lines else source
-        if name == "reward" and isinstance(value, Mapping):
-            parts = {k: v for k, v in value.items() if k in _REWARD_PARTS and isinstance(v, Mapping)}
-            for stage, inner in parts.items():
-                _flatten(inner, f"reward.{stage}.", source, out)
-            value = {k: v for k, v in value.items() if k not in parts}
-            if parts and not value:
-                continue
-        if isinstance(value, Mapping) and not _is_mapping(name):
-            _flatten(value, name + ".", source, out)
-            continue
+    for key, stated in leaves("", document, str(path), str(path)):
+        name = former.setting(key, stated.value)
         if _is_stated(name, out):
-            raise ConfigError(f"{origin}: {name} is set twice")
-        _state(name, Stated(yamltext.plain(value, f"{origin}: {name}"), origin), out)
+            raise ConfigError(f"{stated.origin}: {name} is set twice")
+        _state(name, Stated(yamltext.plain(stated.value, f"{stated.origin}: {name}"), stated.origin), out)
+    return out
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:
@@ -109,9 +92,11 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             value = yamltext.load(text, f"--set {key}") if text.strip() else ""
         except YAMLError:
             value = text
-        if _is_mapping(key):  # what is stated as a whole takes the place of entries before it
-            out = {k: s for k, s in out.items() if (_entry(k) or (None,))[0] != key}
-        out[key] = Stated(yamltext.plain(value, f"--set {key}"), "--set")
+        for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
+            name = former.setting(leaf, stated.value)
+            if is_mapping(name):  # what is stated as a whole takes the place of entries before it
+                out = {k: s for k, s in out.items() if (_entry(k) or (None,))[0] != name}
+            out[name] = stated
     return out
 
 
@@ -123,18 +108,13 @@ def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, 
     return out
 
 
-def _is_mapping(key: str) -> bool:
-    """Whether a key's value is itself a mapping: of some settings, and of the `weights` that parts have."""
-    return key in _MAPPINGS or key.endswith(".weights")
-
-
 def _entry(key: str) -> tuple[str, list[str]] | None:
     """(key of a mapping, names from there on), where `key` is an entry of one."""
     words = key.split(".")
     for i in range(1, len(words)):
         whole = ".".join(words[:i])
-        if _is_mapping(whole) and not (whole == "reward" and words[1] in _REWARD_PARTS):
-            named = whole == "reward" or whole.endswith(".weights")  # by rewards, whose names may have dots
+        if is_mapping(whole):
+            named = whole.endswith(".weights")  # by rewards, whose names may have dots
             return whole, [".".join(words[i:])] if named else words[i:]
     return None
 
@@ -150,6 +130,12 @@ def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
 def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
     """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there."""
     whole, names = _entry(key) or (key, [])
+    other = _INSTEAD.get(whole)
+    if other in out and out[other].value is not None and stated.value is not None:
+        if names:
+            given = f"{other} is {show(out[other].value)}, which has no entries ({out[other].origin})"
+            raise ConfigError(f"{_at(stated)}{key}: {given}")
+        del out[other]
     if not names:
         out[key] = stated
         return
@@ -172,7 +158,8 @@ def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Settings and method of a run. `composed`: a method made in Python, instead of the key `method`."""
-    given = over({}, {k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
+    given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
+    given = over({}, {former.setting(k, s.value): s for k, s in given.items()})
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
@@ -186,7 +173,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
         composed = method(spec.value, staged, compat=compat.value)
     elif staged:
         raise ConfigError(f"{next(iter(staged))}: the method was composed in Python; give its keys to gxpo.method")
-    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | dict(composed.run_keys) | own
+    merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
     settings = _validate(merged)
     keys = {"method": Stated(composed.name, spec.origin), **merged, **composed.keys}
     if compat.value is not None:

@@ -35,6 +35,11 @@ _FOLDERS = {  # slots that take one part, and those that take any number by name
     "objective.ratio": "objectives",
     "objective.add.": "objectives",
 }
+SETTINGS = {  # settings by their former keys
+    f"update.{name}": f"optim.{name}"
+    for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
+}
+_REWARD_STAGES = ("add", "shape", "step")
 _INNER = {"objective.gate": "objective", "objective.ratio": "objective"}  # their options are the term's
 
 
@@ -95,6 +100,18 @@ def table(folder: str) -> Mapping[str, Former]:
     return importlib.import_module(f"gxpo.{folder}.former").FORMER
 
 
+def setting(key: str, value: Any = None) -> str:
+    """The new key of a setting that is stated under its former one."""
+    head, _, rest = key.partition(".")
+    if head == "reward" and (isinstance(value, Mapping) if not rest else rest.split(".")[0] not in _REWARD_STAGES):
+        new = f"scoring.weights.{rest}" if rest else "scoring.weights"
+    else:
+        new = SETTINGS.get(key, key)
+    if new != key:
+        _warn(key, [new])
+    return new
+
+
 def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()) -> dict[str, Stated]:
     """The stated keys with new names for former ones.
 
@@ -103,9 +120,9 @@ def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()
 
     ConfigError where a former and its new name are both stated, with different values.
     """
-    definitions = list(definitions)
-    if not any(_folder(key) or key.count(".") > 1 for key in stated) and not any(d.renamed for d in definitions):
-        return dict(stated)
+    definitions, stated = list(definitions), {setting(k, s.value): s for k, s in stated.items()}
+    if not any(folder_of(key) or key.count(".") > 1 for key in stated) and not any(d.renamed for d in definitions):
+        return stated
     renewal = _Renewal(_with_slots(stated, {key for d in definitions for key in d.keys}))
     for definition in definitions:
         renewal.rename(definition)
@@ -120,7 +137,7 @@ def _with_slots(stated: Mapping[str, Stated], known: Collection[str]) -> dict[st
     out = dict(stated)
     for key, entry in stated.items():
         slot = next((s for s in _slots_of(key) if s in known or s in stated), "")
-        found = [] if slot else [s for s in _slots_of(key) if s.rpartition(".")[2] in table(str(_folder(s)))]
+        found = [] if slot else [s for s in _slots_of(key) if s.rpartition(".")[2] in table(str(folder_of(s)))]
         out |= {s: replace(entry, value=s.rpartition(".")[2]) for s in found}
     return out
 
@@ -134,7 +151,7 @@ def _slots_of(key: str) -> list[str]:
 
 def renewed_keys(keys: Mapping[str, Any], label: str) -> Mapping[str, Any]:
     """A definition's own keys with new names for former ones: a method of a user's may have some."""
-    if not any(_former(slot, value) for slot, value in keys.items()):
+    if not any(_former(slot, value) or slot in SETTINGS for slot, value in keys.items()):
         return keys
     return {k: s.value for k, s in renewed({k: Stated(v, label) for k, v in keys.items()}).items()}
 
@@ -151,12 +168,12 @@ class _Renewal:
         self.kept, self.moved, self.defaults = stated, dict[str, Stated](), dict[str, Stated]()
 
     def rename(self, definition: Definition) -> None:
-        slots = [k for k in self.kept if _folder(k) is not None]
+        slots = [k for k in self.kept if folder_of(k) is not None]
         for old, new in definition.renamed.items():
-            if old in self.kept and _folder(old) is None and not any(old.startswith(f"{slot}.") for slot in slots):
+            if old in self.kept and folder_of(old) is None and not any(old.startswith(f"{slot}.") for slot in slots):
                 self.move(old, (new,) if isinstance(new, str) else new, f" of {definition.name}")
         for old, new in definition.renamed.items():
-            if _folder(old) is not None and isinstance(new, str):  # a slot: what was stated in it goes with it
+            if folder_of(old) is not None and isinstance(new, str):  # a slot: what was stated in it goes with it
                 kept = {new + k[len(old) :] if f"{k}.".startswith(f"{old}.") else k: s for k, s in self.kept.items()}
                 if kept.keys() != self.kept.keys():
                     _warn(f"{old} of {definition.name}", [new])
@@ -214,7 +231,7 @@ def _key(slot: str, name: str, former: Former, written: str) -> str:
     return written
 
 
-def _folder(key: str) -> str | None:
+def folder_of(key: str) -> str | None:
     """The folder of the parts that a key may name."""
     if key in _FOLDERS:
         return _FOLDERS[key]
@@ -228,7 +245,7 @@ def _former(slot: str, value: Any) -> tuple[str, Former] | None:
     """(former name, what it is now), where a key states a former part."""
     if isinstance(value, FormerPart):
         return value.name, table(value.folder)[value.name]
-    if not isinstance(value, str) or (folder := _folder(slot)) is None:
+    if not isinstance(value, str) or (folder := folder_of(slot)) is None:
         return None
     found = table(folder).get(value)
     return None if found is None else (value, found)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 Positive = Annotated[int, Field(ge=1)]
 Products = Literal["auto", "native", "float32"]
@@ -66,7 +67,7 @@ class EnvSettings(_Section):
     max_context: Positive | None = Field(default=None, description="tokens; null: as many as the model has positions")
 
 
-class UpdateSettings(_Section):
+class OptimSettings(_Section):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -82,7 +83,7 @@ class LearnerSettings(_Section):
         default=8192, description="auto: measured once, then fixed in config.yaml"
     )
     value_lr: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="the value head's learning rate, as a multiple of update.lr"
+        default=1.0, description="the value head's learning rate, as a multiple of optim.lr"
     )
     kernels: Literal["auto", "transformers"] = Field(
         default="auto", description="auto: gxpo's own forward pass for the models that it knows"
@@ -123,6 +124,9 @@ class EvalSettings(_Section):
 
 
 class RewardSettings(_Section):
+    weights: dict[str, float] | None = Field(
+        default=None, description="several rewards in place of one, each by name or file.py:function: {correct: 1.0}"
+    )
     timeout: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="seconds a scorer may take for one rollout; for math, of processor time"
     )
@@ -144,29 +148,38 @@ class RunSettings(_Section):
     out: str | None = Field(
         default=None, description="run directory; default: runs/ and the name of the file, see docs/configuration.md"
     )
-    reward: str | dict[str, float] | None = Field(default=None, description="file.py:function, or {name: weight}")
+    reward: str | None = Field(default=None, description="a reward by name, or file.py:function; null: the task's own")
     init_from: str | None = Field(default=None, description="start from the parameters of this run directory")
     tasks: TaskSettings = TaskSettings()
     env: EnvSettings = EnvSettings()
     chat: ChatSettings = ChatSettings()
     sampling: SamplingSettings = SamplingSettings()
-    update: UpdateSettings = UpdateSettings()
+    optim: OptimSettings = OptimSettings()
     learner: LearnerSettings = LearnerSettings()
     trainer: TrainerSettings = TrainerSettings()
     eval: EvalSettings = EvalSettings()
     scoring: RewardSettings = RewardSettings()
 
+    @property
+    def rewards(self) -> str | dict[str, float] | None:
+        """What is paid for: one reward, or several with their weights; None: the task's own verdict."""
+        return self.reward if self.scoring.weights is None else self.scoring.weights
 
-def leaves(model: type[BaseModel] = RunSettings, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> default, for every setting."""
-    out: dict[str, Any] = {}
+
+def leaves(model: type[BaseModel] = RunSettings, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting by its dotted key."""
+    out: dict[str, FieldInfo] = {}
     for name, entry in model.model_fields.items():
         kind = entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             out |= leaves(kind, f"{prefix}{name}.")
         else:
-            out[prefix + name] = entry.default
+            out[prefix + name] = entry
     return out
 
 
-RUN_KEYS = leaves()
+FIELDS = leaves()
+RUN_KEYS = {key: entry.default for key, entry in FIELDS.items()}
+MAPPINGS = frozenset(  # settings whose value is itself a mapping
+    k for k, f in FIELDS.items() if any(get_origin(x) is dict for x in (f.annotation, *get_args(f.annotation)))
+)

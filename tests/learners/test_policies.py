@@ -412,7 +412,7 @@ def test_an_export_holds_a_model_for_every_policy(parity: str, tmp_path: Path) -
         2,
         parity,
         out=tmp_path / "run",
-        set=KEYS | {"update.lr": 0.01},
+        set=KEYS | {"optim.lr": 0.01},
     )
     learner, tokenizer = run.trainer.learner, run.trainer.tokenizer
     prompt, stream = tuple(tokenizer.encode("12+34=")), StreamKey(0, 0, "t", 0)

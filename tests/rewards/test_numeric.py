@@ -66,7 +66,7 @@ def test_the_last_answer_counts():
 
 def test_as_the_method_asks_for_it():
     """numeric 1.4 + format 1, and the verdict is recorded and not paid; an unknown number leaves a rollout unscored."""
-    spec = gxpo.method("fgrpr").run_keys["reward"].value
+    spec = gxpo.method("fgrpr").run_keys["scoring.weights"].value
     texts = ["#90", "#100", "90"]
     tasks = [Task(str(i), "?", a) for i, a in enumerate(("100", "100", "100"))]
     with RewardSet.make(spec, source=Source(score, trusted=True)) as rewards:

@@ -269,7 +269,7 @@ def test_its_probability_is_read_over_the_whole_vocabulary() -> None:
 @pytest.mark.parametrize("method", ["gcpo_gold", "luffy"])
 def test_a_cold_model_learns_to_write_the_worked_solutions(method: str, tmp_path: Path) -> None:
     keys = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens": 22, "eval.tasks": 4,
-            "update.lr": 1e-3, "eval.every": 0}  # fmt: skip
+            "optim.lr": 1e-3, "eval.every": 0}  # fmt: skip
     run = gxpo.train("tiny:cold", "arithmetic", method, 3, out=tmp_path / "run", set=keys)
     for row in run.metrics:  # the model itself never succeeds
         assert row["unscored"] == 0 and row["origin_demonstration"] == pytest.approx(1 / 3)

@@ -197,7 +197,7 @@ def test_the_reference_stays_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "held.jsonl").write_text(json.dumps({"id": "h", "prompt": "9?", "answer": "9"}))
     keys = KEYS | {
         "tasks.per_step": 1, "tasks.options": {"held_out": str(tmp_path / "held.jsonl")}, "rollout.temperature": 0.0,
-        "rollout.baselines": 1, "learner.lora_rank": 4, "update.lr": 0.5, "eval.tasks": 1, "eval.every": 0,
+        "rollout.baselines": 1, "learner.lora_rank": 4, "optim.lr": 0.5, "eval.tasks": 1, "eval.every": 0,
         "trainer.rollouts_every": 1, "signal.rollout_baseline.paired": False,
     }  # fmt: skip
     said: dict[str, list[list[int]]] = {}

@@ -19,7 +19,7 @@ SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "samplin
     ("sets", "there", "name"),
     [
         ({}, [], "lake"),
-        ({"update.lr": 0.1}, [], "lake"),
+        ({"optim.lr": 0.1}, [], "lake"),
         ({"seed": 3, "method": "dr_grpo+gspo"}, [], "lake-dr_grpo+gspo-seed3"),
         ({}, ["lake"], "lake-2"),
         ({}, ["lake", "lake-2"], "lake-3"),

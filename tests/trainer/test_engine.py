@@ -34,7 +34,7 @@ def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
 
     monkeypatch.setattr(engine, "choose", lambda *_, **__: Choice("vllm", "it was asked for"))
     monkeypatch.setattr(engine, "VllmEngine", start)
-    run = train(tmp_path, **{"sampling.engine": "vllm", "update.lr": 0.01})
+    run = train(tmp_path, **{"sampling.engine": "vllm", "optim.lr": 0.01})
     assert [row["sampler_gap"] < 1e-4 for row in run.metrics] == [True, True]
     assert run.metrics[0]["weights_crc"] != run.metrics[1]["weights_crc"]
     (sampler,) = made
@@ -71,6 +71,6 @@ def test_a_server_whose_weights_stay_behind_ends_the_run_after_a_step(tmp_path):
         given = {"sampling.engine": "openai", "sampling.server": url}
         with pytest.raises(ModelError, match="the policy is at version 1, and nobody updates"):
             train(tmp_path, **given)
-        told = train(tmp_path / "told", **given, **{"sampling.engine_options": {"stale": True}, "update.lr": 0.05})
+        told = train(tmp_path / "told", **given, **{"sampling.engine_options": {"stale": True}, "optim.lr": 0.05})
     assert [row["staleness_mean"] for row in told.metrics] == [0, 1]
     assert told.metrics[0]["sampler_gap"] < 1e-4

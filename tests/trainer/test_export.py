@@ -22,7 +22,7 @@ SMALL = {
     "rollout.group_size": 4,
     "sampling.max_new_tokens": 8,
     "eval.tasks": 3,
-    "update.lr": 0.01,
+    "optim.lr": 0.01,
     "trainer.checkpoint_every": 1,
 }
 PROMPTS = ("12+34=", "99+1=", "4+5=")
@@ -159,7 +159,7 @@ def test_a_bfloat16_run_exports_what_it_samples_with(tmp_path: Path) -> None:
 
 def test_the_card(full: gxpo.Run, tmp_path: Path) -> None:
     text = (export.export(full.path, tmp_path / "model") / "README.md").read_text()
-    for line in ("@misc{grpo,", "arXiv 2402.03300", "Evidence: paper", "| `update.lr` | `0.01` |", "torch 2"):
+    for line in ("@misc{grpo,", "arXiv 2402.03300", "Evidence: paper", "| `optim.lr` | `0.01` |", "torch 2"):
         assert line in text, line
     first, last = full.evaluations[0], full.evaluations[-1]
     for row in (first, last):

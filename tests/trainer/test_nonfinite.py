@@ -44,8 +44,8 @@ SMALL = {
     "rollout.group_size": 4,
     "sampling.max_new_tokens": 6,
     "eval.tasks": 2,
-    "update.lr": 0.01,
-    "update.schedule": "linear",
+    "optim.lr": 0.01,
+    "optim.schedule": "linear",
     "update.epochs": 2,
     "trainer.checkpoint_every": 2,
 }

@@ -22,7 +22,7 @@ KEYS = {
     "trainer.rollouts_every": 1,
     "update.epochs": 2,
     "update.minibatches": 2,
-    "update.weight_decay": 0.01,
+    "optim.weight_decay": 0.01,
 }
 REWARD = "def parity(completion):\n    return {'correct': float(sum(map(ord, completion)) % 2)}\n"
 
@@ -203,7 +203,7 @@ def test_resume_refuses_a_changed_configuration(reward, tmp_path):
     out = tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", "grpo", 2, reward, out=out, set=KEYS)
     config = out / "config.yaml"
-    config.write_text(config.read_text().replace("update.lr: 0.0003", "update.lr: 0.001"))
+    config.write_text(config.read_text().replace("optim.lr: 0.0003", "optim.lr: 0.001"))
     with pytest.raises(CheckpointError, match="not the configuration of its checkpoint"):
         gxpo.resume(out)
 

@@ -98,14 +98,14 @@ def test_a_run_with_more_than_a_policy_is_evaluated_and_started_from(tmp_path: P
     first = gxpo.resume(tmp_path / "gae").trainer.learner.snapshot()
     assert float(first["value_head.bias"]) != 0
     for method, head in (("grpo", False), ("gae", True)):  # a head stays behind, or comes along
-        keys = {"init_from": str(tmp_path / "gae"), "update.lr": 1e-12}
+        keys = {"init_from": str(tmp_path / "gae"), "optim.lr": 1e-12}
         rows = gxpo.train(
             "tiny:cold", "arithmetic", method, 1, REWARD, out=tmp_path / f"from_gae_{method}", set=KEYS | keys
         )
         then = rows.trainer.learner.snapshot()
         assert ("value_head.bias" in then) == head
         assert all(torch.allclose(then[name], first[name], atol=1e-9) for name in then)
-    fresh = {"init_from": str(tmp_path / "from_gae_grpo"), "update.lr": 1e-12}  # no head there: it begins at 0
+    fresh = {"init_from": str(tmp_path / "from_gae_grpo"), "optim.lr": 1e-12}  # no head there: it begins at 0
     learner = gxpo.train(
         "tiny:cold", "arithmetic", "gae", 1, REWARD, out=tmp_path / "g", set=KEYS | fresh
     ).trainer.learner
@@ -119,7 +119,7 @@ def run(method: str, out: Path, steps: int, reward: str = REWARD, **keys: Any) -
 
 def test_the_value_head_learns(tmp_path: Path) -> None:
     """Every rollout pays 1: with a head that may move fast the value comes to 1, and with it the credit to nothing."""
-    keys = {"update.lr": 1e-4, "learner.value_lr": 20.0}
+    keys = {"optim.lr": 1e-4, "learner.value_lr": 20.0}
     rows = run("gae", tmp_path, 6, f"{REWARDS}:always", **keys)
     assert rows[0]["value_loss"] == pytest.approx(0.5, abs=0.1)
     assert rows[-1]["value_loss"] < 0.1 * rows[0]["value_loss"]

@@ -47,7 +47,7 @@ def train(tmp_path, reward, steps=2, **keys):
         {"learner.dtype": "bfloat16", "learner.products": "float32"},
         {"learner.dtype": "bfloat16", "learner.products": "native"},
         {"learner.tokens_per_microbatch": 16, "method": "gspo"},
-        {"update.schedule": "cosine", "update.warmup_steps": 1, "update.minibatches": 2},
+        {"optim.schedule": "cosine", "optim.warmup_steps": 1, "update.minibatches": 2},
         {"method": "tis", "update.minibatches": 4, "update.epochs": 2},
         {"method": "dr_grpo+gspo"},
     ],
@@ -66,7 +66,7 @@ def test_on_policy_is_said_and_clips_nothing(tmp_path, reward):
     """T33: with one update a step the ratio is exactly 1; with more, later updates are off policy."""
     once = train(tmp_path / "once", reward).metrics
     assert all(r["on_policy"] == 1 and r["ratio_max"] == 1 and r["clip_fraction"] == 0 for r in once)
-    thrice = train(tmp_path / "thrice", reward, steps=1, **{"update.epochs": 3, "update.lr": 0.01}).metrics
+    thrice = train(tmp_path / "thrice", reward, steps=1, **{"update.epochs": 3, "optim.lr": 0.01}).metrics
     assert thrice[0]["on_policy"] == pytest.approx(1 / 3) and thrice[0]["approx_kl"] > 0
 
 

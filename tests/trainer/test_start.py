@@ -22,7 +22,7 @@ SMALL = {
     "rollout.group_size": 4,
     "sampling.max_new_tokens": 6,
     "eval.tasks": 2,
-    "update.lr": 0.01,
+    "optim.lr": 0.01,
     "trainer.checkpoint_every": 1,
     "trainer.keep_checkpoints": 9,
 }
@@ -43,7 +43,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_new_run_stands_where_the_old_one_stopped(old: gxpo.Run) -> None:
-    new = gxpo.train(from_run=old.path, steps=1, set={"update.lr": 1e-3})
+    new = gxpo.train(from_run=old.path, steps=1, set={"optim.lr": 1e-3})
     assert new.path == old.path.with_name("run-2")
     assert equal(parameters_of(new.path, 0), parameters_of(old.path)) and not equal(
         parameters_of(old.path), parameters_of(old.path, 0)
@@ -56,7 +56,7 @@ def test_a_new_run_stands_where_the_old_one_stopped(old: gxpo.Run) -> None:
     resolved = new.trainer.resolved.keys
     line = (old.path / "config.yaml").read_text().splitlines().index("model: tiny:cold # argument") + 1
     assert resolved["model"].origin == f"{old.path}/config.yaml:{line}"
-    assert resolved["update.lr"] == Stated(1e-3, "argument") and resolved["credit.scale"].value == "none"
+    assert resolved["optim.lr"] == Stated(1e-3, "argument") and resolved["credit.scale"].value == "none"
     assert resolved["credit.scale"].origin.endswith("(dr_grpo)")
     assert old.trainer.step_number == 2 and len(old.metrics) == 2
 
@@ -94,12 +94,12 @@ def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> Non
     assert same.method.name == "dr_grpo" and same.keys["objective.aggregate"].value == "sequence_sum"
     keys = inherited(old.path, {"method": Stated("gspo", "--set")})
     assert "objective.aggregate" not in keys and "trainer.tensorboard" not in keys and "out" not in keys
-    assert keys["update.lr"].value == 0.01 and "(" not in keys["update.lr"].origin
+    assert keys["optim.lr"].value == 0.01 and "(" not in keys["optim.lr"].origin
     assert config.resolve(keys).method.name == "gspo"
     other = config.resolve(inherited(old.path, {"credit": Stated("set_relative", "--set")}))
     assert "credit.scale" not in other.keys and other.method.name == "dr_grpo"
     composed = inherited(old.path, {}, composed=True)
-    assert not any(k.startswith(("credit", "objective", "method")) for k in composed) and "update.lr" in composed
+    assert not any(k.startswith(("credit", "objective", "method")) for k in composed) and "optim.lr" in composed
     assert config.resolve(composed, composed=gxpo.method("rloo")).method.name == "rloo"
 
 
@@ -132,7 +132,7 @@ def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> 
     second.mkdir()
     (second / "config.yaml").write_text(config.resolve(inherited(old.path, {})).to_yaml())
     keys = inherited(second, {"method": Stated("rloo", "--set")})
-    assert "credit.scale" not in keys and "trainer.tensorboard" not in keys and keys["update.lr"].value == 0.01
+    assert "credit.scale" not in keys and "trainer.tensorboard" not in keys and keys["optim.lr"].value == 0.01
     kept = inherited(second, {})
     assert kept["credit.scale"].origin.endswith("(dr_grpo)") and kept["credit.scale"].origin.startswith(str(second))
 

@@ -307,7 +307,7 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
     from gxpo.keys import Stated
     from gxpo.trainer.loop import Trainer
 
-    still = {"update.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
+    still = {"optim.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}
     given = {**world.keys, **still, **ON_EPISODES.get(method, {})}
     return Trainer(resolve({k: Stated(v, "fidelity") for k, v in given.items()}), out=out)
 

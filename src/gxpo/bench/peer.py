@@ -58,7 +58,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         "chat.template": "none",
         "sampling.engine": "torch",
         "sampling.max_new_tokens": NEW,
-        "update.lr": LR[model],
+        "optim.lr": LR[model],
         "learner.dtype": DTYPE[model],
         "learner.states": STATES[model],
         "learner.tokens_per_microbatch": MICROBATCH[model],

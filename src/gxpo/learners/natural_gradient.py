@@ -66,7 +66,7 @@ class NaturalGradient:
     sum_t (J v)_t logprob_t / n, with J v by central differences of the log-probs along v, so F is symmetric to the
     accuracy of J v. KL by `mean_kl` over the same tokens; the metrics' `approx_kl` is over those with credit alone.
 
-    The optimiser is not used: `update.lr`, its schedule, weight decay, clipping of the gradient and Adam's moments mean
+    The optimiser is not used: `optim.lr`, its schedule, weight decay, clipping of the gradient and Adam's moments mean
     nothing here. Parameters of 32 bits at least, and four copies of the trained ones. A step costs `iterations` + 1
     gradients and up to 2 `iterations` + 4 + `backtracks` forward passes; its tokens are not counted in the metrics.
     Nothing is remembered.

@@ -22,7 +22,7 @@ a_grae = Definition(
     formula="A' = A ((1 - M) / (2 (1 - sqrt p)) + M / (2 sqrt p)) (min(1, M) if A > 0)",
     evidence="reference-code",
     keys={"weight.difficulty_mix": GroupWeight, "weight.difficulty_mix.curve": "difficulty_mix"},
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
     choices="easy term 1 - sqrt(p), as in the code, whose scripts do not reach it; M over groups with verdicts",
     code="Yu7-code/A-GRAE@5f129eff8e6a802ea295ae7386a154658c090dce verl/trainer/ppo/core_algos.py "
     "verl/trainer/ppo/ray_trainer.py",

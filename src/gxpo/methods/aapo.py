@@ -35,7 +35,7 @@ aapo = Definition(
         "objective.gate": Unclipped,
         "objective.aggregate": "token_mean",
     },
-    paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "optim.lr": 1e-6},
     choices="gradient of -A log pi through an unbounded ratio, which is 1 at one update a step",
     cost="as many answers of the reference as of the policy: twice the generation; needs learner.lora_rank",
     code="JianxXiong/AAPO@b8aac37cf06d26c9308fa5f86e9e03eb085dc322 open-rs/trainer/AAPOTrainer.py "

@@ -31,7 +31,7 @@ at_grpo = Definition(
     paper_defaults={
         "objective.aggregate": "token_mean",
         "tasks.per_step": 32,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
         "learner.lora_rank": 16,
         "learner.lora_alpha": 32.0,
     },

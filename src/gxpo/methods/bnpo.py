@@ -31,7 +31,7 @@ bnpo = Definition(
         "objective.aggregate": "sequence_sum",
         "rollout.group_size": 16,
         "tasks.per_step": 32,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="p by verdicts; groups without contrast and steps of equal p weigh 1 (code: undefined or 1e6)",
     code="changyi7231/BNPO@a9c51b9848283286ff3c51afbba2a867977a2e36 recipe/bnpo/src/bnpo_ray_trainer.py "

@@ -29,7 +29,7 @@ capo_calibration = Definition(
         "weight.reference_perplexity.keep": "plausible",
         "weight.reference_perplexity.unit": "trajectory",
     },
-    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "optim.lr": 1e-6},
     choices="tau 0.6; no normaliser over pairs; the mask leaves statistics alone",
     cost="a reference model and a forward pass of it; pairs within groups",
 )

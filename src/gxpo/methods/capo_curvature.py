@@ -34,7 +34,7 @@ capo_curvature = Definition(
         "weight.curvature.max_gain": 0.01,
         "weight.curvature.max_shift": 1e-4,
         "weight.curvature.lr": 1.5e-5,
-        "update.lr": 1.5e-5,
+        "optim.lr": 1.5e-5,
         "credit.scale": "none",
     },
     choices="quantiles that reject at most 8 % of tokens; the step is lr sign(g), not Adam's running one",

@@ -27,7 +27,7 @@ dapo = Definition(
         "rollout": DynamicSampling,
         "reward.add.overlong": Overlong,
     },
-    paper_defaults={"rollout.group_size": 16, "update.lr": 1e-6, "tasks.per_step": 512},
+    paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6, "tasks.per_step": 512},
     choices="no dual clip; overlong buffer is a fifth of sampling.max_new_tokens",
     cost="dropped groups are sampled too: their tokens are charged",
     code="verl-project/verl-recipe@48ea0a797fa29867ea0ad92aff7d284eec7d4be3 dapo/dapo_ray_trainer.py "

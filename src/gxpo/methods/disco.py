@@ -27,7 +27,7 @@ disco = Definition(
     code="Optimization-AI/DisCO@bd2b078129347a87c10fbb64df12ed50dce59947 verl/verl/trainer/ppo/core_algos.py "
     "verl/verl/workers/actor/dp_actor.py scripts/train/run_disco_logL_1.5b_8k.sh",
     keys={"objective": Discriminative},
-    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.minibatches": 4, "update.lr": 2e-6},
+    paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.minibatches": 4, "optim.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
     choices="s = mean log-prob, tau 10; constraint over the whole optimiser step, on all groups",
     cost="groups without both labels are run too",

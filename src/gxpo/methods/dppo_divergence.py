@@ -35,7 +35,7 @@ dppo_divergence = Definition(
     },
     paper_defaults={
         "rollout.group_size": 16,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
         "credit.scale": "none",
         "objective.aggregate": "sequence_sum",
         "objective.ratio_max": 1e4,

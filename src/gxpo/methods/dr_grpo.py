@@ -21,6 +21,6 @@ dr_grpo = Definition(
     evidence="reference-code",
     code="sail-sg/understand-r1-zero@dfca49dd460e train_zero_math.py examples/qwen2.5-math-7b.sh",
     keys={"credit.scale": "none", "objective.aggregate": "sequence_sum"},
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.horizon": 3000.0},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6, "objective.horizon": 3000.0},
     choices="horizon: the longest length a trajectory can have, filled by the trainer from sampling.max_new_tokens",
 )

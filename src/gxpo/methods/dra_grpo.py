@@ -23,7 +23,7 @@ dra_grpo = Definition(
     formula="r' = r / sum_j cos(e_i, e_j) over the group; A = (r' - mean_g r') / (std_g r' + eps)",
     evidence="reference-code",
     keys={"credit": DiversityAdjusted, "signal.mean_hidden": MeanHidden},
-    paper_defaults={"credit.eps": 1e-4, "rollout.group_size": 6, "update.lr": 1e-6, "sampling.temperature": 0.7},
+    paper_defaults={"credit.eps": 1e-4, "rollout.group_size": 6, "optim.lr": 1e-6, "sampling.temperature": 0.7},
     choices="within the group, not the local batch; sums held at 1; the policy's hidden states for an encoder",
     cost="a forward pass over the rollouts before the update",
     code="xiwenc1/DRA-GRPO@088266167eb844482be2f0b98b5a60f7951b7050 src/open_r1/trl/trainer/grpo_trainer.py "

@@ -4,7 +4,8 @@ R = 1 if right; 0.3 * rate / (largest rate of the group) if wrong; 0 if wrong an
 
 Choices. As in the paper (eq. 1 to 5; 0.3 is the best of 0.1, 0.3 and 0.5). The largest rate is that of the group's
 compared attempts, right ones included. Rates are component "entities" of your reward: the built-in reward of that name
-with weight 0 (`reward: {correct: 1, entities: 0}`), for tasks whose info names `entities`, or a function of your own.
+with weight 0 (`scoring.weights: {correct: 1, entities: 0}`), for tasks whose info names `entities`, or a function of
+your own.
 The paper matches exact strings in the thoughts alone, the built-in reward in what the attempt says, case and spaces
 aside. An error of format earns 0 there and is not known here. Attempts over a limit are in the paper's statistics but
 not in its loss. It trains without KL, with a wider upper clip and groups of 8.

@@ -21,7 +21,7 @@ fgrpr = Definition(
     idea="a graded reward for numeric answers: near misses earn most of it",
     formula="R = (1.5 - gap)[gap < 0.5] + format, gap = |y - y'| / |y|; A as GRPO",
     evidence="reference-code",
-    keys={"reward": {"numeric": 1.0, "format": 1.0, "correct": 0.0}},
+    keys={"scoring.weights": {"numeric": 1.0, "format": 1.0, "correct": 0.0}},
     choices="negative numbers, decimals and y = 0 are read; the code reads digits alone",
     code="yeyimilk/CrowdVLM-R1@2ef4f31aa5e9c2560054c928c13aaa77af0dd703 "
     "VLM-R1/src/open-r1-multimodal/src/open_r1/grpo_rec.py",

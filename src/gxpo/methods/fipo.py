@@ -32,7 +32,7 @@ fipo = Definition(
         "objective.aggregate": "token_mean",
         "update.minibatches": 4,
     },
-    paper_defaults={"rollout.group_size": 16, "tasks.per_step": 512, "update.minibatches": 8, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 16, "tasks.per_step": 512, "update.minibatches": 8, "optim.lr": 1e-6},
     choices="constants of the script: half-life 32, f in [1, 1.2], dual clip and filter at 10; four updates a step",
     cost="where an optimiser step is cut, a forward pass more: what is dropped changes what all is divided by",
 )

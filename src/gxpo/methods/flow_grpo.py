@@ -32,7 +32,7 @@ flow_grpo = Definition(
         "objective.clip_low": 1e-4,
         "objective.clip_high": 1e-4,
     },
-    paper_defaults={"rollout.group_size": 24, "update.lr": 3e-4, "sampling.temperature": 0.7},
+    paper_defaults={"rollout.group_size": 24, "optim.lr": 3e-4, "sampling.temperature": 0.7},
     choices="std of the batch (reference default); last step by the ODE; log-density a mean over dimensions",
     cost="one velocity evaluation a denoising step, in sampling and in training",
     code="yifan123/flow_grpo@ac4c86e8cae021841f1fde853d340e0db67690dd scripts/train_sd3.py "

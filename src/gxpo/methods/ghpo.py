@@ -9,7 +9,8 @@ number of characters, as there. A word that would be cut in two is left out; the
 characters`). A line with a sentence of ours stands before the hint, as one of theirs does (`rollout.template`). Only
 verdicts decide (the code: its first reward column, accuracy). An all-wrong group in which a format reward differs is
 trained by plain GRPO; here as there it is attempted again. The reference's reward is 1.0 accuracy + 0.5 format: say
-`reward: {correct: 1.0, format: 0.5}`. Its prompts are cut from the left after the hint is added; here nothing is cut.
+`scoring.weights: {correct: 1.0, format: 0.5}`. Its prompts are cut from the left after the hint is added; here nothing
+is cut.
 """
 
 from gxpo.keys import Definition
@@ -27,7 +28,7 @@ ghpo = Definition(
     code="hkgc-1/GHPO@af0a7dd859eafca17531bd7b01c76ccb3e36e0c0 src/ghpo/ghpo_trainer.py "
     "recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml",
     keys={"rollout": GrowingHint, "objective.context": "sampled"},
-    paper_defaults={"credit.eps": 1e-4, "update.lr": 1e-6, "sampling.max_new_tokens": 2048},
+    paper_defaults={"credit.eps": 1e-4, "optim.lr": 1e-6, "sampling.max_new_tokens": 2048},
     choices="hints end with a whole word (the code: anywhere); verdicts decide, not the first reward column; nothing "
     "is cut off the prompt after the hint is added",
     cost="up to three more groups for each all-wrong one: their tokens are charged",

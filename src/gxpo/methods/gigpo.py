@@ -31,7 +31,7 @@ gigpo = Definition(
         "credit.single_state": "credit.add.state.single",
         **{f"credit.{name}": f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
     },
-    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
     choices="episode level over trajectories (paper, eq. 3), not over steps (reference default); both levels with std",
     code="langfengQ/DrMAS@3b556f2c0373fe23d6b637cbd3673c076713aebe gigpo/core_gigpo.py",
 )

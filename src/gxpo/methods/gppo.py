@@ -33,7 +33,7 @@ gppo = Definition(
         "rollout.group_size": 8,
         "tasks.per_step": 128,
         "update.minibatches": 8,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="c = 3, the code's default (scripts: 10); branch by PPO's condition; factors on value and gradient",
 )

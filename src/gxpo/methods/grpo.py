@@ -19,6 +19,6 @@ grpo = Definition(
     idea="the other rollouts of the group are the baseline and the scale; no value network",
     formula="A = (r - mean_g) / (std_g + eps); L = mean_i mean_t max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.2))",
     evidence="paper",
-    paper_defaults={"objective.kl.coef": 0.04, "rollout.group_size": 64, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 0.04, "rollout.group_size": 64, "optim.lr": 1e-6},
     choices="ddof 1, eps 1e-6 (verl); clip 0.2 (not in the paper); KL 0, the paper's 0.04 under grpo@paper",
 )

@@ -32,7 +32,7 @@ grpo_lead = Definition(
         "objective.aggregate": "token_mean",
         "objective.entropy.coef": 0.001,
         "rollout.group_size": 8,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     code="aeroplanepaper/GRPO-LEAD@9344bef verl/verl/trainer/main_ppo.py verl/verl/trainer/ppo/core_algos.py "
     "verl/verl/trainer/ppo/ray_trainer.py deepscaler/rewards/math_reward.py scripts/train/ds_14b_sft_stage1.sh",

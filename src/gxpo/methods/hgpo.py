@@ -24,7 +24,7 @@ hgpo = Definition(
     formula="A = sum_h w_h A_h / sum_h w_h, A_h over steps with equal (s_{t-h}, ..., s_t), w_h = h + 1, h = 0..2",
     evidence="reference-code",
     keys={"credit": HistoryGroups},
-    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
     choices="weights h + 1 (paper), not h + 2 (recipe); levels of equal returns left out, exact zeros not",
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/hgpo/core_hgpo.py",
 )

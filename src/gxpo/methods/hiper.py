@@ -50,7 +50,7 @@ hiper = Definition(
         **{f"objective.add.{name}": ValueRegression for name in HEADS},
         **{f"objective.add.{name}.head": name for name in HEADS},
     },
-    paper_defaults={"objective.kl.coef": 0.01, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 0.01, "optim.lr": 1e-6},
     code="JonP07/HiPER-agent@9d3c118 hiper_hae/core_hae.py hiper_hae/hier_mask.py verl/trainer/ppo/ray_trainer.py "
     "example_scripts/HiPER_trainer/run_alfworld.sh",
     choices="switch credit T - VT; penalties, lambdas and truncation as in the scripts; thinking has credit 0",

@@ -33,7 +33,7 @@ igpo = Definition(
     code="GuoqingWang1/IGPO@745078b5a35d0b84d3d9184e0f0de05ed04e11ad verl/trainer/ppo/core_algos.py "
     "scrl/llm_agent/generation.py verl/utils/reward_score/info_gain.py train.sh",
     keys={"credit": PooledTurns, "signal.answer_belief": AnswerBelief, "signal.answer_belief.answered": True},
-    paper_defaults={"credit.ddof": 0, "objective.kl.coef": 0.001, "rollout.group_size": 16, "update.lr": 1e-6},
+    paper_defaults={"credit.ddof": 0, "objective.kl.coef": 0.001, "rollout.group_size": 16, "optim.lr": 1e-6},
     choices="the paper's joint scale with the code's floor of 1e-4 under the std (its script: outcomes and gains "
     "apart, gains of logs); the last turn has the task's outcome",
     cost="a forward pass over the rollouts and, after every turn, over cue and answer",

@@ -24,7 +24,7 @@ igrpo = Definition(
     formula="d* = argmax_j r(d_j), d_j ~ pi(q); o_i ~ pi(q + d*); A, L as GRPO under q + d*",
     evidence="paper",
     keys={"rollout": BestDraft},
-    paper_defaults={"rollout.group_size": 4, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 4, "optim.lr": 1e-6},
     choices="4 drafts beside 8 refinements; the template's wording; an unscored draft is below all others",
     cost="n_drafts more rollouts a group, and a prompt longer by the draft",
 )

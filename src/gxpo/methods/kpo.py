@@ -21,7 +21,7 @@ kpo = Definition(
     formula="s_t = exp(Kalman(log rho_1 .. log rho_t; Q = 1e-6, V = 1)); L = mean_i mean_t max(-A s, -A clip(s))",
     evidence="reference-code",
     keys={"objective.ratio": Filtered, "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
-    paper_defaults={"update.minibatches": 4, "rollout.group_size": 8, "tasks.per_step": 32, "update.lr": 1e-6},
+    paper_defaults={"update.minibatches": 4, "rollout.group_size": 8, "tasks.per_step": 32, "optim.lr": 1e-6},
     choices="the code's constants; untrained tokens are left out of the filter",
     code="shuohe1995/verl-kpo@c3135943a0cda7ec2733530855040aedf67380b6 verl/trainer/ppo/core_algos.py "
     "examples/kpo_trainer/kpo_qwen3_4b.sh",

@@ -37,7 +37,7 @@ luffy = Definition(
         "objective.aggregate": "sequence_sum",
         "objective.on_unknown_behaviour": "shaped",
     },
-    paper_defaults={"objective.entropy.coef": 0.001, "update.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
+    paper_defaults={"objective.entropy.coef": 0.001, "optim.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
     refuses={"objective.ratio": ("sequence",)},
     choices="mean over the mixed group; no clip; sum over tokens by a constant length; gamma 0.1",
     cost="one sample fewer a group; reference answers must be given",

@@ -31,7 +31,7 @@ matchtir = Definition(
         "objective.kl.coef": 0.001,
         "objective.entropy.coef": 0.001,
         "rollout.group_size": 16,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     code="quchangle1/MatchTIR@f614ce1 Code/verl/utils/reward_score/tool.py Code/verl/trainer/ppo/core_algos.py "
     "Scripts/run.sh",

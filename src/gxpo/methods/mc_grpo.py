@@ -36,7 +36,7 @@ mc_grpo = Definition(
         "rollout.group_size": 9,
         "objective.kl.coef": 0.04,
         "update.epochs": 2,
-        "update.lr": 2e-6,
+        "optim.lr": 2e-6,
     },
     choices="lower median; A is +-1000 for the minority of 0/1 rewards, as in the code; no rescaling by its share",
     cost="one rollout more a task",

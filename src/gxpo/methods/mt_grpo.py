@@ -39,7 +39,7 @@ mt_grpo = Definition(
     },
     paper_defaults={
         "rollout.group_size": 21,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
         "update.epochs": 2,
         "objective.aggregate": "token_mean",
     },

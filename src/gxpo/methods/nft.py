@@ -26,7 +26,7 @@ nft = Definition(
     formula="l = -log rho if right, else -log max((1 - q rho) / (1 - q), 1); L = mean_i sum_t (1 - q) l / horizon",
     evidence="reference-code",
     keys={"objective": ImplicitNegative},
-    paper_defaults={"rollout.group_size": 16, "update.lr": 1e-6, "objective.horizon": 1000.0},
+    paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6, "objective.horizon": 1000.0},
     refuses={"objective.kl.place": ("reward",)},
     choices="w(q) = 1 - q, floor 1, token ratios, sum over tokens by a constant: the code's script",
     code="NVlabs/NFT@b358faeb691391b500bfdabe667f9450aab6e70f dp_actor.py train_7B.sh",

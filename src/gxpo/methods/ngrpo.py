@@ -27,7 +27,7 @@ ngrpo = Definition(
         "objective.clip_high": 0.24,
         "objective.aggregate": "token_mean",
     },
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
     choices="r_max 1; all-correct groups are kept (credit 0), not filtered; a group of one follows the formula",
     code="nangongrui-ngr/NGRPO@e7a380415a64cd8ac102504c38a5f86069022f35 verl/trainer/ppo/core_algos.py "
     "train_scripts/train_qwen2.5-math-7b_ngrpo.sh",

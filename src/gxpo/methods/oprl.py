@@ -48,7 +48,7 @@ oprl = Definition(
         "signal.implicit_reward.scale": "largest",
         "rollout.group_size": 8,
         "tasks.per_step": 16,
-        "update.lr": 5e-7,
+        "optim.lr": 5e-7,
         "signal.implicit_reward.lr": 1e-6,
     },
     choices="istar_grpo, istar_rloo of their scripts in @paper; step baselines over the whole group; token's ratio",

@@ -24,7 +24,7 @@ prorag = Definition(
     formula="A_t = (R - mean_g) / std_g + 0.5 (s_t - mu) / std, mu and std over all tokens of the group",
     evidence="reference-code",
     keys={"credit.eps": 1e-4, "credit.add.token_normalised": TokenNormalised, "signal.step_judge": StepJudge},
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-5},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-5},
     choices="the scorer is named by the user; steps are turns or segments; eps added to the std",
     cost="a score for every step, by a model or a judge of your choice",
     code="lilinwz/ProRAG@c7a64110d0c900561fde4292f234b97dfe633e94 prorag/rl/trainer.py prorag/rl/train.py",

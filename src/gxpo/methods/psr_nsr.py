@@ -36,7 +36,7 @@ psr_nsr = Definition(
         "weight.by_sign.positive": 0.1,
         "objective.aggregate": "token_mean",
     },
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.entropy.coef": 1e-3},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6, "objective.entropy.coef": 1e-3},
     choices="lambda as a weight on positive credit, so that it can be put on any other credit, too; rows that PSR or "
     "NSR leave out stay in the denominator",
 )

@@ -39,7 +39,7 @@ pvpo = Definition(
         "rollout.baselines": 16,
         "rollout.group_size": 16,
         "tasks.per_step": 32,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="measured at a task's first visit, M = 8, never renewed; the paper's data filter is left out",
     cost="M more answers for every task, once; one number a task in the checkpoint; needs learner.lora_rank",

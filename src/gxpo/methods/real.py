@@ -23,7 +23,7 @@ real = Definition(
     formula="L = mean_g log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau)), s = mean_t log(pi/old)",
     evidence="reference-code",
     keys={"objective": Classification},
-    paper_defaults={"rollout.group_size": 8, "update.lr": 2e-6},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
     choices="labels from the verdict, never from a shaped reward; the sum form; mean over all groups",
     code="Red-RL/REAL@1c30726a1c7606e717091b4b8cf1fc156a06039f verl/verl/trainer/ppo/core_algos.py "

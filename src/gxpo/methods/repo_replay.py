@@ -29,7 +29,7 @@ repo_replay = Definition(
     formula="L = mean over G + K rows of c_i mean_t max(-A rho, -A clip(rho)), A over fresh and replayed rows apart",
     evidence="reference-code",
     keys={"rollout": Replay, "objective.ratio_over": "behaviour"},
-    paper_defaults={"credit.eps": 1e-4, "sampling.top_k": 50, "update.lr": 1e-6},
+    paper_defaults={"credit.eps": 1e-4, "sampling.top_k": 50, "optim.lr": 1e-6},
     choices="one mean over all rows, as the reference (paper: one mean each); selection by the task's outcome",
     cost="K more trajectories a task in the update; about 70 bytes of memory for every stored token",
     code="SihengLi99/RePO@119fef699104b52adf915ca630b8b03400b0e0ea src/replay_grpo_trainer.py "

@@ -32,7 +32,7 @@ riskpo = Definition(
         "rollout.group_size": 5,
         "tasks.per_step": 1024,
         "update.minibatches": 2,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="settings of the MATH script: no advantage is positive; quantiles are tracked (in the code they get lost)",
 )

@@ -36,7 +36,7 @@ rose = Definition(
         "rollout.explore": 0.5,
         "objective.aggregate": "sequence_sum",
     },
-    paper_defaults={"objective.kl.coef": 1e-3, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},
     choices="-log p of the sampled token, not the semantic metric; values by point of the tree, not by position",
     cost="a sampling call for each of 8 answers of a prompt; their beginnings are shared",
     code="ZiqiZhao1/ROSE-rl@2142dc79ceabea43e195dc64b54e150c7b228a4b verl/trainer/ppo/core_algos.py "

@@ -25,7 +25,7 @@ s_grpo = Definition(
         "credit.eps": 1e-8,
         "objective.aggregate": "sequence_sum",
         "rollout.group_size": 8,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="q 0.10 of the scripts' 0.10 and 0.15; the advantage stays divided by the std, as in the code",
     code="shenpeijun0212/S-GRPO@75c354075441add65f368b98e858b489471af63d train/train_S-GRPO.py "

@@ -35,7 +35,7 @@ scaf_grpo = Definition(
     paper_defaults={
         "tasks.per_step": 256,
         "update.minibatches": 4,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
         "sampling.max_new_tokens": 2048,
     },
     choices="dead groups by verdict, not by reward 0; all tiers are tried, also planning, which the code leaves out; "

@@ -39,7 +39,7 @@ seeupo = Definition(
         "credit.eps": 0.0,
         "objective.ratio": "turn",
     },
-    paper_defaults={"rollout.group_size": 8, "update.lr": 1e-6, "objective.kl.coef": 0.002},
+    paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6, "objective.kl.coef": 0.002},
     choices="pi_old is the policy before each turn's step; turns by their number; those without a turn sit out",
     cost="an update and a forward pass for each turn of the longest trajectory",
 )

@@ -23,7 +23,7 @@ slate = Definition(
     formula="A_j = (r_j - mean) / (std + eps) over k candidates of a step; go on from j ~ softmax(A / 0.7)",
     evidence="reference-code",
     keys={"rollout": Candidates},
-    paper_defaults={"objective.kl.coef": 1e-3, "update.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},
     choices="scored by the environment's reward unless a judge is given; the reference's trainer trains none of it",
     cost="k actions a step; a score of each; the environment is restored for each candidate",
     code="algoprog/SLATE@cbab153124ea5031e3fd2129b44771346003f450 slate/training/step_level_algos.py "

@@ -33,7 +33,7 @@ spa_rl = Definition(
         "objective.add.value": ValueRegression,
         "signal.progress_estimator": ProgressEstimator,
     },
-    paper_defaults={"update.lr": 3e-6},
+    paper_defaults={"optim.lr": 3e-6},
     choices="the estimator is a head on the policy's hidden states, trained on line; the paper's formula, not the "
     "released script's",
     cost="forward passes for hidden states and values; a small network with its optimiser",

@@ -3,9 +3,9 @@ r"""SPO (later SGPO): in groups where all are wrong, an attempt is paid by how f
 RTS = steps before the first error / steps;   r = 1 if right; 1 / (1 + exp(-5 (RTS - 1/2))) if all of the group are
 wrong; else 0;   A as in GRPO
 
-Choices. RTS is component "correct_prefix" of your reward (weight 0): a step judge's (`reward: {correct: 1, judge: 0}`
-with `scoring.options: {judge: {mode: first_error, ...}}`) or a function's. Without one the method is refused. Steepness
-and middle are not known to us; 5 and 1/2 are a port's, which has the sign the other way round.
+Choices. RTS is component "correct_prefix" of your reward (weight 0): a step judge's (`scoring.weights: {correct: 1,
+judge: 0}` with `scoring.options: {judge: {mode: first_error, ...}}`) or a function's. Without one the method is
+refused. Steepness and middle are not known to us; 5 and 1/2 are a port's, which has the sign the other way round.
 `reward.shape.correct_prefix.groups=all` pays wrong attempts in every group.
 """
 

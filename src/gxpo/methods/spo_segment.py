@@ -35,7 +35,7 @@ spo_segment = Definition(
         "segment": Surprising,
         "objective.aggregate": "token_mean",
     },
-    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "update.lr": 1e-6},
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
     choices="the prompt is valued; confident tokens stay in the denominator; not whitened (the code's runs are)",
     cost="9 continuations from every cut, generated and thrown away",
     code="AIFrameResearch/SPO@b9fc6a263dec54e28137fd488a9b9c0e0d026025 "

@@ -41,7 +41,7 @@ srpo_routing = Definition(
         "objective.clip_high": 0.28,
         "rollout.group_size": 8,
         "tasks.per_step": 32,
-        "update.lr": 5e-6,
+        "optim.lr": 5e-6,
     },
     refuses={"objective.aggregate": ("sequence_mean", "sequence_sum")},
     choices="mean of v over the optimiser step; teacher and buckets as in sdpo_self; beta 1",

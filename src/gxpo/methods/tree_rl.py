@@ -37,7 +37,7 @@ tree_rl = Definition(
         "rollout.trees": 6,
         "rollout.branches": 2,
     },
-    paper_defaults={"sampling.temperature": 1.2, "update.lr": 1.5e-6},
+    paper_defaults={"sampling.temperature": 1.2, "optim.lr": 1.5e-6},
     choices=(
         "the paper's formula; the released code divides values by sqrt(leaves) before their difference is taken "
         "(credit.form: released); all leaves are trained"

@@ -38,7 +38,7 @@ trpa = Definition(
         "objective.add.mirror_kl.coef": 0.001,
         "objective.add.mirror_kl.aggregate": "token_mean",
     },
-    paper_defaults={"rollout.group_size": 16, "update.lr": 4e-7},
+    paper_defaults={"rollout.group_size": 16, "optim.lr": 4e-7},
     refuses={"objective.kl.place": ("reward",)},
     choices="levels are distinct outcomes; 2.5 by the verdict; mean over pairs, then over groups",
     cost="a frozen reference model and its forward pass over the rollouts",

@@ -9,7 +9,7 @@ tenth of the expected gain and for no bound on the KL. `update.slack: 1` holds t
 `update.damped_length: false` takes the length from F alone. F and the KL are estimated on the sampled tokens, F as the
 mean of squared scores over all of them (baselines: over a fifth), KL(old || new) as E_old[rho - 1 - log rho]; full
 distributions are not kept. Means are over tokens. Credit is the base's, against the group, where theirs is GAE
-standardised over the step. `update.lr` is not used.
+standardised over the step. `optim.lr` is not used.
 """
 
 from gxpo.keys import Definition

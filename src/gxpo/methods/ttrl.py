@@ -27,7 +27,7 @@ ttrl = Definition(
         "rollout.n_votes": 64,
         "tasks.per_step": 8,
         "update.minibatches": 8,
-        "update.lr": 5e-7,
+        "optim.lr": 5e-7,
         "objective.kl.coef": 1e-3,
     },
     choices="a group without any answer has reward 0; the label decides through the task's verifier",

@@ -32,7 +32,7 @@ vineppo = Definition(
         "segment.text": ",",
         "objective.aggregate": "token_mean",
     },
-    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "update.lr": 1e-6},
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
     choices="not whitened (the code's runs are); the prompt valued once a group; steps end with a comma",
     cost="9 continuations from every step of every attempt, generated and thrown away",
     code="McGill-NLP/VinePPO@efe7228469f21bad8cc8d4e44a3f688ed8cc6aac "

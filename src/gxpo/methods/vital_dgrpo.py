@@ -33,7 +33,7 @@ vital_dgrpo = Definition(
         "weight.mean_outcome.easy": 2.0,
         "reward.shape.rescaled": Rescaled,
         "rollout.group_size": 8,
-        "update.lr": 1e-6,
+        "optim.lr": 1e-6,
     },
     choices="a weight after the normalisation, which would cancel it; thirds of the outcome's range; @paper reads "
     "component iou",

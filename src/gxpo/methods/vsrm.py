@@ -36,7 +36,7 @@ vsrm = Definition(
         "segment": Delimiter,
         "segment.text": ",",
     },
-    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "update.lr": 1e-6},
+    paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "optim.lr": 1e-6},
     choices="REINFORCE++; a step's reward on all its tokens; no charge for the form; unended chains lack a last value",
     cost="5 short answers after every step of every attempt, generated and thrown away",
     code="1benwu1/VSRM-Efficient-LRMs@e4e928b4307056d7b04b2a06a76e518481245760 verl/workers/rollout_postprocess.py",

@@ -116,7 +116,7 @@ def rehearse(resolved: Resolved) -> None:
         if world is not None:
             check_world(method, world, s.task)
         check_model(s)
-        check_named(s.reward, None if world is None else world.source, s.scoring.options)
+        check_named(s.rewards, None if world is None else world.source, s.scoring.options)
     finally:
         if world is not None:
             world.close()

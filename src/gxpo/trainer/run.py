@@ -109,7 +109,7 @@ def train(
     steps   steps of the loop; each draws `tasks.per_step` tasks
     reward  a function of one rollout that declares what it wants among prompt, completion, answer, task, info, tokens,
             finish and gives a number (or named numbers); or `file.py:function`; or {name: weight}
-    set     any other key, e.g. {"update.lr": 1e-4, "rollout.group_size": 16}
+    set     any other key, e.g. {"optim.lr": 1e-4, "rollout.group_size": 16}
     from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
             that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
     watch   called with every line of metrics; returning True ends the run early
@@ -123,7 +123,8 @@ def train(
         if isinstance(method, str):
             given["method"] = Stated(method, "argument")
         if reward is not None:
-            given["reward"] = Stated(_name(reward) if callable(reward) else reward, "argument")
+            key = "scoring.weights" if isinstance(reward, Mapping) else "reward"
+            given[key] = Stated(_name(reward) if callable(reward) else reward, "argument")
         given |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
         composed = method if isinstance(method, Method) else None
         if from_run is not None:
@@ -169,9 +170,9 @@ def resume(
     resolved = config.resolve(keys)
     extended = steps is not None and steps != resolved.settings.trainer.steps
     if extended:
-        if resolved.settings.update.schedule != "constant":
+        if resolved.settings.optim.schedule != "constant":
             raise ConfigError(
-                f"trainer.steps can't change under update.schedule={resolved.settings.update.schedule}: the "
+                f"trainer.steps can't change under optim.schedule={resolved.settings.optim.schedule}: the "
                 "learning rate depends on it; start another run"
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})

@@ -130,12 +130,12 @@ def _learning(s: RunSettings, method: Method, device: str) -> dict[str, Any]:
     """What every learner is told."""
     size = s.learner.tokens_per_microbatch
     return {
-        "lr": s.update.lr,
-        "betas": (s.update.betas[0], s.update.betas[1]),
-        "weight_decay": s.update.weight_decay,
-        "max_grad_norm": s.update.max_grad_norm,
-        "schedule": s.update.schedule,
-        "warmup_steps": s.update.warmup_steps,
+        "lr": s.optim.lr,
+        "betas": (s.optim.betas[0], s.optim.betas[1]),
+        "weight_decay": s.optim.weight_decay,
+        "max_grad_norm": s.optim.max_grad_norm,
+        "schedule": s.optim.schedule,
+        "warmup_steps": s.optim.warmup_steps,
         "total_steps": s.trainer.steps * method.update.optimiser_steps(s.tasks.per_step),
         "tokens_per_microbatch": 8192 if size == "auto" else size,
         "device": device,

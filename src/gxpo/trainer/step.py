@@ -59,7 +59,7 @@ class Stages:
             preflight.check_world(resolved.method, self.world, s.task)
             preflight.check_model(s)
             self.rewards = RewardSet.make(
-                reward if reward is not None else s.reward,
+                reward if reward is not None else s.rewards,
                 source=self.source,
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
@@ -254,8 +254,8 @@ class Stages:
             )
         if moved and self.learner.optimiser.steps == len(moved) and max(moved) < FAINT:
             warnings.warn(
-                f"update.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
-                "rest gathers in float32 copies until it shows, and the policy lags behind; raise update.lr, or set "
+                f"optim.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
+                "rest gathers in float32 copies until it shows, and the policy lags behind; raise optim.lr, or set "
                 "learner.dtype=float32",
                 stacklevel=3,
             )
@@ -470,7 +470,7 @@ class BoundLearner:
             steepest = largest_slope(batch.method, batch.loss, info.outputs, batch.active, batch.forest)
             self.trouble = (
                 f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at "
-                "that reward and log-prob, or lower update.lr"
+                "that reward and log-prob, or lower optim.lr"
             )
             warnings.warn(f"step {self.step_number}: no optimiser step was taken: {self.trouble}", stacklevel=4)
         elif not info.empty:
