@@ -13,13 +13,15 @@ INSTALL = $(BIN)/pip install -q -c constraints.txt
 TWO_WAYS := tests/decoder tests/signals tests/test_pack.py tests/test_records.py \
 	$(addprefix tests/engines/,test_torch_engine.py test_keep.py test_bfloat16.py) \
 	$(addprefix tests/learners/,test_packed.py test_readout.py test_policies.py test_value_head.py test_inner_layers.py)
+SEARCHED := tests/test_levels.py tests/test_forest.py tests/test_pack.py tests/test_records.py tests/credit tests/weighting
 WHOLE_RUNS := killed or resumed or stop or export
 
-.PHONY: help demo docs test lint suite processors processor-default processor-avx2 lowest curves clean
+.PHONY: help demo docs test test-all lint suite rest processors processor-default processor-avx2 lowest curves clean
 
 help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
-	@echo "make test    lint, types, import contracts, the whole test suite, and a part of it as on lesser processors"
+	@echo "make test    lint, types, import contracts and the tests"
+	@echo "make test-all   what make test leaves out: more of each kind, searches, tests as on lesser processors"
 	@echo "make docs    a page and pictures for each method, in docs/methods"
 	@echo "make lowest  a part of the suite with the lowest versions that pyproject.toml allows"
 	@echo "make curves  the runs behind the learning curves in README.md"
@@ -31,7 +33,10 @@ demo: .venv/.train
 	@echo "gxpo is $(BIN)/gxpo; to have it on PATH: . $(BIN)/activate"
 
 test: .venv/.dev
-	@$(MAKE) --no-print-directory --jobs=2 lint suite processors
+	@$(MAKE) --no-print-directory --jobs=2 lint suite
+
+test-all: .venv/.dev
+	@$(MAKE) --no-print-directory --jobs=2 rest processors
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -42,7 +47,15 @@ lint: .venv/.dev
 suite: export OMP_NUM_THREADS = 1
 suite: export HF_HUB_OFFLINE = 1
 suite: .venv/.dev
-	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not thorough"
+
+# Every method and every kind of run, all pairs of credit and objective, and searches for new counterexamples.
+rest: export OMP_NUM_THREADS = 1
+rest: export HF_HUB_OFFLINE = 1
+rest: export GXPO_ALL_PAIRS = 1
+rest: .venv/.dev
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m thorough tests
+	GXPO_HYPOTHESIS=search $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not thorough" $(SEARCHED)
 
 # What torch and MKL run on processors with fewer instructions than this one has.
 processors: processor-default processor-avx2

@@ -494,7 +494,12 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 @pytest.mark.parametrize(
-    ("number", "launcher"), [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, TORCHRUN)]
+    ("number", "launcher"),
+    [
+        (signal.SIGINT, []),
+        pytest.param(signal.SIGTERM, [], marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, TORCHRUN, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, launcher):
     """It goes to the whole process group: under torchrun, which passes it on, each process has it twice."""

@@ -24,6 +24,7 @@ def rows(path):
     return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
+@pytest.mark.thorough
 def test_each_part_writes_its_figures(gpu, tmp_path):
     out = tmp_path / "gpu.jsonl"
     assert gpu.main(["tests", "--device", "cpu", "--toy", "--out", str(out)]) == 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.battery import battery, given_of, made_up, policy_of
 from tests.learners.llamas import clean_llama
+from tests.thorough import first_of_each
 
 import gxpo
 from gxpo.errors import TaskError
@@ -120,8 +121,14 @@ AGREEING = {  # the battery's sampler is nobody that the learner knows: such bou
 }
 
 
+def objective_of(name):
+    """What decides how a step may be cut: the terms, what they read of the policy, what the credit hands them."""
+    m = gxpo.method(name)
+    return repr(m.terms), m.outputs, m.couples, m.credit_targets
+
+
 @pytest.mark.filterwarnings("ignore:.*method.shaped:UserWarning")  # credit on the task's rewards alone
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_of_each(NAMES, objective_of))
 def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     m, forest = composed(name, AGREEING.get(name)), battery(3)
     signals = made_up(m, forest, 3)
@@ -248,7 +255,13 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+def run_of(name):
+    """What a whole run has beside the objective: rollouts, signals, updates, heads, rewards of the method's own."""
+    m = gxpo.method(name)
+    return repr((m.rollout, m.segmenter, m.signals, m.update, m.value_heads, m.context, controls(m))), bool(m.shapes)
+
+
+@pytest.mark.parametrize("name", first_of_each(NAMES, run_of))
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}

@@ -5,9 +5,9 @@ whom it trusts) and answers each of them in turn (`line.answer(text)`) in JSON, 
 that runs a user's code. The file is loaded by path, in a new interpreter: it starts in milliseconds, shares no
 threads with torch and never runs the user's script a second time.
 
-Tried instead: Pebble 5.2 ends a worker at its item's deadline, but by spawn and forkserver alike every worker, also each
-that replaces one, runs the user's script again; loky 3.7 does not run it, and leaves an item that is past its deadline
-running.
+Tried instead: Pebble 5.2 ends a worker at its item's deadline, but by spawn and forkserver alike every worker, also
+each that replaces one, runs the user's script again; loky 3.7 does not run it, and leaves an item that is past its
+deadline running.
 
 Each answer carries a key that was drawn for the list, the item's number and the process's id. What comes from a forked
 copy of the process, twice, out of turn, or from code that writes to every open file is therefore no answer: it costs

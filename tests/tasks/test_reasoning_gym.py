@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.thorough import some
 
 from gxpo.errors import TaskError
 from gxpo.tasks import make
@@ -12,7 +13,7 @@ NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "
 SLOW = {"futoshiki", "knight_swap"}  # seconds for an entry
 
 
-@pytest.mark.parametrize("generator", generators())
+@pytest.mark.parametrize("generator", some(generators(), generators()[::10]))
 def test_every_generator_draws_and_scores_its_own_reference(generator):
     source = make(f"reasoning_gym:{generator}", seed=1)
     if generator in SLOW:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.thorough import some
 
 import gxpo
 
@@ -28,7 +29,7 @@ env: {max_turns: 4, context: full}
 """
 
 
-@pytest.mark.parametrize("kind", ["prompts", "episodes"])
+@pytest.mark.parametrize("kind", some(["prompts", "episodes"], ["prompts"]))
 def test_two_processes_equal_one(tmp_path, kind):
     (tmp_path / "mine.py").write_text(REWARD)
     reward = f"{tmp_path}/mine.py:parity"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.thorough import some
 
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError
@@ -109,11 +110,11 @@ def test_another_seed_gives_another_run(never_stopped, reward, tmp_path):
     # metrics line, between checkpoints and right at one
     [
         ("KILL_AT_FSYNC", 14),
-        ("KILL_AT_FSYNC", 17),
-        ("KILL_AT_FSYNC", 20),
-        ("KILL_AT_STEP", 1),
+        pytest.param("KILL_AT_FSYNC", 17, marks=pytest.mark.thorough),
+        pytest.param("KILL_AT_FSYNC", 20, marks=pytest.mark.thorough),
+        pytest.param("KILL_AT_STEP", 1, marks=pytest.mark.thorough),
         ("KILL_AT_STEP", 3),
-        ("KILL_AT_STEP", 4),
+        pytest.param("KILL_AT_STEP", 4, marks=pytest.mark.thorough),
     ],
 )
 def test_kill_and_resume_equals_the_run_never_stopped(never_stopped, reward, tmp_path, variable, at):
@@ -166,7 +167,7 @@ class Guess:
 """
 
 
-@pytest.mark.parametrize("context", ["full", "window", "summary"])
+@pytest.mark.parametrize("context", some(["full", "window", "summary"], ["summary"]))
 def test_kill_in_the_middle_of_episodes_and_resume(tmp_path, context):
     """The process dies at the second turn of the episodes of step 3, while the environments live in workers."""
     (tmp_path / "guess.py").write_text(WORLD)

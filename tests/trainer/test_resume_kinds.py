@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.thorough import some
 
 import gxpo
 from gxpo.trainer import checkpoint
@@ -71,7 +72,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time_", "memory_"))} for row in rows]
 
 
-@pytest.mark.parametrize("method", sorted(OWN))
+# in `make test`: a head, a probe, a cut rollout, a memory of the credit, phases
+@pytest.mark.parametrize("method", some(sorted(OWN), ("gae", "poise", "t_ppo", "riskpo", "himac", "sfpo")))
 def test_a_resumed_run_is_the_run_never_stopped(method: str, tmp_path: Path) -> None:
     train(method, tmp_path / "whole")
     with pytest.raises(Stopped):

@@ -1,0 +1,27 @@
+"""Parameters of tests of which `make test` tries some and `make test-all` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import pytest
+
+ALL = pytest.mark.thorough
+
+
+def first_of_each(names: Iterable[str], kind: Callable[[str], Hashable]) -> list[Any]:
+    """All names; those whose kind an earlier one has are marked `thorough`."""
+    seen: set[Hashable] = set()
+    found = []
+    for name in names:
+        what = kind(name)
+        found.append(pytest.param(name, marks=[ALL] * (what in seen)))
+        seen.add(what)
+    return found
+
+
+def some(values: Iterable[Any], tried: Iterable[Any]) -> list[Any]:
+    """All values; those that are not among `tried` are marked `thorough`."""
+    kept = list(tried)
+    return [pytest.param(v, marks=[ALL] * (v not in kept)) for v in values]
