@@ -51,9 +51,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.objectives import DualClip
-from gxpo.objectives.gate import Unclipped
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
 from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.surrogate import LogLikelihood, Unclipped
 from gxpo.rollouts.independent import Independent
 
 # the policy loss of verl: clip 0.2, bounded at 3 where A < 0, mean over tokens

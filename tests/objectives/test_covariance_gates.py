@@ -15,7 +15,8 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, Entries, Gate, PolicyGradient
-from gxpo.objectives.gate_covariance import CovarianceClip, CovariancePenalty, covariance, draw, quota
+from gxpo.objectives.surrogate_clips import CovarianceClip, covariance, draw, quota
+from gxpo.objectives.surrogate_penalties import CovariancePenalty
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64

@@ -14,8 +14,8 @@ from tests.objectives.conftest import figures_of, grow_forest
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, Entries, PolicyGradient
-from gxpo.objectives.gate_elastic import ElasticClip, binary_variance
 from gxpo.objectives.power_mean import PowerMean, feedback, log_power_mean
+from gxpo.objectives.surrogate_clips import ElasticClip, binary_variance
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64

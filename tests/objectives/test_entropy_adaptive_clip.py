@@ -13,7 +13,7 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives import DualClip, Entries, PolicyGradient
-from gxpo.objectives.gate_entropy_adaptive import EntropyAdaptiveClip, entropy_score
+from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip, entropy_score
 
 F64 = torch.float64
 
@@ -36,7 +36,7 @@ def test_cards_bounds():
     entropy = given_scores(-0.8, 0.0, 0.6, -1.0, 1.0)
     assert entropy_score(entropy, 0.5).tolist() == pytest.approx([-0.8, 0.0, 0.6, -1.0, 1.0])
     one = torch.ones(5, dtype=F64)
-    low, high, _ = EntropyAdaptiveClip(entropy_quantile=0.5).adapted(seen(one, one, entropy))
+    low, high = EntropyAdaptiveClip(entropy_quantile=0.5).bounds(seen(one, one, entropy))
     assert low.tolist()[:3] == pytest.approx([0.64, 0.8, 0.8])
     assert high.tolist()[:3] == pytest.approx([1.2, 1.2, 1.32])
 
@@ -46,7 +46,7 @@ def test_credit_by_region():
     entropy = given_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
     ratio = column(1.17, 1.15, 0.81, 0.83, 1.0, 1.0, 1.0)
     gate = EntropyAdaptiveClip(entropy_quantile=0.5)
-    _, _, scale = gate.adapted(seen(ratio, 1 + 0 * ratio, entropy))
+    scale = gate.factor(seen(ratio, 1 + 0 * ratio, entropy))
     assert scale.tolist() == pytest.approx([1.6, 1.0, 1.0, 0.2, 1.0, 0.0, 1.0])
     loss = gate.loss(seen(ratio, 1 + 0 * ratio, entropy))
     assert loss.tolist() == pytest.approx([-1.6 * 1.17, -1.15, -0.81, -0.2 * 0.83, -1.0, 0.0, -1.0])

@@ -14,7 +14,7 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, DualClip, Entries, PolicyGradient
-from gxpo.objectives.gate_future import FutureDrift, future_drift
+from gxpo.objectives.surrogate_clips import FutureDrift, future_drift
 
 F64 = torch.float64
 OWNER = torch.tensor([0, 0, 1, 1, 1])

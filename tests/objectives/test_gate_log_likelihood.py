@@ -8,8 +8,7 @@ from tests.objectives.conftest import figures_of
 
 import gxpo
 from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives.gate import Unclipped
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
+from gxpo.objectives.surrogate import LogLikelihood, Unclipped
 
 
 def test_value_and_gradient_are_those_of_reinforce(toy):

@@ -11,7 +11,7 @@ from tests.objectives.conftest import figures_of
 import gxpo
 from gxpo.errors import CheckpointError
 from gxpo.objectives import PolicyGradient
-from gxpo.objectives.gate_quadratic import RatioVariance
+from gxpo.objectives.surrogate_penalties import RatioVariance
 
 
 def test_the_cards_dual_step(toy) -> None:

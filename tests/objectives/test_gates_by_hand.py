@@ -11,15 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gxpo.objectives import Entries
-from gxpo.objectives.gate_divergence import DivergenceMask
-from gxpo.objectives.gate_drift import Drift
-from gxpo.objectives.gate_gamma import Gamma
-from gxpo.objectives.gate_mask import RatioMask
-from gxpo.objectives.gate_preserving import PreservingClip
-from gxpo.objectives.gate_quadratic import QuadraticPenalty, RatioVariance
-from gxpo.objectives.gate_sigmoid import Sigmoid
-from gxpo.objectives.gate_tapered import Tapered
-from gxpo.objectives.gate_target import RatioTarget
+from gxpo.objectives.surrogate_clips import PreservingClip
+from gxpo.objectives.surrogate_penalties import Drift, QuadraticPenalty, RatioTarget, RatioVariance, Sigmoid
+from gxpo.objectives.surrogate_weights import DivergenceMask, Gamma, RatioMask, Tapered
 
 Token = tuple[float, float, float]  # ratio, credit, log-prob below
 ByHand = Callable[[float, float, float], tuple[float, float]]  # value, and slope in the token's log-prob

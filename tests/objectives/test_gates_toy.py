@@ -11,19 +11,11 @@ import torch
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient, Truncate
-from gxpo.objectives.gate import Unclipped
-from gxpo.objectives.gate_divergence import DivergenceMask
-from gxpo.objectives.gate_drift import Drift
-from gxpo.objectives.gate_elastic import ElasticClip
-from gxpo.objectives.gate_gamma import Gamma
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
-from gxpo.objectives.gate_mask import RatioMask
-from gxpo.objectives.gate_preserving import PreservingClip
-from gxpo.objectives.gate_quadratic import QuadraticPenalty, RatioVariance
-from gxpo.objectives.gate_sigmoid import Sigmoid
-from gxpo.objectives.gate_tapered import Tapered
-from gxpo.objectives.gate_target import RatioTarget
 from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.surrogate import LogLikelihood, Unclipped
+from gxpo.objectives.surrogate_clips import ElasticClip, PreservingClip
+from gxpo.objectives.surrogate_penalties import Drift, QuadraticPenalty, RatioTarget, RatioVariance, Sigmoid
+from gxpo.objectives.surrogate_weights import DivergenceMask, Gamma, RatioMask, Tapered
 
 PPO = [0, -0.180967, 0, 0.244281, 0.329744]  # a fifth of -A rho where the clip leaves it
 FREE = [-0.269972, -0.180967, 0.134064, 0.244281, 0.329744]  # a fifth of -A rho: rho = 1.349859 .904837 .670320 ...

@@ -12,8 +12,8 @@ from torch import Tensor
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
-from gxpo.objectives.gate import Unclipped
 from gxpo.objectives.kl import ESTIMATORS
+from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 
 BERNOULLI = (torch.tensor([0.4, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64).log())

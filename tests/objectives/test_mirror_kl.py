@@ -13,8 +13,8 @@ from tests.objectives.conftest import figures_of, grow_forest
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.objectives.control_annealed import Annealed
-from gxpo.objectives.gate import Unclipped
 from gxpo.objectives.mirror_kl import MirrorKl, mirror_kl
+from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64

@@ -9,21 +9,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from gxpo.objectives import Entries, PolicyGradient, gate
-from gxpo.objectives.gate_covariance import CovarianceClip, covariance, draw
-from gxpo.objectives.gate_divergence import DivergenceMask
-from gxpo.objectives.gate_elastic import ElasticClip
-from gxpo.objectives.gate_entropy_adaptive import EntropyAdaptiveClip, entropy_score
-from gxpo.objectives.gate_future import FutureDrift, future_drift
-from gxpo.objectives.gate_gamma import gamma_shaped
-from gxpo.objectives.gate_hybrid import HybridClip, relative_entropy
-from gxpo.objectives.gate_mask import RatioMask
-from gxpo.objectives.gate_nested import NestedClip
-from gxpo.objectives.gate_preserving import PreservingClip
-from gxpo.objectives.gate_quadratic import RatioVariance
+from gxpo.objectives import Entries, PolicyGradient
+from gxpo.objectives import surrogate as gate
 from gxpo.objectives.prefix import minimum, recursion
 from gxpo.objectives.ratio_prefix import prefix_ratio
 from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.surrogate_clips import (
+    CovarianceClip,
+    ElasticClip,
+    EntropyAdaptiveClip,
+    FutureDrift,
+    HybridClip,
+    NestedClip,
+    PreservingClip,
+    covariance,
+    draw,
+    entropy_score,
+    future_drift,
+    relative_entropy,
+)
+from gxpo.objectives.surrogate_penalties import RatioVariance
+from gxpo.objectives.surrogate_weights import DivergenceMask, RatioMask, gamma_shaped
 from gxpo.parts import GATES, RATIOS
 from gxpo.protocols import PolicyTokens
 
@@ -83,9 +89,9 @@ def test_on_the_middle_of_the_clip_a_token_is_outside() -> None:
     """
     x = by_ratio([0.75, 1.25, 1.0], [1.0, 1.0, 1.0], entropy=column(1, 1, 2))
     term = EntropyAdaptiveClip(0.5, 0.5, entropy_quantile=1.0, clip_gain=0.0, credit_gain=0.5)
-    assert term.adapted(x)[2].tolist() == [1.0, 1.0, 1.0]
+    assert term.factor(x).tolist() == [1.0, 1.0, 1.0]
     inside = by_ratio([0.76, 1.24, 1.0], [1.0, 1.0, 1.0], entropy=column(1, 1, 2))
-    assert term.adapted(inside)[2].tolist() == [0.5, 0.5, 1.0]
+    assert term.factor(inside).tolist() == [0.5, 0.5, 1.0]
 
 
 def test_covariances_on_the_bounds_are_not_drawn() -> None:

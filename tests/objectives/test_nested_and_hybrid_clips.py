@@ -14,8 +14,7 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives import Clip, Entries, Gate, PolicyGradient
-from gxpo.objectives.gate_hybrid import HybridClip, relative_entropy
-from gxpo.objectives.gate_nested import NestedClip
+from gxpo.objectives.surrogate_clips import HybridClip, NestedClip, relative_entropy
 
 F64 = torch.float64
 

@@ -8,24 +8,20 @@ import torch
 
 import gxpo
 from gxpo.objectives import KL, PolicyGradient
-from gxpo.objectives import gate as gates
-from gxpo.objectives.gate_covariance import CovariancePenalty
-from gxpo.objectives.gate_divergence import DivergenceMask
-from gxpo.objectives.gate_drift import Drift
-from gxpo.objectives.gate_elastic import ElasticClip
-from gxpo.objectives.gate_future import FutureDrift
-from gxpo.objectives.gate_gamma import Gamma
-from gxpo.objectives.gate_hybrid import HybridClip
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
-from gxpo.objectives.gate_mask import RatioMask
-from gxpo.objectives.gate_nested import NestedClip
-from gxpo.objectives.gate_preserving import PreservingClip
-from gxpo.objectives.gate_quadratic import QuadraticPenalty, RatioVariance
-from gxpo.objectives.gate_sigmoid import Sigmoid
-from gxpo.objectives.gate_tapered import Tapered
-from gxpo.objectives.gate_target import RatioTarget
+from gxpo.objectives import surrogate as gates
 from gxpo.objectives.masked_kl import masked_kl
 from gxpo.objectives.mirror_kl import mirror_kl
+from gxpo.objectives.surrogate import LogLikelihood
+from gxpo.objectives.surrogate_clips import ElasticClip, FutureDrift, HybridClip, NestedClip, PreservingClip
+from gxpo.objectives.surrogate_penalties import (
+    CovariancePenalty,
+    Drift,
+    QuadraticPenalty,
+    RatioTarget,
+    RatioVariance,
+    Sigmoid,
+)
+from gxpo.objectives.surrogate_weights import DivergenceMask, Gamma, RatioMask, Tapered
 
 INF = float("inf")
 FOREST = gxpo.Forest.from_completions([[1]], [[[2, 3]]], [1.0])
@@ -72,7 +68,7 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(
-    ("gate", "far", "ordinary"), BY_HAND, ids=lambda x: repr(x) if isinstance(x, gates.Gate) else ""
+    ("gate", "far", "ordinary"), BY_HAND, ids=lambda x: repr(x) if isinstance(x, gates.Surrogate) else ""
 )
 def test_slopes_of_a_far_token_and_of_its_neighbour(gate, far, ordinary):
     cases = [(1.0, 200.0), (1.0, -200.0), (-1.0, 200.0), (-1.0, -200.0)]

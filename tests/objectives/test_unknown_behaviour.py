@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives.gate import Clip, DualClip, Gate, LogClip, Truncate, Unclipped, shaped
 from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.objectives.surrogate import Clip, DualClip, Gate, LogClip, Truncate, Unclipped, shaped
 from gxpo.protocols import PolicyTokens
 
 NAN = float("nan")

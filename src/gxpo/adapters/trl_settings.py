@@ -12,7 +12,7 @@ from gxpo.compose import method as compose
 from gxpo.errors import ConfigError
 from gxpo.keys import Stated, same, show
 from gxpo.learners.epochs import Epochs
-from gxpo.objectives.gate import Truncate
+from gxpo.objectives.surrogate import Truncate
 from gxpo.pipeline import Method, controls
 
 # TRL's settings of the stages that gxpo takes over and that have no key here, and what does the same.

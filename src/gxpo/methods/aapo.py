@@ -12,7 +12,7 @@ has no gap. Groups of equal rewards learn where the reference fared otherwise.
 
 from gxpo.credit.clipped_gap import ClippedGap
 from gxpo.keys import Definition
-from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.with_baseline import WithBaseline
 from gxpo.signals.rollout_baseline import RolloutBaseline
 

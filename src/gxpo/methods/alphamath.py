@@ -16,7 +16,7 @@ beam search by steps at inference.
 
 from gxpo.credit.tree_progress import TreeProgress
 from gxpo.keys import Definition
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
+from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.search import Search
 

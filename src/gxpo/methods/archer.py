@@ -16,7 +16,7 @@ are not taken over.
 
 from gxpo.credit.twin_critic import TwinCritic
 from gxpo.keys import Definition
-from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.surrogate import Unclipped
 from gxpo.objectives.value import ValueRegression
 
 HEADS = ("q1", "q2", "v1", "v2", "baseline")

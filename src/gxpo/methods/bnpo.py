@@ -11,7 +11,7 @@ of 0 (code: up to 1e6). One Beta for each of several rewards, off in the code by
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate import DualClip
+from gxpo.objectives.surrogate import DualClip
 from gxpo.weighting.group_weight import GroupWeight
 
 bnpo = Definition(

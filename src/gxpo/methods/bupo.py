@@ -11,8 +11,8 @@ A < 0 as well and take the mean over tokens.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate import DualClip
 from gxpo.objectives.inner_layer import InnerLayer
+from gxpo.objectives.surrogate import DualClip
 from gxpo.signals.layer_logprob import LayerLogprob
 
 bupo = Definition(

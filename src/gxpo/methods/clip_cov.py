@@ -14,7 +14,7 @@ update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in 
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_covariance import CovarianceClip
+from gxpo.objectives.surrogate_clips import CovarianceClip
 
 clip_cov = Definition(
     name="clip_cov",

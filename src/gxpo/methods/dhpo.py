@@ -9,9 +9,9 @@ each. How entropies are brought to [0, 1] is ours. The sequence ratio is in GSPO
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_hybrid import HybridClip
 from gxpo.objectives.ratio_filtered import Filtered
 from gxpo.objectives.ratio_prefix import Prefix
+from gxpo.objectives.surrogate_clips import HybridClip
 
 dhpo = Definition(
     name="dhpo",

@@ -11,7 +11,7 @@ group-relative, where theirs is GAE standardised over the minibatch.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_drift import Drift
+from gxpo.objectives.surrogate_penalties import Drift
 
 dpo_discovered = Definition(
     name="dpo_discovered",

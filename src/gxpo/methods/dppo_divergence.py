@@ -15,7 +15,7 @@ policies.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_divergence import DivergenceMask
+from gxpo.objectives.surrogate_weights import DivergenceMask
 
 dppo_divergence = Definition(
     name="dppo_divergence",

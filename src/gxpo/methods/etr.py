@@ -9,7 +9,7 @@ factors are tied, and partly oppose.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_elastic import ElasticClip
+from gxpo.objectives.surrogate_clips import ElasticClip
 
 etr = Definition(
     name="etr",

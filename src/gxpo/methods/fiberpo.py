@@ -10,9 +10,9 @@ are not built.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_nested import NestedClip
 from gxpo.objectives.ratio_filtered import Filtered
 from gxpo.objectives.ratio_prefix import Prefix
+from gxpo.objectives.surrogate_clips import NestedClip
 
 fiberpo = Definition(
     name="fiberpo",

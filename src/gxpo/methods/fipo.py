@@ -12,7 +12,7 @@ micro-batch, here it is the optimiser step. On policy f is 1: it takes several u
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_future import FutureDrift
+from gxpo.objectives.surrogate_clips import FutureDrift
 
 fipo = Definition(
     name="fipo",

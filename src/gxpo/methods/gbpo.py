@@ -12,7 +12,7 @@ on the median then have no pull. A group of one, which the code trains by its ra
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_target import RatioTarget
+from gxpo.objectives.surrogate_penalties import RatioTarget
 
 gbpo = Definition(
     name="gbpo",

@@ -10,7 +10,7 @@ something else: its alpha is B over the number of non-zero rewards.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
+from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.weighting.group_weight import GroupWeight
 
 gpg = Definition(

@@ -13,7 +13,7 @@ defined; the general one, with factors of 1, is the same.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_preserving import PreservingClip
+from gxpo.objectives.surrogate_clips import PreservingClip
 
 gppo = Definition(
     name="gppo",

@@ -13,7 +13,7 @@ would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gr
 
 from gxpo.credit.entropy_cost import EntropyCost
 from gxpo.keys import Definition
-from gxpo.objectives.gate_log_likelihood import LogLikelihood
+from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.weighting.conflict import Conflict
 from gxpo.weighting.token_weight import TokenWeight
 

@@ -13,7 +13,7 @@ filter of equal groups, which the scripts have, are left out.
 
 from gxpo.credit import LengthWeighted
 from gxpo.keys import Definition
-from gxpo.objectives.gate_entropy_adaptive import EntropyAdaptiveClip
+from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip
 
 hapo = Definition(
     name="hapo",

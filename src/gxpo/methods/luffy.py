@@ -16,7 +16,7 @@ group that is all right, the reference answer included, teaches nothing.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.reference import ReferenceInGroup
 
 luffy = Definition(

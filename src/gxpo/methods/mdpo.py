@@ -13,8 +13,8 @@ where it overflows (a log-ratio above 88 in float32) L has no finite gradient, a
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate import Unclipped
 from gxpo.objectives.mirror_kl import MirrorKl
+from gxpo.objectives.surrogate import Unclipped
 
 mdpo = Definition(
     name="mdpo",

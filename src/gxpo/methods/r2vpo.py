@@ -11,7 +11,7 @@ is `r2vpo+repo_replay`.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_quadratic import RatioVariance
+from gxpo.objectives.surrogate_penalties import RatioVariance
 
 r2vpo = Definition(
     name="r2vpo",

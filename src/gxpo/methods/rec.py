@@ -11,7 +11,7 @@ and takes the mean again, is not here.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_mask import RatioMask
+from gxpo.objectives.surrogate_weights import RatioMask
 
 rec = Definition(
     name="rec",

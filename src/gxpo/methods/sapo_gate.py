@@ -8,7 +8,7 @@ of SAPO also belongs to swarm sampling.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_sigmoid import Sigmoid
+from gxpo.objectives.surrogate_penalties import Sigmoid
 
 sapo_gate = Definition(
     name="sapo_gate",

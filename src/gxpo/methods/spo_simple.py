@@ -8,7 +8,7 @@ Choices. The loss only; with a learned critic, as in the paper, it is `gae+spo_s
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate_quadratic import QuadraticPenalty
+from gxpo.objectives.surrogate_penalties import QuadraticPenalty
 
 spo_simple = Definition(
     name="spo_simple",

@@ -12,8 +12,8 @@ episode is taken. The paper's correction of failed calls at inference is no trai
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.gate import DualClip
 from gxpo.objectives.positive_likelihood import PositiveLikelihood
+from gxpo.objectives.surrogate import DualClip
 from gxpo.rollouts.regenerate import Regenerate
 
 thor = Definition(

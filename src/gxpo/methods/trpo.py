@@ -14,7 +14,7 @@ standardised over the step. `optim.lr` is not used.
 
 from gxpo.keys import Definition
 from gxpo.learners.natural_gradient import NaturalGradient
-from gxpo.objectives.gate import Unclipped
+from gxpo.objectives.surrogate import Unclipped
 
 trpo = Definition(
     name="trpo",

@@ -1,13 +1,13 @@
-"""What is minimised: ratio, gate, aggregation, KL, entropy."""
+"""What is minimised: ratio, surrogate, aggregation, KL, entropy."""
 
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart, TermSum, evaluate
 from gxpo.objectives.entropy import Entropy
-from gxpo.objectives.gate import Clip, DualClip, Entries, Gate, LogClip, Truncate
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
 from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.ratio import Ratio, denominator, sequence_ratio
+from gxpo.objectives.surrogate import Clip, DualClip, Entries, Gate, LogClip, Surrogate, Truncate
 
 __all__ = [
     "KL",
@@ -20,6 +20,7 @@ __all__ = [
     "LogClip",
     "PolicyGradient",
     "Ratio",
+    "Surrogate",
     "TermPart",
     "TermSum",
     "Truncate",

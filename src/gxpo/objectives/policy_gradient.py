@@ -13,7 +13,7 @@ from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import AGGREGATES, coefficients
 from gxpo.objectives.base import COUPLES, Evaluated, TermPart
-from gxpo.objectives.gate import Clip, Entries, Gate, shaped
+from gxpo.objectives.surrogate import Clip, Entries, Surrogate, shaped
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -58,7 +58,7 @@ class PolicyGradient(TermPart):
 
     ratio                 at what level it is taken, a `Ratio` or a name: "token", "sequence" (geometric mean over the
                           trajectory, in GSPO-token form), "turn" (over the step), or another part's
-    gate                  Clip | DualClip | LogClip | Truncate | Gate (no bound) | ...
+    gate                  Clip | DualClip | LogClip | Truncate | Unclipped | ...
     aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
     once_per_token        a stored token that several trajectories share counts once; token ratios only
     ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
@@ -79,11 +79,11 @@ class PolicyGradient(TermPart):
       TOPR        SequenceSum, Tapered, sequence_sum with horizon 1           arXiv 2503.14286
 
     Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
-    stay in the denominators; those that the gate leaves out (`Gate.left_out`) do not.
+    stay in the denominators; those that the gate leaves out (`Surrogate.left_out`) do not.
     """
 
     ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
-    gate: Gate = field(default_factory=Clip)
+    gate: Surrogate = field(default_factory=Clip)
     aggregate: Aggregate = "sequence_mean"
     horizon: float | None = None
     once_per_token: bool = False

@@ -12,8 +12,8 @@ from torch import Tensor
 from gxpo.errors import ConfigError, one_of
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.base import Evaluated, TermPart
-from gxpo.objectives.gate import Clip, Entries
 from gxpo.objectives.sequence_score import weighted
+from gxpo.objectives.surrogate import Clip, Entries
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

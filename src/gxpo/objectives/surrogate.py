@@ -1,22 +1,30 @@
-"""Gates: how a token's loss depends on its ratio, and where its gradient ends.
+"""Surrogate losses of a token's ratio and advantage: PPO's clip, the detached weight, and what both are built from.
 
-With rho the ratio and A the credit, a gate gives a loss per entry, to be minimised. `Clip`, `DualClip` and `LogClip`
-are -A rho with rho held inside a region on the side that would go on improving; `Truncate` is -stop(w) A logprob;
-`Unclipped` holds nothing. `shaped` is the loss of an entry that has no ratio, because who sampled it is unknown.
+With rho the ratio and A the credit, a surrogate is a loss per entry, to be minimised. There are three kinds: a `Clip`
+says which bounds rho is held in, a `Weighted` how much the log-likelihood counts, and any other is a function of rho
+and A of its own. `shaped` is the loss of an entry that has no ratio, because its sampler is unknown.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.ranges import Part
+
+Width = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+AboveOne = Annotated[float, Gt(1)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+UNBOUNDED = {"unbounded": True}  # metadata of a field that may be infinite
 
 
 def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
@@ -35,17 +43,17 @@ def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
 
 @dataclass(frozen=True)
 class Entries:
-    """What gates and ratios see: columns [n] of the entries whose outputs are read, in path order.
+    """What surrogates and ratios see: columns [n] of the entries whose outputs are read, in path order.
 
     logprob     of the current policy, carries the gradient
     below       detached log-prob that the token's ratio divides by
     log_ratio   the token's own, logprob - below
-    ratio       at the ratio's level, after `Gate.before`; what most gates read
+    ratio       at the ratio's level, after `Surrogate.before`; what most surrogates read
     credit      A
     trajectory, turn  int64: entries of one trajectory, or of one step of one, have the same number
     entropy     of the current policy (nats), detached or not as the learner gave it; None where no part asks for it
     level       log of `ratio`, also where that has left the range of its dtype; None: its logarithm
-    standing    A less the median of its group, over trajectories; None unless the gate couples groups
+    standing    A less the median of its group, over trajectories; None unless the surrogate couples groups
     """
 
     logprob: Tensor
@@ -64,6 +72,11 @@ class Entries:
         """`level`, or the logarithm of `ratio`."""
         return self.ratio.log() if self.level is None else self.level
 
+    def by_sign(self, positive: float, negative: float) -> Tensor:
+        """[n] the first where A > 0, the second elsewhere."""
+        one = torch.ones_like(self.ratio)
+        return torch.where(self.credit > 0, positive * one, negative * one)
+
     @classmethod
     def of(cls, ratio: Tensor, credit: Tensor, logprob: Tensor | None = None) -> Entries:
         """Single tokens of trajectories of their own, by their ratio; where the log-prob is not given, `below` is 0."""
@@ -72,18 +85,19 @@ class Entries:
         return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
 
 
-class Gate(Part, ABC):  # those that are built on it add abstract methods
+class Surrogate(Part, ABC):  # those that are built on it add abstract methods
     """Base: the unclipped importance-weighted loss -A rho.
 
     couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
               detached factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in
               `Entries`; with "group", whole groups are there and `Entries.standing` is given
-    beside    None, or, of a gate that couples a step through denominators alone, "trajectory": it is enough for it that
+    beside    None, or, of one that couples a step through denominators alone, "trajectory": it is enough for it that
               the trajectories that have credit are in `Entries`
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
     """
 
     slot = "objective"
+
     couples: str = "token"
     beside: str | None = None
     outputs: tuple[str, ...] = ()
@@ -97,7 +111,7 @@ class Gate(Part, ABC):  # those that are built on it add abstract methods
         return -x.credit * x.ratio
 
     def clipped(self, x: Entries) -> Tensor:
-        """[n] bool: entries whose gradient the gate cuts or shrinks."""
+        """[n] bool: entries whose gradient is cut or made smaller, against that of -A rho."""
         return torch.zeros_like(x.ratio, dtype=torch.bool)
 
     def left_out(self, x: Entries) -> Tensor | None:
@@ -110,66 +124,79 @@ class Gate(Part, ABC):  # those that are built on it add abstract methods
         return {}
 
 
+Gate = Surrogate  # the name before
+
+
 @dataclass(frozen=True)
-class Unclipped(Gate):
+class Unclipped(Surrogate):
     """-A rho, however far the policy has moved. Source: LUFFY's recipe (arXiv 2504.14945) for on-policy tokens."""
 
 
+# ---------------------------------------------------------------- a ratio held between bounds
+def hold(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """[n] the ratio (or its logarithm) held on the side that its credit moves it to: up to `high` for A >= 0, down to
+    `low` for A < 0; without a gradient beyond."""
+    return torch.where(credit >= 0, ratio.clamp(max=high), ratio.clamp(min=low))
+
+
+def beyond(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """[n] bool: entries that `hold` holds; none without credit, none on a bound."""
+    return ((credit > 0) & (ratio > high)) | ((credit < 0) & (ratio < low))
+
+
 @dataclass(frozen=True)
-class Clip(Gate):
+class Clip(Surrogate):
     """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)): no gradient where A > 0 and rho > 1 + clip_high, or
     A < 0 and rho < 1 - clip_low; -A rho elsewhere, bounds included.
 
     clip_low, clip_high   relative to 1
 
+    `bounds` says where each entry is held, `factor` what its loss is multiplied by: clips of other bounds override
+    these.
+
     Source: PPO, arXiv 1707.06347, eq. 7. Clip-higher (DAPO, arXiv 2503.14476) is 0.2 / 0.28; GSPO (arXiv 2507.18071)
     is 3e-4 / 4e-4 on the sequence ratio, where 0.2 would never bind. No clamp on the log-ratio (verl: +-20).
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: Width = 0.2
+    clip_high: Width = 0.2
 
-    def __post_init__(self) -> None:
-        if self.clip_low < 0 or self.clip_high < 0:
-            raise ConfigError(
-                f"objective.clip_low and objective.clip_high are widths, >= 0, not {self.clip_low}, {self.clip_high}"
-            )
+    ratio_max = math.inf  # absolute bound for A < 0, see `DualClip`
+
+    def bounds(self, x: Entries) -> tuple[float | Tensor, float | Tensor]:
+        """Lowest and highest ratio, for all or [n], detached."""
+        return 1 - self.clip_low, 1 + self.clip_high
+
+    def factor(self, x: Entries) -> Tensor | None:
+        """[n] what the loss is multiplied by, detached; None: 1."""
+        return None
 
     def loss(self, x: Entries) -> Tensor:
-        rising, falling = x.ratio.clamp_max(1 + self.clip_high), x.ratio.clamp_min(1 - self.clip_low)
-        return -x.credit * torch.where(x.credit >= 0, rising, falling)
+        ratio = x.ratio
+        if self.ratio_max < math.inf:
+            ratio = torch.where(x.credit < 0, ratio.clamp_max(self.ratio_max), ratio)
+        loss = -x.credit * hold(ratio, x.credit, *self.bounds(x))
+        factor = self.factor(x)
+        return loss if factor is None else torch.where(factor == 0, torch.zeros_like(loss), factor * loss)
 
     def clipped(self, x: Entries) -> Tensor:
-        high, low = x.ratio > 1 + self.clip_high, x.ratio < 1 - self.clip_low
-        return ((x.credit > 0) & high) | ((x.credit < 0) & low)
+        return beyond(x.ratio, x.credit, *self.bounds(x)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
 
 
 @dataclass(frozen=True)
 class DualClip(Clip):
     """`Clip`, and min(that, -A ratio_max) for A < 0: no gradient there where rho > ratio_max either.
 
-    ratio_max   absolute, above 1 (3.0 means rho <= 3)
+    ratio_max   absolute (3.0 means rho <= 3)
 
     Source: Ye et al., arXiv 1912.09729; the same as holding rho <= delta = ratio_max for A < 0 (INTELLECT-2).
     """
 
-    ratio_max: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ratio_max > 1:
-            raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 1, such as 3.0")
-
-    def loss(self, x: Entries) -> Tensor:
-        held = torch.where(x.credit < 0, x.ratio.clamp_max(self.ratio_max), x.ratio)
-        return super().loss(replace(x, ratio=held))
-
-    def clipped(self, x: Entries) -> Tensor:
-        return super().clipped(x) | ((x.credit < 0) & (x.ratio > self.ratio_max))
+    ratio_max: AboveOne = 3.0
 
 
 @dataclass(frozen=True)
-class LogClip(Gate):
+class LogClip(Surrogate):
     """Each token's log-ratio is held on the improving side, then the ratio is taken: for a sequence ratio the
     geometric mean of the held tokens.
 
@@ -180,50 +207,70 @@ class LogClip(Gate):
     Source: GMPO, arXiv 2507.20673 (with ratio "sequence" and `sequence_mean`); unclipped it equals unclipped GSPO.
     """
 
-    log_clip_low: float = 0.4
-    log_clip_high: float = 0.4
-
-    def __post_init__(self) -> None:
-        if self.log_clip_low < 0 or self.log_clip_high < 0:
-            raise ConfigError(
-                "objective.log_clip_low and objective.log_clip_high are widths, >= 0, not "
-                f"{self.log_clip_low}, {self.log_clip_high}"
-            )
+    log_clip_low: Width = 0.4
+    log_clip_high: Width = 0.4
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
-        rising, falling = log_ratio.clamp_max(self.log_clip_high), log_ratio.clamp_min(-self.log_clip_low)
-        return torch.where(credit >= 0, rising, falling)
+        return hold(log_ratio, credit, -self.log_clip_low, self.log_clip_high)
 
     def clipped(self, x: Entries) -> Tensor:
-        high, low = x.log_ratio > self.log_clip_high, x.log_ratio < -self.log_clip_low
-        return ((x.credit > 0) & high) | ((x.credit < 0) & low)
+        return beyond(x.log_ratio, x.credit, -self.log_clip_low, self.log_clip_high)
+
+
+# ---------------------------------------------------------------- a weight on the log-likelihood
+class Weighted(Surrogate):
+    """Base of -stop(w) A logprob: the gradient is -w A grad logprob; the value of the loss has no meaning.
+
+    With w = rho it has the gradient of -A rho, with w = 1 that of REINFORCE.
+    """
+
+    @abstractmethod
+    def weight(self, x: Entries) -> Tensor:
+        """w [n], 0 or more."""
+        raise NotImplementedError
+
+    def loss(self, x: Entries) -> Tensor:
+        return -self.weight(x).detach() * x.credit * x.logprob
+
+    def clipped(self, x: Entries) -> Tensor:
+        """Entries that weigh less than their ratio."""
+        return (x.credit != 0) & (self.weight(x) < x.ratio)
 
 
 @dataclass(frozen=True)
-class Truncate(Gate):
+class Truncate(Weighted):
     """-stop(clip(rho, ratio_min, ratio_max)) A logprob: the weight is bounded, every token keeps its gradient.
 
     ratio_max   absolute: 1.28 means rho <= 1.28. On policy the coefficient is exactly 1 for every ratio_max >= 1.
                 (Elsewhere the same setting is written 0.28, or means an absolute bound by that name.)
     ratio_min   absolute; 0: no lower bound
 
-    The value of the loss has no meaning; its gradient is -clip(rho, ratio_min, ratio_max) A grad logprob.
-
     Source: CISPO, MiniMax-M1, arXiv 2506.13585, eq. 4-5; the paper disables the lower bound and does not publish the
     upper one: 1.28 is the bound of clip-higher.
     """
 
-    ratio_max: float = field(default=1.28, metadata={"unbounded": True})
-    ratio_min: float = 0.0
+    ratio_max: Positive = field(default=1.28, metadata=UNBOUNDED)
+    ratio_min: Width = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio_max <= math.inf:
-            raise ConfigError(f"objective.ratio_max is {self.ratio_max}; it is an absolute bound above 0, such as 1.28")
-        if not 0 <= self.ratio_min <= self.ratio_max:
+        if not self.ratio_min <= self.ratio_max:
             raise ConfigError(f"objective.ratio_min is {self.ratio_min}; it is from 0 to ratio_max ({self.ratio_max})")
 
-    def loss(self, x: Entries) -> Tensor:
-        return -x.ratio.detach().clamp(self.ratio_min, self.ratio_max) * x.credit * x.logprob
+    def weight(self, x: Entries) -> Tensor:
+        return x.ratio.clamp(self.ratio_min, self.ratio_max)
+
+
+@dataclass(frozen=True)
+class LogLikelihood(Weighted):
+    """-A logprob: REINFORCE, with no ratio. The gradient is -A grad logprob, on policy that of every surrogate.
+
+    Nothing bounds how far the policy moves: made for one update per batch. No entry counts as clipped.
+
+    Source: Williams (1992); GPG, arXiv 2504.02546.
+    """
+
+    def weight(self, x: Entries) -> Tensor:
+        return torch.ones_like(x.ratio)
 
     def clipped(self, x: Entries) -> Tensor:
-        return (x.credit != 0) & (x.ratio > self.ratio_max)
+        return torch.zeros_like(x.ratio, dtype=torch.bool)

@@ -1,0 +1,417 @@
+"""Clips of other bounds: ETR's and HAPO's adaptive widths, Clip-Cov, FIPO, GPPO, DHPO's and FiberPO's two levels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.objectives.prefix import places, recursion
+from gxpo.objectives.ratio import ratio_of, sequence_ratio
+from gxpo.objectives.sequence_score import per_trajectory
+from gxpo.objectives.surrogate import (
+    UNBOUNDED,
+    AboveOne,
+    Clip,
+    DualClip,
+    Entries,
+    Positive,
+    Share,
+    Surrogate,
+    Width,
+    beyond,
+    hold,
+)
+
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+
+
+# ---------------------------------------------------------------- widths by the advantage
+def binary_variance(credit: Tensor) -> Tensor:
+    """4 p (1 - p) of a group of right and wrong answers of which one has this z-scored credit, in [0, 1].
+
+    With population std a right answer has A = sqrt((1 - p) / p), a wrong one -sqrt(p / (1 - p)), so either tells
+    4 p (1 - p) = 4 A^2 / (1 + A^2)^2. With one degree of freedom A is sqrt((G - 1) / G) of that.
+
+    >>> of_p_half_and_tenth = torch.tensor([1.0, -1.0, 3.0], dtype=torch.float64)
+    >>> binary_variance(of_p_half_and_tenth).round(decimals=6).tolist()
+    [1.0, 1.0, 0.36]
+    """
+    return (2.0 * credit / (1.0 + credit.square())).square()
+
+
+@dataclass(frozen=True)
+class ElasticClip(Clip):
+    """`Clip` with both widths times (1 + elastic_credit tanh |A|) (1 + elastic_variance 4 p (1 - p)) of the entry.
+
+    clip_low, clip_high  widths at credit 0
+    elastic_credit       how much credit of great magnitude widens them
+    elastic_variance     how much a group of mixed verdicts widens them; p is read off the credit (`binary_variance`),
+                         so this is for z-scored credit of right and wrong answers
+
+    In a binary group the two partly oppose: |A| is greatest where p is extreme, the variance at p = 1/2. With both at
+    0 this is `Clip`. A reconstruction of ETR, arXiv 2601.03723, from its abstract.
+    """
+
+    elastic_credit: Width = 0.5
+    elastic_variance: Width = 0.5
+
+    def room(self, credit: Tensor) -> Tensor:
+        """How many times as wide as at credit 0; 1 or more, shaped as `credit`."""
+        by_credit = 1.0 + self.elastic_credit * credit.abs().tanh()
+        return by_credit * (1.0 + self.elastic_variance * binary_variance(credit))
+
+    def bounds(self, x: Entries) -> tuple[Tensor, Tensor]:
+        room = self.room(x.credit)
+        return 1 - self.clip_low * room, 1 + self.clip_high * room
+
+
+# ---------------------------------------------------------------- widths by the entropy
+@torch.no_grad()
+def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
+    """[n] float64 in [-1, 1]: how far a token's log-entropy lies from their quantile.
+
+    log H - Q(log H), over its largest value above 0, and over the magnitude of its smallest below; log H of at least
+    1e-8 nats. Q is a token's own value, the nearest to the quantile, so that one token at least has h = 0. (Dividing by
+    a standard deviation before would change nothing.)
+    """
+    log = entropy.to(torch.float64).clamp_min(1e-8).log()
+    one = torch.zeros(log.shape, dtype=torch.int64)
+    gap = log - levels.quantile(log, one, quantile, interpolation="nearest")
+    gap = torch.where(gap.abs() <= 1e-12 * log.abs(), 0.0, gap)
+    top, low = levels.max(gap, one).clamp_min(0), -levels.min(gap, one).clamp_max(0)
+    size = torch.where(gap > 0, top, low)
+    return gap / torch.where(size > 0, size, 1.0)
+
+
+@dataclass(frozen=True)
+class EntropyAdaptiveClip(DualClip):
+    """`DualClip` whose widths and credit follow each token's `entropy_score` h, detached, over the optimiser step.
+
+    low = clip_low (1 - clip_gain min(h, 0)),  high = clip_high (1 + clip_gain max(h, 0)): tokens of low entropy may
+    become less likely by more, those of high entropy likelier by more. The credit is times 1 + credit_gain h where
+    h > 0 and rho is outside (1 - low / 2, 1 + high / 2), and where h <= 0 and rho is inside.
+
+    clip_low, clip_high, ratio_max  as in `DualClip`
+    entropy_quantile  of the tokens' log-entropies, where h is 0
+    clip_gain, credit_gain  0 and 0: `DualClip`; credit_gain up to 1, so that no credit changes its sign
+
+    Source: HAPO, arXiv 2509.16591, and its code.
+    """
+
+    ratio_max: AboveOne = 10.0
+    entropy_quantile: Fraction = 0.8
+    clip_gain: Width = 1.0
+    credit_gain: Fraction = 1.0
+
+    couples = "step"
+    outputs = ("entropy",)
+
+    def _score(self, x: Entries) -> Tensor:
+        assert x.entropy is not None
+        return entropy_score(x.entropy.detach(), self.entropy_quantile).to(x.credit)
+
+    def _bounds(self, score: Tensor) -> tuple[Tensor, Tensor]:
+        low = self.clip_low * (1 - self.clip_gain * score.clamp_max(0))
+        return 1 - low, 1 + self.clip_high * (1 + self.clip_gain * score.clamp_min(0))
+
+    def bounds(self, x: Entries) -> tuple[Tensor, Tensor]:
+        return self._bounds(self._score(x))
+
+    @torch.no_grad()
+    def factor(self, x: Entries) -> Tensor:
+        score = self._score(x)
+        low, high = self._bounds(score)
+        inside = (x.ratio > (1 + low) / 2) & (x.ratio < (1 + high) / 2)
+        return torch.where(inside == (score <= 0), 1 + self.credit_gain * score, torch.ones_like(score))
+
+
+# ---------------------------------------------------------------- tokens of great covariance
+_MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64
+
+
+@torch.no_grad()
+def covariance(logprob: Tensor, credit: Tensor) -> Tensor:
+    """[n] float64: (A - mean A)(log pi - mean log pi), means over all given tokens.
+
+    >>> covariance(torch.tensor([-0.2, -1.1, -2.4, -0.1, -0.2]), torch.tensor([1.0, 1, -1, -1, -1])).round(decimals=2)
+    tensor([ 0.7200, -0.3600,  1.2800, -0.5600, -0.4800], dtype=torch.float64)
+    """
+    logprob, credit = logprob.to(torch.float64), credit.to(torch.float64)
+    return (credit - credit.mean()) * (logprob - logprob.mean())
+
+
+@torch.no_grad()
+def draw(x: Entries, seed: int) -> Tensor:
+    """[n] int64: a number for each entry that looks random, the same whenever the entry is the same.
+
+    Made of the seed, the entry's place in its trajectory, its credit and the log-prob below its ratio (to 1/4096): not
+    of the order of trajectories, nor of the micro-batches, and constant over the updates of a step.
+    """
+    found = torch.full(x.credit.shape, seed, dtype=torch.int64)
+    for column in (places(x.trajectory), *((c.double() * 4096).round().long() for c in (x.credit, x.below))):
+        found = (found ^ column) * _MIX
+        found = found ^ (found >> 29)
+    return found * _MIX
+
+
+def quota(share: float, n: int) -> int:
+    """How many of n tokens a share is: rounded down, at least 1."""
+    return max(1, int(share * n))
+
+
+@dataclass(frozen=True)
+class CovarianceClip(Clip):
+    """`Clip`, and no loss at all for a few tokens drawn among those of great `covariance` (Clip-Cov).
+
+    covariance_share   k = max(1, share of the step's trained tokens) of them are dropped; they stay in denominators
+    covariance_low, covariance_high  tokens whose covariance lies between these, and that the clip does not cut, can be
+                       drawn
+    draw_seed          of the draw (`draw`); the k smallest numbers are taken
+
+    All trained tokens of the optimiser step are one set, whatever the micro-batches.
+
+    Source: arXiv 2505.22617, as in verl, where the set is a micro-batch.
+    """
+
+    covariance_share: Share = 2e-4
+    covariance_low: float = 1.0
+    covariance_high: float = 5.0
+    draw_seed: int = 0
+
+    couples = "step"
+
+    def __post_init__(self) -> None:
+        if not self.covariance_low < self.covariance_high:
+            raise ConfigError(
+                f"objective.covariance_low ({self.covariance_low}) must be below covariance_high "
+                f"({self.covariance_high})"
+            )
+
+    @torch.no_grad()
+    def dropped(self, x: Entries) -> Tensor:
+        """[n] bool: the drawn ones."""
+        found = covariance(x.logprob, x.credit)
+        able = (found > self.covariance_low) & (found < self.covariance_high) & ~super().clipped(x)
+        candidates = able.nonzero().squeeze(1)
+        order = torch.argsort(draw(x, self.draw_seed)[candidates], stable=True)
+        taken = torch.zeros_like(able)
+        taken[candidates[order[: quota(self.covariance_share, len(able))]]] = True
+        return taken
+
+    def factor(self, x: Entries) -> Tensor:
+        return 1.0 - self.dropped(x).to(x.credit)
+
+    def clipped(self, x: Entries) -> Tensor:
+        return super().clipped(x) | self.dropped(x)
+
+
+# ---------------------------------------------------------------- a factor by the rest of the trajectory
+@torch.no_grad()
+def future_drift(log_ratio: Tensor, trajectory: Tensor, half_life: float, ratio_max: float) -> Tensor:
+    """[n] float64: F_t = sum_{k >= t} 2^(-(k - t) / half_life) log rho_k over the rest of the trajectory.
+
+    Tokens whose ratio exceeds `ratio_max` count as 0.
+    """
+    kept = torch.where(log_ratio > math.log(ratio_max), 0.0, log_ratio.to(torch.float64))
+    return recursion(kept, 2.0 ** (-1.0 / half_life), trajectory, reverse=True)
+
+
+@dataclass(frozen=True)
+class FutureDrift(DualClip):
+    """f_t `DualClip`, f_t = clip(exp(F_t), factor_low, factor_high) detached, F_t = `future_drift` of the log-ratios.
+
+    clip_low, clip_high, ratio_max  as in `DualClip`; `ratio_max` also says which tokens are left out of F
+    half_life    tokens after which a log-ratio counts half
+    factor_low, factor_high  bounds of f, absolute; 1 and 1.2: it only amplifies
+    safe_ratio   where A < 0 and rho exceeds it, f is held in [0.8, 1]
+    dual_clipped_max  tokens beyond `ratio_max` where A < 0 that a trajectory may have: one with more is dropped, from
+                 the denominator too. None: never, and then only trajectories are coupled
+
+    On policy F = 0 and f = 1: it takes several updates a step to act.
+
+    Source: FIPO, arXiv 2603.19835, and its code.
+    """
+
+    ratio_max: AboveOne = 10.0
+    half_life: Positive = 32.0
+    factor_low: Share = 1.0
+    factor_high: Annotated[float, Ge(1)] = 1.2
+    safe_ratio: Positive = 10.0
+    dual_clipped_max: Annotated[int, Ge(0)] | None = 1
+
+    beside = "trajectory"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "couples", "trajectory" if self.dual_clipped_max is None else "step")
+
+    @torch.no_grad()
+    def factor(self, x: Entries) -> Tensor:
+        drift = future_drift(x.log_ratio, x.trajectory, self.half_life, self.ratio_max)
+        factor = drift.clamp_max(math.log(self.factor_high) + 1.0).exp().clamp(self.factor_low, self.factor_high)
+        unsafe = (x.credit < 0) & (x.ratio > self.safe_ratio)
+        return torch.where(unsafe, factor.clamp(0.8, 1.0), factor).to(x.credit)
+
+    @torch.no_grad()
+    def left_out(self, x: Entries) -> Tensor | None:
+        if self.dual_clipped_max is None:
+            return None
+        dual_clipped = ((x.credit < 0) & (x.ratio > self.ratio_max)).to(torch.float64)
+        return levels.sum(dual_clipped, x.trajectory) > self.dual_clipped_max
+
+    def metrics(self, x: Entries) -> dict[str, float]:
+        """future_factor  mean of f over the active entries
+        dual_clip_dropped  of the active entries, those in trajectories that are dropped
+        """
+        out, found = self.left_out(x), {"future_factor": float(self.factor(x).mean())}
+        return found if out is None else found | {"dual_clip_dropped": float(out.double().mean())}
+
+
+# ---------------------------------------------------------------- gradients beyond the bounds
+@dataclass(frozen=True)
+class PreservingClip(Clip):
+    """`Clip`, in which a bound b that holds an entry is b rho / stop(rho): the same value, and the gradient -A b.
+
+    slope_low, slope_high  factors on the lower and on the upper bound, value and gradient; 0: cut, as in `Clip`
+    ratio_max              absolute: as in `DualClip`, no gradient for A < 0 beyond it; inf: no such bound
+
+    Which entries are held is decided by `Clip`, before any factor. Source: GPPO, arXiv 2508.07629, and its code (both
+    1, ratio_max 3); CE-GPPO, arXiv 2509.20712 (slope_low at most slope_high, such as 0.75 and 1).
+    """
+
+    slope_low: Width = 1.0
+    slope_high: Width = 1.0
+    ratio_max: AboveOne = field(default=3.0, metadata=UNBOUNDED)
+
+    def _held(self, x: Entries) -> tuple[Tensor, Tensor]:
+        """[n] bool which entries are, and [n] the bound that holds each."""
+        bound = x.by_sign(self.slope_high * (1 + self.clip_high), self.slope_low * (1 - self.clip_low))
+        return beyond(x.ratio, x.credit, *self.bounds(x)), bound
+
+    def loss(self, x: Entries) -> Tensor:
+        level, (out, bound) = x.log_level, self._held(x)
+        alive = 1 + (level - level.detach())  # rho / stop(rho), in value and slope, whatever rho is
+        held = torch.where(out, bound * alive, x.ratio)
+        return -x.credit * torch.where(x.credit < 0, held.clamp_max(self.ratio_max), held)
+
+    def clipped(self, x: Entries) -> Tensor:
+        """Entries whose gradient is smaller than -A rho's: below the lower bound it may be greater."""
+        out, bound = self._held(x)
+        return (out & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
+
+
+# ---------------------------------------------------------------- token and sequence, each held
+@torch.no_grad()
+def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
+    """[n] float64 in [0, 1]: where a token's entropy lies between its trajectory's extremes; 1/2 where all are equal.
+
+    >>> relative_entropy(torch.tensor([1.0, 3.0, 2.0, 0.7]), torch.tensor([0, 0, 0, 1])).tolist()
+    [0.0, 1.0, 0.5, 0.5]
+    """
+    low, high = levels.min(entropy, trajectory), levels.max(entropy, trajectory)
+    flat = levels.degenerate(entropy, trajectory)
+    return torch.where(flat, 0.5, (entropy.to(torch.float64) - low) / torch.where(flat, 1.0, high - low))
+
+
+@dataclass(frozen=True)
+class HybridClip(Clip):
+    """-A (w hold(rho_t) + (1 - w) hold(s_t)), s the sequence ratio in its token form (`sequence_ratio`).
+
+    clip_low, clip_high    of the token's ratio, relative to 1
+    sequence_clip_low, sequence_clip_high  of the sequence's
+    mixing       "average": w = token_share; "entropy": w = `relative_entropy` of the current policy, detached, so that
+                 uncertain tokens follow their own ratio
+    token_share  1: token ratios alone, 0: the sequence ratio alone
+    sides        "both": each ratio is held on both sides, whatever the credit's sign; "improving": on the side that
+                 would go on improving, as in `Clip`: then token_share 1 is GRPO's loss and 0 is GSPO's
+
+    Reads the tokens' own log-ratios: `objective.ratio` plays no part. Source: DHPO, arXiv 2601.05607.
+    """
+
+    sequence_clip_low: Width = 3e-4
+    sequence_clip_high: Width = 4e-4
+    mixing: Literal["average", "entropy"] = "average"
+    token_share: Fraction = 0.5
+    sides: Literal["both", "improving"] = "both"
+
+    couples = "trajectory"
+
+    def __post_init__(self) -> None:
+        if self.mixing == "entropy":
+            object.__setattr__(self, "outputs", ("entropy",))
+
+    def share(self, x: Entries) -> Tensor:
+        """[n] w, the token ratio's share."""
+        if self.mixing == "average":
+            return torch.full_like(x.log_ratio, self.token_share, requires_grad=False)
+        assert x.entropy is not None
+        return relative_entropy(x.entropy.detach(), x.trajectory).to(x.credit)
+
+    def _branches(self, x: Entries) -> tuple[tuple[Tensor, float, float], tuple[Tensor, float, float]]:
+        """Each branch's ratio, and its lowest and highest value."""
+        token, sequence = ratio_of(x.log_ratio), ratio_of(sequence_ratio(x.log_ratio, x.trajectory))
+        own = (1 - self.clip_low, 1 + self.clip_high)
+        return (token, *own), (sequence, 1 - self.sequence_clip_low, 1 + self.sequence_clip_high)
+
+    def loss(self, x: Entries) -> Tensor:
+        token, sequence = (
+            ratio.clamp(low, high) if self.sides == "both" else hold(ratio, x.credit, low, high)
+            for ratio, low, high in self._branches(x)
+        )
+        share = self.share(x)
+        own = torch.where(share == 0, torch.zeros_like(token), share * token)
+        mixed = own + torch.where(share == 1, torch.zeros_like(sequence), (1 - share) * sequence)
+        return -x.credit * torch.where(x.credit == 0, torch.ones_like(mixed), mixed)
+
+    def clipped(self, x: Entries) -> Tensor:
+        token, sequence = (
+            ((ratio > high) | (ratio < low)) & (x.credit != 0)
+            if self.sides == "both"
+            else beyond(ratio, x.credit, low, high)
+            for ratio, low, high in self._branches(x)
+        )
+        share = self.share(x)
+        return (token & (share > 0)) | (sequence & (share < 1))
+
+
+def two_levels(log_ratio: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
+    """([n], [n]): the trajectory's mean log-ratio a, and the token's residual from it, both with gradient."""
+    n = int(trajectory.max()) + 1 if trajectory.numel() else 0
+    base = per_trajectory(log_ratio, trajectory, n)[trajectory]
+    return base, log_ratio - base
+
+
+@dataclass(frozen=True)
+class NestedClip(Surrogate):
+    """-A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)), a the trajectory's mean log-ratio.
+
+    trajectory_clip, residual_clip  in log space, either way: 0.2 holds the factor in (e^-0.2, e^0.2)
+
+    Both levels are held on both sides, whatever the sign of the credit: nothing is pessimistic. The residual is taken
+    from the mean before that is held, so that the levels are orthogonal: where the mean is held, a trajectory's
+    gradient sums to 0, and its tokens move against each other only. On policy the loss is -A and its gradient
+    REINFORCE's. Reads the tokens' own log-ratios: `objective.ratio` plays no part.
+
+    Source: FiberPO, arXiv 2603.08239 (base and fibre gate).
+    """
+
+    trajectory_clip: Width = 0.2
+    residual_clip: Width = 0.2
+
+    couples = "trajectory"
+
+    def loss(self, x: Entries) -> Tensor:
+        base, residual = two_levels(x.log_ratio, x.trajectory)
+        base = base.clamp(-self.trajectory_clip, self.trajectory_clip)
+        return -x.credit * (base + residual.clamp(-self.residual_clip, self.residual_clip)).exp()
+
+    def clipped(self, x: Entries) -> Tensor:
+        base, residual = two_levels(x.log_ratio, x.trajectory)
+        held = (base.abs() > self.trajectory_clip) | (residual.abs() > self.residual_clip)
+        return held & (x.credit != 0)

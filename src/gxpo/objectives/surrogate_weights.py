@@ -1,0 +1,150 @@
+"""Detached weights on the log-likelihood: TOPR's taper, VESPO's gamma kernel, DPPO's and REC's masks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.objectives.surrogate import Entries, Positive, Weighted, Width
+
+
+@dataclass(frozen=True)
+class Tapered(Weighted):
+    """-A logprob for A > 0; -stop(min(rho, ratio_max)) A logprob for A < 0.
+
+    ratio_max  absolute, 1.0: what is punished never counts more than when it was sampled, and less and less as it
+               becomes unlikely
+
+    Source: TOPR, arXiv 2503.14286, with the ratio of the whole trajectory (`sequence_sum`); ports take each token's.
+    """
+
+    ratio_max: Positive = 1.0
+
+    def weight(self, x: Entries) -> Tensor:
+        return torch.where(x.credit > 0, torch.ones_like(x.ratio), x.ratio.clamp_max(self.ratio_max))
+
+
+def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
+    """[n] rho^power e^(decay (1 - rho)): 1 at rho = 1, greatest at rho = power / decay, 0 at both ends.
+
+    >>> x = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    >>> gamma_shaped(x, torch.full_like(x, 2.0), torch.full_like(x, 3.0)).round(decimals=6).tolist()
+    [1.120422, 1.0, 0.199148]
+    """
+    held = ratio.clamp(torch.finfo(ratio.dtype).tiny, 1e30)
+    return (power * held.log() + decay * (1 - held)).exp()
+
+
+@dataclass(frozen=True)
+class Gamma(Weighted):
+    """-stop(phi(rho)) A logprob, phi(rho) = rho^k e^(lambda (1 - rho)).
+
+    power_positive, decay_positive  k and lambda for A > 0
+    power_negative, decay_negative  and for A < 0
+
+    phi is bounded by its value at k / lambda: 1.21 and 1.24 with the defaults.
+
+    Source: VESPO, arXiv 2602.10693, with the ratio of the whole trajectory (`sequence_sum`); constants as in TRL.
+    """
+
+    power_positive: Positive = 2.0
+    decay_positive: Positive = 3.0
+    power_negative: Positive = 3.0
+    decay_negative: Positive = 2.0
+
+    def weight(self, x: Entries) -> Tensor:
+        power, decay = (
+            x.by_sign(self.power_positive, self.power_negative),
+            x.by_sign(self.decay_positive, self.decay_negative),
+        )
+        return gamma_shaped(x.ratio, power, decay)
+
+
+@torch.no_grad()
+def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
+    """[n] KL(q || p) in nats of "this token or another", q = e^below, p = e^logprob.
+
+    eps  added to 1 - q and 1 - p: a p that was rounded to 1 is near a q that was not, not infinitely far from it
+
+    >>> x = torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=torch.float64).log()
+    >>> binary_kl(x, torch.tensor([0.5, 1.0, 1.0, 0.25], dtype=torch.float64).log()).round(decimals=6).tolist()
+    [0.0, 8.517193, 0.0, 1.386294]
+    """
+    others, now = -below.expm1(), -logprob.expm1()
+    return below.exp() * (below - logprob) + others * ((others + eps).log() - (now + eps).log())
+
+
+@dataclass(frozen=True)
+class DivergenceMask(Weighted):
+    """-stop(min(rho, ratio_max)) A logprob, and nothing for tokens that moved on by more than the bound.
+
+    divergence  "tv": moved by p - q, "kl": by `binary_kl` of q and p; p and q are the token's probability under the
+                policy and under what its ratio divides by
+    divergence_low, divergence_high  bounds for A < 0, where p < q, and for A > 0, where p > q
+    ratio_max   absolute, for what is left
+
+    Unlikely tokens go on being trained at ratios that a clip would cut; likely ones are stopped before. Source: DPPO,
+    arXiv 2602.04879 (binary forms), and its code.
+    """
+
+    divergence: Literal["tv", "kl"] = "tv"
+    divergence_low: Width = 0.2
+    divergence_high: Width = 0.2
+    ratio_max: Positive = 20.0
+
+    @torch.no_grad()
+    def weight(self, x: Entries) -> Tensor:
+        moved = x.logprob.exp() - x.below.exp()
+        far = moved.abs() if self.divergence == "tv" else binary_kl(x.below, x.logprob)
+        up, down = (moved > 0) & (far > self.divergence_high), (moved < 0) & (far > self.divergence_low)
+        out = torch.where(x.credit > 0, up, down)
+        return torch.where(out, torch.zeros_like(x.ratio), x.ratio.clamp_max(self.ratio_max))
+
+
+@dataclass(frozen=True)
+class RatioMask(Weighted):
+    """-stop(w) A logprob for entries that pass, 0 for the others.
+
+    side        "one"   rho <= 1 + clip_high for A > 0, rho >= 1 - clip_low for A < 0: what PPO's clip leaves
+                "two"   1 - clip_low <= rho <= 1 + clip_high, whatever the credit
+                "ring"  "two", and what is far off on the side that its credit moves back from: rho <= 1 - ring_low for
+                        A > 0, rho >= 1 + ring_high for A < 0
+    importance  "none": w = 1; "ratio": w = min(rho, ratio_max)
+    clip_low, clip_high, ring_low, ring_high  relative to 1;   ratio_max  absolute
+
+    With "one", "ratio" and no ratio_max the gradient is that of the clip. Source: REC, arXiv 2509.24203, and its code.
+    """
+
+    side: Literal["one", "two", "ring"] = "one"
+    importance: Literal["none", "ratio"] = "none"
+    clip_low: Width = 0.2
+    clip_high: Width = 0.2
+    ring_low: Width = 0.6
+    ring_high: Width = 2.0
+    ratio_max: Positive = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.clip_low <= self.ring_low and self.clip_high <= self.ring_high):
+            raise ConfigError(
+                f"objective.clip_low ({self.clip_low}) is at most ring_low ({self.ring_low}), and clip_high "
+                f"({self.clip_high}) at most ring_high ({self.ring_high})"
+            )
+
+    def passes(self, x: Entries) -> Tensor:
+        """[n] bool."""
+        up, high, low = x.credit > 0, x.ratio <= 1 + self.clip_high, x.ratio >= 1 - self.clip_low
+        if self.side == "one":
+            return torch.where(up, high, low)
+        inside = high & low
+        if self.side == "two":
+            return inside
+        return inside | torch.where(up, x.ratio <= 1 - self.ring_low, x.ratio >= 1 + self.ring_high)
+
+    def weight(self, x: Entries) -> Tensor:
+        own = x.ratio.clamp_max(self.ratio_max) if self.importance == "ratio" else torch.ones_like(x.ratio)
+        return torch.where(self.passes(x), own, torch.zeros_like(own))
