@@ -1,4 +1,4 @@
-"""The prediction from a task's own past: by loops, through a checkpoint, in a run."""
+"""Baselines from a task's history: by loops, the newest outcomes alone, through a checkpoint, in a run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_read_back_it_predicts_the_same_and_parts_share_no_memory() -> None:
     part, other = TaskMean(), TaskMean()
     forest = grown([(t, random.Random(i).random(), "policy") for i, t in enumerate("abcab")])
     part.learn(forest, {}, TOOLS)
-    assert part == other and not other.memory and "memory" not in repr(part)
+    assert part == other and not other.memory.rows and "memory" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     for _ in range(2):
         assert predictions(part, forest) == predictions(other, forest)
@@ -83,7 +83,7 @@ def test_read_back_it_predicts_the_same_and_parts_share_no_memory() -> None:
         other.load_state_dict({"rows": {}})
 
 
-@pytest.mark.parametrize("wrong", [{"discount": 1.5}, {"discount": -0.1}, {"prior": 0.0}])
+@pytest.mark.parametrize("wrong", [{"discount": 1.5}, {"discount": -0.1}, {"prior": -0.1}, {"window": 0}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="task_mean"):
         TaskMean(**wrong)
@@ -100,3 +100,38 @@ def test_nothing_seen_is_a_step_of_the_plain_mean() -> None:
 def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) -> None:
     rows = check_resumed("v05", tmp_path, '"tasks"')
     assert "baseline_error" not in rows[0] and rows[-1]["baseline_error"] >= 0
+
+
+# ---------------------------------------------------------------- the newest outcomes alone
+def stepped(part: TaskMean, forest: Forest) -> list[float]:
+    found = predictions(part, forest)
+    part.learn(forest, {}, TOOLS)
+    return found
+
+
+def test_a_window() -> None:
+    """Window 3. Nothing is known of a task before it was seen; then the newest three of it, the step's own not among
+    them: (1 + 0) / 2, then of [1, 0, 1, 1] the last three."""
+    part = TaskMean(prior=0.0, window=3)
+    assert all(math.isnan(x) for x in stepped(part, grown([("a", 1.0, "policy"), ("a", 0.0, "policy")])))
+    found = stepped(part, grown([("a", 1.0, "policy"), ("b", 0.5, "policy"), ("a", 1.0, "policy")]))
+    assert found[0] == found[2] == 0.5 and math.isnan(found[1])
+    found = stepped(part, grown([("b", 0.0, "policy"), ("a", 0.0, "policy")]))
+    assert found == pytest.approx([0.5, 2 / 3])
+    assert part.memory.rows == {"a": [1.0, 1.0, 0.0], "b": [0.5, 0.0]}
+
+
+def test_only_what_the_policy_did_and_was_compared_for_is_remembered() -> None:
+    part = TaskMean(prior=0.0, window=20)
+    rows = [("a", 1.0, "policy"), ("a", 0.0, "replay"), ("a", None, "policy"), ("a", 0.25, "baseline")]
+    part.learn(grown(rows), {}, TOOLS)
+    assert part.memory.rows == {"a": [1.0]}
+
+
+def test_a_window_read_back_goes_on_exactly() -> None:
+    first, second = TaskMean(prior=0.0, window=2), TaskMean(prior=0.0, window=2)
+    stepped(first, grown([("a", 1.0, "policy"), ("b", 1 / 3, "policy")]))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for rows in ([("a", 0.1, "policy"), ("b", 0.7, "policy")], [("a", 0.2, "policy"), ("a", 0.3, "policy")]):
+        assert stepped(first, grown(rows)) == stepped(second, grown(rows))
+    assert first.state_dict() == second.state_dict()

@@ -16,7 +16,7 @@ alone: `grpo` with `weight.u_shape: u_shape`.
 from gxpo.credit.replayed import ReplayBaseline
 from gxpo.keys import Definition
 from gxpo.rollouts.replay import Replay
-from gxpo.signals.newest_mean import NewestMean
+from gxpo.signals.task_mean import TaskMean
 from gxpo.weighting.token_weight import TokenWeight
 
 avatar_tas = Definition(
@@ -32,7 +32,9 @@ avatar_tas = Definition(
         "rollout": Replay,
         "rollout.choice": "random",
         "credit": ReplayBaseline,
-        "signal.newest_mean": NewestMean,
+        "signal.newest_mean": TaskMean,
+        "signal.newest_mean.prior": 0.0,
+        "signal.newest_mean.window": 20,
         "weight.u_shape": TokenWeight,
         "weight.u_shape.by": "position",
         "weight.u_shape.keep": "u_shape",

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.signals.task_mean import baseline_errors
 from gxpo.trees import begins_of, last_before
 
 if TYPE_CHECKING:
@@ -178,9 +179,7 @@ class ValueProbe(SignalPart):
         target = levels.leave_one_out(outcome, group, takes)
         kept = takes & (levels.count(group, takes) > 1)
         figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
-        if bool(kept.any()):
-            figures["baseline_error"] = float((outcome - self.latest["baseline"])[kept].square().mean())
-            figures["group_mean_error"] = float((outcome - target)[kept].square().mean())
+        figures |= baseline_errors(forest, self.latest["baseline"], takes)
         for name, new in (("features", self.latest["features"][kept]), ("target", target[kept])):
             self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
         return figures

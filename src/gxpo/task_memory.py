@@ -1,0 +1,61 @@
+"""Statistics per task that are remembered across steps: a discounted mean of its outcomes, or that of the newest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gxpo.errors import CheckpointError
+
+
+@dataclass
+class TaskMemory:
+    """Numbers that tasks paid in earlier steps, by the task's id.
+
+    discount  what earlier numbers of a task count for at each further visit, since the policy has moved
+    window    None: all of them count, and sum and number are kept; else the newest so many alone, undiscounted
+
+    >>> memory = TaskMemory(discount=0.5)
+    >>> memory.add({"a": [1.0, 0.0]})
+    >>> memory.add({"a": [1.0]})
+    >>> memory.predict(["a", "b"]), memory.predict(["a", "b"], prior=1.0)
+    ([0.75, nan], [0.75, 0.75])
+    """
+
+    discount: float = 1.0
+    window: int | None = None
+    rows: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, found: Mapping[str, Sequence[float]]) -> None:
+        """One more visit of each of these tasks."""
+        for task, values in found.items():
+            if self.window is not None:
+                self.rows[task] = [*self.rows.get(task, []), *values][-self.window :]
+                continue
+            total, count = self.rows.get(task, (0.0, 0.0))
+            self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]
+
+    def predict(self, tasks: Sequence[str], prior: float = 0.0, unseen: float = math.nan) -> list[float]:
+        """(sum + prior * m) / (number + prior) of each task, m the mean over all tasks, `unseen` before there is any;
+        nan where nothing is known."""
+        sums = {task: self._sum(row) for task, row in self.rows.items()}
+        total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
+        pseudo = prior * (total / count if count else unseen) if prior else 0.0
+        own = (sums.get(task, (0.0, 0.0)) for task in tasks)
+        return [(s + pseudo) / (n + prior) if n + prior else math.nan for s, n in own]
+
+    def _sum(self, row: Sequence[float]) -> tuple[float, float]:
+        return (row[0], row[1]) if self.window is None else (math.fsum(row), float(len(row)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint, as JSON."""
+        return {"tasks": {task: list(row) for task, row in self.rows.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], owner: str = "task memory") -> None:
+        """The inverse of `state_dict`; `owner` names the part in the error."""
+        if set(state) != {"tasks"}:
+            raise CheckpointError(f"the checkpoint's {owner} holds {sorted(state)}, not 'tasks'")
+        self.rows.clear()
+        self.rows.update({task: [float(x) for x in row] for task, row in state["tasks"].items()})
