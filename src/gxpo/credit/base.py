@@ -50,6 +50,10 @@ class CreditPart(Part, ABC):
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         raise NotImplementedError
 
+    def beside(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
+        """[P] float64: what it adds to a sum whose summands before it come to `total` [P]."""
+        return self(forest, signals, step)
+
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         """[P] float64 by the names in `provides`: what terms regress to, such as returns; they read it as signals.
 
@@ -93,7 +97,10 @@ class CreditSum(CreditPart):
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         total = torch.zeros(forest.n_entries, dtype=torch.float64)
         for factor, part in zip(self.factors, self.parts, strict=True):
-            total += factor * part(forest, signals, step)
+            if factor and isinstance(part, CreditPart):
+                total += factor * part.beside(total / factor, forest, signals, step)
+            else:
+                total += factor * part(forest, signals, step)
         return total
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ does not read: there is none here. eps is 1e-4 in the code (`aapo@paper`). An an
 has no gap. Groups of equal rewards learn where the reference fared otherwise.
 """
 
-from gxpo.credit.clipped_gap import ClippedGap
+from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.with_baseline import WithBaseline
@@ -26,7 +26,10 @@ aapo = Definition(
     formula="A_i = (r_i - mean) / std + clip(r_i - r'_i, -0.2, 0.28); L = -sum A log pi / tokens",
     evidence="reference-code",
     keys={
-        "credit.add.clipped_gap": ClippedGap,
+        "credit.add.clipped_gap": Bonus,
+        "credit.add.clipped_gap.value": "gap",
+        "credit.add.clipped_gap.low": -0.2,
+        "credit.add.clipped_gap.high": 0.28,
         "rollout": WithBaseline,
         "rollout.of": "reference",
         "rollout.baselines": 0,

@@ -11,7 +11,7 @@ divides each answer's loss by the number of its conflict tokens, which is left o
 would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gradient.
 """
 
-from gxpo.credit.entropy_cost import EntropyCost
+from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.weighting.conflict import Conflict
@@ -28,7 +28,9 @@ gtpo = Definition(
     evidence="reference-code",
     keys={
         "credit.scale": "none",
-        "credit.add.entropy_cost": EntropyCost,
+        "credit.add.entropy_cost": Bonus,
+        "credit.add.entropy_cost.value": "certainty",
+        "credit.add.entropy_cost.factor": 0.1,
         "weight.conflict": Conflict,
         "weight.entropy_ceiling": TokenWeight,
         "weight.entropy_ceiling.by": "mean_entropy",

@@ -9,7 +9,7 @@ the first token, which nothing predicts; answers' are the sampler's. Wrong answe
 and groups in which all are correct learn. Added to the base's credit it adds to any other as well.
 """
 
-from gxpo.credit.confidence_gap import ConfidenceGap
+from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.signals.prompt_confidence import PromptConfidence
 
@@ -23,7 +23,12 @@ progrpo = Definition(
     idea="advantages shift from confident answers to unsure ones, against collapse onto a single path",
     formula="A' = A + a (c(q) - c(o)) if any of the group is correct, else A",
     evidence="secondary",
-    keys={"credit.add.confidence_gap": ConfidenceGap, "signal.prompt_confidence": PromptConfidence},
+    keys={
+        "credit.add.confidence_gap": Bonus,
+        "credit.add.confidence_gap.value": "confidence_gap",
+        "credit.add.confidence_gap.factor": 0.3,
+        "signal.prompt_confidence": PromptConfidence,
+    },
     choices="alpha 0.3; answer confidence over the least probable 20% of tokens, prompt confidence over all",
     cost="a forward pass over the distinct prompts",
 )

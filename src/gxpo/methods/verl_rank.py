@@ -11,7 +11,7 @@ of an answer has the bonus, as the paper says; the code adds it to the last toke
 layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Nothing to do with the framework verl.
 """
 
-from gxpo.credit.clipped_bonus import ClippedBonus
+from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.signals.effective_rank import EffectiveRank
 
@@ -25,7 +25,12 @@ verl_rank = Definition(
     idea="the effective rank of hidden states, and how it grows, decide a bonus that never turns credit around",
     formula="A' = A + min(relu(Phi), |A| / kappa), Phi = beta tanh(dev ER) + (1 - beta) tanh(dev ERV)",
     evidence="reference-code",
-    keys={"credit": ClippedBonus, "signal.effective_rank": EffectiveRank},
+    keys={
+        "credit.add.bonus": Bonus,
+        "credit.add.bonus.low": 0.0,
+        "credit.add.bonus.kappa": 2.0,
+        "signal.effective_rank": EffectiveRank,
+    },
     choices="the bonus on all tokens (paper; code: the last); usual values begin with the first step's means",
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
     code="hf618/VERL@3de68f16e447647d3f80d11fdbe5816137b515aa verl/trainer/reward_manager_versions.py "
