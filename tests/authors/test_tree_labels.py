@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit.tree_progress import TreeProgress
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.forest import Forest
 from gxpo.rollouts.search import Search
 from gxpo.rollouts.search_nodes import Node
@@ -129,7 +129,7 @@ def test_targets_are_the_means_below() -> None:
     30-34 and 244-254): q = 2 V - 1. AlphaMath's Q stands at the last token of a step (implementation_details.md), at
     its line break; MASPRM's at the separator after it."""
     forest, share = tree(*ENDS), counted()
-    target = TreeProgress().targets(forest, {}, 0)["value_target"]
+    target = ValueDelta("pieces", target="last").targets(forest, {}, 0)["value_target"]
     for r, (name, *_) in enumerate(ENDS):
         found = [v for v in target[forest.path_of(r)].tolist() if not math.isnan(v)]
         assert found == pytest.approx([share[node] for node in PATHS[name]])
@@ -148,7 +148,7 @@ def test_alphamaths_head_and_imitation() -> None:
     value = torch.linspace(-0.3, 1.2, n, dtype=F64)
     loss = m.loss(forest, gxpo.PolicyTokens(x, x.detach(), value=value)).value
     (slopes,) = torch.autograd.grad(loss, x)
-    target = TreeProgress().targets(forest, {}, 0)["value_target"].tolist()
+    target = ValueDelta("pieces", target="last").targets(forest, {}, 0)["value_target"].tolist()
     errors = [(v - t) ** 2 for v, t in zip(value.tolist(), target, strict=True) if not math.isnan(t)]
     imitation = 0.0
     for r, (_, right, *_) in enumerate(ENDS):

@@ -1,9 +1,10 @@
-"""Credit of the stretches between branch points."""
+"""Changes of value between the branch points of a tree."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from tests import strategies
 
 from gxpo.credit import GroupRelative
-from gxpo.credit.branch_points import BranchPoints, stretches_of
+from gxpo.credit.branch_points import stretches_of
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+
+BRANCH = partial(ValueDelta, "branch_points")
 
 
 def tree(*rows, group: str = "g") -> list[dict]:
@@ -36,7 +40,7 @@ def own(forest: Forest, credit: torch.Tensor) -> list[list[float]]:
     return [credit[forest.path_of(r)].tolist() for r in range(forest.n_trajectories)]
 
 
-def loop(forest: Forest, part: BranchPoints) -> list[float]:
+def loop(forest: Forest, part: ValueDelta) -> list[float]:
     """Points of each trajectory as keys in a list, over dictionaries."""
     R = range(forest.n_trajectories)
     way = {r: [int(forest.path_token[p]) for p in forest.path_of(r).tolist()] for r in R}
@@ -97,33 +101,33 @@ CARD = [("0", 1.0, 10, None), ("1", 0.0, 8, ("0", 4)), ("2", 1.0, 2, ("0", 7))]
 def test_the_card():
     # V(0) = V(4) = 2/3, V(7) = 1
     forest = Forest.from_records(tree(*CARD))
-    found = own(forest, BranchPoints()(forest, {}, 0))
+    found = own(forest, BRANCH()(forest, {}, 0))
     third = pytest.approx(1 / 3)
     assert found[0] == [0.0] * 4 + [third] * 3 + [0.0] * 3
     assert found[1] == [0.0] * 4 + [pytest.approx(-2 / 3)] * 8
     assert found[2] == [0.0] * 4 + [third] * 3 + [0.0] * 2
-    assert BranchPoints("position")(forest, {}, 0).tolist() == BranchPoints()(forest, {}, 0).tolist()
+    assert BRANCH(keyed_by="position")(forest, {}, 0).tolist() == BRANCH()(forest, {}, 0).tolist()
 
 
 def test_the_card_with_the_length_penalty():
     # the shortest right one is 2, of 9 tokens; 0 shares 7 with it: 1 - (9 - 7) / (10 - 7) = 1/3 of nothing is lost
     forest = Forest.from_records(tree(*CARD))
-    assert BranchPoints(length_power=1.0)(forest, {}, 0).tolist() == BranchPoints()(forest, {}, 0).tolist()
+    assert BRANCH(length_power=1.0)(forest, {}, 0).tolist() == BRANCH()(forest, {}, 0).tolist()
     # where what follows is worth something: 0 has outcome 2, V(0) = V(4) = 1, V(7) = 1.5, and its rest .5
     forest = Forest.from_records(tree(("0", 2.0, 10, None), *CARD[1:]))
-    plain, less = (own(forest, BranchPoints(length_power=p)(forest, {}, 0)) for p in (0.0, 1.0))
+    plain, less = (own(forest, BRANCH(length_power=p)(forest, {}, 0)) for p in (0.0, 1.0))
     assert plain[0] == pytest.approx([0.0] * 4 + [0.5] * 3 + [0.5] * 3)
     assert less[0] == pytest.approx([0.0] * 4 + [0.5] * 3 + [1 / 3] * 3) and less[1:] == plain[1:]
     # a negative credit is pushed further down: 0 has outcome .5, V(7) = .75, and its rest -.25
     forest = Forest.from_records(tree(("0", 0.5, 10, None), *CARD[1:]))
-    assert own(forest, BranchPoints(length_power=1.0)(forest, {}, 0))[0][7:] == pytest.approx([-1 / 3] * 3)
+    assert own(forest, BRANCH(length_power=1.0)(forest, {}, 0))[0][7:] == pytest.approx([-1 / 3] * 3)
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from(["node", "position"]), st.sampled_from([0.0, 1.0, 0.4]))
 def test_it_agrees_with_a_loop(seed, keyed_by, power):
     forest = strategies.random_forest(seed, groups=3, rollouts=6, unscored=False)
-    part = BranchPoints(keyed_by, power)
+    part = BRANCH(keyed_by=keyed_by, length_power=power)
     assert part(forest, {}, 0).tolist() == pytest.approx(loop(forest, part), abs=1e-9)
 
 
@@ -131,7 +135,7 @@ def test_it_agrees_with_a_loop(seed, keyed_by, power):
 def test_credits_along_an_answer_add_up_to_its_outcome_less_the_value_of_the_prompt(seed, keyed_by):
     options = {"empty_actions": False, "uncompared": keyed_by == "node"}
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False, **options)
-    credit = BranchPoints(keyed_by)(forest, {}, 0)
+    credit = BRANCH(keyed_by=keyed_by)(forest, {}, 0)
     _, row = stretches_of(forest, keyed_by)
     for r in range(forest.n_trajectories):
         total = sum(float(credit[(row == i).nonzero()[0, 0]]) for i in set(row[forest.path_of(r)].tolist()))
@@ -148,7 +152,7 @@ def test_credits_along_an_answer_add_up_to_its_outcome_less_the_value_of_the_pro
 def test_without_forks_it_is_the_distance_from_the_mean(seed):
     forest = strategies.random_forest(seed, forks=False, unscored=False, empty_actions=False).flatten()
     plain = GroupRelative(scale="none")(forest, {}, 0)
-    found = BranchPoints()(forest, {}, 0)
+    found = BRANCH()(forest, {}, 0)
     assert torch.allclose(found, plain, rtol=0, atol=1e-9)
 
 
@@ -157,7 +161,7 @@ def test_order_does_not_matter(seed, power):
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False)
     # no two of a length: of equally short ones the first is the measure
     lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).tolist()
-    part = BranchPoints(length_power=power if len(set(lengths)) == len(lengths) else 0.0)
+    part = BRANCH(length_power=power if len(set(lengths)) == len(lengths) else 0.0)
     order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
     credit = part(forest, {}, 0)
     assert torch.allclose(part(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9)
@@ -166,14 +170,14 @@ def test_order_does_not_matter(seed, power):
 def test_equal_outcomes_and_answers_alone_have_nothing():
     for rows in ([(n, 0.1, k, f) for n, _, k, f in CARD], CARD[:1]):
         forest = Forest.from_records(tree(*rows))
-        assert BranchPoints(length_power=1.0)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
+        assert BRANCH(length_power=1.0)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_a_cut_that_no_branch_is_left_of_is_no_point():
     whole = Forest.from_records(tree(CARD[0], ("c", 0.0, 5, None)))
     cut = Forest.from_records(tree(CARD[0], CARD[1], ("c", 0.0, 5, None))).select([0, 2])
     assert cut.n_nodes > whole.n_nodes
-    assert torch.equal(BranchPoints()(cut, {}, 0), BranchPoints()(whole, {}, 0))
+    assert torch.equal(BRANCH()(cut, {}, 0), BRANCH()(whole, {}, 0))
 
 
 # ---------------------------------------------------------------- errata
@@ -181,7 +185,7 @@ def test_points_at_equal_positions_are_not_pooled():
     """ROSE's code keys values by position. Two answers, each left after 2 tokens: values 1 and 0 there, not 1/2."""
     rows = [("a", 1.0, 4, None), ("b", 1.0, 2, ("a", 2)), ("c", 0.0, 5, None), ("d", 0.0, 3, ("c", 2))]
     forest = Forest.from_records(tree(*rows))
-    by_node, by_position = (own(forest, BranchPoints(k)(forest, {}, 0)) for k in ("node", "position"))
+    by_node, by_position = (own(forest, BRANCH(keyed_by=k)(forest, {}, 0)) for k in ("node", "position"))
     assert by_node == [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [-0.5, -0.5, 0, 0, 0], [-0.5, -0.5, 0, 0, 0]]
     assert by_position == [[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0, 0, -0.5, -0.5, -0.5], [0, 0, -0.5, -0.5, -0.5]]
 
@@ -191,13 +195,10 @@ def test_a_negative_outcome_is_not_right():
     rows = [("a", 1.0, 4, None), ("b", 1.0, 8, None), ("c", -1.0, 1, None)]
     forest = Forest.from_records(tree(*rows))
     # mean 1/3; a is the shortest right one; b loses 1 - 4/8 of 2/3
-    found = own(forest, BranchPoints(length_power=1.0)(forest, {}, 0))
+    found = own(forest, BRANCH(length_power=1.0)(forest, {}, 0))
     assert found == [pytest.approx([2 / 3] * 4), pytest.approx([1 / 3] * 8), pytest.approx([-4 / 3])]
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"credit.keyed_by is 'token'"):
-        BranchPoints("token")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"credit.length_power is -1; it is 0 \(off\) or above"):
-        BranchPoints(length_power=-1)
-    assert BranchPoints.requires == ("forks",)
+    with pytest.raises(ConfigError, match=r"credit.length_power is -1"):
+        BRANCH(length_power=-1)

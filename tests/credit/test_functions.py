@@ -4,12 +4,14 @@ that a part is its function with the part's settings.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from gxpo import levels
 from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.clipped_gap import clipped_gap
-from gxpo.credit.confidence_gap import confidence_gap
+from gxpo.credit.bonus import bounded
 from gxpo.credit.consistency import answer_disagreement, between_groups, blended
 from gxpo.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.credit.gae import gae
@@ -27,7 +29,7 @@ from gxpo.credit.set_relative import set_relative
 from gxpo.credit.shrunk import prior_weight, shrunk
 from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.credit.turn_relative import turn_relative
-from gxpo.credit.value_difference import value_difference
+from gxpo.credit.value_delta import value_delta
 from gxpo.credit.value_trend import trend, value_trend
 from gxpo.credit.virtual_members import virtual_members
 from gxpo.errors import ConfigError
@@ -47,8 +49,7 @@ GRPO = {"center": "mean", "scale": "std", "ddof": 1, "eps": 1e-6}
 DEFAULTS = [
     (group_relative, (X, GROUP), {**GRPO, "quantile": 0.4, "shift": 0.0, "single": "zero", "where": ALL}),
     (batch_whiten, (X, RIGHT), {"where": ALL, "eps": 1e-8, "ddof": 1}),
-    (clipped_gap, (X, Y), {"low": -0.2, "high": 0.28}),
-    (confidence_gap, (X, Y, GROUP, RIGHT, ALL), {"alpha": 0.3}),
+    (bounded, (X, Y), {"low": -math.inf, "high": math.inf, "kappa": None}),
     (between_groups, (X, GROUP), {"where": ALL, "scale": "std", "ddof": 1, "eps": 1e-6}),
     (answer_disagreement, (TREE, GROUP), {"where": ALL}),
     (blended, (X, Y, 2 * X), {"steepness": 20.0, "middle": 1.5}),
@@ -74,7 +75,7 @@ DEFAULTS = [
     (shrunk, (X, GROUP, Y), {"variance": "prior", "where": ALL}),
     (prior_weight, (X, Y, Y / 10), {}),
     (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
-    (value_difference, (X, Y, GROUP), {"best_of": 1}),
+    (value_delta, (X, Y), {"best_of": 1, "form": "prob"}),
     (trend, (X - 0.45, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
     (value_trend, (X, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
     (virtual_members, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
@@ -207,9 +208,11 @@ PARTS = [
      lambda f, s: levels_of(f, f.returns(0.5), f.ids("state", axis="S"))),
     ("step_reward", {**SET, "step_weight": 0.7}, "S",
      lambda f, s: levels_of(f, s["process_reward"], f.ids("group", axis="S"))),
-    ("clipped_gap", {"low": -0.3, "high": 0.05}, "R", lambda f, s: clipped_gap(f.outcome, s["baseline"], -0.3, 0.05)),
-    ("confidence_gap", {"alpha": 0.7, "share": 0.5}, "R",
-     lambda f, s: confidence_gap(s["prompt_confidence"], LOGPROB.exp(), group_of(f), CORRECT, f.compared, 0.7)),
+    ("bonus", {"value": "gap", "low": -0.3, "high": 0.05}, "R",
+     lambda f, s: (f.outcome - s["baseline"]).clamp(-0.3, 0.05)),
+    ("bonus", {"value": "confidence_gap", "factor": 0.7, "share": 0.5}, "R",
+     lambda f, s: torch.where(levels.max(CORRECT, group_of(f), f.compared) > 0,
+                              0.7 * (s["prompt_confidence"] - LOGPROB.exp()), 0.0)),
     ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
     ("difficulty_weighted", {**SET, **CURVE}, "R", lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
     ("diversity_adjusted", SET, "R",

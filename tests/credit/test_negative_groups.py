@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.credit.test_confidence_gap import forest_of
+from tests.credit.test_bonus import spoken as forest_of
 
 import gxpo
 from gxpo.credit import GroupRelative

@@ -42,8 +42,6 @@ WORDS = {
     "segment_relative": {"scale": ("std", "batch_std", "none")},
     "graph_values": {"scale": ("none", "std")},
     "shrunk": {"variance": ("bound", "prior", "sample")},
-    "value_difference": {"whiten": ("none", "token")},
-    "value_trend": {"whiten": ("token", "none")},
 }
 
 
@@ -62,9 +60,7 @@ def test_words(part, setting):
 
 
 EDGES = [
-    ("clipped_gap", {"low": 0.0, "high": 0.0}),
-    ("confidence_gap", {"share": 1.0}),
-    ("confidence_gap", {"share": 0.01}),
+    ("bonus", {"low": 0.0, "high": 0.0, "kappa": 1.0, "share": 1.0}),
     ("difficulty_weighted", {"low": 0.0, "high": 0.0}),
     ("gae", {"discount": 0.0, "lam": 0.0, "target_lam": 0.0}),
     ("gae", {"discount": 1.0, "lam": 1.0, "target_lam": 1.0}),
@@ -78,8 +74,7 @@ EDGES = [
     ("set_relative", {"size": 1}),
     ("turn_relative", {"discount": 0.0, "time": "step_info.time"}),
     ("turn_relative", {"discount": 1.0}),
-    ("value_difference", {"best_of": 1, "confident": 1.0}),
-    ("value_difference", {"confident": 0.01}),
+    ("value_delta", {"best_of": 1, "confident": 1.0, "length_power": 0.0}),
     ("value_trend", {"decay": 0.0, "lookahead": 0}),
     ("value_trend", {"decay": 1.0}),
     ("virtual_members", {"count": 1, "value": -3.0}),
@@ -93,10 +88,6 @@ def test_edges_are_inside(part, given):
 
 
 OUTSIDE = [
-    ("clipped_gap", {"low": 0.01}, "clipped_gap: low 0.01 and high 0.28 must lie on either side of 0"),
-    ("clipped_gap", {"high": -0.01}, "clipped_gap: low -0.2 and high -0.01 must lie on either side of 0"),
-    ("confidence_gap", {"share": 0.0}, "share of confidence_gap is 0.0; it is a share of tokens above 0, up to 1"),
-    ("confidence_gap", {"share": 1.01}, "share of confidence_gap is 1.01; it is a share of tokens above 0, up to 1"),
     ("difficulty_weighted", {"low": -0.01}, "credit.low is -0.01; it is 0 or more"),
     ("difficulty_weighted", {"high": -0.01}, "credit.high is -0.01; it is 0 or more"),
     ("gae", {"discount": 1.01}, "credit.discount is 1.01; it lies between 0 and 1"),
@@ -117,14 +108,6 @@ OUTSIDE = [
     ("turn_relative", {"time": "state"}, "credit.time is 'state'; it is 'turn' or 'step_info.KEY'"),
     ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is between 0 and 1"),
     ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is between 0 and 1"),
-    (
-        "value_difference",
-        {"confident": 0.0},
-        "credit.confident is 0.0; it is a probability above 0, up to 1 (no mask)",
-    ),
-    ("value_difference", {"best_of": 0}, "credit.best_of is 0; it is a number of attempts, at least 1"),
-    ("value_trend", {"decay": 1.01}, "credit.decay is 1.01; it is between 0 and 1"),
-    ("value_trend", {"lookahead": -1}, "credit.lookahead (-1) is at least 0, credit.tolerance (1e-05) above 0"),
     (
         "virtual_members",
         {"count": 0},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.credit.test_value_difference import chains
+from tests.credit.test_value_delta import chains
 
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.value_trend import ValueTrend, trend, value_trend

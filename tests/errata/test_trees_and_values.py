@@ -17,15 +17,12 @@ from torch import Tensor
 import gxpo
 from gxpo.credit import CreditPart, group_relative
 from gxpo.credit.ancestor_groups import AncestorGroups
-from gxpo.credit.branch_points import BranchPoints
 from gxpo.credit.gae import Gae
 from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
 from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
 from gxpo.credit.search_value import SearchValue, search_value
-from gxpo.credit.token_normalised import token_normalised
-from gxpo.credit.turn_position import turn_position
-from gxpo.credit.value_difference import VALUE, ValueDifference
+from gxpo.credit.value_delta import VALUE, ValueDelta
 from gxpo.credit.value_trend import value_trend
 from gxpo.forest import Forest
 from gxpo.rewards.agreement import cosine
@@ -132,15 +129,15 @@ def valued(outcome: float, probability: Sequence[float], values: Sequence[float]
 def test_a_step_that_changed_nothing() -> None:
     """V = .75, 1 and R = 1: .25 and 0. Less their mean .125, over their deviation .176777: .7071 and -.7071."""
     forest = valued(1.0, [0.5, 0.5], [0.75, 1.0])
-    assert ValueDifference()(forest, {}, 0).tolist() == [0.25, 0.0]
-    whitened = ValueDifference(whiten="token")(forest, {}, 0).tolist()
+    assert ValueDelta()(forest, {}, 0).tolist() == [0.25, 0.0]
+    whitened = ValueDelta(whiten="token")(forest, {}, 0).tolist()
     assert whitened == pytest.approx([0.707107, -0.707107], abs=1e-6)
 
 
 def test_a_mask_that_raises_the_others() -> None:
     """A = .5, two of four tokens below .9: SPO's code divides by 2, the token mean by 4."""
     forest = valued(1.0, [0.5, 0.95, 0.6, 0.99], [0.5, NAN, NAN, NAN])
-    keys = {"credit": ValueDifference, "credit.confident": 0.9, "objective.aggregate": "token_mean"}
+    keys = {"credit": ValueDelta, "credit.confident": 0.9, "objective.aggregate": "token_mean"}
     logprob = forest.path_behaviour_logprob.clone().requires_grad_()
     loss = gxpo.method("grpo", keys).loss(forest, gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob))
     (gradient,) = torch.autograd.grad(loss.value, logprob)
@@ -197,7 +194,7 @@ def test_a_failure_that_sets_the_length() -> None:
     shortest = min(n for r, n in ((1.0, 4), (1.0, 8), (-1.0, 1)) if abs(r) > 1e-6)
     released = [2 / 3 * shortest / n for n in (4, 8)]
     assert released == pytest.approx([0.166667, 0.083333], abs=1e-6)
-    found = by_row(BranchPoints(length_power=1.0), forest)
+    found = by_row(ValueDelta("branch_points", length_power=1.0), forest)
     assert [row[0] for row in found] == pytest.approx([0.666667, 0.333333, -1.333333], abs=1e-6)
 
 

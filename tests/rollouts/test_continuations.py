@@ -19,7 +19,7 @@ from tests.rollouts.tree_session import COMMA, END, VOCABULARY, EngineSession, T
 
 import gxpo
 from gxpo.chat import PlainChat
-from gxpo.credit.value_difference import VALUE, ValueDifference
+from gxpo.credit.value_delta import VALUE, ValueDelta
 from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -246,8 +246,8 @@ def test_packed_equals_flattened_and_the_engine_kept_to_the_model() -> None:
     forest = session.score(Continuations(group_size=4, samples=3).grow([A, B], session))
     learner = TorchLearner(model, lr=0.0)
     assert torch.allclose(learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-9)
-    credit = ValueDifference()(forest, {}, 0)
-    assert torch.equal(credit, ValueDifference()(forest.flatten(), {}, 0)) and float(credit.abs().max()) > 0.1
+    credit = ValueDelta()(forest, {}, 0)
+    assert torch.equal(credit, ValueDelta()(forest.flatten(), {}, 0)) and float(credit.abs().max()) > 0.1
     for r in range(forest.n_trajectories):  # each stretch once
         own = credit[forest.path_of(r)].tolist()
         begins = [i for i, x in enumerate(values(forest, r)) if x is not None]

@@ -21,7 +21,7 @@ from tests.rollouts.tree_session import END, EngineSession, TreeSession, logprob
 
 import gxpo
 from gxpo.credit.search_value import SearchValue
-from gxpo.credit.tree_progress import TreeProgress
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
@@ -205,7 +205,7 @@ def test_every_token_has_the_logprob_of_its_own_context_and_is_stored_once(step,
     assert torch.equal(again.path_token, forest.path_token) and again.info == forest.info
     assert torch.equal(again.segment, forest.segment)
     flat = forest.flatten()
-    for credit in (SearchValue(), TreeProgress()):
+    for credit in (SearchValue(), ValueDelta("pieces")):
         assert credit(forest, {}, 0).shape == credit(flat, {}, 0).shape
 
 
@@ -398,7 +398,7 @@ def test_calls_of_a_team_are_pieces():
     assert stored == session.budget.generated_tokens == 2 * 3 + 4 * 5  # a writer's text is stored once
     again = Forest.from_records(forest.to_records())
     assert torch.equal(again.path_token, forest.path_token)
-    credit = TreeProgress()(forest, {}, 0)
+    credit = ValueDelta("pieces")(forest, {}, 0)
     # V: root 3/4; after w0 1/2, after w1 1
     values = [credit[forest.path_of(r)].tolist() for r in range(4)]
     assert values[0] == pytest.approx([-0.25] * 3 + [-0.5] * 5) and values[1] == pytest.approx([-0.25] * 3 + [0.5] * 5)

@@ -1,22 +1,19 @@
-"""Credit of the stretch between two branch points of an answer: what it did to the mean outcome; longer ones less."""
+"""Values at the branch points of a tree (ROSE): the mean outcome of the rollouts through each; less for longer ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import one_of
 from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 class Stretches(NamedTuple):
@@ -37,14 +34,12 @@ class Stretches(NamedTuple):
 
 
 @torch.no_grad()
-def branch_points(outcome: Tensor, stretches: Stretches, where: Tensor | None = None) -> Tensor:
-    """A = V(next point) - V(point) of each stretch, and outcome - V(point) of a trajectory's last one; [n] float64.
+def values_at(outcome: Tensor, stretches: Stretches, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """V(point) where each stretch begins, and V(next point), or the outcome of a trajectory's last one; [n] float64.
 
     outcome  [R] any float dtype; the arithmetic is in float64
-    where    [R] bool, compared (default: all): V is the mean outcome of those of them that go through the point
-
-    The credits along a trajectory add up to its outcome less V at the beginning. A difference of at most 1e-12 of the
-    larger is rounding, and 0; so is what begins or ends at a point that no compared trajectory goes through.
+    where    [R] bool, compared (default: all): V is the mean outcome of those of them that go through the point; nan
+             where there is none
 
     Source: ROSE, arXiv 2601.05053, and its code, which takes points by position: see `stretches_of`.
     """
@@ -53,11 +48,9 @@ def branch_points(outcome: Tensor, stretches: Stretches, where: Tensor | None = 
     n = 1 + max((int(ids.max()) for ids in (stretches.point, stretches.passed) if len(ids)), default=-1)
     counted = stretches.passed[enters]
     total = torch.zeros(n, dtype=torch.float64).index_add_(0, counted, outcome[stretches.through[enters]])
-    before = (total / torch.bincount(counted, minlength=n))[stretches.point]  # nan where nobody counts
+    before = (total / torch.bincount(counted, minlength=n))[stretches.point]
     following = next_in(own)
-    after = torch.where(following >= 0, before[following.clamp_min(0)], outcome[own])
-    rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
-    return torch.where((after - before).abs() > rounding, after - before, 0.0)
+    return before, torch.where(following >= 0, before[following.clamp_min(0)], outcome[own])
 
 
 @torch.no_grad()
@@ -125,36 +118,23 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     return Stretches(own[rows], ids[: len(rows)], offset, through, ids[len(rows) :]), begins.cumsum(0) - 1
 
 
-@dataclass(frozen=True)
-class BranchPoints(CreditPart):
-    """`branch_points` of the outcome; with `length_power` above 0, less for what is longer than it had to be.
+def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tensor, Tensor]:
+    """The stretch of each path token, and `values_at` both of its ends.
 
-    keyed_by      "node", or "position" as in the reference: see `stretches_of`
-    length_power  beta of `shorter_is_better`, 0: off. Right are outcomes above 0; the reference takes all but 0, so
-                  that a negative outcome counts as right
-
-    Where no two trajectories share a beginning this is the outcome less the group's mean (Dr. GRPO).
+    Where no two trajectories share a beginning, outcome - V is the outcome less the group's mean (Dr. GRPO).
     """
+    stretches, row = stretches_of(forest, keyed_by)
+    return row, *values_at(forest.outcome, stretches, forest.compared)
 
-    keyed_by: Literal["node", "position"] = "node"
-    length_power: float = 0.0
 
-    requires = ("forks",)
-
-    def __post_init__(self) -> None:
-        one_of("credit.keyed_by", self.keyed_by, ("node", "position"))
-        if self.length_power < 0:
-            raise ConfigError(f"credit.length_power is {self.length_power}; it is 0 (off) or above")
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        stretches, row = stretches_of(forest, self.keyed_by)
-        credit = branch_points(forest.outcome, stretches, forest.compared)[row]
-        if not self.length_power:
-            return credit
-        own = forest.path_trajectory
-        length = torch.bincount(own, minlength=forest.n_trajectories)
-        group = forest.ids("group", axis="R")
-        right = (forest.outcome > 0) & (length > 0)
-        factor, shared = shorter_is_better(right, length, group, stretches, self.length_power, forest.compared)
-        place = torch.arange(len(own)) - begins_of(own, forest.n_trajectories)[own]
-        return torch.where(place >= shared[own], credit - factor[own] * credit.abs(), credit)
+@torch.no_grad()
+def less_where_longer(credit: Tensor, forest: Forest, keyed_by: str, power: float) -> Tensor:
+    """[P] the credit less `shorter_is_better`. Right are outcomes above 0; the reference takes all but 0, so that a
+    negative outcome counts as right."""
+    own, group = forest.path_trajectory, forest.ids("group", axis="R")
+    length = torch.bincount(own, minlength=forest.n_trajectories)
+    right = (forest.outcome > 0) & (length > 0)
+    stretches = stretches_of(forest, keyed_by)[0]
+    factor, shared = shorter_is_better(right, length, group, stretches, power, forest.compared)
+    place = torch.arange(len(own)) - begins_of(own, forest.n_trajectories)[own]
+    return torch.where(place >= shared[own], credit - factor[own] * credit.abs(), credit)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.credit.progress import progress
 from gxpo.credit.recursion import linear_recursion, next_in
+from gxpo.credit.value_delta import value_delta
 from gxpo.errors import ConfigError, one_of
 from gxpo.trees import begins_of
 
@@ -102,7 +102,7 @@ class PooledTurns(CreditPart):
         reward = torch.full((forest.n_steps,), torch.nan, dtype=torch.float64)
         at = first[:-1][acts]
         known = (before + after)[at].isfinite()
-        reward[acts] = torch.where(known, progress(before[at], after[at], self.gain), torch.nan)
+        reward[acts] = torch.where(known, value_delta(before[at], after[at], form=self.gain), torch.nan)
         following = next_in(forest.step_trajectory)
         last = following < 0
         reward[last] = forest.outcome[forest.step_trajectory[last]]

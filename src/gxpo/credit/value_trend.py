@@ -1,18 +1,18 @@
-"""Credit of a stretch between two valued states: what it and later ones are paid, flat ones for what they led to."""
+"""Step rewards by change of value, flat steps paid for the change that follows, and their return (VSRM)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in
-from gxpo.credit.value_difference import known_values, stretches
-from gxpo.errors import ConfigError, one_of
+from gxpo.credit.value_delta import known, state_values
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -54,7 +54,7 @@ def value_trend(
 
     Returns [P] float64. Without look-ahead (lookahead 0) an entry has V(last known) - V(begin of its stretch).
     """
-    reach = stretches(value, trajectory)
+    reach = known(value, trajectory)
     inner = (reach.following >= 0).nonzero().squeeze(1)
     at = value.to(torch.float64)[reach.begin]
     change = at[reach.following[inner]] - at[inner]
@@ -76,25 +76,16 @@ class ValueTrend(CreditPart):
     Nothing else is taken off: without whitening there is no baseline.
     """
 
-    decay: float = 0.7
-    lookahead: int = 4
-    tolerance: float = 1e-5
+    decay: Annotated[float, Interval(ge=0, le=1)] = 0.7
+    lookahead: Annotated[int, Ge(0)] = 4
+    tolerance: Annotated[float, Gt(0)] = 1e-5
     whiten: Literal["token", "none"] = "token"
 
     requires = ("state_values",)
     on_equal = "signal"
 
-    def __post_init__(self) -> None:
-        one_of("credit.whiten", self.whiten, ("token", "none"))
-        if not 0 <= self.decay <= 1:
-            raise ConfigError(f"credit.decay is {self.decay}; it is between 0 and 1")
-        if self.lookahead < 0 or self.tolerance <= 0:
-            raise ConfigError(
-                f"credit.lookahead ({self.lookahead}) is at least 0, credit.tolerance ({self.tolerance}) above 0"
-            )
-
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        value = known_values(forest, "value_trend")
+        value = state_values(forest, "credit=value_trend")
         ahead = value_trend(value, forest.path_trajectory, self.decay, self.lookahead, self.tolerance)
         total = ahead + forest.to_path(forest.outcome, "R")
         if self.whiten == "none":

@@ -14,7 +14,7 @@ solutions and a mean squared error of tanh of a linear head to q; here in every 
 beam search by steps at inference.
 """
 
-from gxpo.credit.tree_progress import TreeProgress
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.objectives.value import ValueRegression
@@ -34,8 +34,10 @@ alphamath = Definition(
     keys={
         "credit.center": "none",
         "credit.scale": "none",
-        "credit.add.tree_progress": TreeProgress,
-        "credit.add.tree_progress.progress": 0.0,
+        "credit.add.tree_progress": ValueDelta,
+        "credit.add.tree_progress.value": "pieces",
+        "credit.add.tree_progress.factor": 0.0,
+        "credit.add.tree_progress.target": "last",
         "rollout": Search,
         "rollout.values": "mean",
         "rollout.backup": "all",

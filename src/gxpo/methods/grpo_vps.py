@@ -12,7 +12,7 @@ asked; if it can make nothing of a cue there, right answers are held against it:
 gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
 """
 
-from gxpo.credit.progress import Progress
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.segments import Uncertain
 from gxpo.signals.answer_belief import AnswerBelief
@@ -30,7 +30,8 @@ grpo_vps = Definition(
     evidence="secondary",
     keys={
         "segment": Uncertain,
-        "credit.add.progress": Progress,
+        "credit.add.progress": ValueDelta,
+        "credit.add.progress.value": "belief",
         "signal.answer_belief": AnswerBelief,
         "signal.answer_belief.at": "segment",
         "signal.answer_belief.reduce": "joint",

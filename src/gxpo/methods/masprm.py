@@ -13,7 +13,7 @@ and reads the policy's hidden states; theirs is fitted to atanh of q (by default
 1]).
 """
 
-from gxpo.credit.tree_progress import TreeProgress
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.team_search import TeamSearch
@@ -29,7 +29,9 @@ masprm = Definition(
     evidence="reference-code",
     code="milad1378yz/MASPRM@9480f7422ffb src/mcts.py src/train/preprocess_data.py src/train/trainer.py",
     keys={
-        "credit": TreeProgress,
+        "credit": ValueDelta,
+        "credit.value": "pieces",
+        "credit.target": "last",
         "rollout": TeamSearch,
         "rollout.values": "mean",
         "rollout.backup": "all",

@@ -12,7 +12,7 @@ weaker model, aren't built. Steps end with a newline in the paper, here with a c
 (`segment.text`).
 """
 
-from gxpo.credit.value_difference import ValueDifference
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.rollouts.continuations import Continuations
 from gxpo.segments import Delimiter
@@ -29,7 +29,7 @@ pav = Definition(
     evidence="secondary",
     keys={
         "credit.scale": "none",
-        "credit.add.value_difference": ValueDifference,
+        "credit.add.value_difference": ValueDelta,
         "credit.add.value_difference.best_of": 4,
         "credit.add.value_difference.factor": 5.0,
         "rollout": Continuations,

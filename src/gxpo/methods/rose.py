@@ -12,7 +12,7 @@ prompt at equal positions (`credit.keyed_by: position`). The length penalty is o
 `credit.length_power`. The script also drops groups of equal outcomes; here they are left in, at 0.
 """
 
-from gxpo.credit.branch_points import BranchPoints
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.rollouts.tree import Tree
 
@@ -27,7 +27,8 @@ rose = Definition(
     formula="A = V(next branch point) - V(branch point), R - V(last) at the end; V the mean outcome through a point",
     evidence="reference-code",
     keys={
-        "credit": BranchPoints,
+        "credit": ValueDelta,
+        "credit.value": "branch_points",
         "rollout": Tree,
         "rollout.where": "surprisal",
         "rollout.trees": 1,

@@ -14,7 +14,7 @@ trained once each with `objective.once_per_token: true`. The code's tree is 6-6-
 are replayed in later steps; that is not done.
 """
 
-from gxpo.credit.value_difference import ValueDifference
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.rollouts.continuations import Continuations
 from gxpo.segments import Surprising
@@ -29,7 +29,7 @@ spo_segment = Definition(
     formula="A = (V(end of segment) - V(begin)) [p <= 0.9], V the mean outcome of 9 continuations",
     evidence="reference-code",
     keys={
-        "credit": ValueDifference,
+        "credit": ValueDelta,
         "credit.confident": 0.9,
         "rollout": Continuations,
         "segment": Surprising,

@@ -10,7 +10,7 @@ the batch, which their formula does not: `credit.whiten: token`. In environments
 Their temperature, 0.6 at top_p 0.9, and learning rate are under `vineppo@paper`, without the KL.
 """
 
-from gxpo.credit.value_difference import ValueDifference
+from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
 from gxpo.rollouts.continuations import Continuations
 from gxpo.segments import Delimiter
@@ -26,7 +26,7 @@ vineppo = Definition(
     formula="A = r + V(next step) - V(this step), V the mean outcome of 9 continuations",
     evidence="reference-code",
     keys={
-        "credit": ValueDifference,
+        "credit": ValueDelta,
         "rollout": Continuations,
         "segment": Delimiter,
         "segment.text": ",",
