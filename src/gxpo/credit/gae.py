@@ -1,23 +1,25 @@
-"""Credit of each token or turn: generalised advantage estimation with the value head, over the tokens of a trajectory,
-over its turns, or over both."""
+"""Generalised advantage estimation (GAE) with a value head: over tokens, over turns, or over both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.errors import ConfigError, GxpoError
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
+
+Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 @torch.no_grad()
@@ -114,13 +116,25 @@ def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor
     return torch.where(last >= 0, first, -1), last
 
 
-def payments(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
-    """[P] float64: each step's reward on its last trainable token; in a trajectory that has none, the outcome on its
-    last. The outcome of trajectories that are `unfinished` [R] bool is not paid: it would stand for a whole one."""
-    paid = forest
+def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
+    """[S] float64: each step's reward; in a trajectory that has none, the outcome at its last.
+
+    The outcome of trajectories that are `unfinished` [R] bool is not paid: it would stand for a whole one.
+    """
     if unfinished is not None and bool(unfinished.any()):
-        paid = forest.replace(outcome=torch.where(unfinished, 0.0, forest.outcome))
-    return on_tokens(paid.returns(0.0), forest.step_trajectory, forest.path_step, forest.path_trainable)
+        forest = forest.replace(outcome=torch.where(unfinished, 0.0, forest.outcome))
+    return forest.returns(0.0)
+
+
+def payments(forest: Forest, by_step: Tensor | None = None) -> Tensor:
+    """[P] float64: what each step is paid [S] (default: `earned`), on its last trainable token."""
+    by_step = earned(forest) if by_step is None else by_step
+    return on_tokens(by_step, forest.step_trajectory, forest.path_step, forest.path_trainable)
+
+
+def carried_out(forest: Forest) -> Tensor:
+    """[S] bool: the environment took the turn's action (its `info` has no "action_error"), or the turn is the last."""
+    return (next_in(forest.step_trajectory) < 0) | (forest.ids("step_info.action_error", axis="S") < 0)
 
 
 def on_steps(x: Tensor, path_step: Tensor, steps: int) -> Tensor:
@@ -158,12 +172,15 @@ class Gae(CreditPart):
     whiten         "none"; "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased
                    variance, as verl does by default, long trajectories and turns moving the mean more; "turn":
                    (A - mean) / (std + 1e-8) over the turns of the batch, ddof 1, at level "turn"
+    reward         None, or the signal [S] that is paid, times `weight`, in the place of the environment's rewards
+    bonus          added to the reward of turns whose action was `carried_out`
 
     With these settings this is
       verl, Agent-R1's token_gae   level token
       POAD                         level token, turn_discount below 1
       Agent-R1's gae, StepPO       level turn, whiten turn
       VAGEN, RAGEN                 level both, anchor last, turn_discount 0.95, whiten token
+      SPA-RL                       level turn, reward progress, bonus 0.5   arXiv 2505.20732
 
     Rewards: each turn's step reward on its last trainable token; in a trajectory that has none, the outcome on its
     last trainable token. Tokens of other authors (`trainable` false) are passed over like observations: their values
@@ -175,29 +192,23 @@ class Gae(CreditPart):
     """
 
     level: Literal["token", "turn", "both"] = "token"
-    discount: float = 1.0
-    turn_discount: float | None = None
-    lam: float = 1.0
-    target_lam: float | None = None
+    discount: Share = 1.0
+    turn_discount: Share | None = None
+    lam: Share = 1.0
+    target_lam: Share | None = None
     anchor: Literal["first", "last"] = "first"
     target_at: Literal["all", "anchor"] = "all"
     cut: Literal["end", "extend"] = "end"
     whiten: Literal["none", "token", "turn"] = "none"
+    reward: str | None = None
+    weight: float = 1.0
+    bonus: float = 0.0
 
-    needs = ("value",)
     provides = ("value_target",)
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        one_of("credit.level", self.level, ("token", "turn", "both"))
-        one_of("credit.anchor", self.anchor, ("first", "last"))
-        one_of("credit.target_at", self.target_at, ("all", "anchor"))
-        one_of("credit.cut", self.cut, ("end", "extend"))
-        one_of("credit.whiten", self.whiten, ("none", "token", "turn"))
-        for name in ("discount", "turn_discount", "lam", "target_lam"):
-            given = getattr(self, name)
-            if given is not None and not 0 <= given <= 1:
-                raise ConfigError(f"credit.{name} is {given}; it lies between 0 and 1")
+        object.__setattr__(self, "needs", ("value",) if self.reward is None else ("value", self.reward))
         if self.whiten == "turn" and self.level != "turn":
             raise ConfigError("credit.whiten=turn is of one advantage a turn: set credit.level=turn, or whiten=token")
         if self.target_at == "anchor" and self.level != "turn":
@@ -250,11 +261,19 @@ class Gae(CreditPart):
     def _unfinished(self, forest: Forest) -> Tensor:
         return forest.truncated if self.cut == "extend" else torch.zeros_like(forest.truncated)
 
+    def _paid(self, forest: Forest, signals: Signals, unfinished: Tensor) -> Tensor:
+        """[S] what each step is paid."""
+        if self.reward is None:
+            paid = earned(forest, unfinished)
+        else:
+            paid = self.weight * signals[self.reward].to(torch.float64)
+        return paid + self.bonus * carried_out(forest) if self.bonus else paid
+
     def _estimate(self, forest: Forest, signals: Signals, lam: float) -> tuple[Tensor, Tensor]:
         """[P] advantages and lambda-returns."""
         counted, unfinished = forest.path_trainable, self._unfinished(forest)
         value = value_of(signals, "value", counted)
-        reward, step = payments(forest, unfinished), forest.path_step
+        reward, step = payments(forest, self._paid(forest, signals, unfinished)), forest.path_step
         if self.level == "token":
             cut = forest.to_path(unfinished, "R")
             advantage = gae(reward, value, forest.path_trajectory, counted, self._discounts(forest), lam, cut)

@@ -1,5 +1,4 @@
-"""Credit of a policy that acts in options: whether to go on with a sub-goal, which, and what to do for it, each by a
-value of its own."""
+"""Hierarchical GAE over options (HiPER): advantages of switching, of the sub-goal and of the action, a value each."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.credit.gae import ends, on_steps, payments, value_of
+from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.errors import GxpoError
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -139,9 +138,9 @@ class HierarchicalGae(CreditPart):
     GxpoError where the rollouts have no labels.
     """
 
-    discount: float = 1.0
-    lam: float = 1.0
-    high_lam: float = 0.95
+    discount: Share = 1.0
+    lam: Share = 1.0
+    high_lam: Share = 0.95
     keep_penalty: float = 0.0
     keep_mode: Literal["each", "shared"] = "shared"
     consistency_penalty: float = 0.0
@@ -152,13 +151,6 @@ class HierarchicalGae(CreditPart):
     requires = ("segments",)
     provides = ("value_target@low", "value_target@high", "value_target@switch")
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.keep_mode", self.keep_mode, ("each", "shared"))
-        one_of("credit.cut", self.cut, ("end", "extend"))
-        for name in ("discount", "lam", "high_lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"credit.{name} is {getattr(self, name)}; it lies between 0 and 1")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         turns = _Turns.of(forest)

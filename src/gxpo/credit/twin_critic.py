@@ -1,4 +1,4 @@
-"""Credit of an utterance: what two critics say of it, less what they say of the state it was said in."""
+"""Twin critics of utterances (ArCHer): min(Q1, Q2) - min(V1, V2), less a baseline of each token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from gxpo.credit.base import CreditPart
-from gxpo.credit.gae import ends, on_steps, payments, value_of
+from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import next_in, td_residual
-from gxpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -55,14 +54,12 @@ class TwinCritic(CreditPart):
     with values at the start of the step. Step rewards, or the outcome on the last turn, are r. No group is compared.
     """
 
-    discount: float = 0.9
+    discount: Share = 0.9
     baseline: bool = True
 
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"credit.discount is {self.discount}; it lies between 0 and 1")
         heads = ("q1", "q2", "v1", "v2", *(("baseline",) if self.baseline else ()))
         object.__setattr__(self, "needs", tuple(f"value@{name}" for name in heads))
         object.__setattr__(self, "provides", tuple(f"value_target@{name}" for name in heads))

@@ -13,7 +13,7 @@ outcome less the mean of the group's others (plus the bonus), which is RLOO spre
 PPO is TRL's of the time: lambda 0.95, advantages whitened over tokens; here neither (`credit.lam`, `credit.whiten`).
 """
 
-from gxpo.credit.progress_gae import ProgressGae
+from gxpo.credit.gae import Gae
 from gxpo.keys import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.signals.progress_estimator import ProgressEstimator
@@ -28,8 +28,10 @@ spa_rl = Definition(
     formula="r_t = c_t + 0.5 grounded_t, c fitted so that sum_t c_t = R; GAE over turns",
     evidence="reference-code",
     keys={
-        "credit": ProgressGae,
+        "credit": Gae,
         "credit.level": "turn",
+        "credit.reward": "progress",
+        "credit.bonus": 0.5,
         "objective.add.value": ValueRegression,
         "signal.progress_estimator": ProgressEstimator,
     },

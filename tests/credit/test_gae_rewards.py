@@ -1,7 +1,8 @@
-"""Rewards by progress and grounding, and GAE on them."""
+"""GAE on rewards that a signal gives to turns, with a bonus for actions that were carried out (SPA-RL)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit.gae import Gae
-from gxpo.credit.progress_gae import ProgressGae, progress_reward
 from gxpo.forest import Forest
 
 F64 = torch.float64
+SPA = partial(Gae, reward="progress", bonus=0.5)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -49,8 +50,10 @@ def forest_of(rows: list[list[str | None]], outcome: float = 1.0) -> Forest:
 
 def test_card_rewards() -> None:
     """c = [.1, .3, .5], grounded [1, 0, 1], alpha .5: [.6, .3, 1.0]."""
-    found = progress_reward(column(0.1, 0.3, 0.5), torch.tensor([True, False, True]))
-    assert found.tolist() == pytest.approx([0.6, 0.3, 1.0])
+    forest = forest_of([[None, "illegal", None]])
+    signals = {"progress": column(0.1, 0.3, 0.5), "value": torch.zeros(6, dtype=F64)}
+    found = SPA(level="turn", discount=0.0)(forest, signals, 0)
+    assert found.tolist() == pytest.approx([0.6, 0.6, 0.3, 0.3, 1.0, 1.0])
 
 
 def test_returns_of_the_card_less_the_value_of_each_turn() -> None:
@@ -67,9 +70,9 @@ def test_returns_of_the_card_less_the_value_of_each_turn() -> None:
 def test_the_last_action_counts_as_carried_out_and_neither_outcome_nor_step_rewards_are_paid() -> None:
     forest = forest_of([["malformed", "illegal"], ["illegal"]], outcome=7.0)
     signals = {"progress": torch.zeros(3, dtype=F64), "value": torch.zeros(6, dtype=F64)}
-    found = ProgressGae(level="turn")(forest, signals, 0)
+    found = SPA(level="turn")(forest, signals, 0)
     assert found.tolist() == pytest.approx([0.5] * 6)  # turn 0 of the first is paid nothing, and .5 follows
-    assert ProgressGae(level="turn", lam=0.0)(forest, signals, 0).tolist() == pytest.approx([0, 0, 0.5, 0.5, 0.5, 0.5])
+    assert SPA(level="turn", lam=0.0)(forest, signals, 0).tolist() == pytest.approx([0, 0, 0.5, 0.5, 0.5, 0.5])
 
 
 @settings(max_examples=30, deadline=None)
@@ -87,7 +90,7 @@ def test_it_is_gae_of_a_forest_paid_by_hand(rows: list[list[Any]], seed: int, la
     ]
     by_hand = forest.replace(step_reward=column(*paid))
     for level in ("token", "turn"):
-        part = ProgressGae(level=level, lam=lam, weight=weight, bonus=0.25)  # type: ignore[arg-type]
+        part = SPA(level=level, lam=lam, weight=weight, bonus=0.25)  # type: ignore[arg-type]
         found = part(forest, {"progress": progress, "value": value}, 0)
         wanted = Gae(level=level, lam=lam)(by_hand, {"value": value}, 0)  # type: ignore[arg-type]
         assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-9)
@@ -97,7 +100,7 @@ def test_shares_that_add_up_give_the_outcome_back_at_the_first_turn() -> None:
     """Zero loss: sum c = R; without bonus, the return from the first turn on is the outcome."""
     forest = forest_of([[None, None, None]], outcome=0.75)
     signals = {"progress": column(0.5, 0.5, -0.25), "value": torch.zeros(6, dtype=F64)}
-    assert float(ProgressGae(level="turn", bonus=0.0)(forest, signals, 0)[0]) == pytest.approx(0.75)
+    assert float(SPA(level="turn", bonus=0.0)(forest, signals, 0)[0]) == pytest.approx(0.75)
 
 
 # errata
@@ -107,5 +110,6 @@ def test_the_released_script_spreads_leave_one_out_instead_of_progress() -> None
     outcome = [1.0, 0.0, 0.5]
     theirs = [r - (sum(outcome) - r) / 2 + 0.5 for r in outcome]
     assert theirs == pytest.approx([1.25, -0.25, 0.5])
-    ours = progress_reward(column(0.7, 0.3), torch.tensor([True, True]), bonus=0.5)
-    assert ours.tolist() == pytest.approx([1.2, 0.8])
+    signals = {"progress": column(0.7, 0.3), "value": torch.zeros(4, dtype=F64)}
+    ours = SPA(level="turn", discount=0.0)(forest_of([[None, None]]), signals, 0)
+    assert ours.tolist() == pytest.approx([1.2, 1.2, 0.8, 0.8])
