@@ -1,4 +1,4 @@
-"""Credit of a step: how the value of its state changed, the values being those of the graph of the group's steps."""
+"""GAE over turns with the values of a graph of the group's states (GRAFT): Bellman's equation of what was sampled."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.recursion import linear_recursion, next_in, td_residual
+from gxpo.credit.gae import Share, gae, on_tokens
+from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.state_keys import StateKeyed
-from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -91,7 +91,7 @@ def graph_advantage(
     enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
     counted = (state >= 0) & (levels.count(state, enters) > 0)
     following = next_in(trajectory, counted)
-    payment = _onto(payment, trajectory, counted)
+    payment = on_tokens(payment, trajectory, torch.arange(len(payment)), counted)  # of others to the step before
     onward = linear_recursion(payment, discount, following)  # Monte-Carlo returns: the values to start at
     n = int(state.max()) + 1 if len(state) else 0
     start = torch.zeros(n, dtype=torch.float64)
@@ -100,18 +100,9 @@ def graph_advantage(
     after = torch.where(following >= 0, state[following.clamp_min(0)], -1)
     value = graph_values(state[edges], after[edges], payment[edges], start, discount)
     value = torch.where(counted, value[state.clamp_min(0)], 0.0) if n else torch.zeros_like(payment)
-    advantage = linear_recursion(td_residual(payment, value, following, discount), discount * lam, following)
+    advantage = gae(payment, value, trajectory, counted, discount, lam)
     rounding = levels.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
     return torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
-
-
-def _onto(payment: Tensor, trajectory: Tensor, counted: Tensor) -> Tensor:
-    """[S]: payments, each on the last counted step of its trajectory that is not later; lost where there is none."""
-    if not len(payment):
-        return payment
-    last = torch.where(counted, torch.arange(len(payment)), -1).cummax(0).values
-    due = (last >= 0) & (trajectory[last.clamp_min(0)] == trajectory)
-    return torch.zeros(payment.shape, dtype=torch.float64).index_add_(0, last[due], payment.to(torch.float64)[due])
 
 
 @dataclass(frozen=True)
@@ -127,17 +118,9 @@ class GraphValues(StateKeyed):
     value: with lam 0 its credit is 0. With a discount below 1, equal outcomes after more or fewer turns differ.
     """
 
-    discount: float = 1.0
-    lam: float = 0.95
+    discount: Share = 1.0
+    lam: Share = 0.95
     scale: Literal["none", "std"] = "none"
-
-    def __post_init__(self) -> None:
-        one_of("credit.scale", self.scale, ("none", "std"))
-        for name in ("discount", "lam"):
-            given = getattr(self, name)
-            if not 0 <= given <= 1:
-                raise ConfigError(f"credit.{name} is {given}; it lies between 0 and 1")
-        super().__post_init__()
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         own = forest.step_trajectory
