@@ -437,7 +437,8 @@ def part_of(folder: str, value: Any, options: Mapping[str, Any]) -> Any:
     elif folder == "weighting":
         made = functools.reduce(operator.mul, _named(keys, "weight", table, "weight").values())
     else:
-        made = keys.part(slot, keys.take(slot, None), table, prefix)
+        what = next((kind for kind in _PROTOCOL if kind in slot.split(".")), "part")
+        made = keys.part(slot, keys.take(slot, None), table, prefix, what)
     if left := keys.leftover():
         raise unknown_key(left[0], keys.valid)
     return made

@@ -90,9 +90,9 @@ def test_edges_are_inside(part, given):
 OUTSIDE = [
     ("difficulty_weighted", {"low": -0.01}, "credit.low is -0.01; it is 0 or more"),
     ("difficulty_weighted", {"high": -0.01}, "credit.high is -0.01; it is 0 or more"),
-    ("gae", {"discount": 1.01}, "credit.discount is 1.01; it lies between 0 and 1"),
-    ("gae", {"lam": -0.01}, "credit.lam is -0.01; it lies between 0 and 1"),
-    ("gae", {"target_lam": 1.5}, "credit.target_lam is 1.5; it lies between 0 and 1"),
+    ("gae", {"discount": 1.01}, "credit.discount is 1.01; it is from 0 to 1"),
+    ("gae", {"lam": -0.01}, "credit.lam is -0.01; it is from 0 to 1"),
+    ("gae", {"target_lam": 1.5}, "credit.target_lam is 1.5; it is from 0 to 1, or null"),
     ("relative", {"quantile": 0.0}, "credit.quantile is 0.0; it is above 0, up to 1"),
     ("relative", {"quantile": 1.01}, "credit.quantile is 1.01; it is above 0, up to 1"),
     (

@@ -314,7 +314,7 @@ def test_refusals() -> None:
     with pytest.raises(GxpoError, match=r"credit\.best_of=4 is of chances"):
         ValueDelta(best_of=4)(chains((2.0, [0.5], [0.5])), {}, 0)
     for field, value in (("best_of", 0), ("confident", 0.0), ("confident", 1.5), ("whiten", "turn"), ("form", "ratio"),
-                         ("target", "middle"), ("factor", math.inf), ("keyed_by", "token")):  # fmt: skip
+                         ("target", "middle"), ("keyed_by", "token")):  # fmt: skip
         with pytest.raises(ConfigError, match=rf"credit\.{field} is"):
             ValueDelta(**{field: value})
     with pytest.raises(ConfigError, match=r"credit\.length_power is of branch points, not of pieces"):

@@ -22,6 +22,8 @@ from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
 from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
 from gxpo.credit.search_value import SearchValue, search_value
+from gxpo.credit.token_normalised import token_normalised
+from gxpo.credit.turn_position import turn_position
 from gxpo.credit.value_delta import VALUE, ValueDelta
 from gxpo.credit.value_trend import value_trend
 from gxpo.forest import Forest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
@@ -98,7 +98,7 @@ class Bonus(CreditPart):
 
     value: str = "bonus"
     factor: float = 1.0
-    low: Annotated[float, Le(0)] = -math.inf
+    low: Annotated[float, Le(0)] = field(default=-math.inf, metadata={"unbounded": True})
     high: Annotated[float, Ge(0)] = math.inf
     kappa: Annotated[float, Ge(1)] | None = None
     at: Literal["all", "last"] = "all"

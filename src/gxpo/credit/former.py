@@ -57,4 +57,19 @@ FORMER = {
         {"compare": {"both": 1.0, "tree": 0.0}},
     ),
     "against_baseline": Former(Relative, {"center": "baseline", "scale": "none"}),
+    "branch_points": Former("value_delta", {"value": "branch_points"}),
+    "clipped_bonus": Former(
+        Relative,
+        {"credit.add.bonus": "bonus", "credit.add.bonus.low": 0.0, "credit.add.bonus.kappa": 2.0},
+        {"kappa": "credit.add.bonus.kappa", "at": "credit.add.bonus.at"},
+    ),
+    "clipped_gap": Former("bonus", {"value": "gap", "low": -0.2, "high": 0.28}),
+    "confidence_gap": Former("bonus", {"value": "confidence_gap", "factor": 0.3}, {"alpha": "factor"}),
+    "entropy_cost": Former("bonus", {"value": "certainty", "factor": 0.1}, {"coef": "factor"}),
+    "progress": Former("value_delta", {"value": "belief"}, {"alpha": "factor"}),
+    "progress_gae": Former("gae", {"reward": "progress", "bonus": 0.5}),
+    "tree_progress": Former(
+        "value_delta", {"value": "pieces", "target": "last"}, {"progress": "factor", "at": "target"}
+    ),
+    "value_difference": Former("value_delta"),
 }

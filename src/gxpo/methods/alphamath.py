@@ -49,6 +49,10 @@ alphamath = Definition(
         "objective.gate": LogLikelihood,
         "objective.add.value": ValueRegression,
     },
+    renamed={
+        "credit.add.tree_progress.progress": "credit.add.tree_progress.factor",
+        "credit.add.tree_progress.at": "credit.add.tree_progress.target",
+    },
     choices="online: imitation of each step's right attempts; the search without the value head's estimates",
     cost="a sampling call for every piece of the search; a value head",
 )

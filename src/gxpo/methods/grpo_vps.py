@@ -36,6 +36,9 @@ grpo_vps = Definition(
         "signal.answer_belief.at": "segment",
         "signal.answer_belief.reduce": "joint",
     },
+    renamed={
+        "credit.add.progress.alpha": "credit.add.progress.factor",
+    },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
     choices="alpha 1 and the entropy quantile 0.8 are ours; the joint probability, as in the paper",
     cost="a forward pass for entropies, one over the rollouts and, after every segment, over cue and answer",

@@ -38,8 +38,11 @@ gtpo = Definition(
         "weight.entropy_ceiling.high": 0.7,
         "objective.gate": LogLikelihood,
     },
+    renamed={
+        "credit.add.entropy_cost.coef": "credit.add.entropy_cost.factor",
+        "weight.entropy_ceiling.most": "weight.entropy_ceiling.high",
+    },
     choices="not divided by the number of conflict tokens; sides after the entropy cost (code: before it); no std",
     cost="a forward pass for entropies before the update",
     code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
-    renamed={"weight.entropy_ceiling.most": "weight.entropy_ceiling.high"},
 )

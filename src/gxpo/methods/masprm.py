@@ -40,6 +40,10 @@ masprm = Definition(
         "rollout.greedy": True,
         "objective.add.value": ValueRegression,
     },
+    renamed={
+        "credit.progress": "credit.factor",
+        "credit.at": "credit.target",
+    },
     choices="the values credit the policy, which the authors do not do; no guidance by the head at inference",
     cost="4 candidates for every call that the search goes on from; a value head",
 )

@@ -29,6 +29,9 @@ progrpo = Definition(
         "credit.add.confidence_gap.factor": 0.3,
         "signal.prompt_confidence": PromptConfidence,
     },
+    renamed={
+        "credit.add.confidence_gap.alpha": "credit.add.confidence_gap.factor",
+    },
     choices="alpha 0.3; answer confidence over the least probable 20% of tokens, prompt confidence over all",
     cost="a forward pass over the distinct prompts",
 )

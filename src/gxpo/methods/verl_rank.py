@@ -7,8 +7,8 @@ Phi = beta tanh(dev ER) + (1 - beta) tanh(dev ERV);   A' = A + min(max(Phi, 0), 
 
 Choices. Usual is an average over the steps before, begun with the first step's means (rate 0.3, as the script; yaml:
 0.7); the code begins it at 0 and moves it a step late, so that all deviations of its second step are +-5. Every token
-of an answer has the bonus, as the paper says; the code adds it to the last token alone (`credit.at: last`). The last
-layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Nothing to do with the framework verl.
+of an answer has the bonus, as the paper says; the code adds it to the last token alone (`credit.add.bonus.at: last`).
+The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Nothing to do with the framework verl.
 """
 
 from gxpo.credit.bonus import Bonus
@@ -30,6 +30,10 @@ verl_rank = Definition(
         "credit.add.bonus.low": 0.0,
         "credit.add.bonus.kappa": 2.0,
         "signal.effective_rank": EffectiveRank,
+    },
+    renamed={
+        "credit.kappa": "credit.add.bonus.kappa",
+        "credit.at": "credit.add.bonus.at",
     },
     choices="the bonus on all tokens (paper; code: the last); usual values begin with the first step's means",
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
