@@ -262,7 +262,7 @@ def test_no_key_is_a_section_of_settings_and_a_part():
 
 def test_no_option_of_a_part_has_the_name_of_a_section_below_its_key():
     below = {"credit": {"add"}, "objective": {"add", "kl", "entropy", "gate", "ratio", "context"}}
-    for _, slot, table in parts._PLACES:
+    for _, slot, table in parts.PLACES:
         for name, kind in table.items():
             options = {f.name for f in dataclasses.fields(kind)} - (
                 {"gate", "ratio"} if name in TERMS_OF_A_GATE else set()

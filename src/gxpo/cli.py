@@ -280,6 +280,26 @@ def methods(
 
 
 @app.command()
+def parts(
+    name: Annotated[str | None, typer.Argument(help="Show one part whole, with its options.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Only those of credit, weight, rollout, segment, reward, signal, objective, update."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the parts that methods are made of, by stage, or show one: options, needs, and the methods that use it.
+
+    Example: gxpo parts relative
+
+    Example: gxpo parts --stage weight
+    """
+    from gxpo.explain.parts import show_parts
+
+    _say(show_parts(name, stage, as_json=as_json))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a rollout record (`gxpo.rollouts/1`), with its defaults.
 

@@ -76,7 +76,7 @@ CONTROLS = Table("objectives", "control:Control")
 TERMS = Table("objectives", "base:TermPart")
 UPDATES = Table("learners", "run()")
 
-_PLACES = (  # folder, slot and table of each kind of part
+PLACES = (  # folder, slot and table of each kind of part
     ("credit", "credit", CREDITS),
     ("weighting", "weight.NAME", WEIGHTS),
     ("rollouts", "rollout", ROLLOUTS),
@@ -93,4 +93,4 @@ _PLACES = (  # folder, slot and table of each kind of part
 
 def place_of(folder: str, name: str) -> tuple[str, Table]:
     """The slot, and the table, of a folder's part."""
-    return next((slot, table) for home, slot, table in _PLACES if home == folder and name in table)
+    return next((slot, table) for home, slot, table in PLACES if home == folder and name in table)

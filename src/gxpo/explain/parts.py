@@ -1,0 +1,198 @@
+"""`gxpo parts`: every part by stage, what it may be told, what it needs, and which methods use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from gxpo import former, ranges
+from gxpo.compose import method
+from gxpo.errors import ConfigError, did_you_mean
+from gxpo.keys import Definition, show
+from gxpo.methods import METHODS
+from gxpo.parts import PLACES
+
+_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
+
+
+@cache
+def entries() -> tuple[dict[str, Any], ...]:
+    """Every part as plain values: name, stage, slot, first line, text, options, needs, requires, provides, methods."""
+    users, base = _users(), _base()
+    return tuple(
+        {
+            "name": name,
+            "stage": slot.split(".")[0],
+            "slot": slot,
+            "summary": _first_line(kind),
+            "text": inspect.cleandoc(kind.__doc__ or ""),
+            "file": f"{kind.__module__.replace('.', '/')}.py",
+            "options": _options(kind, slot),
+            **{key: list(_asked(kind, key)) for key in ("needs", "requires", "provides")},
+            "methods": users.get(kind, []),
+            "default": kind in base,
+        }
+        for _, slot, table in PLACES
+        for name, kind in sorted(table.items())
+    )
+
+
+def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
+    """What the command prints: one part (those of a name, where stages share it), or the list by stage.
+
+    Raises ConfigError for an unknown name or stage, with what is close.
+    """
+    rows = entries()
+    stages = list(dict.fromkeys(row["stage"] for row in rows))
+    if stage is not None and stage not in stages:
+        raise ConfigError(f"no stage {stage!r}{did_you_mean(stage, stages)}; there is {', '.join(stages)}")
+    rows = tuple(row for row in rows if stage in (None, row["stage"]))
+    if name is None:
+        return _dumped(rows) if as_json else _listed(rows)
+    found = [row for row in rows if row["name"] == name]
+    if not found:
+        raise ConfigError(_unknown(name, [row["name"] for row in rows]))
+    return _dumped(found) if as_json else "\n\n".join(map(_one, found))
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    for folder in dict.fromkeys(folder for folder, _, _ in PLACES):
+        if (old := former.table(folder).get(name)) is not None and old.now is not None:
+            now = ", ".join([show(old.now), *(f"{k}={show(v)}" for k, v in old.options.items())])
+            return f"{name} is a former name; it is now {now}"
+    published = f"; {name} is a method: gxpo methods {name}" if name in METHODS else ""
+    return f"no part {name!r}{did_you_mean(name, known)}{published} (`gxpo parts` lists them)"
+
+
+def _users() -> dict[type, list[str]]:
+    """Part -> the methods whose definitions name it; a part that the base has is used by all others, too."""
+    found: dict[type, list[str]] = {}
+    for name in METHODS:
+        for kind in dict.fromkeys(_parts_of(METHODS[name])):
+            found.setdefault(kind, []).append(name)
+    return found
+
+
+def _base() -> set[type]:
+    """The parts of every method that names no others."""
+    return {s.value if isinstance(s.value, type) else type(s.value) for s in method("grpo").keys.values()}
+
+
+def _parts_of(definition: Definition) -> list[type]:
+    tables = {slot: table for _, slot, table in PLACES}
+    out = []
+    for key, value in {**definition.paper_defaults, **definition.keys}.items():
+        if isinstance(value, str) and former.folder_of(key) is not None:
+            head = "credit" if key.startswith("credit.add.") else key.rpartition(".")[0]
+            value = tables.get(key, tables.get(f"{head}.NAME", tables.get(head, {}))).get(value)
+        if isinstance(value, type) or dataclasses.is_dataclass(value):
+            out.append(value if isinstance(value, type) else type(value))
+    return out
+
+
+def _options(kind: type, slot: str) -> list[dict[str, Any]]:
+    hints, rules = get_type_hints(kind, include_extras=True), ranges.rules(kind)
+    prefix = "objective" if slot in ("objective.gate", "objective.ratio") else slot
+    out = []
+    for field in dataclasses.fields(kind):
+        if not field.init or field.name.startswith("_"):
+            continue
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        rule = rules.get(field.name)
+        out.append(
+            {
+                "key": f"{prefix}.{field.name}",
+                "name": field.name,
+                "type": _type(hints[field.name]),
+                "range": None if rule is None or rule.choices else rule.text,
+                "choices": None if rule is None or not rule.choices else [str(c) for c in rule.choices],
+                "default": None if made is dataclasses.MISSING else _plain(made),
+                "required": made is dataclasses.MISSING,
+            }
+        )
+    return out
+
+
+def _type(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _type(args[0])
+    if origin is Literal:
+        return "word"
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if args and origin is not None and not (isinstance(origin, type) and issubclass(origin, (list, tuple, Mapping))):
+        return " or ".join(dict.fromkeys(map(_type, args)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "mapping"
+    if isinstance(origin, type) and issubclass(origin, (list, tuple)):
+        return "list"
+    return getattr(hint, "__name__", "any")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return show(value)
+
+
+def _asked(kind: type, name: str) -> tuple[str, ...]:
+    """A class's own statement; parts that ask by their settings have a property, which only an instance can answer."""
+    value = getattr(kind, name, ())
+    if isinstance(value, (tuple, list)):
+        return tuple(value)
+    try:
+        return tuple(getattr(kind(), name))
+    except Exception:  # an option without default, or a part that checks what its defaults lack
+        return ()
+
+
+def _first_line(kind: type) -> str:
+    paragraph = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split("\n")
+    sentence = re.split(r"(?<=\.)\s", " ".join(line.strip() for line in paragraph), maxsplit=1)[0]
+    return sentence.rstrip(".:;")
+
+
+def _listed(rows: tuple[dict[str, Any], ...]) -> str:
+    width, lines = max(len(row["name"]) for row in rows), []
+    for slot in dict.fromkeys(row["slot"] for row in rows):
+        lines += ["", slot]
+        for row in (r for r in rows if r["slot"] == slot):
+            used = "all" if row["default"] else len(row["methods"]) or "-"
+            lines.append(f"  {row['name']:<{width}}  {used:>3}  {row['summary']}")
+    said = f"{len(rows)} parts: name, how many methods name it, what it is. `gxpo parts NAME` shows options."
+    return "\n".join([said, *lines])
+
+
+def _one(row: Mapping[str, Any]) -> str:
+    lines = [f"{row['name']}: a part for {row['slot']} ({row['file']})", "", row["text"], ""]
+    if row["options"]:
+        widths = [max(len(x) for x in column) for column in zip(*map(_cells, row["options"]), strict=True)]
+        lines.append("options")
+        for option in row["options"]:
+            cells = (cell.ljust(width) for cell, width in zip(_cells(option), widths, strict=True))
+            lines.append(f"  {'  '.join(cells)}".rstrip())
+    for key, what in (("needs", "reads signals"), ("requires", "rollouts carry"), ("provides", "provides")):
+        if row[key]:
+            lines.append(f"{what}: {', '.join(row[key])}")
+    others = "every method that names no other" if row["default"] else ""
+    lines.append(f"used by: {', '.join(filter(None, [*row['methods'], others])) or 'no method'}")
+    return "\n".join(lines)
+
+
+def _cells(option: Mapping[str, Any]) -> tuple[str, str, str]:
+    what = "|".join(option["choices"] or [", ".join(filter(None, (option["type"], option["range"])))])
+    return option["key"], "(required)" if option["required"] else f"= {show(option['default'])}", what
+
+
+def _dumped(rows: Any) -> str:
+    return json.dumps([{k: v for k, v in row.items() if k != "text"} for row in rows], indent=1, default=str)
