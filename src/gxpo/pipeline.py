@@ -311,7 +311,8 @@ class Method:
             **{f"signal.{k}": v for k, v in self.signals.items()},
             **{f"objective.{k}": v for k, v in self.terms.items()},
         }
-        return {k: v for key, part in named.items() for k, v in with_inner(key, part) if hasattr(v, "state_dict")}
+        inner = {k: v for key, part in named.items() for k, v in with_inner(key, part)}
+        return {k: v for k, v in inner.items() if hasattr(v, "state_dict") and getattr(v, "remembers", True)}
 
     def adjust(self, figures: Mapping[str, Any]) -> dict[str, float]:
         """Show every control what the step measured, after its update; gives what they now say, by metric name."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.token_normalised import PenalisedSteps, TokenNormalised, token_normalised, voted_wrong
+from gxpo.credit import GroupRelative, Relative, TokenNormalised
+from gxpo.credit.penalised_steps import PenalisedSteps, voted_wrong
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -90,7 +90,7 @@ def test_both_equal_loops(forest: Forest, scores: list[float]) -> None:
 def test_it_sums_to_zero_over_the_group(forest: Forest, seed: int) -> None:
     value = torch.randn(forest.n_entries, generator=torch.Generator().manual_seed(seed), dtype=F64)
     group = forest.ids("group", axis="P")
-    found = token_normalised(value, group, forest.path_trainable)
+    found = Relative("noise", ddof=0)(forest, {"noise": value}, 0)
     for g in set(group.tolist()):
         assert float(found[group == g].sum()) == pytest.approx(0.0, abs=1e-9)
 
@@ -116,7 +116,7 @@ def test_equal_outcomes_and_lone_attempts_learn_from_the_steps_alone(grow: Grow)
     assert PenalisedSteps(eps=0.0)(forest, {"segment_score": column(1, 0)}, 0).tolist() == pytest.approx([1.0, -1.0])
     assert PenalisedSteps()(forest, {"segment_score": column(1, 1)}, 0).tolist() == [0.0, 0.0]
     assert TokenNormalised()(forest, {"segment_score": column(0.5, 0.5)}, 0).tolist() == [0.0, 0.0]
-    assert PenalisedSteps.on_equal == TokenNormalised.on_equal == "signal"
+    assert PenalisedSteps().on_equal == TokenNormalised().on_equal == "signal"
 
 
 def test_bad_settings_are_refused() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.turn_position import TurnPosition, turn_position
+from gxpo.credit import GroupRelative, TurnPosition
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -119,28 +118,27 @@ def test_a_turn_that_is_some_last_one_is_in_no_statistic_of_its_number(grow: Gro
     assert found == pytest.approx([(0.2 - mean) / spread, 0, (0.2 - mean) / spread, 0, (0.7 - mean) / spread, 0, 0])
 
 
-def test_turns_of_a_number_sum_to_zero() -> None:
-    trajectory, place = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0])
-    reward = torch.tensor([0.3, 1.0, 0.9, -2.0, 0.1])
-    found = turn_position(torch.zeros(3), reward, torch.zeros(3).long(), place, trajectory, turn_weight=1.0)
+def test_turns_of_a_number_sum_to_zero(grow: Grow) -> None:
+    place = torch.tensor([0, 1, 0, 1, 0])
+    rows = [("g", 0.0, [1] * len(x), {"step_rewards": x}) for x in ([0.3, 1.0], [0.9, -2.0], [0.1])]
+    found = TurnPosition(over="outcome", discount=0.0, turn_weight=1.0)(grow(rows), {}, 0)
     assert float(found[place == 0].sum()) == pytest.approx(0.0, abs=1e-12)
     assert float(found[place == 1].sum()) == pytest.approx(0.0, abs=1e-12)
 
 
 # errata
-def test_a_turn_that_nobody_else_reaches_is_paid_for_being_there() -> None:
+def test_a_turn_that_nobody_else_reaches_is_paid_for_being_there(grow: Grow) -> None:
     """The released MatchTIR takes mean 0 and std 1 for a turn number with one member. Of two attempts whose first two
     turns are equal, the longer one's third, with a return of .2, gets half of it: +.1, where there is nobody to compare
     it with."""
-    trajectory, place = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 0, 1, 2])
-    reward = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.2], dtype=torch.float64)
-    equal, group = torch.ones(2), torch.zeros(2).long()
-    ours = turn_position(equal, reward, group, place, trajectory)
-    theirs = turn_position(equal, reward, group, place, trajectory, single="raw")
+    forest = grow([("g", 1.0, [1] * len(x), {"step_rewards": x}) for x in ([0.5, 0.5], [0.5, 0.5, 0.2])])
+    settings = {"over": "outcome", "discount": 0.0}
+    ours = TurnPosition(**settings)(forest, {}, 0)
+    theirs = TurnPosition(single="raw", **settings)(forest, {}, 0)
     assert ours.tolist() == [0.0] * 5 and theirs.tolist() == pytest.approx([0, 0, 0, 0, 0.1], abs=1e-6)
 
 
 def test_bad_settings_are_refused() -> None:
-    for wrong, message in (({"over": "turns"}, "over"), ({"discount": 1.5}, "discount"), ({"single": "one"}, "single")):
+    for wrong, message in (({"discount": 1.5}, r"add\.turn\.discount"), ({"single": "one"}, "single")):
         with pytest.raises(ConfigError, match=rf"credit\.{message}"):
             TurnPosition(**wrong)  # type: ignore[arg-type]

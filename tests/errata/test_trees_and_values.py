@@ -22,8 +22,6 @@ from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
 from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
 from gxpo.credit.search_value import SearchValue, search_value
-from gxpo.credit.token_normalised import token_normalised
-from gxpo.credit.turn_position import turn_position
 from gxpo.credit.value_delta import VALUE, ValueDelta
 from gxpo.credit.value_trend import value_trend
 from gxpo.forest import Forest
@@ -264,16 +262,19 @@ def test_two_scales_in_one_batch() -> None:
     total = [o + t for o, t in zip(outcome, turn, strict=True)]
     released = (total[2] - statistics.fmean(total)) / statistics.stdev(total)
     assert released == pytest.approx(-0.681620, abs=1e-5)
-    one, own = torch.zeros(3, dtype=torch.int64), torch.arange(3)
-    counted = torch.tensor([True, True, False])
-    found = turn_position(column(*outcome), column(*turn), one, one, own, 1.0, 1.0, eps=0.0, counted=counted)
-    assert float(found[2]) == pytest.approx(-0.577350, abs=1e-6)
+    records = [
+        {"group": "g", "id": str(i), "reward": o, "turns": [{"action": [2], "reward": r} for r in rewards]}
+        for i, (o, rewards) in enumerate(zip(outcome, ([0.7, None], [0.2, None], [None]), strict=True))
+    ]
+    forest = Forest.from_records([{"schema": "gxpo.rollouts/1", **record} for record in records])
+    found = gxpo.method("mt_grpo", {"credit.eps": 0.0}).advantages(forest)
+    assert float(found[4]) == pytest.approx(-0.577350, abs=1e-6)
 
 
 def test_a_mean_over_tokens_of_judged_steps() -> None:
     """Nine tokens scored 1 and one scored 0: mean .9, deviation .3. Of two steps: .5 and .5."""
     score = column(*[1.0] * 9, 0.0)
-    found = token_normalised(score, torch.zeros(10, dtype=torch.int64), torch.ones(10).bool(), eps=0.0).tolist()
+    found = group_relative(score, torch.zeros(10, dtype=torch.int64), ddof=0, eps=0.0).tolist()
     assert [found[0], found[9]] == pytest.approx([0.333333, -3.0], abs=1e-6)
     assert [(x - 0.5) / statistics.pstdev([1.0, 0.0]) for x in (1.0, 0.0)] == [1.0, -1.0]
 

@@ -70,7 +70,7 @@ def _keeps(part: Any) -> bool:
     """Whether it has something to put into a checkpoint: signal parts all can, and most have nothing."""
     if isinstance(part, SignalPart):
         return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
-    return hasattr(part, "state_dict")
+    return hasattr(part, "state_dict") and getattr(part, "remembers", True)
 
 
 def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: int) -> Signals:

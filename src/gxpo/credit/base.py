@@ -115,6 +115,11 @@ class CreditSum(CreditPart):
             if hasattr(part, "observe"):
                 part.observe(forest)  # type: ignore[attr-defined]  # not every credit remembers
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a summand does: without one, a sum has nothing to put into a checkpoint."""
+        return any(hasattr(part, "state_dict") for part in self.parts)
+
     def state_dict(self) -> dict[str, Any]:
         """What each summand that remembers has to say, by its place."""
         return {str(i): p.state_dict() for i, p in enumerate(self.parts) if hasattr(p, "state_dict")}  # type: ignore[attr-defined]  # as above

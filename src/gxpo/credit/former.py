@@ -56,6 +56,28 @@ FORMER = {
         {"compare": "weight"},
         {"compare": {"both": 1.0, "tree": 0.0}},
     ),
+    "token_normalised": Former(Relative, {"value": "segment_score", "ddof": 0, "eps": 1e-8, "weight": 0.5}),
+    "turn_position": Former(
+        Relative,
+        {
+            "value": "turn_rewards",
+            "weight": 0.5,
+            "credit.add.turn": Relative,
+            "credit.add.turn.value": "return",
+            "credit.add.turn.among": ("turn",),
+            "credit.add.turn.discount": 0.9,
+            "credit.add.turn.weight": 0.5,
+        },
+        {
+            "over": "value",
+            "whole_weight": "weight",
+            "turn_weight": "credit.add.turn.weight",
+            "discount": "credit.add.turn.discount",
+            "last": "credit.add.turn.value",
+            "single": ("single", "credit.add.turn.single"),
+        },
+        {"over": {"rewards": "turn_rewards"}, "last": {True: "return", False: "return_before_last"}},
+    ),
     "against_baseline": Former(Relative, {"center": "baseline", "scale": "none"}),
     "branch_points": Former("value_delta", {"value": "branch_points"}),
     "clipped_bonus": Former(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.credit.group_relative import Statistic
+from gxpo.credit.relative import Relative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -45,8 +45,8 @@ def diversity_adjusted(
 
 
 @dataclass(frozen=True)
-class DiversityAdjusted(Statistic):
-    """`group_relative` of the `diversity_adjusted` outcome (DRA-GRPO), the same for every token.
+class DiversityAdjusted(Relative):
+    """`Relative` of the `diversity_adjusted` outcome (DRA-GRPO), the same for every token.
 
     Reads signal "embedding" [R, H]. A group of equal outcomes other than 0 learns: what is unlike the others earns
     more (less, where outcomes are below 0). One of outcomes 0 does not.
@@ -55,7 +55,6 @@ class DiversityAdjusted(Statistic):
     needs = ("embedding",)
     on_equal = "signal"
 
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+    def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         group = forest.ids("group", axis="R")
-        adjusted = diversity_adjusted(forest.outcome, signals["embedding"], group, forest.compared)
-        return forest.to_path(self.apply(adjusted, group, forest.compared), "R")
+        return diversity_adjusted(forest.outcome, signals["embedding"], group, forest.compared), "R"

@@ -11,7 +11,7 @@ known to us. The judge (`signal.step_judge.server`, or `.ask`) is yours to name.
 for is not penalised, and counted. Credit varies between tokens, so a group of one learns where it has wrong steps.
 """
 
-from gxpo.credit.token_normalised import PenalisedSteps
+from gxpo.credit.penalised_steps import PenalisedSteps
 from gxpo.keys import Definition
 from gxpo.segments import Delimiter
 from gxpo.signals.step_judge import StepJudge

@@ -13,7 +13,7 @@ and entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs
 reference's calls, as toolqa.
 """
 
-from gxpo.credit.turn_position import TurnPosition
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.rewards.matched_calls import MatchedCalls
 
@@ -26,7 +26,23 @@ matchtir = Definition(
     idea="each tool call earns its likeness to the one of the reference that it is matched with",
     formula="A = (z_g(sum_t r_t) + z_t(r_t + 0.9 D_{t+1})) / 2, r_t the mean likeness of the turn's matched calls",
     evidence="reference-code",
-    keys={"credit": TurnPosition, "reward.step.matched_calls": MatchedCalls},
+    keys={
+        "credit": Relative,
+        "credit.value": "turn_rewards",
+        "credit.weight": 0.5,
+        "credit.add.turn": Relative,
+        "credit.add.turn.value": "return",
+        "credit.add.turn.among": ("turn",),
+        "credit.add.turn.discount": 0.9,
+        "credit.add.turn.weight": 0.5,
+        "reward.step.matched_calls": MatchedCalls,
+    },
+    renamed={
+        "credit.whole_weight": "credit.weight",
+        "credit.turn_weight": "credit.add.turn.weight",
+        "credit.discount": "credit.add.turn.discount",
+        "credit.single": ("credit.single", "credit.add.turn.single"),
+    },
     paper_defaults={
         "objective.kl.coef": 0.001,
         "objective.entropy.coef": 0.001,

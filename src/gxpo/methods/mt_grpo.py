@@ -14,7 +14,7 @@ code's loss is a token mean, over two passes of a batch (`@paper`). Turn rewards
 step rewards. On tasks of one turn this is GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
 """
 
-from gxpo.credit.turn_position import TurnPosition
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.rewards.tool_result import ToolResult
 
@@ -28,14 +28,19 @@ mt_grpo = Definition(
     formula="A_k = (R - mean_g) / std_g + (r_k - mean) / std over turns of number k; the last turn: first part alone",
     evidence="reference-code",
     keys={
-        "credit": TurnPosition,
-        "credit.over": "outcome",
-        "credit.discount": 0.0,
-        "credit.whole_weight": 1.0,
-        "credit.turn_weight": 1.0,
-        "credit.last": False,
+        "credit": Relative,
         "credit.eps": 1e-4,
+        "credit.add.turn": Relative,
+        "credit.add.turn.value": "return_before_last",
+        "credit.add.turn.among": ("turn",),
+        "credit.add.turn.discount": 0.0,
         "reward.step.tool_result": ToolResult,
+    },
+    renamed={
+        "credit.whole_weight": "credit.weight",
+        "credit.turn_weight": "credit.add.turn.weight",
+        "credit.discount": "credit.add.turn.discount",
+        "credit.single": ("credit.single", "credit.add.turn.single"),
     },
     paper_defaults={
         "rollout.group_size": 21,

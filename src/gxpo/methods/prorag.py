@@ -10,7 +10,7 @@ token, which is 0 either way. A step without a score has z 0 and is in no statis
 the scores alone. Warm-up and refinement of the policy before the training are other stages.
 """
 
-from gxpo.credit.token_normalised import TokenNormalised
+from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.signals.step_judge import StepJudge
 
@@ -23,7 +23,15 @@ prorag = Definition(
     idea="a process reward model's step scores, standardised over the group's tokens, are added to GRPO's credit",
     formula="A_t = (R - mean_g) / std_g + 0.5 (s_t - mu) / std, mu and std over all tokens of the group",
     evidence="reference-code",
-    keys={"credit.eps": 1e-4, "credit.add.token_normalised": TokenNormalised, "signal.step_judge": StepJudge},
+    keys={
+        "credit.eps": 1e-4,
+        "credit.add.token_normalised": Relative,
+        "credit.add.token_normalised.value": "segment_score",
+        "credit.add.token_normalised.ddof": 0,
+        "credit.add.token_normalised.eps": 1e-8,
+        "credit.add.token_normalised.weight": 0.5,
+        "signal.step_judge": StepJudge,
+    },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-5},
     choices="the scorer is named by the user; steps are turns or segments; eps added to the std",
     cost="a score for every step, by a model or a judge of your choice",
