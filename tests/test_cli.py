@@ -92,7 +92,7 @@ def test_the_user_allows_a_key(capsys, tmp_path, monkeypatch, command):
     ("sets", "message"),
     [
         (["method=grop"], "unknown method 'grop'; did you mean 'grpo'"),
-        (["method=gigpo+opo"], "gigpo sets credit=anchor_state and opo sets credit=length_weighted"),
+        (["method=gigpo+opo"], "gigpo sets credit=relative and opo sets credit=length_weighted"),
         (["credit.centre=mean"], "unknown key 'credit.centre'; did you mean 'credit.center'"),
         (["optim.lr=fast"], "optim.lr: input should be a valid number (got fast)"),
         (["trainer.steps=0"], "trainer.steps"),
@@ -124,7 +124,7 @@ def test_bad_settings(capsys, tmp_path, sets, message):
         (["reward=nowhere.py:f"], "there is no file nowhere.py"),
         (["reward=corect"], "did you mean 'correct'"),
         (["learner.device=cudo"], "device 'cudo' can't be used"),
-        (["rollout.group_size=1"], "rollout.group_size=1: group_relative compares the rollouts of a group"),
+        (["rollout.group_size=1"], "rollout.group_size=1: relative compares the rollouts of a group"),
         (["method=scaf_grpo", "task=plain.jsonl"], "has no hints"),
         (["method=luffy", "task=plain.jsonl"], "has no reference answer"),
         (["method=scaf_grpo", "task=frozenlake"], "rollout least_hint is for tasks with one answer"),

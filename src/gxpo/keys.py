@@ -184,7 +184,7 @@ def show(value: Any) -> str:
     if isinstance(value, type):
         return _shown(value)
     if dataclasses.is_dataclass(value):
-        return show(type(value))
+        return getattr(value, "label", None) or show(type(value))
     if inspect.isfunction(value) and str(value.__module__).startswith("gxpo."):
         return value.__name__
     if inspect.isfunction(value):

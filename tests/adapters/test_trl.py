@@ -271,7 +271,7 @@ def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
     ("spec", "settings", "says"),
     [
         ("tree_grpo", {}, r"rollout=tree"),
-        ("gigpo", {}, r"credit=anchor_state.*states"),
+        ("gigpo", {}, r"credit=relative\+state_relative.*states"),
         ("gae", {}, r"credit=gae.*value"),
         ("dapo", {}, r"rollout=dynamic_sampling.*rollout=independent"),
         ("grpo_lead", {}, r"reward\.shape\.concise=length_relative.*needs verdicts: give success_at"),

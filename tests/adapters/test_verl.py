@@ -139,7 +139,7 @@ def test_a_batch_without_uid_is_refused():
     ("name", "what", "says"),
     [
         ("tree_grpo", "advantage", r"rollout="),
-        ("gigpo", "advantage", r"credit=anchor_state.*states"),
+        ("gigpo", "advantage", r"credit=relative\+state_relative.*states"),
         ("gae", "advantage", r"credit=gae.*value"),
         ("tis", "advantage", r"weight\.mismatch.*log-probs"),
         ("gdpo_multi", "advantage", r"credit=decoupled.*named rewards"),

@@ -189,7 +189,7 @@ def test_whoever_is_not_compared_moves_nobody():
 def test_refusals():
     with pytest.raises(ConfigError, match=r"credit.discount_from is 'now'"):
         ForkRelative(discount_from="now")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"credit.decay is 1.5; it is between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"credit.decay is 1.5; it is from 0 to 1"):
         ForkRelative(decay=1.5)
     with pytest.raises(ConfigError, match=r"credit.discount_from is 'now'"):
         empty = torch.zeros(0, dtype=torch.int64)

@@ -127,8 +127,8 @@ def test_the_method_and_its_settings():
     for wrong, said in (
         ({"ignore": "all"}, "credit.ignore is 'all'; it is one of equal, zero, none"),
         ({"scale": "mean"}, "credit.scale is 'mean'; it is one of std, none"),
-        ({"history": -1}, "credit.history is -1; it is a number of states, 0 or more"),
-        ({"offset": 0}, "credit.offset is 0; level 0 has weight"),
+        ({"history": -1}, "credit.history is -1; it is 0 or more"),
+        ({"offset": 0}, "credit.offset is 0; it is 1 or more"),
     ):
         with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
             HistoryGroups(**wrong)

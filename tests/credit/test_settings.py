@@ -101,13 +101,13 @@ OUTSIDE = [
         "credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0",
     ),
     ("negative_groups", {"alpha": -0.1}, "credit.alpha is -0.1; it is 0 or more"),
-    ("pairwise_auc", {"tau": 0.0}, "credit.tau is 0.0; it is a temperature of mean log-probs, above 0, such as 0.6"),
-    ("pass_at_k", {"k": 0}, "credit.k is 0; it is a number of attempts, at least 1"),
-    ("segment_relative", {"bound": 0.0}, "credit.bound is 0.0; it is the largest credit there may be, above 0"),
-    ("set_relative", {"size": 0}, "credit.size is 0; it is a number of attempts, at least 1"),
+    ("pairwise_auc", {"tau": 0.0}, "credit.tau is 0.0; it is above 0"),
+    ("pass_at_k", {"k": 0}, "credit.k is 0; it is 1 or more"),
+    ("segment_relative", {"bound": 0.0}, "credit.bound is 0.0; it is above 0"),
+    ("set_relative", {"size": 0}, "credit.size is 0; it is 1 or more"),
     ("turn_relative", {"time": "state"}, "credit.time is 'state'; it is 'turn' or 'step_info.KEY'"),
-    ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is between 0 and 1"),
-    ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is between 0 and 1"),
+    ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is from 0 to 1"),
+    ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is from 0 to 1"),
     (
         "virtual_members",
         {"count": 0},
@@ -121,7 +121,7 @@ OUTSIDE = [
     (
         "decoupled",
         {"weights": {"format": float("nan")}},
-        "credit.weights: 'format' has weight nan; give a finite number",
+        "credit.weights is {'format': nan}; it is by name: above -inf and below inf, or null",
     ),
     ("decoupled", {"weights": {"format": 0.0}}, "credit.weights: no reward has a weight other than 0"),
     *(

@@ -114,7 +114,7 @@ def test_a_shared_token_is_trained_with_the_credit_of_each_of_its_leaves():
     x = stored[forest.path_token]
     weight = torch.ones(forest.n_entries, dtype=torch.float64)
     policy = PolicyTokens(x, forest.path_behaviour_logprob)
-    (gradient,) = torch.autograd.grad(PolicyGradient()(forest, policy, credit, weight, {}, 0), stored)
+    (gradient,) = torch.autograd.grad(PolicyGradient()(forest, policy, credit, weight, {}, 0)[0], stored)
     # three trajectories; a and b have three tokens, c one: d loss / d logprob = -sum over its leaves of A / (3 length)
     # z over the prompt: (2/3) / .57735 = 1.154699, -.577349; within a's and b's tree +-.707106
     a, b, c = 1.1546985 + 0.7071058, -0.5773493 - 0.7071058, -0.5773493

@@ -85,10 +85,6 @@ class AncestorGroups(CreditPart):
 
     requires = ("forks",)
 
-    def __post_init__(self) -> None:
-        one_of("credit.weight", self.weight, ("size", "equal"))
-        one_of("credit.whiten", self.whiten, ("token", "none"))
-
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         visits, _ = visits_of(forest)
         group, action = forest.ids("group", axis="R"), forest.kind[forest.visits[1]] == ACTION

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ConfigError
+from gxpo.keys import show
 from gxpo.ranges import Part
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class CreditSum(CreditPart):
         for part in self.parts:
             if hasattr(part, "observe"):
                 part.observe(forest)  # type: ignore[attr-defined]  # not every credit remembers
+
+    @property
+    def label(self) -> str:
+        """The summands by their names: "relative+state_relative"."""
+        return "+".join(map(show, self.parts))
 
     @property
     def remembers(self) -> bool:

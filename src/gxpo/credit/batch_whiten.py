@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Single, group_relative
-from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -61,14 +61,9 @@ class BatchWhiten(CreditPart):
     over: Literal["tokens", "trajectories"] = "tokens"
     ddof: int = 1
     single: Single = "zero"
-    bound: float = field(default=math.inf, metadata={"unbounded": True})
+    bound: Annotated[float, Gt(0)] = field(default=math.inf, metadata={"unbounded": True})
 
     def __post_init__(self) -> None:
-        if not self.bound > 0:
-            raise ConfigError(f"credit.bound is {self.bound}; it is above 0")
-        one_of("credit.center", self.center, ("none", "mean", "leave_one_out"))
-        one_of("credit.over", self.over, ("tokens", "trajectories"))
-        one_of("credit.single", self.single, ("zero", "raw"))
         object.__setattr__(self, "on_equal", "signal" if self.center == "none" else "zero")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:

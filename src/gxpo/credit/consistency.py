@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import Scale, group_relative
-from gxpo.errors import one_of
+from gxpo.credit.group_relative import group_relative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -87,17 +86,12 @@ class ConsistencyBlended(CreditPart):
     middle: float = 1.5
     unit: Literal["bits", "nats"] = "bits"
     failures: Literal["blend", "between"] = "blend"
-    scale: Scale = "std"
+    scale: Literal["std", "none"] = "std"
     ddof: int = 1
     eps: float = 1e-6
 
     needs = ("answer_cluster",)
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.scale", self.scale, ("std", "none"))
-        one_of("credit.unit", self.unit, ("bits", "nats"))
-        one_of("credit.failures", self.failures, ("blend", "between"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, compared = forest.ids("group", axis="R"), forest.compared

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.group_relative import Single, alone, group_relative
-from gxpo.errors import ConfigError, did_you_mean, one_of
+from gxpo.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -75,18 +76,13 @@ class Decoupled(CreditPart):
     Source: GDPO (arXiv 2601.05242), both of its ports; eps 1e-4 as in TRL's.
     """
 
-    weights: Mapping[str, float] | None = None
+    weights: Mapping[str, Annotated[float, Interval(gt=-math.inf, lt=math.inf)]] | None = None
     over: Literal["trajectories", "tokens"] = "trajectories"
     ddof: int = 1
     eps: float = 1e-4
     single: Single = "zero"
 
     def __post_init__(self) -> None:
-        one_of("credit.over", self.over, ("trajectories", "tokens"))
-        one_of("credit.single", self.single, ("zero", "raw"))
-        for name, weight in (self.weights or {}).items():
-            if not math.isfinite(weight):
-                raise ConfigError(f"credit.weights: {name!r} has weight {weight!r}; give a finite number")
         if self.weights is not None and not any(self.weights.values()):
             raise ConfigError("credit.weights: no reward has a weight other than 0")
         object.__setattr__(self, "on_equal", "signal" if self.over == "tokens" else "zero")

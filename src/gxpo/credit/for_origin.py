@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -26,13 +26,9 @@ class ForOrigin(CreditPart):
     """
 
     origin: str = "tempered"
-    value: float = 1.0
+    value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0
 
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise ConfigError(f"for_origin.value is {self.value}; it is a finite credit")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         own = torch.tensor([self.value if o == self.origin else 0.0 for o in forest.origin], dtype=torch.float64)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import one_of
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ForkRelative(CreditPart):
 
     trajectory_weight: float = 1.0
     fork_weight: float = 1.0
-    decay: float = 0.95
+    decay: Annotated[float, Interval(ge=0, le=1)] = 0.95
     discount_from: Literal["end", "begin"] = "end"
     well_formed: float = 0.0
     first_steps: bool = False
@@ -116,11 +117,6 @@ class ForkRelative(CreditPart):
     eps: float = 1e-6
 
     requires = ("forks",)
-
-    def __post_init__(self) -> None:
-        one_of("credit.discount_from", self.discount_from, ("end", "begin"))
-        if not 0 <= self.decay <= 1:
-            raise ConfigError(f"credit.decay is {self.decay}; it is between 0 and 1")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         outcome, compared, forks = forest.outcome, forest.compared, forks_of(forest, self.first_steps)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import StateKeyed, history_ids
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -45,7 +46,7 @@ def history_groups(
     where        [S] bool, compared (default: all): who enters the statistics; the others are measured against those
 
     Returns [S] float64; exactly 0 where there is nothing to compare. With level 0 alone it is the step level of
-    `anchor_state`; with alpha 0 the plain mean over levels.
+    `StateRelative`; with alpha 0 the plain mean over levels.
 
     Source: HGPO, arXiv 2602.22817, and its code. The paper's weights are 1, 2, 3, ... (offset 1); the recipe in
     verl-agent has 2, 3, 4, ... and ignores zeros, with 1e-6 added to the sum of the weights.
@@ -78,23 +79,14 @@ class HistoryGroups(StateKeyed):
     trajectory too. Add one with `credit.add.group_relative`.
     """
 
-    history: int = 2
+    history: Annotated[int, Ge(0)] = 2
     alpha: float = 1.0
-    offset: int = 1
+    offset: Annotated[int, Ge(1)] = 1
     ignore: Ignore = "equal"
     discount: float = 0.95
     scale: Literal["std", "none"] = "std"
     ddof: int = 0
     eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        one_of("credit.ignore", self.ignore, ("equal", "zero", "none"))
-        one_of("credit.scale", self.scale, ("std", "none"))
-        if self.history < 0:
-            raise ConfigError(f"credit.history is {self.history}; it is a number of states, 0 or more")
-        if self.offset < 1:
-            raise ConfigError(f"credit.offset is {self.offset}; level 0 has weight offset^alpha, so it is at least 1")
-        super().__post_init__()
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         state = self.states(forest)

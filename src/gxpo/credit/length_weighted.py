@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
-from gxpo.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -66,23 +66,9 @@ class LengthWeighted(CreditPart):
     """`length_weighted` of the outcome, the same for every token of a trajectory. Unscaled it is OPO's."""
 
     scale: Literal["none", "std"] = "none"
-    eps: float = 1e-6
-    bound: float = math.inf
-
-    def __post_init__(self) -> None:
-        one_of("credit.scale", self.scale, ("none", "std"))
-        if not (self.eps >= 0 and self.bound > 0):
-            raise ConfigError(f"credit.eps ({self.eps}) is 0 or more, credit.bound ({self.bound}) above 0")
+    eps: Annotated[float, Ge(0)] = 1e-6
+    bound: Annotated[float, Gt(0)] = math.inf
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, length = forest.ids("group", axis="R"), forest.lengths()
-        credit = length_weighted(
-            forest.outcome,
-            length,
-            group,
-            where=forest.compared,
-            scale=self.scale,
-            eps=self.eps,
-            bound=self.bound,
-        )
-        return forest.to_path(credit, "R")
+        given, how = (forest.outcome, forest.lengths(), forest.ids("group", axis="R"), forest.compared), vars(self)
+        return forest.to_path(length_weighted(*given, **how), "R")

@@ -4,15 +4,17 @@ prefixes asks for, or less what a prefix was worth."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.pieces import pieces_of
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.credit.success_rate import succeeds
+from gxpo.errors import GxpoError
 from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
@@ -219,24 +221,19 @@ class PrefixOrdered(CreditPart):
     """
 
     how: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection"
-    margin: float = 0.01
-    alpha: float = 0.5
+    margin: Annotated[float, Ge(0)] = 0.01
+    alpha: Annotated[float, Ge(0)] = 0.5
     scale: bool = False
     eps: float = 1e-6
 
     requires = ("forks",)
-
-    def __post_init__(self) -> None:
-        one_of("credit.how", self.how, HOW)
-        if not (self.margin >= 0 and self.alpha >= 0):
-            raise ConfigError(f"credit.margin ({self.margin}) and credit.alpha ({self.alpha}) are at least 0")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, reward, known = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
         prefixes = prefixes_of(forest)
         pairs = pairs_of(forest, prefixes)
         if self.how == "projection":
-            right = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
+            right = succeeds(forest)
             apart = ~levels.degenerate(reward, group, known)
             low, high = order_of(pairs, right, known & apart, prefixes.length)
             advantage = ordered(reward, group, low, high, self.margin, known)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from gxpo.credit.base import CreditPart
 from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
-from gxpo.errors import ConfigError
+from gxpo.credit.success_rate import succeeds
 from gxpo.trees import begins_of, repeated, runs_of
 
 if TYPE_CHECKING:
@@ -62,14 +63,11 @@ class PairwiseAuc(CreditPart):
     correct where its outcome is above 0. Source: arXiv 2604.12632.
     """
 
-    tau: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise ConfigError(f"credit.tau is {self.tau}; it is a temperature of mean log-probs, above 0, such as 0.6")
+    tau: Annotated[float, Gt(0)] = 0.6
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         score = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories)
-        correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
         where = forest.compared & (forest.lengths() > 0)
-        return forest.to_path(pairwise_auc(score, correct, forest.ids("group", axis="R"), self.tau, where), "R")
+        return forest.to_path(
+            pairwise_auc(score, succeeds(forest), forest.ids("group", axis="R"), self.tau, where), "R"
+        )

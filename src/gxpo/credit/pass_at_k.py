@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError, one_of
+from gxpo.credit.success_rate import succeeds
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -148,13 +149,8 @@ class PassAtK(CreditPart):
     """
 
     kind: Kind = "analytic"
-    k: int = 2
+    k: Annotated[int, Ge(1)] = 2
     eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        one_of("credit.kind", self.kind, KINDS)
-        if self.k < 1:
-            raise ConfigError(f"credit.k is {self.k}; it is a number of attempts, at least 1")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, where = forest.ids("group", axis="R"), forest.compared
@@ -162,7 +158,7 @@ class PassAtK(CreditPart):
             return forest.to_path(max_second(forest.outcome, group, where, eps=self.eps), "R")
         if self.kind == "sloo_minus_one":
             return forest.to_path(sloo_minus_one(forest.outcome, group, self.k, where), "R")
-        correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
+        correct = succeeds(forest)
         if self.kind == "analytic":
             return forest.to_path(subset_mean(correct, group, self.k, where, self.eps), "R")
         return forest.to_path(set_leave_one_out(correct, group, self.k, where), "R")

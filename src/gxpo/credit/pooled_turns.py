@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.value_delta import value_delta
-from gxpo.errors import ConfigError, one_of
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -75,25 +74,16 @@ class PooledTurns(CreditPart):
     gain   of beliefs: "prob", their difference | "log", that of their logarithms
     """
 
-    discount: float = 1.0
+    discount: Annotated[float, Interval(ge=0, le=1)] = 1.0
     ddof: int = 1
     eps: float = 1e-6
     scale: Literal["std", "none"] = "std"
-    floor: float = 1e-4
+    floor: Annotated[float, Interval(ge=0)] = 1e-4
     pool: Literal["joint", "separate"] = "joint"
     gain: Literal["prob", "log"] = "prob"
 
     needs = ("belief_before", "belief_after")
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.scale", self.scale, ("std", "none"))
-        one_of("credit.pool", self.pool, ("joint", "separate"))
-        one_of("credit.gain", self.gain, ("prob", "log"))
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"credit.discount is {self.discount}; it is between 0 and 1")
-        if not 0 <= self.floor < math.inf:
-            raise ConfigError(f"credit.floor is {self.floor}; it is 0 or more")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         before, after = signals["belief_before"], signals["belief_after"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
@@ -114,8 +114,6 @@ class RiskBundle(CreditPart):
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        one_of("credit.zero", self.zero, ("high", "low"))
-        one_of("credit.share", self.share, ("std", "equal"))
         if self.size < 1 or not 0 < self.low < self.high < 1 or self.mix < 0 or self.lr < 0:
             raise ConfigError(
                 f"credit risk_bundle: size {self.size} is at least 1, 0 < low ({self.low}) < high ({self.high}) < 1, "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError, one_of
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ class SegmentRelative(CreditPart):
     scale: SegmentScale = "std"
     ddof: int = 0
     eps: float = 1e-4
-    bound: float = 5.0
-
-    def __post_init__(self) -> None:
-        one_of("credit.scale", self.scale, ("std", "batch_std", "none"))
-        if not self.bound > 0:
-            raise ConfigError(f"credit.bound is {self.bound}; it is the largest credit there may be, above 0")
+    bound: Annotated[float, Gt(0)] = 5.0
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         entries = (forest.path_trainable & (forest.segment[forest.path_token] >= 0)).nonzero().squeeze(1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.pass_at_k import missed
-from gxpo.errors import ConfigError
 from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
@@ -79,14 +79,10 @@ class SetRelative(CreditPart):
     A group of equal outcomes has credit where some of its members are the same.
     """
 
-    size: int = 2
+    size: Annotated[int, Ge(1)] = 2
     same: str = "actions"
 
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"credit.size is {self.size}; it is a number of attempts, at least 1")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")

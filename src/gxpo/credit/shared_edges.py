@@ -35,7 +35,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
     and with every token in one mean, the gradient is that of the advantages unmerged: only a policy that sees more than
     the state, ratios other than 1 or gates make a difference.
 
-    Source: SALT, arXiv 2510.20022, reconstructed from its abstract and an overview. The opposite of `anchor_state`,
+    Source: SALT, arXiv 2510.20022, reconstructed from its abstract and an overview. The opposite of `StateRelative`,
     which sets different actions of one state against each other.
     """
     advantage = advantage.to(torch.float64)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.errors import one_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -74,9 +73,6 @@ class Shrunk(CreditPart):
 
     needs = ("baseline",)
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("credit.variance", self.variance, ("bound", "prior", "sample"))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")

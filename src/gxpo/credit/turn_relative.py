@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
@@ -66,7 +67,7 @@ class TurnRelative(CreditPart):
 
     time: str = "turn"
     fairness: float = 1.0
-    discount: float = 0.0
+    discount: Annotated[float, Interval(ge=0, le=1)] = 0.0
     ddof: int = 0
     eps: float = 1e-8
 
@@ -75,8 +76,6 @@ class TurnRelative(CreditPart):
     def __post_init__(self) -> None:
         if self.time != "turn" and not self.time.startswith("step_info."):
             raise ConfigError(f"credit.time is {self.time!r}; it is 'turn' or 'step_info.KEY'")
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"credit.discount is {self.discount}; it is between 0 and 1")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         reward = forest.returns(self.discount)

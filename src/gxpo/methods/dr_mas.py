@@ -10,7 +10,6 @@ With `rollout.policy: per_role` all policies take one optimiser step together, c
 step and a norm for each).
 """
 
-from gxpo.credit import Relative
 from gxpo.keys import Definition
 from gxpo.rollouts.team import Team
 
@@ -23,7 +22,7 @@ dr_mas = Definition(
     idea="agents of a team are normalised apart, because one baseline for all fits none of them",
     formula="A = (R - mean_{query, agent} R) / (std_{query, agent} R + 1e-6), over calls",
     evidence="reference-code",
-    keys={"credit": Relative, "credit.among": ("agent",), "credit.unit": "step", "rollout": Team},
+    keys={"credit.among": ("agent",), "credit.unit": "step", "rollout": Team},
     choices="statistics over calls, not attempts; an agent's only call in a group has 0 (reference: its raw outcome)",
     cost="one sample per turn of each attempt",
     code="langfengQ/DrMAS@19c632bc0f75730b6db98d90b5035ee9bb7f66d1 verl/trainer/ppo/core_algos.py "
