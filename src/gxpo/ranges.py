@@ -178,9 +178,9 @@ def _between(bounds: Mapping[str, Any]) -> list[str]:
 
 def _long(lengths: Mapping[str, int]) -> list[str]:
     least, most = lengths.get("min_length", 0), lengths.get("max_length")
-    if most is not None:
-        return [f"a list of {least} to {most}" if least != most else f"a list of {most}"]
-    return ["not empty" if least == 1 else f"a list of at least {least}"] if least else []
+    if most is None:
+        return [f"of length {least} or more"] if least else []
+    return [f"of length {least}" if least == most else f"of length {least} to {most}"]
 
 
 def _among(value: Any, choices: tuple[Any, ...]) -> bool:

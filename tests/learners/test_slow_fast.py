@@ -211,7 +211,7 @@ def test_two_parts_remember_apart():
 # ---------------------------------------------------------------- refusals
 def test_refusals():
     for fields in ({"inner_steps": -1}, {"alpha": 1.1}, {"alpha": -0.1}):
-        with pytest.raises(ConfigError, match=r"update\.inner_steps must be at least 0 and update\.alpha"):
+        with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))} is "):
             SlowFast(**fields)
     with pytest.raises(ConfigError, match=r"update\.window"):
         SlowFast(window=1)

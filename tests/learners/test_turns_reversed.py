@@ -267,7 +267,7 @@ def test_the_method():
 
 def test_refusals():
     for fields in ({"correction_low": 1.5}, {"correction_low": -0.1}, {"correction_high": -1.0}):
-        with pytest.raises(ConfigError, match=r"update\.correction_low"):
+        with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))} is "):
             TurnsReversed(**fields)
     for fields in ({"reduce": "sum"}, {"count": "middle"}, {"old": "now"}):
         with pytest.raises(ConfigError, match=rf"update\.{next(iter(fields))}"):

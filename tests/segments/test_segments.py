@@ -153,9 +153,9 @@ def test_a_session_cuts_once():
     ("keys", "says"),
     [
         ({"segment": "chunks", "segment.tokens": 0}, "segment.tokens is 0"),
-        ({"segment": "delimiter", "segment.text": ""}, "segment.text is empty"),
+        ({"segment": "delimiter", "segment.text": ""}, "segment.text is ''; it is of length 1 or more"),
         ({"segment": "pattern", "segment.regex": "("}, "no regular expression"),
-        ({"segment": "spans"}, "segment.patterns names nothing"),
+        ({"segment": "spans"}, r"segment.patterns is \(\); it is of length 1"),
         ({"segment": "surprising", "segment.threshold": 0.0}, "segment.threshold"),
         ({"segment": "uncertain", "segment.quantile": 1.0}, "segment.quantile"),
         ({"segment": "turn"}, "did you mean"),

@@ -10,8 +10,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
-from gxpo.ranges import Part
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:
@@ -28,10 +28,9 @@ def deal(group: Tensor, minibatches: int) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Epochs(Part):
+class Epochs(UpdatePart):
     """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order."""
 
-    slot = "update"
     epochs: Annotated[int, Ge(1)] = 1
     minibatches: Annotated[int, Ge(1)] = 1
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.finite import first_not_finite
+from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 
 
@@ -49,7 +51,7 @@ def mean_kl(logprob: Tensor, old: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class NaturalGradient:
+class NaturalGradient(UpdatePart):
     """theta <- theta - c sqrt(2 radius / x^T (F + damping I) x) x,  (F + damping I) x = grad L(theta), c the first of
     1, shrink, shrink^2... with L below where it was and mean KL(old || new) <= slack * radius; no step where none is.
 
@@ -74,27 +76,13 @@ class NaturalGradient:
     Source: TRPO, arXiv 1502.05477, section 6 and appendix C; the rest as openai/baselines (`trpo_mpi`) has it.
     """
 
-    radius: float = 0.01
-    damping: float = 0.1
-    iterations: int = 10
-    backtracks: int = 9
-    shrink: float = 0.5
-    slack: float = 1.5
+    radius: Annotated[float, Gt(0)] = 0.01
+    damping: Annotated[float, Ge(0)] = 0.1
+    iterations: Annotated[int, Ge(1)] = 10
+    backtracks: Annotated[int, Ge(0)] = 9
+    shrink: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    slack: Annotated[float, Ge(1)] = 1.5
     damped_length: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.radius > 0 or not self.damping >= 0:
-            raise ConfigError(
-                f"update.radius is a bound on the KL above 0 and update.damping at least 0, not {self.radius} and "
-                f"{self.damping}"
-            )
-        if not self.slack >= 1:
-            raise ConfigError(f"update.slack is {self.slack}; it is a factor of update.radius, 1 or more")
-        if self.iterations < 1 or self.backtracks < 0 or not 0 < self.shrink < 1:
-            raise ConfigError(
-                "update.iterations is at least 1, update.backtracks at least 0 and update.shrink between 0 and 1, not "
-                f"{self.iterations}, {self.backtracks} and {self.shrink}"
-            )
 
     def optimiser_steps(self, groups: int) -> int:
         """Steps along a natural gradient; the optimiser itself takes none."""

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 
 
 @dataclass(frozen=True)
-class ReplayedFirst:
+class ReplayedFirst(UpdatePart):
     """One step on the rollouts of origin "replay", then one on all others; each is a mean over its own rollouts.
 
     Where nothing was replayed, or no replayed rollout has any credit, there is the second step only. With

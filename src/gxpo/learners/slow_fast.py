@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.errors import CheckpointError, GxpoError
 from gxpo.forest import Forest
+from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 
 FLOOR = 1e-9  # added to the standard deviation of the entropies
@@ -39,7 +41,7 @@ def surge(entropies: Sequence[float], window: int) -> float:
 
 
 @dataclass(frozen=True)
-class SlowFast:
+class SlowFast(UpdatePart):
     """`inner_steps` steps to theta_K; theta~ = theta_0 + alpha (theta_K - theta_0); one more step from theta~.
 
     Every step is on all of the step's rollouts. alpha 1 is inner_steps + 1 plain steps, inner_steps 0 one plain step.
@@ -59,22 +61,13 @@ class SlowFast:
     Source: SFPO, arXiv 2510.04072, sections on the three stages and the schedule of alpha; reference code.
     """
 
-    inner_steps: int = 3
-    alpha: float = 0.8
-    window: int = 30
+    inner_steps: Annotated[int, Ge(0)] = 3
+    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.8
+    window: Annotated[int, Ge(2)] = 30  # it has a spread
     threshold: float = 1.0
     _memory: dict[str, Any] = field(
         init=False, repr=False, compare=False, default_factory=lambda: {"entropies": [], "plain": False}
     )
-
-    def __post_init__(self) -> None:
-        if self.inner_steps < 0 or not 0 <= self.alpha <= 1:
-            raise ConfigError(
-                f"update.inner_steps must be at least 0 and update.alpha from 0 to 1, not {self.inner_steps} and "
-                f"{self.alpha}"
-            )
-        if self.window < 2:
-            raise ConfigError(f"update.window must be at least 2 to have a spread, not {self.window}")
 
     @property
     def plain(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
+from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.trees import begins_of
 
@@ -42,7 +43,7 @@ def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mea
 
 
 @dataclass(frozen=True)
-class TurnsReversed:
+class TurnsReversed(UpdatePart):
     """One optimiser step for each turn, the last first, on that turn's tokens alone.
 
     M = the credit; for k = the last turn, the one before, ...:   a step on the tokens of turn k with credit c_i M_i;
@@ -65,24 +66,12 @@ class TurnsReversed:
     Costs a forward pass for each turn, beside its update. Source: SeeUPO, arXiv 2602.06554, and its code.
     """
 
-    correction_low: float = 0.2
-    correction_high: float = field(default=0.2, metadata={"unbounded": True})
-    planned: int = 1
+    correction_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
+    correction_high: Annotated[float, Ge(0)] = field(default=0.2, metadata={"unbounded": True})
+    planned: Annotated[int, Ge(1)] = 1
     reduce: Literal["mean", "product"] = "mean"
     count: Literal["start", "end"] = "start"
     old: Literal["turn", "step"] = "turn"
-
-    def __post_init__(self) -> None:
-        one_of("update.reduce", self.reduce, ("mean", "product"))
-        one_of("update.count", self.count, ("start", "end"))
-        one_of("update.old", self.old, ("turn", "step"))
-        if not 0 <= self.correction_low <= 1 or not self.correction_high >= 0:
-            raise ConfigError(
-                "update.correction_low is a width from 0 to 1 and update.correction_high one from 0 on, not "
-                f"{self.correction_low} and {self.correction_high}"
-            )
-        if self.planned < 1:
-            raise ConfigError(f"update.planned is {self.planned}; it is a number of optimiser steps, at least 1")
 
     def optimiser_steps(self, groups: int) -> int:
         """Optimiser steps that a schedule counts on; there are as many as the longest trajectory has turns."""

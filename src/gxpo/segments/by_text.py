@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, MinLen
 
 from gxpo.errors import ConfigError
 from gxpo.segments.base import Action, Segmenter
@@ -14,11 +17,7 @@ from gxpo.segments.base import Action, Segmenter
 class Delimiter(Segmenter):
     """A segment ends with the token that completes `text`, such as an empty line between reasoning steps."""
 
-    text: str = "\n\n"
-
-    def __post_init__(self) -> None:
-        if not self.text:
-            raise ConfigError("segment.text is empty: give what ends a segment")
+    text: Annotated[str, MinLen(1)] = "\n\n"
 
     def begins(self, action: Action) -> list[int]:
         found, at = [], action.text.find(self.text)
@@ -38,8 +37,8 @@ class Pattern(Segmenter):
     """
 
     regex: str = r"(?i)(?<=[.!?\n])\s*(wait|but|however|hmm|so)\b"
-    first: int = 0
-    apart: int = 0
+    first: Annotated[int, Ge(0)] = 0
+    apart: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
         _compiled("regex", self.regex)
@@ -61,11 +60,9 @@ class Spans(Segmenter):
     pattern (from 1) have label k, others 0. Of a pattern with a group, what the group matched counts. Where matches
     overlap, the earlier pattern has the tokens."""
 
-    patterns: Sequence[str] = ()
+    patterns: Annotated[Sequence[str], MinLen(1)] = ()
 
     def __post_init__(self) -> None:
-        if not self.patterns:
-            raise ConfigError("segment.patterns names nothing: give regular expressions")
         for pattern in self.patterns:
             _compiled("patterns", pattern)
 

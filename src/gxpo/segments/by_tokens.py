@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from gxpo.errors import ConfigError
+from annotated_types import Ge, Interval
+
 from gxpo.segments.base import Action, Segmenter
 
 
@@ -21,11 +23,7 @@ class Turns(Segmenter):
 class Chunks(Segmenter):
     """A segment is so many tokens; the last may be shorter."""
 
-    tokens: int = 100
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigError(f"segment.tokens is {self.tokens}; a segment has at least 1")
+    tokens: Annotated[int, Ge(1)] = 100
 
     def begins(self, action: Action) -> list[int]:
         return list(range(self.tokens, len(action.tokens), self.tokens))
@@ -39,15 +37,8 @@ class Surprising(Segmenter):
     Source: SPO-chain, arXiv 2505.23564, and its code (0.9, every 5th).
     """
 
-    threshold: float = 0.9
-    interval: int = 5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1 or self.interval < 1:
-            raise ConfigError(
-                f"segment.threshold ({self.threshold:g}) is above 0 and up to 1, segment.interval ({self.interval}) at "
-                "least 1"
-            )
+    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9
+    interval: Annotated[int, Ge(1)] = 5
 
     def begins(self, action: Action) -> list[int]:
         bound = math.log(self.threshold)
@@ -66,17 +57,10 @@ class Uncertain(Segmenter):
     quantile is ours.
     """
 
-    segments: int = 4
-    quantile: float = 0.8
+    segments: Annotated[int, Ge(1)] = 4
+    quantile: Annotated[float, Interval(ge=0, lt=1)] = 0.8
 
     reads_entropy = True
-
-    def __post_init__(self) -> None:
-        if self.segments < 1 or not 0 <= self.quantile < 1:
-            raise ConfigError(
-                f"segment.segments ({self.segments}) is at least 1, segment.quantile ({self.quantile:g}) from 0 up to, "
-                "but not, 1"
-            )
 
     def begins(self, action: Action) -> list[int]:
         assert action.entropy is not None
