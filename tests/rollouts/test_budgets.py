@@ -138,7 +138,7 @@ def test_a_shared_token_counts_once():
 
 def test_refusals():
     for name in ("group_size", "budgets", "summaries", "summary_tokens"):
-        with pytest.raises(ConfigError, match=rf"rollout\.{name} must be at least 1"):
+        with pytest.raises(ConfigError, match=rf"rollout\.{name} is 0; it is 1 or more"):
             Budgets(**{name: 0})
     with pytest.raises(ConfigError, match=r"rollout\.closing"):
         Budgets(closing="")

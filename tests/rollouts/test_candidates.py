@@ -177,8 +177,8 @@ def test_candidates_whose_environment_breaks_are_unscored(model):
 # ---------------------------------------------------------------- refusals
 def test_refusals(model, steps):
     for options, said in [
-        ({"candidates": 0}, "rollout.candidates must be at least 1"),
-        ({"chains": 0}, "rollout.chains must be at least 1"),
+        ({"candidates": 0}, "rollout.candidates is 0; it is 1 or more"),
+        ({"chains": 0}, "rollout.chains is 0; it is 1 or more"),
         ({"score": "judge"}, r"rollout.score is 'judge'; it is 'reward' or FILE.py:NAME"),
         ({"score": 3}, r"rollout.score is 3; it is 'reward', FILE.py:NAME or a function"),
     ]:

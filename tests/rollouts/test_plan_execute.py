@@ -132,7 +132,7 @@ def credit_and_gradient(forest: Forest) -> tuple[torch.Tensor, torch.Tensor]:
     credit = GroupRelative()(forest, {}, 0)
     x = forest.path_behaviour_logprob.clone().requires_grad_()
     policy = PolicyTokens(x, forest.path_behaviour_logprob)
-    loss = PolicyGradient()(forest, policy, credit, torch.ones_like(credit), {}, 0)
+    loss, _ = PolicyGradient()(forest, policy, credit, torch.ones_like(credit), {}, 0)
     return credit, torch.autograd.grad(loss, x)[0]
 
 

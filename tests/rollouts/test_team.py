@@ -452,7 +452,7 @@ def test_a_graph_of_ones_own(tmp_path: Path) -> None:
         (lambda: Graph((Role("a", answer="x"),), rounds=0), "rounds is 0"),
         (lambda: Team(0, PAIR), "group_size"),
         (lambda: TeamCells(0, PAIR), "group_size"),
-        (lambda: Team(1, PAIR, "each"), "'shared' or 'per_role'"),  # type: ignore[arg-type]
+        (lambda: Team(1, PAIR, "each"), "rollout.policy is 'each'; it is one of shared, per_role"),  # type: ignore[arg-type]
         (lambda: Team(1, PAIR, "shared", ["verifyer"]), "did you mean 'verifier'"),
         (lambda: Team(1, PAIR, "shared", ["verifier", "solver"]), "every role"),
     ],

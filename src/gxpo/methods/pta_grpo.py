@@ -12,7 +12,7 @@ unless the templates ask for it in words; in an environment it is the sub-goals 
 
 from gxpo.keys import Definition
 from gxpo.rewards.plan_success import PlanSuccess
-from gxpo.rollouts.planned import Planned
+from gxpo.rollouts.plan_execute import Planned
 
 pta_grpo = Definition(
     name="pta_grpo",

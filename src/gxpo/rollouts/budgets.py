@@ -6,13 +6,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, MinLen
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import name_draws, requests
+from gxpo.rollouts.build import RolloutPart, name_draws, requests
 from gxpo.rollouts.grow import action, group_of, record, stream
 
 
@@ -31,7 +33,7 @@ class _Thinking:
 
 
 @dataclass(frozen=True)
-class Budgets:
+class Budgets(RolloutPart):
     """`group_size` thinkings of each task, each cut at `budgets` lengths; at each cut `summaries` answers.
 
     group_size      thinkings a task
@@ -52,21 +54,14 @@ class Budgets:
     Source: AnytimeReasoner, arXiv 2505.13438. Budgets are evenly spaced, as there.
     """
 
-    group_size: int = 8
-    budgets: int = 4
-    summaries: int = 4
-    summary_tokens: int = 8
-    closing: str = "</think>"
+    group_size: Annotated[int, Ge(1)] = 8
+    budgets: Annotated[int, Ge(1)] = 4
+    summaries: Annotated[int, Ge(1)] = 4
+    summary_tokens: Annotated[int, Ge(1)] = 8
+    closing: Annotated[str, MinLen(1)] = "</think>"
 
     provides = ("forks",)
     single_turn = True
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "budgets", "summaries", "summary_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"rollout.{name} must be at least 1, not {getattr(self, name)!r}")
-        if not self.closing:
-            raise ConfigError("rollout.closing is empty: give the text that ends a thinking")
 
     def evaluation(self, samples: int) -> Budgets:
         """How held-out tasks are attempted: `samples` uncut thinkings of each, with an answer."""

@@ -10,6 +10,13 @@ import torch
 
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.ranges import Part
+
+
+class RolloutPart(Part):
+    """Base of rollouts: their options are `rollout.NAME`, checked against the annotations."""
+
+    slot = "rollout"
 
 
 def name_draws(tasks: Sequence[Task], drawn: Counter[str]) -> list[str]:

@@ -6,16 +6,17 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
 from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
-from gxpo.rollouts.branching import check_counts, need_episodes
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.branching import need_episodes
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.grow import group_of, keyed, record
 from gxpo.usercode import Unusable, object_at
@@ -74,7 +75,7 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Candidates(RolloutPart):
     """At each step of an episode `candidates` next steps from one prefix, each scored; one is taken, until the end.
 
     Every candidate is a trajectory of one turn: its prompt is all that it was written under, its outcome its own score,
@@ -98,8 +99,8 @@ class Candidates:
     used up. In that code advantages and candidates are handed over as `step_data`, which its trainer never reads.
     """
 
-    candidates: int = 5
-    chains: int = 1
+    candidates: Annotated[int, Ge(1)] = 5
+    chains: Annotated[int, Ge(1)] = 1
     temperature: float = 0.7
     score: Any = REWARD
 
@@ -107,7 +108,6 @@ class Candidates:
     requires = ("restarts",)
 
     def __post_init__(self) -> None:
-        check_counts(self, {"candidates": 1, "chains": 1})
         if isinstance(self.score, str) and self.score != REWARD and ":" not in self.score:
             raise ConfigError(f"rollout.score is {self.score!r}; it is 'reward' or FILE.py:NAME")
         if not isinstance(self.score, str) and not callable(self.score):

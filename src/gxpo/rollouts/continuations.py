@@ -8,14 +8,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import forest_of, name_draws
+from gxpo.rollouts.build import RolloutPart, forest_of, name_draws
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.grow import sample_within, stream
 from gxpo.rollouts.independent import Independent
@@ -37,7 +38,7 @@ Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # of each the v
 
 
 @dataclass(frozen=True)
-class Continuations:
+class Continuations(RolloutPart):
     """`group_size` independent attempts a task (as `independent`), and the values of states that they went through.
 
     A state's value is the mean outcome of `samples` continuations from it, which are scored as the attempts are, before
@@ -67,24 +68,19 @@ class Continuations:
     where a segment's cut falls on it.
     """
 
-    group_size: int = 8
-    samples: int = 9
+    group_size: Annotated[int, Ge(1)] = 8
+    samples: Annotated[int, Ge(1)] = 9
     at: Literal["segment", "turn"] = "segment"
     prompt: bool = True
-    boundaries: int = 0
-    token_budget: int = 0
+    boundaries: Annotated[int, Ge(0)] = 0
+    token_budget: Annotated[int, Ge(0)] = 0
     answer_cue: str = ""
-    answer_tokens: int = 0
+    answer_tokens: Annotated[int, Ge(0)] = 0
 
     provides = ("states", "state_values")
     requires = ("segments",)
 
     def __post_init__(self) -> None:
-        least = {"group_size": 1, "samples": 1, "boundaries": 0, "token_budget": 0, "answer_tokens": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
-        one_of("rollout.at", self.at, ("segment", "turn"))
         if self.at == "turn":
             if self.answer_cue or self.answer_tokens:
                 raise ConfigError("rollout.answer_cue and answer_tokens cut answers short: set rollout.at=segment")

@@ -13,32 +13,29 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws, requests
+from gxpo.rollouts.build import RolloutPart, name_draws, requests
 from gxpo.rollouts.grow import action, group_of, record, stream
 
 
 @dataclass(frozen=True)
-class Denoise:
+class Denoise(RolloutPart):
     """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
 
     `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(1)] = 8
 
     provides = ("latents",)
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
 
     def evaluation(self, samples: int) -> Denoise:
         """How held-out tasks are attempted."""
@@ -61,7 +58,7 @@ class Denoise:
 
 
 @dataclass(frozen=True)
-class DenoiseTree:
+class DenoiseTree(RolloutPart):
     """From each of `seeds` initial noises the ODE's path, and at each of its steps `branches` that leave it.
 
     A branch takes the one step with noise (`sampling.temperature` is its level, above 0) and goes on by the ODE to the
@@ -78,17 +75,11 @@ class DenoiseTree:
     paper's later versions only).
     """
 
-    seeds: int = 4
-    branches: int = 6
+    seeds: Annotated[int, Ge(1)] = 4
+    branches: Annotated[int, Ge(1)] = 6
     by_seed: bool = False
 
     provides = ("latents", "forks")
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1 or self.branches < 1:
-            raise ConfigError(
-                f"rollout.seeds and rollout.branches must be at least 1, not {self.seeds} and {self.branches}"
-            )
 
     def evaluation(self, samples: int) -> Denoise:
         """Held-out tasks are sampled without branches."""

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.episodes import AGENT, Episode, Play
 from gxpo.rollouts.grow import action, group_of, keyed, record, stream
 
@@ -137,7 +139,7 @@ def _texts(arguments: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class ExpertSteps:
+class ExpertSteps(RolloutPart):
     """`group_size` samples of one step, at each of `steps` places on an expert's way through a task.
 
     The expert plays each task once, unsampled and uncharged, with every text of its in the context: what the policy is
@@ -152,18 +154,11 @@ class ExpertSteps:
     Source: Step-GRPO of R1-Router, arXiv 2505.22095: one row for every (question, history up to step t).
     """
 
-    group_size: int = 8
-    steps: int = 1
+    group_size: Annotated[int, Ge(1)] = 8
+    steps: Annotated[int, Ge(0)] = 1
 
     provides = ("states",)
     requires = ("expert", "restarts")
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1 or self.steps < 0:
-            raise ConfigError(
-                f"rollout.group_size must be at least 1 and rollout.steps at least 0, not {self.group_size!r} and "
-                f"{self.steps!r}"
-            )
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         need_expert(session, "expert_steps")

@@ -8,11 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, MinLen
+
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.grow import action, group_of, stream
@@ -109,14 +112,25 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Planning:
+class Planning(RolloutPart):
     """How plans are asked for, read and told: see `PlanExecute`. Empty prompts: the observation, and `TOLD`."""
 
-    plan_tokens: int
-    delimiter: str
-    done: str
+    plan_tokens: Annotated[int, Ge(0)] = 8
+    delimiter: Annotated[str, MinLen(1)] = ","
     plan_prompt: str = ""
     execute_prompt: str = ""
+    done: Annotated[str, MinLen(1)] = "<sub_done>"
+
+    def __post_init__(self) -> None:
+        check_prompts(self.plan_prompt, self.execute_prompt)
+
+
+def check_prompts(plan_prompt: str, execute_prompt: str) -> None:
+    """Refuse prompts of a planner and an executor that lack their places; an empty one is the observation itself."""
+    places = (("plan_prompt", plan_prompt, ("{prompt}",)), ("execute_prompt", execute_prompt, ("{prompt}", "{plan}")))
+    for name, text, holes in places:
+        if text and any(hole not in text for hole in holes):
+            raise ConfigError(f"rollout.{name} must hold {' and '.join(holes)}, or be empty: {text!r}")
 
 
 class GuidedPlay(Play):

@@ -6,9 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -37,112 +38,26 @@ class _Attempt:
         return dataclasses.replace(self, execution=None, path=(number,))
 
 
-@dataclass(frozen=True)
-class PlanExecute:
-    """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
-
-    macro  `blueprints` plans of each task, each executed once, greedily, whose outcome is the plan's. Group: the task.
-           Only plan tokens are trained
-    micro  as many plans, tried out in the same way; the best one z* (the first of equals) is executed `group_size`
-           times by sampling. Group: (task, z*). Only execution tokens are trained; z* stands in all of them, stored
-           once. What was tried out is discarded, its tokens charged
-
-    blueprints      M
-    group_size      N
-    alternate       steps of a phase, macro first
-    trial           temperature at which plans are tried out; 0: greedily. A policy that remembers nothing goes round in
-                    circles when it is greedy, and then no plan succeeds: try the run's own
-    plan_tokens     longest plan; 0: no plan, and every step is `independent`
-    delimiter       a plan ends with the token that completes it; in an environment it stands between sub-goals
-    plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt, or first observation, itself
-    execute_prompt  what the executor is asked, with {prompt} and {plan}; "": the execution goes on, token by token,
-                    from the planner's prompt and the plan. In an environment: what the executor is told every turn,
-                    {prompt} the observation and {plan} the sub-goal in force; "": "Sub-goal: " and it, before the other
-    done            in an environment: what the executor says to go on to the next sub-goal
-
-    On prompts a plan is one text. Without `execute_prompt` it is the beginning of the answer: plan and execution are
-    judged together and have `sampling.max_new_tokens` between them, and a plan that ends the answer has an empty
-    execution. With it the execution alone is judged. Held-out tasks are attempted by one plan and one execution, both
-    sampled as evaluations are.
-
-    In an environment the planner reads the first observation and writes sub-goals; the executor acts turn by turn
-    under one of them, in a context of its own. `done` in an action brings the next sub-goal into force (the last one
-    stays) and is taken out of what the environment is told; an action that says nothing else takes no turn of it.
-
-    Plan and execution are turns of agents "planner" and "executor" in one trajectory. Tokens of trials are never
-    trained; greedy ones have the greedy policy's log-prob, 0.
-
-    Source: HiMAC, arXiv 2603.00977, after secondary notes: no code, group sizes unknown. That plans are made and tried
-    out afresh in the micro phase is ours. The task's own reward chooses z*; as the best of M it is optimistic, and it
-    is used for nothing else.
-    """
-
-    blueprints: int = 8
-    group_size: int = 8
-    alternate: int = 1
-    trial: float = 0.0
-    plan_tokens: int = 8
-    delimiter: str = ","
-    plan_prompt: str = ""
-    execute_prompt: str = ""
-    done: str = "<sub_done>"
+class Plans(Planning):
+    """Plans of tasks that are prompts, and their executions; those of episodes are in `gxpo.rollouts.plan_episodes`."""
 
     provides = ("states", "forks")
 
-    def __post_init__(self) -> None:
-        least = {"blueprints": 1, "group_size": 1, "alternate": 1, "plan_tokens": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
-        if not self.trial >= 0:
-            raise ConfigError(f"rollout.trial is {self.trial}; it is a temperature, 0 or more")
-        if not self.delimiter:
-            raise ConfigError("rollout.delimiter is empty: give the text that ends a plan")
-        if not self.done:
-            raise ConfigError("rollout.done is empty: give the text that ends a sub-goal, such as <sub_done>")
-        for name, holes in (("plan_prompt", ("{prompt}",)), ("execute_prompt", ("{prompt}", "{plan}"))):
-            text = getattr(self, name)
-            if text and any(hole not in text for hole in holes):
-                raise ConfigError(f"rollout.{name} must hold {' and '.join(holes)}, or be empty: {text!r}")
-
-    def phase(self, step: int) -> str:
-        """The phase, "macro" or "micro", of a step, counted from 1."""
-        return ("macro", "micro")[(step - 1) // self.alternate % 2]
-
-    @property
-    def planning(self) -> Planning:
-        """How plans are made and told in an environment."""
-        return Planning(self.plan_tokens, self.delimiter, self.done, self.plan_prompt, self.execute_prompt)
-
-    def tried(self, sampling: Sampling) -> Sampling:
-        """How plans are tried out."""
-        if self.trial:
-            return dataclasses.replace(sampling, temperature=self.trial)
-        return dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-
     def evaluation(self, samples: int) -> _OneEach | Independent:
-        """How held-out tasks are attempted."""
+        """How held-out tasks are attempted: by one plan and one execution of it."""
         return _OneEach(self, samples) if self.plan_tokens else Independent(samples)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if not self.plan_tokens:
-            return Independent(self.group_size).grow(tasks, session)
+    def together(self, tasks: Sequence[Task], plans: int, executions: int, session: Session) -> Forest:
+        """`plans` plans of each task, `executions` of every one, all trained and in the task's group; scored."""
         if session.envs is not None:
-            sizes, phase = (self.blueprints, self.group_size), self.phase(session.step)
-            return two_phases(self.planning, tasks, sizes, phase, self.tried(session.sampling), session)
-        tried = self.planned(tasks, self.blueprints, session)
-        self.execute(tried, self.tried(session.sampling), session)
-        trials = self.forest([[a] for a in tried], "macro", (True, False), session)
-        if self.phase(session.step) == "macro":
-            return trials
-        session.budget.discarded += len(tried)
-        outcome = trials.outcome.nan_to_num(nan=-torch.inf).tolist()
-        groups = []
-        for begin in range(0, len(tried), self.blueprints):
-            best = tried[max(range(begin, begin + self.blueprints), key=lambda r: outcome[r])]
-            groups.append([best.again(i) for i in range(self.group_size)])
-        self.execute([a for group in groups for a in group], session.sampling, session)
-        return self.forest(groups, "micro", (False, True), session)
+            forest, _ = attempts(
+                self, tasks, plans, executions, session,
+                sampling=session.sampling, phase="together", trained=(True, True),
+            )  # fmt: skip
+            return session.score(forest)
+        groups = [[plan.again(j) for j in range(executions)] for plan in self.planned(tasks, plans, session)]
+        self.execute([attempt for group in groups for attempt in group], session.sampling, session)
+        return self.forest(groups, "together", (True, True), session)
 
     # ------------------------------------------------------------ sampling
     def planned(self, tasks: Sequence[Task], samples: int, session: Session) -> list[_Attempt]:
@@ -205,27 +120,115 @@ class PlanExecute:
 
 
 @dataclass(frozen=True)
+class PlanExecute(Plans):
+    """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
+
+    macro  `blueprints` plans of each task, each executed once, greedily, whose outcome is the plan's. Group: the task.
+           Only plan tokens are trained
+    micro  as many plans, tried out in the same way; the best one z* (the first of equals) is executed `group_size`
+           times by sampling. Group: (task, z*). Only execution tokens are trained; z* stands in all of them, stored
+           once. What was tried out is discarded, its tokens charged
+
+    blueprints      M
+    group_size      N
+    alternate       steps of a phase, macro first
+    trial           temperature at which plans are tried out; 0: greedily. A policy that remembers nothing goes round in
+                    circles when it is greedy, and then no plan succeeds: try the run's own
+    plan_tokens     longest plan; 0: no plan, and every step is `independent`
+    delimiter       a plan ends with the token that completes it; in an environment it stands between sub-goals
+    plan_prompt     what the planner is asked, with {prompt}; "": the task's prompt, or first observation, itself
+    execute_prompt  what the executor is asked, with {prompt} and {plan}; "": the execution goes on, token by token,
+                    from the planner's prompt and the plan. In an environment: what the executor is told every turn,
+                    {prompt} the observation and {plan} the sub-goal in force; "": "Sub-goal: " and it, before the other
+    done            in an environment: what the executor says to go on to the next sub-goal
+
+    On prompts a plan is one text. Without `execute_prompt` it is the beginning of the answer: plan and execution are
+    judged together and have `sampling.max_new_tokens` between them, and a plan that ends the answer has an empty
+    execution. With it the execution alone is judged. Held-out tasks are attempted by one plan and one execution, both
+    sampled as evaluations are.
+
+    In an environment the planner reads the first observation and writes sub-goals; the executor acts turn by turn
+    under one of them, in a context of its own. `done` in an action brings the next sub-goal into force (the last one
+    stays) and is taken out of what the environment is told; an action that says nothing else takes no turn of it.
+
+    Plan and execution are turns of agents "planner" and "executor" in one trajectory. Tokens of trials are never
+    trained; greedy ones have the greedy policy's log-prob, 0.
+
+    Source: HiMAC, arXiv 2603.00977, after secondary notes: no code, group sizes unknown. That plans are made and tried
+    out afresh in the micro phase is ours. The task's own reward chooses z*; as the best of M it is optimistic, and it
+    is used for nothing else.
+    """
+
+    blueprints: Annotated[int, Ge(1)] = 8
+    group_size: Annotated[int, Ge(1)] = 8
+    alternate: Annotated[int, Ge(1)] = 1
+    trial: Annotated[float, Ge(0)] = 0.0
+
+    def phase(self, step: int) -> str:
+        """The phase, "macro" or "micro", of a step, counted from 1."""
+        return ("macro", "micro")[(step - 1) // self.alternate % 2]
+
+    def tried(self, sampling: Sampling) -> Sampling:
+        """How plans are tried out."""
+        if self.trial:
+            return dataclasses.replace(sampling, temperature=self.trial)
+        return dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        if not self.plan_tokens:
+            return Independent(self.group_size).grow(tasks, session)
+        if session.envs is not None:
+            sizes, phase = (self.blueprints, self.group_size), self.phase(session.step)
+            return two_phases(self, tasks, sizes, phase, self.tried(session.sampling), session)
+        tried = self.planned(tasks, self.blueprints, session)
+        self.execute(tried, self.tried(session.sampling), session)
+        trials = self.forest([[a] for a in tried], "macro", (True, False), session)
+        if self.phase(session.step) == "macro":
+            return trials
+        session.budget.discarded += len(tried)
+        outcome = trials.outcome.nan_to_num(nan=-torch.inf).tolist()
+        groups = []
+        for begin in range(0, len(tried), self.blueprints):
+            best = tried[max(range(begin, begin + self.blueprints), key=lambda r: outcome[r])]
+            groups.append([best.again(i) for i in range(self.group_size)])
+        self.execute([a for group in groups for a in group], session.sampling, session)
+        return self.forest(groups, "micro", (False, True), session)
+
+
+@dataclass(frozen=True)
+class Planned(Plans):
+    """`plans` plans of each task and `executions` of every one: one group "s{step}/{task}" of plans * executions.
+
+    A trajectory is a plan and one of its executions, both sampled and both trained; the executions of a plan share its
+    tokens, stored once, and info["plan"] says which it is. Everything else is as in `PlanExecute`: `plan_tokens`,
+    `delimiter`, `plan_prompt`, `execute_prompt`, `done`, and how held-out tasks are attempted.
+
+    With one execution a plan this is `independent` attempts that are cut in two.
+    Source: PTA-GRPO, arXiv 2510.01833.
+    """
+
+    plans: Annotated[int, Ge(1)] = 4
+    executions: Annotated[int, Ge(1)] = 2
+    plan_tokens: Annotated[int, Ge(1)] = 8
+
+    @property
+    def group_size(self) -> int:
+        """Attempts a task."""
+        return self.plans * self.executions
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        return self.together(tasks, self.plans, self.executions, session)
+
+
+@dataclass(frozen=True)
 class _OneEach:
     """`samples` attempts at each task, each a plan and an execution of it, both as `session.sampling` says."""
 
-    part: PlanExecute
+    part: Plans
     samples: int
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        return grow_together(self.part, tasks, self.samples, 1, session)
-
-
-def grow_together(part: PlanExecute, tasks: Sequence[Task], plans: int, executions: int, session: Session) -> Forest:
-    """`plans` plans of each task, `executions` of every one: all sampled, trained and in the task's group; scored."""
-    if session.envs is not None:
-        forest, _ = attempts(
-            part.planning, tasks, plans, executions, session,
-            sampling=session.sampling, phase="together", trained=(True, True),
-        )  # fmt: skip
-        return session.score(forest)
-    groups = [[plan.again(j) for j in range(executions)] for plan in part.planned(tasks, plans, session)]
-    part.execute([attempt for group in groups for attempt in group], session.sampling, session)
-    return part.forest(groups, "together", (True, True), session)
+        return self.part.together(tasks, self.samples, 1, session)
 
 
 def _records(

@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.records import load
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.grow import action, group_of, keyed, record, sample_within, stream
 from gxpo.rollouts.search import Search
 
@@ -43,7 +45,7 @@ def beginnings(forest: Forest) -> dict[str, list[Prefix]]:
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class Prefixes(RolloutPart):
     """`group_size` completions of each task, each of a prefix that is drawn uniformly from a tree of the task's.
 
     group_size  completions a task, which are one group "s{step}/{task}"
@@ -61,7 +63,7 @@ class Prefixes:
     Source: Tree-OPO, arXiv 2509.09284: an offline tree of a stronger model's search; `tree` "" is ours.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(1)] = 8
     tree: str = ""
     terminals: int = 4
     width: int = 4
@@ -71,8 +73,6 @@ class Prefixes:
     single_turn = True
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
         _ = self._search  # its settings are refused where these are
 
     @property

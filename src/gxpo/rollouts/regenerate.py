@@ -6,12 +6,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.episodes import AGENT, Episode, Play
 from gxpo.rollouts.grow import action, keyed, record, sample_within
 from gxpo.rollouts.independent import Independent
@@ -27,7 +29,7 @@ def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Regenerate:
+class Regenerate(RolloutPart):
     """`group_size` episodes of each task; of those with a failing call, the first failing step `samples` times more.
 
     A call fails where the environment says that it was malformed or illegal. The step is cut `dropped` tokens before
@@ -49,18 +51,13 @@ class Regenerate:
     cuts one episode with a call at random; here there is no second group then.
     """
 
-    group_size: int = 8
-    samples: int = 8
-    dropped: int = 100
-    prompts: int = 0
+    group_size: Annotated[int, Ge(1)] = 8
+    samples: Annotated[int, Ge(0)] = 8
+    dropped: Annotated[int, Ge(1)] = 100
+    prompts: Annotated[int, Ge(0)] = 0
 
     provides = ("states",)
     requires = ("restarts",)
-
-    def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("samples", 0), ("dropped", 1), ("prompts", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"rollout.{name} must be at least {least}, not {getattr(self, name)!r}")
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:

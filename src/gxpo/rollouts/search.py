@@ -7,14 +7,16 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.rollouts.build import RolloutPart
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.grow import action, dotted, record, sample_within
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
@@ -114,7 +116,7 @@ def _tokens(node: Node) -> list[int]:
 
 # ---------------------------------------------------------------- the part
 @dataclass(frozen=True)
-class Searching:
+class Searching(RolloutPart):
     """A tree for each task, grown piece by piece until `terminals` of its ends are backed up: those are the group.
 
     All trees expand one node each at a time, so the engine has them together.
@@ -148,38 +150,21 @@ class Searching:
     2405.03553, "puct") without its value estimates at nodes, and MASPRM (arXiv 2510.24803, "uct_counted").
     """
 
-    terminals: int = 8
-    width: int = 4
+    terminals: Annotated[int, Ge(1)] = 8
+    width: Annotated[int, Ge(1)] = 4
     values: Literal["weighted", "mean"] = "weighted"
     backup: Literal["one", "all"] = "one"
     following: Literal["frontier", "root"] = "frontier"
     selection: Literal["uct", "uct_counted", "puct"] = "uct"
-    exploration: float = 2.0
+    exploration: Annotated[float, Ge(0)] = 2.0
     greedy: bool = False
-    floor: float = 0.1
+    floor: Annotated[float, Interval(ge=0, le=1)] = 0.1
     quality: float = 0.4
     surprisal: float = 0.0
     depth: float = 0.01
-    token_budget: int = 0
+    token_budget: Annotated[int, Ge(0)] = 0
 
     provides = ("states", "forks")
-
-    def __post_init__(self) -> None:
-        for name, low in {"terminals": 1, "width": 1, "token_budget": 0}.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"rollout.{name} must be at least {low}, not {getattr(self, name)!r}")
-        for name, known in {
-            "values": ("weighted", "mean"),
-            "backup": ("one", "all"),
-            "following": ("frontier", "root"),
-            "selection": ("uct", "uct_counted", "puct"),
-        }.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"rollout.{name} is {' or '.join(map(repr, known))}, not {getattr(self, name)!r}")
-        if not (0 <= self.floor <= 1 and self.exploration >= 0):
-            raise ConfigError(
-                f"rollout.floor is from 0 to 1 and rollout.exploration >= 0, not {self.floor} and {self.exploration}"
-            )
 
     @property
     def group_size(self) -> int:
@@ -295,14 +280,9 @@ class Search(Searching):
             is a segment
     """
 
-    chunks: int = 8
+    chunks: Annotated[int, Ge(1)] = 8
 
     provides = ("states", "forks", "segments")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunks < 1:
-            raise ConfigError(f"rollout.chunks must be at least 1, not {self.chunks!r}")
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is None:

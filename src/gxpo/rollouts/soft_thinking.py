@@ -6,18 +6,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Interval, MinLen
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, SoftSampling, Task
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import forest_of, name_draws, requests
+from gxpo.rollouts.build import RolloutPart, forest_of, name_draws, requests
 
 
 @dataclass(frozen=True)
-class SoftThinking:
+class SoftThinking(RolloutPart):
     """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.
 
     top_k, top_p        of the distribution p of a soft step
@@ -31,26 +32,13 @@ class SoftThinking:
     Source: SofT-GRPO, arXiv 2511.06411 (K 5, top-p 0.95, tau 0.1).
     """
 
-    group_size: int = 8
-    top_k: int = 5
-    top_p: float = 0.95
-    mixing_temperature: float = 0.1
-    closing: str = "</think>"
+    group_size: Annotated[int, Ge(1)] = 8
+    top_k: Annotated[int, Ge(1)] = 5
+    top_p: Annotated[float, Interval(gt=0, le=1)] = 0.95
+    mixing_temperature: Annotated[float, Gt(0)] = 0.1
+    closing: Annotated[str, MinLen(1)] = "</think>"
 
     single_turn = True
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1 or self.top_k < 1:
-            raise ConfigError(
-                f"rollout.group_size and rollout.top_k must be at least 1, not {self.group_size} and {self.top_k}"
-            )
-        if not 0 < self.top_p <= 1 or not self.mixing_temperature > 0:
-            raise ConfigError(
-                "rollout.top_p is a share above 0, up to 1, and rollout.mixing_temperature above 0, not "
-                f"{self.top_p} and {self.mixing_temperature}"
-            )
-        if not self.closing:
-            raise ConfigError("rollout.closing is empty: give the text that ends the thinking")
 
     def evaluation(self, samples: int) -> SoftThinking:
         """How held-out tasks are attempted: softly too; at temperature 0 without noise."""

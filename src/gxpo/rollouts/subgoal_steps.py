@@ -6,22 +6,23 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from gxpo.errors import ConfigError, one_of
+from annotated_types import Ge, MinLen
+
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.context import opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways, need_expert
 from gxpo.rollouts.graph import SHARED
 from gxpo.rollouts.grow import action, dotted, group_of, record, stream
-from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, filled
+from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
 
 
 @dataclass(frozen=True)
-class SubgoalSteps:
+class SubgoalSteps(RolloutPart):
     """At each of `steps` places on an expert's way: `group_size` sub-goals, one action under each; and `executions`
     actions under one of them.
 
@@ -51,26 +52,19 @@ class SubgoalSteps:
     Source: Hi-Agent, arXiv 2510.14388, after its abstract and reviews. There, too, states are an expert's.
     """
 
-    group_size: int = 8
-    executions: int = 8
-    steps: int = 1
-    plan_tokens: int = 16
+    group_size: Annotated[int, Ge(1)] = 8
+    executions: Annotated[int, Ge(0)] = 8
+    steps: Annotated[int, Ge(0)] = 1
+    plan_tokens: Annotated[int, Ge(1)] = 16
     plan_prompt: str = ""
-    execute_prompt: str = TOLD
+    execute_prompt: Annotated[str, MinLen(1)] = TOLD
     policy: Literal["shared", "per_role"] = "shared"
 
     provides = ("states",)
     requires = ("expert", "restarts")
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("executions", 0), ("steps", 0), ("plan_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"rollout.{name} must be at least {least}, not {getattr(self, name)!r}")
-        for name, holes in (("plan_prompt", ("{prompt}",)), ("execute_prompt", ("{prompt}", "{plan}"))):
-            text = getattr(self, name)
-            if (text or name == "execute_prompt") and any(hole not in text for hole in holes):
-                raise ConfigError(f"rollout.{name} must hold {' and '.join(holes)}: {text!r}")
-        one_of("rollout.policy", self.policy, ("shared", "per_role"))
+        check_prompts(self.plan_prompt, self.execute_prompt)
 
     @property
     def policies(self) -> dict[str, str]:

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.rollouts.build import RolloutPart, name_draws
 from gxpo.rollouts.context import Context, text_of
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
 from gxpo.rollouts.grow import action, group_of, record, stream
@@ -32,8 +34,6 @@ class Cast:
     frozen: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.policy not in ("shared", "per_role"):
-            raise ConfigError(f"rollout.policy is 'shared' or 'per_role', not {self.policy!r}")
         for name in self.frozen:
             if name not in self.graph.names:
                 raise ConfigError(
@@ -165,14 +165,18 @@ class Walk:
         return self.role is None
 
 
-class Teamwork:
-    """What the rollouts of a team have in common."""
+class Teamwork(RolloutPart):
+    """Attempts of a team: who speaks, with which policies, for how long, and how held-out tasks are attempted."""
 
     graph: str | Graph
     policy: Literal["shared", "per_role"]
     frozen: list[str]
 
+    provides = ("states",)
     single_turn = True
+
+    def __post_init__(self) -> None:
+        _ = self.cast  # whatever is wrong with the team is found here
 
     @cached_property
     def cast(self) -> Cast:
@@ -182,6 +186,20 @@ class Teamwork:
     def policies(self) -> dict[str, str]:
         """Policy name -> "trained" or "frozen"."""
         return self.cast.policies
+
+    @property
+    def max_turns(self) -> int:
+        """The most actions that a trajectory can have."""
+        return self.calls
+
+    @property
+    def calls(self) -> int:
+        """The most actions that are sampled for each of `group_size`."""
+        return self.cast.graph.longest
+
+    def evaluation(self, samples: int) -> Team:
+        """Held-out tasks are attempted by the team, one sample a turn."""
+        return Team(samples, self.graph, self.policy, self.frozen)
 
 
 @dataclass(frozen=True)
@@ -199,31 +217,10 @@ class Team(Teamwork):
     answer that it has, and is truncated; so is one with an action that was cut.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(1)] = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
-
-    provides = ("states",)
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
-        _ = self.cast  # whatever is wrong with the team is found here
-
-    @property
-    def max_turns(self) -> int:
-        """The most actions that a trajectory can have."""
-        return self.cast.graph.longest
-
-    @property
-    def calls(self) -> int:
-        """The most actions that are sampled for each of `group_size`."""
-        return self.max_turns
-
-    def evaluation(self, samples: int) -> Team:
-        """Held-out tasks are attempted by the team, too."""
-        return dataclasses.replace(self, group_size=samples)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         attempts = [

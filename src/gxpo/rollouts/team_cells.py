@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo.errors import ConfigError
@@ -15,7 +16,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.grow import group_of, stream
-from gxpo.rollouts.team import Cast, Team, Teamwork, Walk, draws_of
+from gxpo.rollouts.team import Cast, Teamwork, Walk, draws_of
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
@@ -59,28 +60,16 @@ class TeamCells(Teamwork):
     returned. Held-out tasks are attempted by the team as in `Team`, one sample a turn.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Ge(1)] = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
     alpha: float = 1.0
 
-    provides = ("states",)
-    max_turns = 1
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
-        _ = self.cast
-
     @property
-    def calls(self) -> int:
-        """The most cells of a task: turns in which each of `group_size` candidates is sampled."""
-        return self.cast.graph.longest
-
-    def evaluation(self, samples: int) -> Team:
-        """Held-out tasks are attempted by the team, one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen)
+    def max_turns(self) -> int:
+        """The most actions that a trajectory can have; `calls` are the cells of a task."""
+        return 1
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         walks = [

@@ -13,7 +13,7 @@ from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.search import Searching
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree
-from gxpo.rollouts.team import Cast, Team, Teamwork, Walk
+from gxpo.rollouts.team import Cast, Teamwork, Walk
 
 
 class _Branch(Walk):
@@ -79,7 +79,7 @@ class Calls(Grower):
 
 
 @dataclass(frozen=True)
-class TeamSearch(Teamwork, Searching):
+class TeamSearch(Searching, Teamwork):
     """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's
     answer. An attempt is written as in `Team`, its turns with their agent, policy and context.
 
@@ -91,24 +91,6 @@ class TeamSearch(Teamwork, Searching):
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.cast  # whatever is wrong with the team is found here
-
-    @property
-    def max_turns(self) -> int:
-        """The most actions that a trajectory can have."""
-        return self.cast.graph.longest
-
-    @property
-    def calls(self) -> int:
-        """The most actions that are sampled for each of `group_size`, about."""
-        return self.max_turns
-
-    def evaluation(self, samples: int) -> Team:
-        """Held-out tasks are attempted by the team."""
-        return Team(samples, self.graph, self.policy, self.frozen)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if session.envs is not None:
