@@ -250,7 +250,7 @@ def test_what_is_under_way_is_reserved(model):
 def test_budgets_that_can_not_be_kept_are_refused(model, steps, part):
     first = {"trees": 2} if part is Tree else {"initial": 2}
     s = session(model, steps)
-    said = r"rollout.call_budget=11 does not hold the first 2 episodes of up to 6 turns of 3 tokens, which is 12: raise"
+    said = r"rollout.call_budget=11 does not hold the first 2 attempts of up to 6 turns of 3 tokens, which is 12: raise"
     with pytest.raises(ConfigError, match=said):
         part(**first, call_budget=11).grow(tasks_of(s), s)
     with pytest.raises(ConfigError, match=r"rollout.token_budget=35 does not hold .* which is 36: raise it"):

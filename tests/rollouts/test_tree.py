@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
-from tests.rollouts.branching_session import kinds, pool, session, tasks_of
+from tests.rollouts.branching_session import kinds, pool, replay, session, steps_of, tasks_of
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
 from gxpo.credit import TreeRelative
@@ -289,12 +289,12 @@ def test_impossible_settings_are_refused(field, value):
 
 
 def test_a_budget_that_does_not_hold_the_first_chains_is_refused():
-    with pytest.raises(ConfigError, match=r"token_budget=23 does not hold the first 2 chains of up to 12"):
+    with pytest.raises(ConfigError, match=r"token_budget=23 does not hold the first 2 attempts of up to 1 turns of 12"):
         Tree(token_budget=23).grow([A], TreeSession())
 
 
 def test_a_budget_of_calls_that_does_not_hold_the_first_chains_is_refused():
-    with pytest.raises(ConfigError, match=r"call_budget=1 does not hold the first 2 chains"):
+    with pytest.raises(ConfigError, match=r"call_budget=1 does not hold the first 2 attempts"):
         Tree(call_budget=1).grow([A], TreeSession())
 
 
@@ -407,8 +407,19 @@ def test_all_branches_may_begin_at_the_beginning(small):
     assert taken_over(forest) == [0] * forest.n_trajectories
 
 
-def test_an_environment_is_not_taken_back_into_an_answer(small):
+def test_branches_leave_episodes_within_an_action(small):
     with pool() as envs:
         s = session(small, envs)
-        with pytest.raises(ConfigError, match=r"rollout.where=surprisal branches in the middle of an answer"):
-            Tree(where="surprisal").grow(tasks_of(s), s)
+        forest = Tree(where="surprisal", rounds=2).grow(tasks_of(s), s)
+        replay(forest, envs, s)  # what a branch keeps and what it adds are one action to the environment
+    stored = int((forest.kind[forest.token_node] == ACTION).sum())
+    assert stored == s.budget.generated_tokens == sum(info["generated"] for info in forest.info)
+    # a branch that leaves before token k of an action of three adds 3 - k of its own
+    first = [forest.action(steps_of(forest, r)[n]) for r, n in enumerate(taken_over(forest))]
+    own = [i["generated"] - sum(map(len, turns_after(forest, r))) for r, i in enumerate(forest.info)]
+    assert any(0 < n < len(action) for n, action in zip(own, first, strict=True))
+
+
+def turns_after(forest: Forest, r: int) -> list[list[int]]:
+    """The actions of a trajectory after the first one that is its own, or goes on in its base's."""
+    return [forest.action(step) for step in steps_of(forest, r)[taken_over(forest)[r] + 1 :]]

@@ -14,7 +14,7 @@ from gxpo import levels
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Message, Session, Task
-from gxpo.rollouts.grow import action, record
+from gxpo.rollouts.build import action, record
 
 __all__ = [
     "Wording",

@@ -38,17 +38,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
-
-from annotated_types import Ge
 
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
-from gxpo.ranges import Part
 from gxpo.rollouts.again import groups_all_wrong
+from gxpo.rollouts.build import Count, RolloutPart
 from gxpo.rollouts.episodes import Attempts, Draw, Episode, Fork, Play
-
-Count = Annotated[int, Ge(1)]
 
 
 @dataclass(eq=False)
@@ -81,12 +76,11 @@ class Round:
         return groups_all_wrong(self.scored, rollout)
 
 
-class Rollout(Part):
+class Rollout(RolloutPart):
     """`group_size` independent attempts at each task; a subclass, a frozen dataclass, says what else there is."""
 
     group_size: Count
 
-    slot = "rollout"
     provides = ("states",)
     forks = False  # attempts may be left before one of their turns
 

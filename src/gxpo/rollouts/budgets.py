@@ -6,16 +6,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from annotated_types import Ge, MinLen
+from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import RolloutPart, name_draws, requests
-from gxpo.rollouts.grow import action, group_of, record, stream
+from gxpo.rollouts.build import Count, RolloutPart, Text, action, group_of, name_draws, record, requests, stream
 
 
 @dataclass(eq=False)
@@ -54,11 +51,11 @@ class Budgets(RolloutPart):
     Source: AnytimeReasoner, arXiv 2505.13438. Budgets are evenly spaced, as there.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    budgets: Annotated[int, Ge(1)] = 4
-    summaries: Annotated[int, Ge(1)] = 4
-    summary_tokens: Annotated[int, Ge(1)] = 8
-    closing: Annotated[str, MinLen(1)] = "</think>"
+    group_size: Count = 8
+    budgets: Count = 4
+    summaries: Count = 4
+    summary_tokens: Count = 8
+    closing: Text = "</think>"
 
     provides = ("forks",)
     single_turn = True

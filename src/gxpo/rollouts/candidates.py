@@ -6,19 +6,17 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Ge
 
 from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
-from gxpo.rollouts.branching import need_episodes
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Count, RolloutPart, group_of, keyed, name_draws, record
 from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.grow import group_of, keyed, record
+from gxpo.rollouts.grow import need_episodes
 from gxpo.usercode import Unusable, object_at
 
 REWARD = "reward"
@@ -99,8 +97,8 @@ class Candidates(RolloutPart):
     used up. In that code advantages and candidates are handed over as `step_data`, which its trainer never reads.
     """
 
-    candidates: Annotated[int, Ge(1)] = 5
-    chains: Annotated[int, Ge(1)] = 1
+    candidates: Count = 5
+    chains: Count = 1
     temperature: float = 0.7
     score: Any = REWARD
 

@@ -8,17 +8,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import RolloutPart, forest_of, name_draws
+from gxpo.rollouts.build import Count, Limit, RolloutPart, forest_of, name_draws, sample_within, stream
 from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.grow import sample_within, stream
 from gxpo.rollouts.independent import Independent
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
@@ -68,14 +66,14 @@ class Continuations(RolloutPart):
     where a segment's cut falls on it.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    samples: Annotated[int, Ge(1)] = 9
+    group_size: Count = 8
+    samples: Count = 9
     at: Literal["segment", "turn"] = "segment"
     prompt: bool = True
-    boundaries: Annotated[int, Ge(0)] = 0
-    token_budget: Annotated[int, Ge(0)] = 0
+    boundaries: Limit = 0
+    token_budget: Limit = 0
     answer_cue: str = ""
-    answer_tokens: Annotated[int, Ge(0)] = 0
+    answer_tokens: Limit = 0
 
     provides = ("states", "state_values")
     requires = ("segments",)

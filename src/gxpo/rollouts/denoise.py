@@ -13,17 +13,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import RolloutPart, name_draws, requests
-from gxpo.rollouts.grow import action, group_of, record, stream
+from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Denoise(RolloutPart):
     `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
+    group_size: Count = 8
 
     provides = ("latents",)
 
@@ -75,8 +73,8 @@ class DenoiseTree(RolloutPart):
     paper's later versions only).
     """
 
-    seeds: Annotated[int, Ge(1)] = 4
-    branches: Annotated[int, Ge(1)] = 6
+    seeds: Count = 4
+    branches: Count = 6
     by_seed: bool = False
 
     provides = ("latents", "forks")

@@ -33,9 +33,8 @@ from gxpo.protocols import (
     TimeStep,
 )
 from gxpo.rollouts.again import Wording
-from gxpo.rollouts.build import forest_of, name_draws
+from gxpo.rollouts.build import action, dotted, forest_of, name_draws, record
 from gxpo.rollouts.context import Context, Prompt, text_of
-from gxpo.rollouts.grow import action, dotted, record
 
 AGENT = "agent"
 LIMITS = ("turns", "context")  # ends of an episode that was cut
@@ -142,20 +141,26 @@ class Episode:
     info: dict[str, Any] = field(default_factory=dict)  # what its record says beside what is known of every episode
     sampled: Completion | None = None  # the newest action
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What the next action begins with: the tokens `begun`, in the first turn of its own."""
+        return self.begun if len(self.turns) == self.inherited else ()
+
     def request(self) -> Request:
         """The next action: a stream of its own for every turn."""
         key = dataclasses.replace(self.key, turn=len(self.turns))
         keep = () if isinstance(self.context, Prompt) else (self.name,)
         policy = "main" if self.asked is None else self.asked.policy
-        return Request((*self.context.ids, *self.begun), (key,), keep=keep, policy=policy)
+        return Request((*self.context.ids, *self.kept), (key,), keep=keep, policy=policy)
 
     def act(self, completion: Completion) -> Reply:
-        """Take the action in, as the newest turn: what was sampled is what comes after the tokens `begun`."""
+        """Take the action in, as the newest turn: what was sampled is what comes after the tokens `kept`."""
         self.sampled = completion
         turn: dict[str, Any] = {"agent": AGENT, **action(completion), "state": self.said.state}
-        if not self.begun:
+        kept = self.kept
+        if not kept:
             turn["context" if self.opening.rebuilt else "observation"] = list(self.opening.ids)
-        if not isinstance(self.context, Prompt) and not self.begun:
+        if not isinstance(self.context, Prompt) and not kept:
             turn["observation_text"] = text_of(self.context.observation)
         if self.plain is not None:
             turn["sampled_under"] = list(self.context.ids)
@@ -169,7 +174,7 @@ class Episode:
         else:
             self.moves += 1
         self.turns.append(turn)
-        tokens = (*self.begun, *completion.tokens)
+        tokens = (*kept, *completion.tokens)
         reply = self.context.act(tokens)
         if self.plain is not None:
             self.plain.act(tokens)
@@ -474,10 +479,10 @@ class Play:
         """How its next action is drawn; None: as the run's are."""
         if sampling is None and episode.asked is not None:
             sampling = episode.asked.sampling
-        if not episode.begun:
+        if not episode.kept:
             return sampling
         sampling = sampling or self.session.sampling
-        return dataclasses.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(episode.begun))
+        return dataclasses.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(episode.kept))
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:

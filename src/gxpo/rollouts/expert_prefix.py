@@ -8,16 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from annotated_types import Ge
+from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Count, Limit, RolloutPart, action, group_of, keyed, name_draws, record, stream
 from gxpo.rollouts.episodes import AGENT, Episode, Play
-from gxpo.rollouts.grow import action, group_of, keyed, record, stream
 
 _TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
@@ -154,8 +151,8 @@ class ExpertSteps(RolloutPart):
     Source: Step-GRPO of R1-Router, arXiv 2505.22095: one row for every (question, history up to step t).
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    steps: Annotated[int, Ge(0)] = 1
+    group_size: Count = 8
+    steps: Limit = 1
 
     provides = ("states",)
     requires = ("expert", "restarts")

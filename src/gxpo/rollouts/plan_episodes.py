@@ -8,17 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from annotated_types import Ge, MinLen
+from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, Task
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Limit, RolloutPart, Text, action, group_of, name_draws, stream
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.grow import action, group_of, stream
 
 PLANNER, EXECUTOR = "planner", "executor"
 TOLD = "Sub-goal: {plan}\n\n{prompt}"
@@ -115,11 +112,11 @@ class Plan:
 class Planning(RolloutPart):
     """How plans are asked for, read and told: see `PlanExecute`. Empty prompts: the observation, and `TOLD`."""
 
-    plan_tokens: Annotated[int, Ge(0)] = 8
-    delimiter: Annotated[str, MinLen(1)] = ","
+    plan_tokens: Limit = 8
+    delimiter: Text = ","
     plan_prompt: str = ""
     execute_prompt: str = ""
-    done: Annotated[str, MinLen(1)] = "<sub_done>"
+    done: Text = "<sub_done>"
 
     def __post_init__(self) -> None:
         check_prompts(self.plan_prompt, self.execute_prompt)

@@ -14,8 +14,7 @@ from annotated_types import Ge
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, Task
-from gxpo.rollouts.build import name_draws, requests
-from gxpo.rollouts.grow import action, group_of, record, sample_within, stream
+from gxpo.rollouts.build import Count, action, group_of, name_draws, record, requests, sample_within, stream
 from gxpo.rollouts.independent import Independent
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, Planning, attempts, two_phases
 
@@ -159,9 +158,9 @@ class PlanExecute(Plans):
     is used for nothing else.
     """
 
-    blueprints: Annotated[int, Ge(1)] = 8
-    group_size: Annotated[int, Ge(1)] = 8
-    alternate: Annotated[int, Ge(1)] = 1
+    blueprints: Count = 8
+    group_size: Count = 8
+    alternate: Count = 1
     trial: Annotated[float, Ge(0)] = 0.0
 
     def phase(self, step: int) -> str:
@@ -207,9 +206,9 @@ class Planned(Plans):
     Source: PTA-GRPO, arXiv 2510.01833.
     """
 
-    plans: Annotated[int, Ge(1)] = 4
-    executions: Annotated[int, Ge(1)] = 2
-    plan_tokens: Annotated[int, Ge(1)] = 8
+    plans: Count = 4
+    executions: Count = 2
+    plan_tokens: Count = 8
 
     @property
     def group_size(self) -> int:

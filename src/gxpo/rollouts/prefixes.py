@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
-
-from annotated_types import Ge
+from typing import Any, NamedTuple
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.records import load
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import RolloutPart, name_draws
-from gxpo.rollouts.grow import action, group_of, keyed, record, sample_within, stream
+from gxpo.rollouts.build import Count, RolloutPart, action, group_of, keyed, name_draws, record, sample_within, stream
 from gxpo.rollouts.search import Search
 
 
@@ -63,7 +60,7 @@ class Prefixes(RolloutPart):
     Source: Tree-OPO, arXiv 2509.09284: an offline tree of a stronger model's search; `tree` "" is ours.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
+    group_size: Count = 8
     tree: str = ""
     terminals: int = 4
     width: int = 4

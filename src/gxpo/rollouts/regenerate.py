@@ -6,16 +6,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from annotated_types import Ge
+from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Count, Limit, RolloutPart, action, keyed, name_draws, record, sample_within
 from gxpo.rollouts.episodes import AGENT, Episode, Play
-from gxpo.rollouts.grow import action, keyed, record, sample_within
 from gxpo.rollouts.independent import Independent
 
 
@@ -51,10 +48,10 @@ class Regenerate(RolloutPart):
     cuts one episode with a call at random; here there is no second group then.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    samples: Annotated[int, Ge(0)] = 8
-    dropped: Annotated[int, Ge(1)] = 100
-    prompts: Annotated[int, Ge(0)] = 0
+    group_size: Count = 8
+    samples: Limit = 8
+    dropped: Count = 100
+    prompts: Limit = 0
 
     provides = ("states",)
     requires = ("restarts",)

@@ -16,9 +16,8 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
-from gxpo.rollouts.build import RolloutPart
+from gxpo.rollouts.build import Count, Limit, RolloutPart, action, dotted, record, sample_within
 from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.grow import action, dotted, record, sample_within
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
 
 
@@ -150,8 +149,8 @@ class Searching(RolloutPart):
     2405.03553, "puct") without its value estimates at nodes, and MASPRM (arXiv 2510.24803, "uct_counted").
     """
 
-    terminals: Annotated[int, Ge(1)] = 8
-    width: Annotated[int, Ge(1)] = 4
+    terminals: Count = 8
+    width: Count = 4
     values: Literal["weighted", "mean"] = "weighted"
     backup: Literal["one", "all"] = "one"
     following: Literal["frontier", "root"] = "frontier"
@@ -162,7 +161,7 @@ class Searching(RolloutPart):
     quality: float = 0.4
     surprisal: float = 0.0
     depth: float = 0.01
-    token_budget: Annotated[int, Ge(0)] = 0
+    token_budget: Limit = 0
 
     provides = ("states", "forks")
 
@@ -280,7 +279,7 @@ class Search(Searching):
             is a segment
     """
 
-    chunks: Annotated[int, Ge(1)] = 8
+    chunks: Count = 8
 
     provides = ("states", "forks", "segments")
 

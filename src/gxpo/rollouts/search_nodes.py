@@ -11,8 +11,7 @@ from typing import Any
 
 from gxpo.forest import Forest
 from gxpo.protocols import Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws
-from gxpo.rollouts.grow import group_of, keyed, stream
+from gxpo.rollouts.build import group_of, keyed, name_draws, stream
 
 
 def backed_up(value: float, outcome: float, weight: float) -> float:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Interval, MinLen
+from annotated_types import Gt, Interval
 
 from gxpo.forest import Forest
 from gxpo.protocols import Session, SoftSampling, Task
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import RolloutPart, forest_of, name_draws, requests
+from gxpo.rollouts.build import Count, RolloutPart, Text, forest_of, name_draws, requests
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SoftThinking(RolloutPart):
     Source: SofT-GRPO, arXiv 2511.06411 (K 5, top-p 0.95, tau 0.1).
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    top_k: Annotated[int, Ge(1)] = 5
+    group_size: Count = 8
+    top_k: Count = 5
     top_p: Annotated[float, Interval(gt=0, le=1)] = 0.95
     mixing_temperature: Annotated[float, Gt(0)] = 0.1
-    closing: Annotated[str, MinLen(1)] = "</think>"
+    closing: Text = "</think>"
 
     single_turn = True
 

@@ -6,18 +6,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from annotated_types import Ge, MinLen
+from typing import Any, Literal
 
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Count, Limit, RolloutPart, Text, action, dotted, group_of, name_draws, record, stream
 from gxpo.rollouts.context import opened, with_system
 from gxpo.rollouts.episodes import Episode, Play
 from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways, need_expert
 from gxpo.rollouts.graph import SHARED
-from gxpo.rollouts.grow import action, dotted, group_of, record, stream
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
 
 
@@ -52,12 +49,12 @@ class SubgoalSteps(RolloutPart):
     Source: Hi-Agent, arXiv 2510.14388, after its abstract and reviews. There, too, states are an expert's.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
-    executions: Annotated[int, Ge(0)] = 8
-    steps: Annotated[int, Ge(0)] = 1
-    plan_tokens: Annotated[int, Ge(1)] = 16
+    group_size: Count = 8
+    executions: Limit = 8
+    steps: Limit = 1
+    plan_tokens: Count = 16
     plan_prompt: str = ""
-    execute_prompt: Annotated[str, MinLen(1)] = TOLD
+    execute_prompt: Text = TOLD
     policy: Literal["shared", "per_role"] = "shared"
 
     provides = ("states",)

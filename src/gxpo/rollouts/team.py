@@ -8,17 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
-
-from annotated_types import Ge
+from typing import Any, Literal
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, Task
-from gxpo.rollouts.build import RolloutPart, name_draws
+from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, stream
 from gxpo.rollouts.context import Context, text_of
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
-from gxpo.rollouts.grow import action, group_of, record, stream
 
 
 @dataclass(frozen=True)
@@ -217,7 +214,7 @@ class Team(Teamwork):
     answer that it has, and is truncated; so is one with an action that was cut.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
+    group_size: Count = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.rollouts.build import Count, group_of, stream
 from gxpo.rollouts.graph import Graph
-from gxpo.rollouts.grow import group_of, stream
 from gxpo.rollouts.team import Cast, Teamwork, Walk, draws_of
 
 
@@ -60,7 +59,7 @@ class TeamCells(Teamwork):
     returned. Held-out tasks are attempted by the team as in `Team`, one sample a turn.
     """
 
-    group_size: Annotated[int, Ge(1)] = 8
+    group_size: Count = 8
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
