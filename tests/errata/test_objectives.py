@@ -78,7 +78,7 @@ def test_a_branch_that_calls_the_other_function() -> None:
     with pytest.raises(TypeError):
         disco_b(right, wrong, tau)  # type: ignore[call-arg]  # the released call
     assert [disco_b(right, wrong), disco(right, wrong, tau)] == pytest.approx([0.2, 0.186711], abs=1e-6)
-    from gxpo.objectives.discriminative import discriminative
+    from gxpo.objectives.sequence_losses import discriminative
 
     score = torch.tensor([*right, *wrong], dtype=torch.float64)
     positive = torch.tensor([True] * 2 + [False] * 3)

@@ -12,7 +12,7 @@ from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives.classification import Classification, classification
+from gxpo.objectives.sequence_losses import Classification, classification
 from gxpo.protocols import PolicyTokens
 
 

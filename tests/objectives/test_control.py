@@ -65,7 +65,7 @@ def test_adaptive_kl_has_the_cards_numbers():
 @pytest.mark.parametrize("shape", ["linear", "cosine", "exponential"])
 @pytest.mark.parametrize(("start", "to"), [(0.001, 0.04), (0.04, 0.001)])
 def test_a_schedule_is_monotone_between_its_ends(shape, start, to):
-    control = Schedule(to, 10, shape)
+    control = Schedule(to, shape, total_steps=10)
     found = [control.coefficient(start)]
     for step in range(1, 14):
         assert control.adjust({"step": step}) == {"schedule_progress": min(step / 10, 1.0)}
@@ -199,7 +199,7 @@ def test_a_schedule_must_know_how_long_the_run_is():
         lambda: AdaptiveKl(target=0.0),
         lambda: Schedule(to=-1.0),
         lambda: Schedule(to=0.0, shape="exponential"),
-        lambda: Schedule(0.1, 3, "exponential").coefficient(0.0),
+        lambda: Schedule(0.1, "exponential", total_steps=3).coefficient(0.0),
         lambda: Schedule(total_steps=0),
         lambda: Schedule(shape="dip", turn=1.0),
         lambda: TwoPhaseDecay(fall=1.5),

@@ -12,7 +12,7 @@ from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives.discriminative import Discriminative, discriminative, hinge
+from gxpo.objectives.sequence_losses import Discriminative, discriminative, hinge
 from gxpo.protocols import PolicyTokens
 
 

@@ -13,7 +13,7 @@ from tests.objectives import labelled_groups as groups
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives.group_variance import GroupVariance, group_variance
+from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.protocols import PolicyTokens
 
 

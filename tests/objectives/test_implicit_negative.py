@@ -14,7 +14,7 @@ from tests.objectives.conftest import figures_of
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives import PolicyGradient
-from gxpo.objectives.implicit_negative import ImplicitNegative, implicit_negative, implied_negative
+from gxpo.objectives.sequence_losses import ImplicitNegative, implicit_negative, implied_negative
 from gxpo.protocols import PolicyTokens
 
 

@@ -12,7 +12,7 @@ from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.objectives.control_annealed import Annealed
+from gxpo.objectives.control import Annealed
 from gxpo.objectives.mirror_kl import MirrorKl, mirror_kl
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens

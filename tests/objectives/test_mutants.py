@@ -15,7 +15,6 @@ from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart, TermSum
 from gxpo.objectives.control import Control
 from gxpo.objectives.entropy import Entropy
-from gxpo.objectives.group_variance import GroupVariance, group_variance
 from gxpo.objectives.kl import KL, kl_estimate
 from gxpo.objectives.masked_kl import MaskedKl, masked_kl
 from gxpo.objectives.penalty import Penalty
@@ -23,6 +22,7 @@ from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.power_mean import PowerMean
 from gxpo.objectives.preference_pairs import PreferencePairs
 from gxpo.objectives.ratio import Turn
+from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.objectives.sequence_score import SequenceTerm
 from gxpo.objectives.surrogate import Entries, LogClip
 from gxpo.objectives.value import ValueRegression
@@ -155,21 +155,21 @@ OUTSIDE = [
     (TERMS["masked_kl"], {"kl_max": 0.0}, "masked_kl: kl_max is 0.0; it is a bound above 0, or null for none"),
     (TERMS["value_regression"], {"coef": -0.1}, "value regression: coef -0.1 is at least 0, clip "),
     (TERMS["value_regression"], {"clip": 0.0}, "value regression: coef "),
-    (TERMS["classification"], {"tau": 0.0}, "objective.tau is 0.0; it must be above 0, such as 0.5"),
-    (TERMS["group_variance"], {"beta": 0.0}, "objective.beta is 0.0; it must be above 0, such as 0.1"),
-    (TERMS["discriminative"], {"tau": 0.0}, "objective.tau is 0.0; it must be above 0, or null for the score's own"),
-    (TERMS["discriminative"], {"delta": -0.1}, "objective.delta and objective.beta are >= 0, not -0.1 and "),
-    (TERMS["discriminative"], {"beta": -0.1}, "objective.delta and objective.beta are >= 0, not "),
-    (TERMS["preference_pairs"], {"beta": 0.0}, "objective.beta is 0.0; it must be above 0, such as 0.1"),
+    (TERMS["classification"], {"tau": 0.0}, "objective.tau is 0.0; it is above 0"),
+    (TERMS["group_variance"], {"beta": 0.0}, "objective.beta is 0.0; it is above 0"),
+    (TERMS["discriminative"], {"tau": 0.0}, "objective.tau is 0.0; it is above 0, or null"),
+    (TERMS["discriminative"], {"delta": -0.1}, "objective.delta is -0.1; it is 0 or more"),
+    (TERMS["discriminative"], {"beta": -0.1}, "objective.beta is -0.1; it is 0 or more"),
+    (TERMS["preference_pairs"], {"beta": 0.0}, "objective.beta is 0.0; it is above 0"),
     (
         TERMS["preference_pairs"],
         {"label_smoothing": 0.5},
-        "objective.label_smoothing is 0.5; it is a chance below 0.5",
+        "objective.label_smoothing is 0.5; it is from 0 to below 0.5",
     ),
     (
         TERMS["preference_pairs"],
         {"label_smoothing": -0.1},
-        "objective.label_smoothing is -0.1; it is a chance below 0.5",
+        "objective.label_smoothing is -0.1; it is from 0 to below 0.5",
     ),
     (
         TERMS["preference_pairs"],
@@ -179,7 +179,7 @@ OUTSIDE = [
     (
         TERMS["preference_pairs"],
         {"success_weight": 0.0},
-        "objective.success_weight is 0.0; it must be above 0, such as 2.5",
+        "objective.success_weight is 0.0; it is above 0",
     ),
     *(
         (TERMS["power_mean"], wrong, "objective: 0 <= clip_low (")

@@ -15,14 +15,10 @@ from torch import Tensor
 from gxpo.forest import Forest
 from gxpo.objectives import surrogate as gate
 from gxpo.objectives.base import TermPart, TermSum
-from gxpo.objectives.classification import Classification, classification
 from gxpo.objectives.control import AdaptiveKl
-from gxpo.objectives.discriminative import Discriminative, discriminative, hinge
 from gxpo.objectives.distillation import Distillation
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.entropy_band import EntropyBand, outside
-from gxpo.objectives.group_variance import GroupVariance, group_variance, residuals
-from gxpo.objectives.implicit_negative import ImplicitNegative, implicit_negative, implied_negative, valued
 from gxpo.objectives.inner_layer import InnerLayer
 from gxpo.objectives.kl import KL, kl_estimate
 from gxpo.objectives.masked_kl import MaskedKl
@@ -31,9 +27,25 @@ from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.objectives.power_mean import PowerMean, log_power_mean
 from gxpo.objectives.preference_pairs import PreferencePairs, preference_loss
+from gxpo.objectives.sequence_losses import (
+    Classification,
+    Discriminative,
+    GroupVariance,
+    ImplicitNegative,
+    SquaredLogRatio,
+    UniformValue,
+    baseline_of,
+    classification,
+    discriminative,
+    group_variance,
+    hinge,
+    implicit_negative,
+    implied_negative,
+    residuals,
+    squared_log_ratio,
+    valued,
+)
 from gxpo.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
-from gxpo.objectives.squared_log_ratio import SquaredLogRatio, baseline_of, squared_log_ratio
-from gxpo.objectives.uniform_value import UniformValue
 from gxpo.objectives.value import ValueRegression
 from gxpo.protocols import PolicyTokens
 

@@ -14,8 +14,7 @@ from tests.objectives.conftest import Toy, figures_of
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import PolicyGradient
-from gxpo.objectives.group_variance import GroupVariance
-from gxpo.objectives.squared_log_ratio import SquaredLogRatio, baseline_of, squared_log_ratio
+from gxpo.objectives.sequence_losses import GroupVariance, SquaredLogRatio, baseline_of, squared_log_ratio
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 

@@ -12,7 +12,7 @@ means; loss and gradient are means over trajectories. The gradient of a group is
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.squared_log_ratio import SquaredLogRatio
+from gxpo.objectives.sequence_losses import SquaredLogRatio
 
 copg = Definition(
     name="copg",

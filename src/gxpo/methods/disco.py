@@ -13,7 +13,7 @@ does not have. Groups without both labels have J = 0 and count in the mean. Cred
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.discriminative import Discriminative
+from gxpo.objectives.sequence_losses import Discriminative
 
 disco = Definition(
     name="disco",

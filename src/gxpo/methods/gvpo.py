@@ -9,7 +9,7 @@ mean as baseline, times beta / (G - 1). Credit is not read.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.group_variance import GroupVariance
+from gxpo.objectives.sequence_losses import GroupVariance
 
 gvpo = Definition(
     name="gvpo",

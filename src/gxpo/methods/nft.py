@@ -14,7 +14,7 @@ verdicts count in the mean; the script filters them. Credit is not read.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.implicit_negative import ImplicitNegative
+from gxpo.objectives.sequence_losses import ImplicitNegative
 
 nft = Definition(
     name="nft",

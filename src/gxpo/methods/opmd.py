@@ -13,7 +13,7 @@ Credit is not read.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.squared_log_ratio import SquaredLogRatio
+from gxpo.objectives.sequence_losses import SquaredLogRatio
 
 opmd = Definition(
     name="opmd",

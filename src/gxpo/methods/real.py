@@ -11,7 +11,7 @@ cross-entropy variant are not here. Credit is not read.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.classification import Classification
+from gxpo.objectives.sequence_losses import Classification
 
 real = Definition(
     name="real",

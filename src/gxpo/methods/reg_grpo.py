@@ -12,7 +12,7 @@ Its augmentation by difficulty changes videos and prompts and is not here. Credi
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.group_variance import GroupVariance
+from gxpo.objectives.sequence_losses import GroupVariance
 
 reg_grpo = Definition(
     name="reg_grpo",

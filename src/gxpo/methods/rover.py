@@ -13,7 +13,7 @@ optional forms, by response and clipped, are not here. Credit is not read.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.uniform_value import UniformValue
+from gxpo.objectives.sequence_losses import UniformValue
 from gxpo.signals.mean_logprob import MeanLogprob
 
 rover = Definition(

@@ -6,10 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from gxpo.errors import CheckpointError, ConfigError, one_of
+from annotated_types import Ge, Gt, Interval
+
+from gxpo.errors import CheckpointError, ConfigError
 from gxpo.ranges import Part
+
+Width = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Steps = Annotated[int, Ge(1)]
 
 
 class Control(Part, ABC):
@@ -68,15 +75,11 @@ class AdaptiveKl(_Remembering):
     Source: Ziegler et al., arXiv 1909.08593, section 2.2 (target 6 nats a sequence, bound 0.2, horizon 10,000).
     """
 
-    target: float = 0.06
-    bound: float = 0.2
-    horizon: float = 10_000.0
+    target: Positive = 0.06
+    bound: Positive = 0.2
+    horizon: Positive = 10_000.0
 
     def __post_init__(self) -> None:
-        if not (self.target > 0 and self.bound > 0 and self.horizon > 0):
-            raise ConfigError(
-                f"control: target ({self.target}), bound ({self.bound}) and horizon ({self.horizon}) are above 0"
-            )
         self._memory["factor"] = 1.0
 
     def coefficient(self, start: float) -> float:
@@ -97,7 +100,26 @@ def progress(step: float, total_steps: int | None) -> float:
 
 
 @dataclass(frozen=True)
-class Schedule(_Remembering):
+class _ByProgress(_Remembering):
+    """A control whose coefficient is that of the share of the run that is over.
+
+    total_steps  None: the run's
+
+    Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
+    """
+
+    total_steps: Steps | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._memory["progress"] = 0.0
+
+    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
+        self._memory["progress"] = progress(figures["step"], self.total_steps)
+        return {"schedule_progress": self._memory["progress"]}
+
+
+@dataclass(frozen=True)
+class Schedule(_ByProgress):
     """From where the term starts to `to` over `total_steps` steps, and `to` from then on.
 
     to           the last coefficient
@@ -109,22 +131,16 @@ class Schedule(_Remembering):
     Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
     """
 
-    to: float = 0.04
-    total_steps: int | None = None
+    to: Width = 0.04
     shape: Literal["linear", "cosine", "exponential", "dip"] = "linear"
-    turn: float = 0.3
+    turn: Annotated[float, Interval(gt=0, lt=1)] = 0.3
 
     from_zero = True
 
     def __post_init__(self) -> None:
-        one_of("control.shape", self.shape, ("linear", "cosine", "exponential", "dip"))
-        if not 0 < self.turn < 1:
-            raise ConfigError(f"control: turn is {self.turn}; it is a share of the run between 0 and 1")
-        if not 0 <= self.to < math.inf or (self.total_steps is not None and self.total_steps < 1):
-            raise ConfigError(f"control: to ({self.to}) is 0 or more and total_steps ({self.total_steps}) at least 1")
+        super().__post_init__()
         if self.shape == "exponential" and self.to == 0:
             raise ConfigError("control: an exponential schedule never reaches 0: set control.shape=cosine")
-        self._memory["progress"] = 0.0
 
     def coefficient(self, start: float) -> float:
         done = self._memory["progress"]
@@ -139,13 +155,9 @@ class Schedule(_Remembering):
             done = (1 - math.cos(math.pi * done)) / 2
         return start + (self.to - start) * done
 
-    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
-        self._memory["progress"] = progress(figures["step"], self.total_steps)
-        return {"schedule_progress": self._memory["progress"]}
-
 
 @dataclass(frozen=True)
-class TwoPhaseDecay(_Remembering):
+class TwoPhaseDecay(_ByProgress):
     """coef w(p): slow in the first half of `total_steps`, fast in the second, p the progress inside the half.
 
     w = 1 - fall (1 - e^{-2 p}) first;   w = (1 - fall) e^{-3 p} then
@@ -154,13 +166,7 @@ class TwoPhaseDecay(_Remembering):
     Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs, of the penalty's coefficient.
     """
 
-    fall: float = 0.2
-    total_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fall <= 1 or (self.total_steps is not None and self.total_steps < 1):
-            raise ConfigError(f"control: fall ({self.fall}) is in [0, 1], total_steps ({self.total_steps}) at least 1")
-        self._memory["progress"] = 0.0
+    fall: Annotated[float, Interval(ge=0, le=1)] = 0.2
 
     def coefficient(self, start: float) -> float:
         twice = 2.0 * self._memory["progress"]
@@ -168,9 +174,21 @@ class TwoPhaseDecay(_Remembering):
             return start * (1 - self.fall * (1 - math.exp(-2 * twice)))
         return start * (1 - self.fall) * math.exp(-3 * (twice - 1))
 
-    def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
-        self._memory["progress"] = progress(figures["step"], self.total_steps)
-        return {"schedule_progress": self._memory["progress"]}
+
+@dataclass(frozen=True)
+class Annealed(_ByProgress):
+    """coef / t_k, t_k = max(1 - k / total_steps, least): the inverse of a step size that goes to 0 on a line.
+
+    least        where t stops, above 0
+    total_steps  None: the run's
+
+    Step 1 has the coefficient that the term was configured with. Source: MDPO, arXiv 2005.09814 (t_k = 1 - k / K).
+    """
+
+    least: Share = 0.05
+
+    def coefficient(self, start: float) -> float:
+        return start / max(1.0 - self._memory["progress"], self.least)
 
 
 @dataclass(frozen=True)
@@ -184,13 +202,9 @@ class ByAccuracy(_Remembering):
     """
 
     middle: float = 0.5
-    slope: float = 10.0
+    slope: Width = 10.0
 
     def __post_init__(self) -> None:
-        if not self.slope >= 0:
-            raise ConfigError(
-                f"control: slope is {self.slope}; it is 0 or more, so that accuracy raises the coefficient"
-            )
         self._memory["factor"] = 1.0
 
     def coefficient(self, start: float) -> float:
@@ -234,12 +248,10 @@ class EntropyTarget(_Walk):
     OR1, arXiv 2505.22312 (0.2 nats, 0.005), where the coefficient starts at 0 and has no floor in our source.
     """
 
-    target: float = 0.2
-    by: float = 0.005
+    target: Positive = 0.2
+    by: Positive = 0.005
 
     def __post_init__(self) -> None:
-        if not (self.target > 0 and self.by > 0):
-            raise ConfigError(f"control: target ({self.target}) and by ({self.by}) are above 0")
         self._rest()
         self._memory["below"] = 1.0
 
@@ -264,14 +276,12 @@ class DualBudget(_Walk):
     At a coefficient of 0 the KL is measured on the policy at the start of the step, so that it can rise again.
     """
 
-    budget: float = 0.05
-    rate: float = 0.1
+    budget: Width = 0.05
+    rate: Positive = 0.1
 
     follows = "kl"
 
     def __post_init__(self) -> None:
-        if not (self.budget >= 0 and self.rate > 0):
-            raise ConfigError(f"control: budget ({self.budget}) is 0 or more, rate ({self.rate}) above 0")
         self._rest()
 
     def coefficient(self, start: float) -> float:

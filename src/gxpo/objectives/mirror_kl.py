@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, one_of
 from gxpo.objectives.aggregate import AGGREGATES
-from gxpo.objectives.control_annealed import Annealed
+from gxpo.objectives.control import Annealed
 from gxpo.objectives.penalty import Penalty
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MirrorKl(Penalty):
         if not self.coef >= 0:
             raise ConfigError(f"objective.add.mirror_kl.coef is {self.coef}; it is 0 or more")
         if self.control is None or isinstance(self.control, Annealed):
-            object.__setattr__(self, "control", Annealed(self.least, self.total_steps))
+            object.__setattr__(self, "control", Annealed(self.least, total_steps=self.total_steps))
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         logprob = policy.logprob[entries]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gxpo import levels
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups
+from gxpo.objectives.surrogate import Positive
 from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
@@ -92,40 +94,30 @@ class PreferencePairs(LabelTerm):
     """
 
     pairs: Literal["verdict", "outcome", "ordered"] = "verdict"
-    beta: float = 0.1
+    beta: Positive = 0.1
     form: Literal["sigmoid", "ipo"] = "sigmoid"
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Interval(ge=0, lt=0.5)] = 0.0
     length_mean: bool = False
     success_at: float | None = None
-    success_weight: float = 1.0
-    success_slope: float = 1.0
+    success_weight: Positive = 1.0
+    success_slope: Positive = 1.0
     by_gap: bool = False
     verdict_first: bool = field(default=False, kw_only=True)
     unpaired: bool = False
-    unpaired_beta: float | None = None
+    unpaired_beta: Positive | None = None
 
     ratio_over = "reference"
     needs = ("reference_logprob",)
 
     def __post_init__(self) -> None:
-        one_of("objective.pairs", self.pairs, ("verdict", "outcome", "ordered"))
-        one_of("objective.form", self.form, ("sigmoid", "ipo"))
-        if not self.beta > 0:
-            raise ConfigError(f"objective.beta is {self.beta}; it must be above 0, such as 0.1")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(f"objective.label_smoothing is {self.label_smoothing}; it is a chance below 0.5")
         if self.label_smoothing and self.form == "ipo":
             raise ConfigError("objective.label_smoothing belongs to objective.form 'sigmoid': leave one of the two out")
-        for name in ("success_weight", "success_slope"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"objective.{name} is {getattr(self, name)}; it must be above 0, such as 2.5")
-        if self.unpaired_beta is not None and not self.unpaired_beta > 0:
-            raise ConfigError(f"objective.unpaired_beta is {self.unpaired_beta}; it must be above 0, or null")
         if self.by_gap and self.pairs == "verdict":
             raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
         if self.verdict_first and self.pairs != "ordered":
             raise ConfigError("objective.verdict_first orders pairs of outcomes: set objective.pairs=ordered")
         object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
+        object.__setattr__(self, "how", "mean" if self.length_mean else "sum")
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
         """[R], [R] bool: better and worse members of the groups that have a compared one of each; "ordered": all
@@ -161,7 +153,7 @@ class PreferencePairs(LabelTerm):
         return better | worse | self._alone(forest, better)
 
     def _margins(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Margins:
-        score, run, *_ = self.scores(forest, policy, credit, weight, "mean" if self.length_mean else "sum")
+        score, run, *_ = self.scores(forest, policy, credit, weight)
         group, known, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
         left, right = pairs(group, better & run, worse & run)
         kept = known[left] | known[right]

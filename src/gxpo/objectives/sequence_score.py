@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import GxpoError, MissingSignal, one_of
+from gxpo.errors import GxpoError, MissingSignal
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import TermPart
+from gxpo.objectives.base import Evaluated, TermPart
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
 
 ScoreOver = Literal["proximal", "behaviour", "reference"]
-SCORE_OVER = ("proximal", "behaviour", "reference")
+Figures = Mapping[str, Tensor | float]
 
 
 def weighted(x: Tensor, weight: Tensor) -> Tensor:
@@ -128,12 +131,16 @@ class Scores(NamedTuple):
     run      [R] bool: the trajectories that were
     entries  [n] their trained tokens, indices into P
     gap      [n] float64: log-ratio of each, see `log_ratios`
+    weight   [n] of each
+    group    [R] int64 dense ids
     """
 
     score: Tensor
     run: Tensor
     entries: Tensor
     gap: Tensor
+    weight: Tensor
+    group: Tensor
 
 
 class SequenceTerm(TermPart):
@@ -143,23 +150,15 @@ class SequenceTerm(TermPart):
     trajectory that is not compared is measured against the compared members and moves itself alone. Every group with
     a trained trajectory is in the mean over groups, also where nothing is compared in it.
 
-    ratio_over            what the policy is measured against: "proximal" (where the step has one, else behaviour),
-                          "behaviour", or the frozen "reference"
-    on_unknown_behaviour  "error" | "one" (a log-ratio of 0)
-    couples               narrower than "group" where statistics are of outcomes alone
+    how      a score is the "sum" or the "mean" of the log-ratios of the trajectory's tokens
+    couples  narrower than "group" where statistics are of outcomes alone
     """
 
     couples: str = "group"
     reads_credit = False
+    how: str = "sum"
     ratio_over: ScoreOver = "proximal"
     on_unknown_behaviour: Literal["error", "one"] = "error"
-
-    def _check_anchor(self, over: tuple[str, ...] = SCORE_OVER) -> None:
-        """For `__post_init__`: refuses what the policy can't be measured against; asks for the reference."""
-        one_of("objective.ratio_over", self.ratio_over, over)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
-        more = ("reference_logprob",) if self.ratio_over == "reference" else ()
-        object.__setattr__(self, "needs", (*type(self).needs, *more))
 
     def reads(self, forest: Forest) -> Tensor:
         """[R] bool: counted trajectories whose score the loss reads; those of groups of at least two compared ones."""
@@ -177,20 +176,50 @@ class SequenceTerm(TermPart):
             alive = read & (levels.max(alive.to(torch.float64), forest.ids("group", axis="R")) > 0)
         return trainable & forest.to_path(alive, "R")
 
-    def scores(
-        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, how: Literal["sum", "mean"]
-    ) -> Scores:
-        """The sum or the mean of the log-ratios of each trajectory that is read."""
+    def scores(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Scores:
+        """The scores of the trajectories that are read."""
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
-        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, how)
-        return Scores(score, rows_of(forest, entries), entries, gap)
+        score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, self.how)
+        return Scores(score, rows_of(forest, entries), entries, gap, weight[entries], forest.ids("group", axis="R"))
 
     def share(self, forest: Forest, run: Tensor) -> float:
         """Of all groups with a counted trajectory, those with one of `run` [R] bool: a mean over the run groups times
         this is the mean over all, the others being 0."""
         group, own = forest.ids("group", axis="R"), counted(forest)
         return n_groups(group, run) / n_groups(group, own)
+
+
+@dataclass(frozen=True)
+class SequenceLoss(SequenceTerm):
+    """Base: a score of each trajectory, and a loss of the scores of a group.
+
+    ratio_over            what the policy is measured against: "proximal" (where the step has one, else behaviour),
+                          "behaviour", or the frozen "reference"
+    on_unknown_behaviour  "error" | "one" (a log-ratio of 0)
+    """
+
+    ratio_over: ScoreOver = field(default="proximal", kw_only=True)
+    on_unknown_behaviour: Literal["error", "one"] = field(default="error", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.ratio_over == "reference":
+            object.__setattr__(self, "needs", (*type(self).needs, "reference_logprob"))
+
+    @abstractmethod
+    def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
+        """The loss of the step's scores, and its own figures, which are left out where nothing was read."""
+        raise NotImplementedError
+
+    def __call__(
+        self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
+    ) -> Evaluated:
+        """Figures: the loss's own; approx_kl, mean over the read tokens of rho - 1 - log rho."""
+        x = self.scores(forest, policy, credit, weight)
+        value, own = self.loss(forest, policy, signals, x)
+        gap = x.gap.detach()
+        figures = {k: float(v) for k, v in own.items()} | {"approx_kl": approx_kl(gap)} if gap.numel() else {}
+        return value.to(policy.logprob.dtype), figures
 
 
 class LabelTerm(SequenceTerm):
@@ -206,13 +235,25 @@ class LabelTerm(SequenceTerm):
         """Groups with a compared success and a compared failure."""
         return contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
 
+    @torch.no_grad()
     def score_gap(self, forest: Forest, score: Tensor, run: Tensor) -> float:
         """Mean over the groups with both labels among what was read of the mean score of successes less that of
         failures; 0 without any."""
         group, (positive, negative) = forest.ids("group", axis="R"), (side & run for side in self.sides(forest))
         both = contrasted(group, positive, negative, run)
+        score = score.detach()
         apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
         return float(over_groups(apart, group, both)) / n_groups(group, both)
+
+
+@dataclass(frozen=True)
+class LabelledLoss(LabelTerm, SequenceLoss):
+    """`SequenceLoss` of labels.
+
+    success_at  None: the verifier's verdict is the label; otherwise: outcome >= success_at
+    """
+
+    success_at: float | None = field(default=None, kw_only=True)
 
 
 def rows_of(forest: Forest, entries: Tensor) -> Tensor:
