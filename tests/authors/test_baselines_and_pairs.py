@@ -12,7 +12,8 @@ import torch
 import gxpo
 from gxpo.credit.shrunk import shrunk
 from gxpo.protocols import PolicyTokens
-from gxpo.signals.value_probe import cross_fitted, ridge
+from gxpo.signals.ridge_probe import ridge
+from gxpo.signals.value_probe import cross_fitted
 
 F64 = torch.float64
 

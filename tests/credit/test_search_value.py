@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.pieces import pieces_of
 from gxpo.credit.search_value import SearchValue, against_ends, search_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.trees import pieces_of
 
 F64 = torch.float64
 

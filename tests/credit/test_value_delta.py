@@ -18,11 +18,11 @@ from tests.strategies import forests
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.pieces import pieces_of
 from gxpo.credit.value_delta import VALUE, ValueDelta, value_delta
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.segments import SegmentTools, Surprising
+from gxpo.trees import pieces_of
 
 F64 = torch.float64
 NAN = math.nan

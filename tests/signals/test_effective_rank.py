@@ -135,7 +135,7 @@ def test_a_resumed_run_goes_on_exactly() -> None:
         second.load_state_dict({"means": []})
     bad: list[dict[str, Any]] = [{"stride": 1}, {"rate": 0.0}, {"rate": 1.5}]
     for wrong in bad:
-        with pytest.raises(ConfigError, match="signal effective_rank"):
+        with pytest.raises(ConfigError, match=r"signal( |\.)effective_rank"):
             EffectiveRank(**wrong)
 
 

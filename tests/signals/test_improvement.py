@@ -88,5 +88,5 @@ def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
 
 @pytest.mark.parametrize("wrong", [{"window": 1}, {"falling": -0.1}, {"eps": -1.0}, {"bound": 0.0}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="signal improvement"):
+    with pytest.raises(ConfigError, match=r"signal\.improvement"):
         Improvement(**wrong)

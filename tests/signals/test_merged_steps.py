@@ -14,10 +14,10 @@ from tests import strategies
 from tests.credit.test_search_value import tree
 
 from gxpo.credit import PieceReward, StepReward
-from gxpo.credit.pieces import pieces_of
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.signals.merged_steps import MergedSteps, span_features, spans_of, step_labels
+from gxpo.signals.merged_steps import MergedSteps, span_features, step_labels
+from gxpo.trees import pieces_of
 
 F64 = torch.float64
 
@@ -43,11 +43,9 @@ def tools_of(table: torch.Tensor) -> Any:
 @given(st.integers(0, 10**6))
 def test_features_equal_a_loop(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=5)
-    spans, pieces = spans_of(forest), pieces_of(forest)
-    assert torch.equal(spans.first, pieces.first) and torch.equal(spans.trajectory, pieces.trajectory)
-    assert torch.equal(spans.piece, pieces.piece) and torch.equal(spans.last, pieces.last)
+    spans = pieces_of(forest)
     hidden = noise(forest.n_entries, 3, seed=seed)
-    single, pair, follows = span_features(hidden, *spans)
+    single, pair, follows = span_features(hidden, spans.first, spans.last, spans.trajectory, spans.piece)
     for k in range(len(spans.first)):
         own = hidden[int(spans.first[k]) : int(spans.last[k]) + 1]
         before = k > 0 and int(spans.trajectory[k]) == int(spans.trajectory[k - 1])

@@ -16,7 +16,8 @@ from tests.strategies import forests
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.signals.value_probe import ValueProbe, cross_fitted, probe_features, ridge
+from gxpo.signals.ridge_probe import ridge
+from gxpo.signals.value_probe import ValueProbe, cross_fitted, probe_features
 
 F64 = torch.float64
 

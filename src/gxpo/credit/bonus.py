@@ -14,6 +14,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
+from gxpo.credit.success_rate import succeeds
 from gxpo.errors import MissingSignal
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def confidence_gap(forest: Forest, signals: Signals, share: float) -> Tensor:
     counts as correct where its outcome is above 0.
     """
     answer = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories, share).exp()
-    correct = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
-    solved = levels.max(correct, forest.ids("group", axis="R"), forest.compared) > 0
+    solved = levels.max(succeeds(forest), forest.ids("group", axis="R"), forest.compared) > 0
     found = signals["prompt_confidence"].to(torch.float64) - answer
     return forest.to_path(torch.where(solved, found, torch.zeros_like(found)), "R")
 

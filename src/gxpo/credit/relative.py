@@ -12,9 +12,9 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.credit.group_relative import Statistic
-from gxpo.credit.pieces import pieces_of
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.credit.base import CreditPart
-from gxpo.credit.pieces import pieces_of
+from gxpo.credit.success_rate import succeeds
 from gxpo.errors import ConfigError
+from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -103,7 +104,7 @@ class SearchValue(CreditPart):
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         pieces, owner = pieces_of(forest), forest.path_trajectory
-        sign = torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0).to(torch.float64) * 2 - 1
+        sign = succeeds(forest).to(torch.float64) * 2 - 1
         deepest = torch.zeros(forest.n_trajectories, dtype=torch.int64).scatter_reduce_(
             0, owner, pieces.number + 1, "amax"
         )

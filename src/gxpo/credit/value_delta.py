@@ -15,9 +15,9 @@ from gxpo import levels
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.branch_points import branch_values, less_where_longer
-from gxpo.credit.pieces import pieces_of
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -1,15 +1,16 @@
-"""How likely the policy holds the right answer to be, before and after each turn or segment of what it wrote."""
+"""Probability of the right answer under the policy before and after each turn or segment (IGPO, GRPO-VPS, SPAE)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import one_of
 from gxpo.forest import COLUMNS, Forest
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of, repeated
@@ -137,17 +138,13 @@ class AnswerBelief(SignalPart):
     """
 
     at: Literal["turn", "segment"] = "turn"
-    cue: str = "\nThe answer is "
+    cue: Annotated[str, MinLen(1)] = "\nThe answer is "
     reduce: Reduction = "exp_mean_log"
     answered: bool = False
 
     provides = ("belief_before", "belief_after", "answer_confidence")
 
     def __post_init__(self) -> None:
-        one_of("signal.answer_belief.at", self.at, ("turn", "segment"))
-        one_of("signal.answer_belief.reduce", self.reduce, REDUCTIONS)
-        if not self.cue:
-            raise ConfigError("signal.answer_belief.cue is empty: give the words that the answer comes after")
         object.__setattr__(self, "requires", ("segments",) if self.at == "segment" else ())
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Which attempts of a group give the same answer."""
+"""Clusters of equal answers within a group."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""How far the answers of a group go apart, position by position, in what the policy would say next."""
+"""Divergence of next-token distributions across a group, position by position (TW-GRPO)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, ModelError
+from gxpo.errors import ModelError
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of
 
@@ -64,13 +65,9 @@ class Disagreement(SignalPart):
     Costs one forward pass of the step and the head on every trained token. Source: TW-GRPO, arXiv 2505.24718.
     """
 
-    logits_at_once: int = 2**23
+    logits_at_once: Annotated[int, Ge(1)] = 2**23
 
     provides = ("disagreement",)
-
-    def __post_init__(self) -> None:
-        if self.logits_at_once < 1:
-            raise ConfigError(f"signal.disagreement.logits_at_once is {self.logits_at_once}; it is at least 1")
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("disagreement")

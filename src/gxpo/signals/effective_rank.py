@@ -1,15 +1,16 @@
-"""How many directions a trajectory's hidden states take up, how that grows, and a bonus for growing more than usual."""
+"""Effective rank of a trajectory's hidden states, its velocity and acceleration, and a bonus by them (VERL)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import CheckpointError
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ class EffectiveRank(SignalPart):
     Source: VERL, arXiv 2509.23808, and its code, where the average begins at 0 and lags a step behind.
     """
 
-    stride: int = 40
+    stride: Annotated[int, Ge(2)] = 40
     gain: float = 2.0
-    rate: float = 0.3
+    rate: Annotated[float, Interval(gt=0, le=1)] = 0.3
     scale: float = 1.0
     layer: int = -1
     memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -105,12 +106,6 @@ class EffectiveRank(SignalPart):
 
     provides = ("bonus",)
     axes = {"bonus": "R"}  # noqa: RUF012  never changed
-
-    def __post_init__(self) -> None:
-        if self.stride < 2 or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"signal effective_rank: stride {self.stride} is at least 2, rate {self.rate} above 0 and up to 1"
-            )
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         hidden = tools.learner.hidden(forest, layer=self.layer)

@@ -1,4 +1,4 @@
-"""Where in its answer the policy first writes something."""
+"""Position of the first match of a pattern in an answer, in tokens."""
 
 from __future__ import annotations
 

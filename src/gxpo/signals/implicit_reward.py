@@ -1,18 +1,19 @@
-"""A process reward without labels: a second model, trained to prefer the better trajectories of each group."""
+"""Implicit process reward (iStar): a reward model trained by DPO on the better and worse trajectories of a group."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gxpo import levels
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.errors import GxpoError
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ class ImplicitReward(SignalPart):
     trains nothing and has neither loss nor accuracy.
     """
 
-    beta: float = 0.05
-    lr: float = 1e-4
-    epochs: int = 1
+    beta: Annotated[float, Gt(0)] = 0.05
+    lr: Annotated[float, Gt(0)] = 1e-4
+    epochs: Annotated[int, Ge(1)] = 1
     score: Literal["sum", "mean"] = "sum"
     alike: Literal["group", "pair"] = "group"
     scale: Literal["none", "largest"] = "none"
@@ -97,16 +98,6 @@ class ImplicitReward(SignalPart):
     provides = ("process_reward",)
     axes = {"process_reward": "S"}  # noqa: RUF012  never changed
     needs = ("proximal_logprob",)
-
-    def __post_init__(self) -> None:
-        one_of("signal.implicit_reward.score", self.score, ("sum", "mean"))
-        one_of("signal.implicit_reward.alike", self.alike, ("group", "pair"))
-        one_of("signal.implicit_reward.scale", self.scale, ("none", "largest"))
-        if not (self.beta > 0 and self.lr > 0 and self.epochs >= 1):
-            raise ConfigError(
-                f"signal implicit_reward: beta ({self.beta}) and lr ({self.lr}) must be above 0, epochs "
-                f"({self.epochs}) at least 1"
-            )
 
     def bind(self, tools: SignalTools) -> None:
         self.memory["model"] = tools.learner.beside(lr=self.lr)

@@ -1,4 +1,4 @@
-"""How much better a step's rollouts did than those of the steps before, in standard deviations."""
+"""Improvement of the mean reward over the last steps, in standard deviations (PIPO)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import CheckpointError
 from gxpo.levels import DEGENERATE
 from gxpo.signals.base import SignalPart, SignalTools
 
@@ -53,22 +54,15 @@ class Improvement(SignalPart):
     The mean is over the scored and compared trajectories that the policy made in the step, each once.
     """
 
-    window: int = 8
-    falling: float = 0.1
-    eps: float = 1e-6
-    bound: float = math.inf
-    ddof: int = 1
+    window: Annotated[int, Ge(2)] = 8
+    falling: Annotated[float, Ge(0)] = 0.1
+    eps: Annotated[float, Ge(0)] = 1e-6
+    bound: Annotated[float, Gt(0)] = math.inf
+    ddof: Literal[0, 1] = 1
     memory: list[float] = field(init=False, repr=False, compare=False, default_factory=list)
 
     provides = ("improvement",)
     axes = {"improvement": "R"}  # noqa: RUF012  never changed
-
-    def __post_init__(self) -> None:
-        if self.window < 2 or self.falling < 0 or self.eps < 0 or not self.bound > 0 or self.ddof not in (0, 1):
-            raise ConfigError(
-                f"signal improvement: window {self.window} is at least 2, falling {self.falling} and eps {self.eps} at "
-                f"least 0, bound {self.bound} above 0, ddof {self.ddof} 0 or 1"
-            )
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         now, found = self._mean(forest), 0.0

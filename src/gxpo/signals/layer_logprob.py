@@ -1,14 +1,14 @@
-"""Log-probs of the actions by the policy that the head makes of an inner layer."""
+"""Log-probs of the actions by the head on an inner layer (logit lens)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.protocols import Output
 from gxpo.signals.base import SignalPart, SignalTools
 
@@ -30,18 +30,11 @@ class LayerLogprob(SignalPart):
     Costs a forward pass of the step while it lasts.
     """
 
-    layer: int | float = 0.15
-    steps: int | None = None
+    layer: Annotated[int, Ge(1)] | Annotated[float, Interval(gt=0, le=1)] = 0.15
+    steps: Annotated[int, Ge(0)] | None = None
     normed: bool = True
 
     def __post_init__(self) -> None:
-        good = self.layer >= 1 if isinstance(self.layer, int) else 0 < self.layer <= 1
-        if not good:
-            raise ConfigError(
-                f"layer is {self.layer}; it is a layer's number from 1, or a share of the depth above 0, up to 1.0"
-            )
-        if self.steps is not None and self.steps < 0:
-            raise ConfigError(f"signal.layer_logprob.steps is {self.steps}; it is a number of steps, or null for all")
         object.__setattr__(self, "provides", (Output("logprob", self.layer, normed=self.normed),))
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:

@@ -1,14 +1,14 @@
-"""The policy's log-probs of its own actions with part of what it was shown hidden."""
+"""Log-probs of the actions with part of the observation masked (PAPO, VPPO)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.forest import ACTION
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import sum_before
@@ -75,16 +75,10 @@ class MaskedObservation(SignalPart):
     their place is this library's reading.
     """
 
-    share: float = 0.6
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.6
     fill: Literal["blank", "random"] = "blank"
 
     provides = ("masked_logprob",)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share of hidden tokens is {self.share}; it is above 0, up to 1")
-        if self.fill not in ("blank", "random"):
-            raise ConfigError(f"fill of hidden tokens is {self.fill!r}; it is 'blank' or 'random'")
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("a masked observation")

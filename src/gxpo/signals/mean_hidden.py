@@ -1,4 +1,4 @@
-"""A vector for each trajectory: what the policy makes of it."""
+"""Embedding of each trajectory: the mean hidden state over its action tokens."""
 
 from __future__ import annotations
 

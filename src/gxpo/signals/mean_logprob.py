@@ -1,4 +1,4 @@
-"""The policy at the start of the step, as the mean of its log-probs over the vocabulary."""
+"""Mean log-prob over the vocabulary at each token, by the policy at the start of the step (ROVER)."""
 
 from __future__ import annotations
 

@@ -1,46 +1,22 @@
-"""A process reward model on the policy's own hidden states, which looks at single steps and at pairs of them as one."""
+"""Process reward model on the policy's hidden states: a probe of single steps and of pairs of them (HRM)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, one_of
-from gxpo.signals.base import SignalPart, SignalTools
-from gxpo.signals.value_probe import ridge
+from gxpo.signals.base import SignalTools
+from gxpo.signals.ridge_probe import RidgeProbe
+from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
-
-
-class Spans(NamedTuple):
-    """Stretches of path tokens that are one step each, [K], by trajectory, then time.
-
-    first, last  the entries that it begins and ends with
-    trajectory   whose it is
-    piece        [P] which one each entry is of
-    """
-
-    first: Tensor
-    last: Tensor
-    trajectory: Tensor
-    piece: Tensor
-
-
-def spans_of(forest: Forest) -> Spans:
-    """The segments of every turn, or, where it has none, the turn."""
-    step, segment = forest.path_step, forest.segment[forest.path_token]
-    begins = torch.ones(len(step), dtype=torch.bool)
-    begins[1:] = (step[1:] != step[:-1]) | (segment[1:] != segment[:-1])
-    first = begins.nonzero().squeeze(1)
-    last = torch.cat([first[1:], torch.tensor([len(step)])])[: len(first)] - 1
-    return Spans(first, last, forest.path_trajectory[first], begins.cumsum(0) - 1)
 
 
 @torch.no_grad()
@@ -76,7 +52,7 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MergedSteps(SignalPart):
+class MergedSteps(RidgeProbe):
     """The signal "piece_reward" [P]: a `ridge` probe's estimate of what comes of each step, the same for its tokens.
 
         reward = probe(step)                                                                      scored "step"
@@ -90,8 +66,6 @@ class MergedSteps(SignalPart):
 
     scored  what is judged: single steps, or those and pairs. Pairs are trained on either way
     merged  weight of the pair; 0: a process reward model of single steps, and no pairs are trained on
-    layer   which hidden states; -1 the last
-    ridge   strength of the penalty
 
     A step is a segment of an action, or a turn without segments; one that several trajectories share is one row.
     Figures: steps_rows (rows it was fitted on), steps_used, and over the labelled steps steps_error (mean (reward -
@@ -102,64 +76,38 @@ class MergedSteps(SignalPart):
     There it is a language model.
     """
 
-    scored: Literal["step", "blend"] = "step"
-    merged: float = 0.5
-    layer: int = -1
     buffer: int = 2048
-    enough: int = 128
-    ridge: float = 0.1
-    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
-    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    scored: Literal["step", "blend"] = "step"
+    merged: Annotated[float, Interval(ge=0, le=1)] = 0.5
 
     provides = ("piece_reward",)
 
-    def __post_init__(self) -> None:
-        one_of("signal.merged_steps.scored", self.scored, ("step", "blend"))
-        if not 0 <= self.merged <= 1 or self.ridge < 0 or not 2 <= self.enough <= self.buffer:
-            raise ConfigError(
-                f"signal merged_steps: merged {self.merged} is from 0 to 1, ridge {self.ridge} at least 0, and "
-                f"2 <= enough ({self.enough}) <= buffer ({self.buffer})"
-            )
-
-    @property
-    def rows(self) -> int:
-        """Examples in the buffer."""
-        return len(self.memory["target"]) if self.memory else 0
-
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        spans = spans_of(forest)
+        pieces = pieces_of(forest)
         hidden = tools.learner.hidden(forest, layer=self.layer)[forest.path_token]
-        single, pair, follows = span_features(hidden, *spans)
-        used = self.rows >= self.enough
-        reward = torch.zeros(len(single), dtype=torch.float64)
-        if used:
-            weight, intercept = ridge(self.memory["features"], self.memory["target"], self.ridge)
+        single, pair, follows = span_features(hidden, pieces.first, pieces.last, pieces.trajectory, pieces.piece)
+        reward, fitted = torch.zeros(len(single), dtype=torch.float64), self.fit()
+        if fitted is not None:
+            weight, intercept = fitted
             share = (self.merged if self.scored == "blend" else 0.0) * follows.to(torch.float64)
             reward = (1 - share) * (single @ weight) + share * (pair @ weight) + intercept
         self.latest.clear()
-        self.latest.update(single=single, pair=pair, follows=follows, reward=reward, used=torch.tensor(used))
-        return {"piece_reward": reward[spans.piece]}
+        self.latest.update(
+            single=single, pair=pair, follows=follows, reward=reward, used=torch.tensor(fitted is not None)
+        )
+        return {"piece_reward": reward[pieces.piece]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        spans, now = spans_of(forest), self.latest
+        last, now = pieces_of(forest).last, self.latest
         owner = forest.path_trajectory
         counts, place = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
-        label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[spans.last]
+        label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[last]
         row = torch.arange(len(owner), dtype=torch.float64)
-        once = (counts & (levels.min(row, place, counts) == row))[spans.last]
+        once = (counts & (levels.min(row, place, counts) == row))[last]
         figures = {"steps_rows": float(self.rows), "steps_used": float(now["used"])}
         if bool(once.any()):
             figures["steps_error"] = float((now["reward"] - label)[once].square().mean())
             figures["steps_spread"] = float(label[once].var(correction=0))
         both = once & now["follows"] & (self.merged > 0)
-        features = torch.cat([now["single"][once], now["pair"][both]])
-        for name, new in (("features", features), ("target", torch.cat([label[once], label[both]]))):
-            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+        self.keep(torch.cat([now["single"][once], now["pair"][both]]), torch.cat([label[once], label[both]]))
         return figures
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.memory)
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.memory.clear()
-        self.memory.update({name: x.to(torch.float64) for name, x in tensors.items()})

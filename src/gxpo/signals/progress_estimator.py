@@ -1,12 +1,13 @@
-"""How far each turn has brought a task: shares that add up to the outcome, from the policy's hidden states."""
+"""Progress of each turn (SPA-RL): shares of the outcome, fitted on the policy's hidden states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from gxpo.errors import ConfigError
@@ -58,11 +59,11 @@ class ProgressEstimator(SignalPart):
     trained.
     """
 
-    width: int = 64
-    lr: float = 1e-3
-    updates: int = 32
+    width: Annotated[int, Ge(1)] = 64
+    lr: Annotated[float, Gt(0)] = 1e-3
+    updates: Annotated[int, Ge(1)] = 32
     buffer: int = 512
-    enough: int = 128
+    enough: Annotated[int, Ge(0)] = 128
     layer: int = -1
     memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
     latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -71,11 +72,8 @@ class ProgressEstimator(SignalPart):
     axes = {"progress": "S"}  # noqa: RUF012  never changed
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.updates < 1 or not self.lr > 0 or not 0 <= self.enough <= self.buffer:
-            raise ConfigError(
-                f"signal progress_estimator: width ({self.width}) and updates ({self.updates}) are at least 1, lr "
-                f"({self.lr}) above 0, and 0 <= enough ({self.enough}) <= buffer ({self.buffer})"
-            )
+        if self.enough > self.buffer:
+            raise ConfigError(f"signal.progress_estimator.enough ({self.enough}) is more than buffer ({self.buffer})")
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         hidden = tools.learner.hidden(forest, layer=self.layer)

@@ -1,4 +1,4 @@
-"""How likely the policy holds the prompt itself to be."""
+"""Prompt confidence: geometric mean of the token probabilities of the prompt (ProGRPO)."""
 
 from __future__ import annotations
 

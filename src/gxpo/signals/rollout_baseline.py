@@ -1,4 +1,4 @@
-"""A baseline that was measured: the outcomes of rollouts that stand beside a group only to be compared with."""
+"""Baseline from rollouts that are only measured (greedy ones, or those of another model; ReMax, PVPO)."""
 
 from __future__ import annotations
 

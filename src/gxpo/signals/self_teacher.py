@@ -1,16 +1,17 @@
-"""The policy's own past, shown a right answer of another rollout, as a teacher of the policy's tokens."""
+"""Self-distillation teacher (SDPO): an average of past policies that is shown a correct rollout of the group."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, one_of
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import Output
 from gxpo.signals.base import SignalPart, SignalTools
 
@@ -104,8 +105,8 @@ class SelfTeacher(SignalPart):
     message, without what stands between think tags). There feedback of the environment can stand for a right answer.
     """
 
-    rate: float = 0.05
-    top_k: int = 100
+    rate: Annotated[float, Interval(ge=0, le=1)] = 0.05
+    top_k: Annotated[int, Ge(1)] = 100
     of: Literal["all", "failed"] = "all"
     template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
     hide: str = r"<think>.*?</think>\s*"
@@ -114,7 +115,6 @@ class SelfTeacher(SignalPart):
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
     def __post_init__(self) -> None:
-        one_of("signal.self_teacher.of", self.of, ("all", "failed"))
         places = {"prompt": "{prompt}", "solution": "{solution}"}
         try:
             wrong = bool(self.template) and any(x not in self.template.format(**places) for x in places.values())
@@ -123,10 +123,6 @@ class SelfTeacher(SignalPart):
             raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
         if wrong:
             raise ConfigError(f"signal.self_teacher.template is {self.template!r}: it has {{prompt}} and {{solution}}")
-        if not (0 <= self.rate <= 1 and self.top_k >= 1):
-            raise ConfigError(
-                f"signal self_teacher: rate ({self.rate}) is from 0 to 1, top_k ({self.top_k}) at least 1"
-            )
 
     def bind(self, tools: SignalTools) -> None:
         self.memory["model"] = tools.learner.beside(lr=0.0)

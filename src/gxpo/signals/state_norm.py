@@ -1,4 +1,4 @@
-"""How large the state is in which each token is chosen."""
+"""L1 norm of the last hidden state before each token."""
 
 from __future__ import annotations
 

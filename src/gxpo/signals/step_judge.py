@@ -1,4 +1,4 @@
-"""Scores of steps by somebody who is asked: a function, such as a process reward model, or a judge that writes."""
+"""Step scores from a judge: a function such as a process reward model, or a language model that is asked."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.forest import OBSERVATION, Forest
 from gxpo.judges import Failure, FunctionJudge, Judge, Server, ask_all
 from gxpo.signals.base import SignalPart, SignalTools
@@ -108,7 +109,7 @@ class StepJudge(SignalPart):
     say: Literal["scores", "wrong"] = "scores"
     low: float = 0.0
     high: float = 10.0
-    critiques: int = 1
+    critiques: Annotated[int, Ge(1)] = 1
     rubric: str = RUBRIC
     workers: int = 8
     temperature: float = 0.0
@@ -121,12 +122,8 @@ class StepJudge(SignalPart):
     axes = {"step_score": "S"}  # noqa: RUF012  never changed
 
     def __post_init__(self) -> None:
-        one_of("signal.step_judge.say", self.say, ("scores", "wrong"))
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high) or self.critiques < 1:
-            raise ConfigError(
-                f"signal step_judge: low ({self.low:g}) is below high ({self.high:g}), critiques ({self.critiques}) "
-                "at least 1"
-            )
+        if not self.low < self.high or math.isinf(self.high - self.low):
+            raise ConfigError(f"signal step_judge: low ({self.low:g}) is below high ({self.high:g}), both finite")
 
     def bind(self, tools: SignalTools) -> None:
         named = [x for x in (self.score, self.ask, self.server) if x is not None]

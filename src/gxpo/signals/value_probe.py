@@ -1,51 +1,23 @@
-"""A baseline for each trajectory, read off the policy's own hidden states by a linear probe that learns as it goes."""
+"""Baseline from a linear probe on the policy's hidden states (POISE), refitted before each step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError
-from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.signals.base import SignalTools
+from gxpo.signals.ridge_probe import RidgeProbe
 from gxpo.signals.task_mean import baseline_errors
 from gxpo.trees import begins_of, last_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
-
-
-@torch.no_grad()
-def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Weights [D] and intercept [] of the line that minimises mean (y - w x - b)^2 + strength * |w * spread|^2.
-
-    features  [n, D] float64
-    target    [n] float64
-    strength  of the penalty, on features in units of their spread (population std over the n rows), so that no choice
-              of units matters; 0 gives a least-squares line. The intercept is not penalised
-
-    In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
-    """
-    middle, spread = features.mean(0), features.std(0, correction=0)
-    varies = spread > levels.DEGENERATE * features.abs().amax(0)
-    unit = torch.where(varies, spread, 1.0)
-    x = torch.where(varies, (features - middle) / unit, 0.0)
-    y = target - target.mean()
-    n, d = x.shape
-    penalty = strength * n
-    if strength == 0:
-        slope = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution.squeeze(1)
-    elif d <= n:
-        slope = torch.linalg.solve(x.T @ x + penalty * torch.eye(d, dtype=x.dtype), x.T @ y)
-    else:
-        slope = x.T @ torch.linalg.solve(x @ x.T + penalty * torch.eye(n, dtype=x.dtype), y)
-    weight = torch.where(varies, slope / unit, 0.0)
-    return weight, target.mean() - middle @ weight
 
 
 @torch.no_grad()
@@ -116,7 +88,7 @@ def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor
 
 
 @dataclass(frozen=True)
-class ValueProbe(SignalPart):
+class ValueProbe(RidgeProbe):
     """The signal "baseline" [R]: `cross_fitted` estimates of a `ridge` probe on `probe_features`.
 
     The probe predicts from a trajectory's features the mean outcome of the others of its group. It is fitted before
@@ -125,52 +97,29 @@ class ValueProbe(SignalPart):
     held between the least and the largest outcome that it was fitted on.
 
     tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
-    layer   which hidden states; -1 the last
-    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
 
     Figures: probe_rows (trajectories it was fitted on), probe_used, and over the scored and compared trajectories of
     groups of several baseline_error (mean (outcome - baseline)^2) beside group_mean_error (the same of the mean
     outcome of the others).
     """
 
-    tokens: int = 10
-    layer: int = -1
-    buffer: int = 1024
-    enough: int = 128
-    ridge: float = 0.1
-    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
-    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    tokens: Annotated[int, Ge(1)] = 10
 
     provides = ("baseline",)
     axes = {"baseline": "R"}  # noqa: RUF012  never changed
     needs = ("entropy",)
 
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.ridge < 0 or not 2 <= self.enough <= self.buffer:
-            raise ConfigError(
-                f"signal value_probe: tokens {self.tokens} is at least 1, ridge {self.ridge} at least 0, and "
-                f"2 <= enough ({self.enough}) <= buffer ({self.buffer})"
-            )
-
-    @property
-    def rows(self) -> int:
-        """Trajectories in the buffer."""
-        return len(self.memory["target"]) if self.memory else 0
-
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         hidden = tools.learner.hidden(forest, layer=self.layer)
         features = probe_features(forest, hidden, signals["entropy"], self.tokens)
         group, takes = forest.ids("group", axis="R"), self._taking(forest)
-        used = self.rows >= self.enough
-        if used:
+        estimate, fitted = torch.where(takes, forest.outcome, 0.0), self.fit()
+        if fitted is not None:
             target = self.memory["target"]
-            weight, intercept = ridge(self.memory["features"], target, self.ridge)
-            estimate = (features @ weight + intercept).clamp(target.min(), target.max())
-        else:
-            estimate = torch.where(takes, forest.outcome, 0.0)
+            estimate = (features @ fitted[0] + fitted[1]).clamp(target.min(), target.max())
         baseline = cross_fitted(estimate, forest.outcome, group, takes)
         self.latest.clear()
-        self.latest.update(features=features, baseline=baseline, used=torch.tensor(used))
+        self.latest.update(features=features, baseline=baseline, used=torch.tensor(fitted is not None))
         return {"baseline": baseline}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
@@ -180,8 +129,7 @@ class ValueProbe(SignalPart):
         kept = takes & (levels.count(group, takes) > 1)
         figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
         figures |= baseline_errors(forest, self.latest["baseline"], takes)
-        for name, new in (("features", self.latest["features"][kept]), ("target", target[kept])):
-            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+        self.keep(self.latest["features"][kept], target[kept])
         return figures
 
     @staticmethod
@@ -189,10 +137,3 @@ class ValueProbe(SignalPart):
         """[R] bool: who is asked and learned from: scored, compared, with action tokens."""
         acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
         return forest.scored & forest.compared & acts
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.memory)
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.memory.clear()
-        self.memory.update({name: x.to(torch.float64) for name, x in tensors.items()})

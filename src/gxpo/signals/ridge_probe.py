@@ -1,0 +1,86 @@
+"""Ridge probes on hidden states, refitted before each step to a buffer of the newest rows: base of signals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from gxpo import levels
+from gxpo.errors import ConfigError
+from gxpo.ranges import key_of
+from gxpo.signals.base import SignalPart
+
+
+@torch.no_grad()
+def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weights [D] and intercept [] of the line that minimises mean (y - w x - b)^2 + strength * |w * spread|^2.
+
+    features  [n, D] float64
+    target    [n] float64
+    strength  of the penalty, on features in units of their spread (population std over the n rows), so that no choice
+              of units matters; 0 gives a least-squares line. The intercept is not penalised
+
+    In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
+    """
+    middle, spread = features.mean(0), features.std(0, correction=0)
+    varies = spread > levels.DEGENERATE * features.abs().amax(0)
+    unit = torch.where(varies, spread, 1.0)
+    x = torch.where(varies, (features - middle) / unit, 0.0)
+    y = target - target.mean()
+    n, d = x.shape
+    penalty = strength * n
+    if strength == 0:
+        slope = torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution.squeeze(1)
+    elif d <= n:
+        slope = torch.linalg.solve(x.T @ x + penalty * torch.eye(d, dtype=x.dtype), x.T @ y)
+    else:
+        slope = x.T @ torch.linalg.solve(x @ x.T + penalty * torch.eye(n, dtype=x.dtype), y)
+    weight = torch.where(varies, slope / unit, 0.0)
+    return weight, target.mean() - middle @ weight
+
+
+@dataclass(frozen=True)
+class RidgeProbe(SignalPart):
+    """Base of signals by a `ridge` probe that is fitted before every step on the newest `buffer` rows of the steps
+    before, as soon as `enough` are there.
+
+    layer   which hidden states; -1 the last
+    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
+    """
+
+    layer: int = -1
+    buffer: int = 1024
+    enough: Annotated[int, Ge(2)] = 128
+    ridge: Annotated[float, Ge(0)] = 0.1
+    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.enough > self.buffer:
+            raise ConfigError(f"{key_of(type(self))}.enough ({self.enough}) is more than buffer ({self.buffer})")
+
+    @property
+    def rows(self) -> int:
+        """Rows in the buffer."""
+        return len(self.memory["target"]) if self.memory else 0
+
+    def fit(self) -> tuple[Tensor, Tensor] | None:
+        """Weights and intercept, or None as long as there are not `enough` rows."""
+        return ridge(self.memory["features"], self.memory["target"], self.ridge) if self.rows >= self.enough else None
+
+    def keep(self, features: Tensor, target: Tensor) -> None:
+        """New rows behind those in the buffer, of which the oldest go."""
+        for name, new in (("features", features), ("target", target)):
+            self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.memory)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.clear()
+        self.memory.update({name: x.to(torch.float64) for name, x in tensors.items()})
