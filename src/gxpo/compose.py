@@ -234,10 +234,10 @@ class _Keys:
 
     def control(self, key: str, default: Any) -> Any:
         """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
-        from gxpo import parts
+        from gxpo import registry
 
         named = self.take(key, None if default is None else type(default))
-        made = None if named is None else self.part(key, named, parts.CONTROLS, what="control")
+        made = None if named is None else self.part(key, named, registry.CONTROLS, what="control")
         return None if isinstance(made, Unexecuted) else made
 
     def field(self, key: str, default: Any, hint: Any, unbounded: bool = False) -> Any:
@@ -342,22 +342,22 @@ def load_object(path: str, slot: str) -> Any:
 def _build(
     name: str, definitions: list[tuple[str, Definition, Mapping[str, Any]]], stated: dict[str, Stated]
 ) -> Method:
-    from gxpo import parts
+    from gxpo import registry
     from gxpo.credit.relative import Relative
     from gxpo.learners.epochs import Epochs
     from gxpo.rollouts.independent import Independent
 
     keys = _Keys(stated)
     total = _credit(keys, Relative)
-    weights = _named(keys, "weight", parts.WEIGHTS, "weight")
-    rollout = keys.part("rollout", keys.take("rollout", Independent), parts.ROLLOUTS, what="rollout")
+    weights = _named(keys, "weight", registry.WEIGHTS, "weight")
+    rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
     named = keys.take("segment", None)
-    segmenter = None if named is None else keys.part("segment", named, parts.SEGMENTERS, what="segmenter")
-    shapes = _named(keys, "reward.shape", parts.REWARDS, "reward")
-    step_rewards = _named(keys, "reward.step", parts.REWARDS, "reward")
-    rewards = _named(keys, "reward.add", parts.REWARDS, "reward")
-    signals = _named(keys, "signal", parts.SIGNALS, "signal")
-    update = keys.part("update", keys.take("update", Epochs), parts.UPDATES, what="update")
+    segmenter = None if named is None else keys.part("segment", named, registry.SEGMENTERS, what="segmenter")
+    shapes = _named(keys, "reward.shape", registry.REWARDS, "reward")
+    step_rewards = _named(keys, "reward.step", registry.REWARDS, "reward")
+    rewards = _named(keys, "reward.add", registry.REWARDS, "reward")
+    signals = _named(keys, "signal", registry.SIGNALS, "signal")
+    update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, what="update")
     terms, kl_reward = _objective(keys)
     context = keys.take("objective.context", "trained")
     if context not in ("trained", "sampled"):
@@ -412,22 +412,22 @@ def _run_keys(keys: _Keys) -> dict[str, Stated]:
 
 def _credit(keys: _Keys, default: Any) -> Any:
     """The credit, and those that are added to it."""
-    from gxpo import parts
+    from gxpo import registry
 
-    total = keys.part("credit", keys.take("credit", default), parts.CREDITS, what="credit")
+    total = keys.part("credit", keys.take("credit", default), registry.CREDITS, what="credit")
     for extra in keys.names("credit.add"):
         slot = f"credit.add.{extra}"
-        total = total + keys.part(slot, keys.take(slot, extra), parts.CREDITS, what="credit", main="credit")
+        total = total + keys.part(slot, keys.take(slot, extra), registry.CREDITS, what="credit", main="credit")
     return total
 
 
 def part_of(folder: str, value: Any, options: Mapping[str, Any]) -> Any:
     """The part of a stage's folder that `value` names, made with options as under the part's keys; several where a
     former part is a composition now: their sum, or their product."""
-    from gxpo import parts
+    from gxpo import registry
 
     name = show(value) if not isinstance(value, former.FormerPart) else value.name
-    slot, table = parts.place_of(folder, name if (old := former.table(folder).get(name)) is None else show(old.now))
+    slot, table = registry.place_of(folder, name if (old := former.table(folder).get(name)) is None else show(old.now))
     slot = slot.replace("NAME", name)
     prefix = "objective" if slot in ("objective.gate", "objective.ratio") else slot
     stated = {slot: Stated(value, name), **{f"{prefix}.{k}": Stated(v, name) for k, v in options.items()}}
@@ -498,15 +498,17 @@ def _check_credit_is_read(made: Method) -> None:
 
 def _policy_term(keys: _Keys) -> Any:
     """The term in the policy gradient's place: `objective`, its fields under `objective.FIELD`."""
-    from gxpo import objectives, parts
+    from gxpo import objectives, registry
 
     kind = resolve_part(
-        keys.take("objective", objectives.PolicyGradient), parts.TERMS, "objective", "term of the objective"
+        keys.take("objective", objectives.PolicyGradient), registry.TERMS, "objective", "term of the objective"
     )
     if not (isinstance(kind, type) and issubclass(kind, objectives.PolicyGradient)):
-        return keys.part("objective", kind, parts.TERMS, what="term of the objective")
-    gate = keys.part("objective.gate", keys.take("objective.gate", objectives.Clip), parts.GATES, "objective", "gate")
-    ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), parts.RATIOS, "objective", "ratio")
+        return keys.part("objective", kind, registry.TERMS, what="term of the objective")
+    gate = keys.part(
+        "objective.gate", keys.take("objective.gate", objectives.Clip), registry.GATES, "objective", "gate"
+    )
+    ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), registry.RATIOS, "objective", "ratio")
     fields: dict[str, Any] = {"gate": gate, "ratio": ratio}
     hints = hints_of(kind)
     for entry in dataclasses.fields(kind):
@@ -519,7 +521,7 @@ def _policy_term(keys: _Keys) -> Any:
 
 def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     """The policy term, KL and entropy, and the terms that are added."""
-    from gxpo import objectives, parts
+    from gxpo import objectives, registry
     from gxpo.objectives.kl_reward import KLReward
 
     policy = _policy_term(keys)
@@ -547,7 +549,7 @@ def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
     bonus = _penalty(keys, objectives.Entropy, "objective.entropy", {"horizon": shared["horizon"]})
     if bonus.ever:
         terms["entropy"] = bonus
-    return terms | _named(keys, "objective.add", parts.TERMS, "term"), kl_reward
+    return terms | _named(keys, "objective.add", registry.TERMS, "term"), kl_reward
 
 
 def _penalty(keys: _Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> Any:

@@ -196,7 +196,8 @@ def _shown(kind: type) -> str:
     if not kind.__module__.startswith("gxpo."):
         with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
-    return snake(kind.__name__)
+    stage_and_name = vars(kind).get("__part__")  # of `gxpo.registry.part`
+    return snake(kind.__name__) if stage_and_name is None else stage_and_name[1]
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import parts
+from gxpo import registry
 from gxpo.bench.forests import made_up
 from gxpo.bench.machine import forget_peak, resident
 from gxpo.compose import method
@@ -66,7 +66,7 @@ class Work:
 
 def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
     """A random column for every signal that the part reads."""
-    axes = {name: axis for provider in parts.SIGNALS.values() for name, axis in provider.axes.items()}
+    axes = {name: axis for provider in registry.SIGNALS.values() for name, axis in provider.axes.items()}
     draw = torch.Generator().manual_seed(seed)
 
     def column(name: str) -> Tensor:
@@ -101,12 +101,12 @@ def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[
     found: dict[str, list[dict[str, Any]]] = {}
     with _one_thread():
         for forks in (False, True):
-            chosen = {name: kind for name, kind in parts.CREDITS.items() if ("forks" in kind.requires) == forks}
+            chosen = {name: kind for name, kind in registry.CREDITS.items() if ("forks" in kind.requires) == forks}
             forests = [made_up(n, forks=forks) for n in sizes] if chosen else []
             for name, kind in chosen.items():
                 notify(f"credit {name}: {', '.join(map(_short, sizes))} turns")
                 found[name] = _part_rows(name, [Work.of(kind(), forest) for forest in forests], rounds)
-    return [row for name in parts.CREDITS for row in found[name]]
+    return [row for name in registry.CREDITS for row in found[name]]
 
 
 def _part_rows(name: str, works: list[Work], rounds: int) -> list[dict[str, Any]]:

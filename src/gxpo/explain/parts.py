@@ -15,7 +15,7 @@ from gxpo.compose import method
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.keys import Definition, show
 from gxpo.methods import METHODS
-from gxpo.parts import PLACES
+from gxpo.registry import PLACES
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 

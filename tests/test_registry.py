@@ -1,0 +1,65 @@
+"""Parts by stated names, and by the names of their classes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+from gxpo import parts, registry
+from gxpo.credit.base import CreditPart
+from gxpo.keys import show
+from gxpo.registry import Table, part
+
+
+@part("mean_only", stage="credit")
+@dataclass(frozen=True)
+class Named(CreditPart):
+    def __call__(self, forest, signals, step):
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Derived(Named):
+    """A part of its own: a stated name is not inherited."""
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    """A stage's folder with the parts above in one module."""
+    home, module = ModuleType("gxpo.invented"), ModuleType("gxpo.invented.both")
+    home.__path__ = []
+    for kind in (Named, Derived):
+        monkeypatch.setattr(kind, "__module__", module.__name__)
+        setattr(module, kind.__name__, kind)
+    for loaded in (home, module):
+        monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda path: [type("M", (), {"name": "both"})])
+    monkeypatch.setitem(sys.modules, "gxpo.invented.base", sys.modules["gxpo.credit.base"])
+
+
+def test_stated_and_derived_names(folder):
+    table = Table("credit", "invented", "base:CreditPart")
+    assert dict(table) == {"mean_only": Named, "derived": Derived}
+    assert (show(Named), show(Named()), show(Derived)) == ("mean_only", "mean_only", "derived")
+
+
+def test_a_stated_stage_decides(folder):
+    assert dict(Table("weight", "invented", "base:CreditPart")) == {"derived": Derived}
+
+
+@pytest.mark.parametrize(("name", "stage"), [("Mean", "credit"), ("", "credit"), ("a-b", "credit"), ("mean", "gate")])
+def test_names_and_stages_that_can_t_be(name, stage):
+    with pytest.raises(ValueError, match="a lower-case name, and one of credit"):
+        part(name, stage=stage)
+
+
+def test_nothing_abstract_can_be_named():
+    with pytest.raises(TypeError, match="CreditPart is no dataclass that can be made"):
+        part("mean", stage="credit")(CreditPart)
+
+
+def test_the_former_module_has_the_same_tables():
+    assert all(getattr(parts, name) is getattr(registry, name) for name in dir(parts) if name.isupper())
