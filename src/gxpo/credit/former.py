@@ -31,7 +31,11 @@ FORMER = {
             },
         },
     ),
-    "agent_relative": Former(Relative, {"among": ("agent",), "unit": "step"}),
+    "agent_relative": Former(
+        Relative,
+        {"among": ("agent",), "unit": "step"},
+        {"unit": (), "quantile": (), "shift": (), "single": ()},  # options that it did not read
+    ),
     "step_reward": Former(
         Relative,
         {

@@ -112,12 +112,12 @@ class Statistic(CreditPart):
     def __post_init__(self) -> None:
         if self.scale == "median_absolute" and not self.eps > 0:
             raise ConfigError("credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0")
+        if self.learns_from_equal():
+            object.__setattr__(self, "on_equal", "signal")
 
-    @property
-    def on_equal(self) -> str:  # type: ignore[override]  # told by the settings
-        """ "signal" where equal values of a group do not give 0."""
-        raw = self.scale in ("mean", "none", "batch_std") and (self.center == "none" or self.shift)
-        return "signal" if raw else "zero"
+    def learns_from_equal(self) -> bool:
+        """Whether trajectories of equal outcome may be given something else than 0."""
+        return self.scale in ("mean", "none", "batch_std") and (self.center == "none" or bool(self.shift))
 
     def apply(self, value: Tensor, ids: Tensor, where: Tensor | None = None, **other: Any) -> Tensor:
         """`group_relative` of `value` [n] in the groups `ids` [n]; `other` options take the place of its own."""

@@ -130,11 +130,9 @@ class Relative(Statistic):
         object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
         object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
 
-    @property
-    def on_equal(self) -> str:
-        """ "zero" where trajectories of equal outcome are given 0."""
+    def learns_from_equal(self) -> bool:
         plain = self.value == "outcome" and self.among != ("batch",) and self.center != "baseline"
-        return super().on_equal if plain else "signal"
+        return super().learns_from_equal() or not plain
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         """What is compared, and the axis that it is on."""
@@ -148,8 +146,8 @@ class Relative(Statistic):
                 raise ConfigError(f"credit.value={self.value}: the rollouts have no reward {name!r}; there is {there}")
             return forest.components[:, forest.component_names.index(name)], "R"
         found = signals[self.value]
-        if hasattr(signals, "axis"):
-            return found, signals.axis(self.value)
+        if axis_of := getattr(signals, "axis", None):
+            return found, axis_of(self.value)
         sizes = {"R": forest.n_trajectories, "S": forest.n_steps, "P": forest.n_entries}  # of a plain mapping
         fits = [axis for axis, n in sizes.items() if len(found) == n]
         return found, next((axis for axis in fits if _OWN_UNIT[axis] == self.unit), fits[-1])

@@ -41,10 +41,9 @@ class StateRelative(StateKeyed, Relative):
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.95
     history: Annotated[int, Interval(ge=0)] = 0
 
-    @property
-    def on_equal(self) -> str:
-        """ "zero" as of the outcome: the published recipes drop groups of equal outcomes with it."""
-        return "signal" if self.center == "none" and self.scale == "none" else "zero"
+    def learns_from_equal(self) -> bool:
+        """As of the outcome: the published recipes drop groups of equal outcomes with it."""
+        return self.center == "none" and self.scale == "none"
 
     def peers(self, forest: Forest, rows: Rows) -> Tensor:
         state = self.states(forest)
