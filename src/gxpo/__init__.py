@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo import config, credit, errors, levels, objectives, records, weighting
+    from gxpo import config, credit, errors, grouped, levels, objectives, records, weighting
     from gxpo.compose import method
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
@@ -36,7 +36,7 @@ _HOMES = {
     "train": "gxpo.trainer.run",
     "__version__": "gxpo.version",
 }
-_MODULES = ("config", "credit", "errors", "levels", "objectives", "records", "weighting")
+_MODULES = ("config", "credit", "errors", "grouped", "levels", "objectives", "records", "weighting")
 
 __all__ = [
     "Forest",
@@ -49,6 +49,7 @@ __all__ = [
     "config",
     "credit",
     "errors",
+    "grouped",
     "levels",
     "method",
     "objectives",

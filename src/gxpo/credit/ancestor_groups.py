@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.node_value import Visits, visits_of
@@ -51,21 +51,21 @@ def ancestor_groups(
     members = group >= 0 if where is None else (group >= 0) & where
     leaf = visits.trajectory
     own = members[leaf]
-    leaves, up = levels.count(visits.place, own), visits.above
-    all_leaves = levels.count(group, members)
+    leaves, up = grouped.count(visits.place, own), visits.above
+    all_leaves = grouped.count(group, members)
     acted = torch.where(up >= 0, last_before(up, ~action)[up.clamp_min(0)], -1)  # the action before, or where it began
     above = torch.where((acted >= 0) & action[acted.clamp_min(0)], leaves[acted.clamp_min(0)], all_leaves[leaf])
     others = leaves > own.to(leaves)
     counts = action & others & (leaves < above)  # somebody to compare with, and no ancestor's group over again
-    below = levels.mean(outcome[leaf], visits.place, own)
+    below = grouped.mean(outcome[leaf], visits.place, own)
     size = torch.where(counts, leaves if weight == "size" else torch.ones_like(leaves), 0.0)
     top = torch.where(all_leaves > 0, all_leaves if weight == "size" else torch.ones_like(all_leaves), 0.0)
     if drop_equal:
-        size = torch.where(levels.degenerate(outcome[leaf], visits.place, own), 0.0, size)
-        top = torch.where(levels.degenerate(outcome, group, members), 0.0, top)
-    over = levels.normalize(outcome, group, members, scale="none")
+        size = torch.where(grouped.degenerate(outcome[leaf], visits.place, own), 0.0, size)
+        top = torch.where(grouped.degenerate(outcome, group, members), 0.0, top)
+    over = grouped.normalize(outcome, group, members, scale="none")
     gap = outcome.to(torch.float64)[leaf] - below
-    gap = torch.where(levels.degenerate(outcome[leaf], visits.place, own) & own, 0.0, gap)
+    gap = torch.where(grouped.degenerate(outcome[leaf], visits.place, own) & own, 0.0, gap)
     total = (top * over).index_add(0, leaf, size * gap)
     share = top.index_add(0, leaf, size)
     return torch.where(share > 0, total / torch.where(share > 0, share, 1.0), 0.0)

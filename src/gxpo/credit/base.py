@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.keys import show
 from gxpo.ranges import Part
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
     """[groups] bool: the credit [P] is 0 on every trainable entry of the group, so that nothing is learned from it."""
     group = forest.ids("group", axis="R")
-    strength = levels.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
+    strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
     by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     by_trajectory[forest.path_trajectory] = strength
     strongest = torch.zeros(len(set(forest.group)), dtype=torch.float64)
-    strongest[group] = levels.max(by_trajectory, group)
+    strongest[group] = grouped.max(by_trajectory, group)
     return strongest == 0
 
 

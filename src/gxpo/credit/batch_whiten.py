@@ -10,7 +10,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Single, group_relative
 
@@ -33,7 +33,7 @@ def batch_whiten(
     everywhere where the batch is equal or fewer than two entries count.
     """
     batch = torch.where(trainable, 0, -1)
-    mean, spread = levels.mean_and_std(value, batch, where, ddof=ddof)
+    mean, spread = grouped.mean_and_std(value, batch, where, ddof=ddof)
     return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
 
 
@@ -73,7 +73,7 @@ class BatchWhiten(CreditPart):
             value = group_relative(value, group, self.center, "none", where=compared, single=self.single)
         if self.over == "trajectories":
             batch = torch.zeros(value.shape, dtype=torch.int64)
-            found = levels.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps)
+            found = grouped.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps)
             return forest.to_path(found.clamp(-self.bound, self.bound), "R")
         entries = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(compared, "R")
         return batch_whiten(*entries, self.eps, self.ddof).clamp(-self.bound, self.bound)

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Interval, Le
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
 from gxpo.credit.success_rate import succeeds
@@ -46,7 +46,7 @@ def certainty(forest: Forest, signals: Signals, share: float) -> Tensor:
     entropy, trainable = signals["entropy"].to(torch.float64), forest.path_trainable
     if missing := int((entropy.isnan() & trainable).sum()):
         raise MissingSignal(f"entropy is nan for {missing} of {int(trainable.sum())} trainable tokens")
-    return -levels.mean(torch.where(trainable, entropy, 0.0), forest.path_trajectory, trainable)
+    return -grouped.mean(torch.where(trainable, entropy, 0.0), forest.path_trajectory, trainable)
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def confidence_gap(forest: Forest, signals: Signals, share: float) -> Tensor:
     counts as correct where its outcome is above 0.
     """
     answer = mean_of_lowest(*answer_logprob(forest, signals), forest.n_trajectories, share).exp()
-    solved = levels.max(succeeds(forest), forest.ids("group", axis="R"), forest.compared) > 0
+    solved = grouped.max(succeeds(forest), forest.ids("group", axis="R"), forest.compared) > 0
     found = signals["prompt_confidence"].to(torch.float64) - answer
     return forest.to_path(torch.where(solved, found, torch.zeros_like(found)), "R")
 
@@ -121,5 +121,5 @@ class Bonus(CreditPart):
         if self.at == "all":
             return found
         place = torch.arange(forest.n_entries, dtype=torch.float64)
-        last = levels.max(place, forest.path_trajectory, forest.path_trainable) == place
+        last = grouped.max(place, forest.path_trajectory, forest.path_trainable) == place
         return torch.where(last & forest.path_trainable, found, 0.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.recursion import next_in
 from gxpo.errors import one_of
 from gxpo.trees import begins_of, dense
@@ -71,7 +71,7 @@ def shorter_is_better(
     n = len(right)
     rows = torch.arange(n)
     measure = right if where is None else right & where
-    least = levels.min(length.to(torch.float64), group, measure)
+    least = grouped.min(length.to(torch.float64), group, measure)
     best = torch.where(measure & (length == least), rows, n)
     best = torch.full((n + 1,), n).scatter_reduce_(0, group, best, "amin")[group]  # the first of the shortest, n: none
     # a point is in common where the group's shortest goes through it
@@ -99,7 +99,7 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
     new = torch.ones(len(own), dtype=torch.bool)
     new[1:] = (own[1:] != own[:-1]) | (place[1:] != place[:-1])
     # a trajectory stands in a node once, with however many tokens
-    leaves = levels.count(place, new & forest.to_path(forest.compared, "R"))
+    leaves = grouped.count(place, new & forest.to_path(forest.compared, "R"))
     begins = new.clone()
     begins[1:] &= (own[1:] != own[:-1]) | (leaves[1:] != leaves[:-1])
     rows = begins.nonzero().squeeze(1)

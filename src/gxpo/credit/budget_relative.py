@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError, one_of
 from gxpo.trees import dense
@@ -61,12 +61,12 @@ def budget_relative(
     # every budget is a column of its own: ids of (group, budget)
     columns = torch.where(group[:, None] < 0, -1, group[:, None] * budgets + torch.arange(budgets)).reshape(-1)
     every = enters[:, None].expand(n, budgets).reshape(-1)
-    mean = levels.mean(returns.reshape(-1), columns, every).view(n, budgets)
-    others = levels.count(group, enters) - enters.to(torch.float64)
+    mean = grouped.mean(returns.reshape(-1), columns, every).view(n, budgets)
+    others = grouped.count(group, enters) - enters.to(torch.float64)
     mean = torch.where((others > 0)[:, None], mean, 0.0)
     advantage = returns - (steps * own + (budgets - steps) * mean) / budgets
     rows = group[:, None].expand(n, budgets).reshape(-1)
-    equal = levels.degenerate(x.reshape(-1), rows, every).view(n, budgets) & (enters & (others > 0))[:, None]
+    equal = grouped.degenerate(x.reshape(-1), rows, every).view(n, budgets) & (enters & (others > 0))[:, None]
     counts = known & (group >= 0) & ((others > 0) | (torch.tensor(single == "raw") & enters))
     return torch.where(counts[:, None] & ~equal, advantage, 0.0)
 
@@ -114,8 +114,8 @@ class BudgetRelative(CreditPart):
         own = dense(shared * (rows + 1) + torch.where(cut, 0, torch.arange(rows)))
         n = int(own.max()) + 1
         at_cut, at_budget = own * budgets + budget, group * budgets + budget
-        several = levels.count(at_cut, compared)
-        mean = torch.where(several > 0, levels.mean(forest.outcome, at_cut, compared), forest.outcome)
+        several = grouped.count(at_cut, compared)
+        mean = torch.where(several > 0, grouped.mean(forest.outcome, at_cut, compared), forest.outcome)
         column = torch.arange(budgets)
         stands = (budget[:, None] <= column) & (column < (budget + covers)[:, None]) | ~cut[:, None]
         row, place = stands.nonzero(as_tuple=True)
@@ -127,8 +127,8 @@ class BudgetRelative(CreditPart):
         thinking = budget_relative(score, task, self.weights(budgets), self.growth, enters, self.single)
         answer = torch.where(
             several > 1,
-            levels.normalize(forest.outcome, at_cut, compared, scale="none"),
-            levels.normalize(forest.outcome, at_budget, compared, scale="none"),
+            grouped.normalize(forest.outcome, at_cut, compared, scale="none"),
+            grouped.normalize(forest.outcome, at_budget, compared, scale="none"),
         )
         owner = forest.path_trajectory
         segment = torch.where(cut[owner], forest.segment[forest.path_token].clamp(0, budgets - 1), 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
 
@@ -32,11 +32,11 @@ def between_groups(
     """
     enters = group >= 0 if where is None else (group >= 0) & where
     place = torch.arange(len(group))
-    first = enters & (levels.min(place, group, enters) == place)
+    first = enters & (grouped.min(place, group, enters) == place)
     batch = torch.zeros_like(group)
-    mean = levels.mean(outcome, group, enters)
-    found = levels.normalize(mean, batch, first, scale=scale, ddof=ddof, eps=eps)
-    differ = ~levels.degenerate(mean, batch, first) & (levels.count(group, enters) > 0)
+    mean = grouped.mean(outcome, group, enters)
+    found = grouped.normalize(mean, batch, first, scale=scale, ddof=ddof, eps=eps)
+    differ = ~grouped.degenerate(mean, batch, first) & (grouped.count(group, enters) > 0)
     return torch.where(differ, found, 0.0)
 
 
@@ -48,8 +48,8 @@ def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = N
     """
     counts = (group >= 0) & (cluster >= 0)
     counts = counts if where is None else counts & where
-    share = levels.count(cluster, counts) / levels.count(group, counts).clamp_min(1)
-    return -levels.mean(torch.where(counts, share, 1.0).log(), group, counts)
+    share = grouped.count(cluster, counts) / grouped.count(group, counts).clamp_min(1)
+    return -grouped.mean(torch.where(counts, share, 1.0).log(), group, counts)
 
 
 @torch.no_grad()

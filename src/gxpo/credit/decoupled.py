@@ -11,7 +11,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.group_relative import Single, alone, group_relative
@@ -52,7 +52,7 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
     where  [R] bool: who enters
     """
     batch = torch.zeros(value.shape, dtype=torch.int64)
-    out = levels.normalize(value, batch, where, ddof=ddof, eps=eps)
+    out = grouped.normalize(value, batch, where, ddof=ddof, eps=eps)
     return torch.where(moved, out, torch.zeros_like(out))
 
 
@@ -101,7 +101,7 @@ class Decoupled(CreditPart):
             return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
         moved = alone(group, enters) if self.single == "raw" else torch.zeros_like(usable)
         for reward in rewards.unbind(1):
-            moved |= ~levels.degenerate(reward, group, enters) | ~enters
+            moved |= ~grouped.degenerate(reward, group, enters) | ~enters
         return forest.to_path(batch_normalized(total, moved & usable, enters, self.ddof, self.eps), "R")
 
     def _rewards(self, forest: Forest) -> tuple[Tensor, Tensor]:

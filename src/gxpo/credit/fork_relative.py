@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
 from gxpo.errors import one_of
@@ -57,9 +57,9 @@ def step_value(
     ahead = torch.bincount(own, minlength=len(outcome))[own] - 1 - depth
     value = outcome.to(torch.float64)[own] * decay ** (ahead if discount_from == "end" else depth).to(torch.float64)
     enters = torch.ones_like(own, dtype=torch.bool) if where is None else where[own]
-    enters = enters | (levels.count(place, enters) == 0)
-    mean = levels.mean(value, place, enters)
-    return mean if bonus is None else mean + levels.mean(bonus, place, enters)
+    enters = enters | (grouped.count(place, enters) == 0)
+    mean = grouped.mean(value, place, enters)
+    return mean if bonus is None else mean + grouped.mean(bonus, place, enters)
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6,
     own, place = forks.trajectory, forks.place
     first = torch.full((int(place.max()) + 1 if len(place) else 0,), len(place))
     first = first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
-    counted = torch.ones_like(first, dtype=torch.bool) if where is None else levels.count(place, where[own])[first] > 0
+    counted = torch.ones_like(first, dtype=torch.bool) if where is None else grouped.count(place, where[own])[first] > 0
     return group_relative(value[first], forks.fork[first], ddof=ddof, eps=eps, where=counted)[place]
 
 

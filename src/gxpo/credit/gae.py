@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
@@ -231,7 +231,7 @@ class Gae(CreditPart):
         first, _ = ends(forest.path_step, forest.path_trainable, forest.n_steps)
         turn = advantage[first.clamp_min(0)] if len(advantage) else torch.zeros(forest.n_steps, dtype=torch.float64)
         compared = forest.compared[forest.step_trajectory]
-        whitened = levels.normalize(turn, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
+        whitened = grouped.normalize(turn, torch.where(first >= 0, 0, -1), compared, eps=1e-8)
         return torch.where(forest.path_trainable, forest.to_path(whitened, "S"), 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
@@ -166,7 +166,7 @@ class HierarchicalGae(CreditPart):
             given = getattr(found, name)
             if self.normalize:
                 has = torch.zeros(len(given), dtype=torch.bool).index_fill_(0, at[mask], True)
-                given = levels.normalize(given, torch.where(has, 0, -1), compared, ddof=0, eps=1e-8)
+                given = grouped.normalize(given, torch.where(has, 0, -1), compared, ddof=0, eps=1e-8)
             out += torch.where(mask, given[at], 0.0)
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy_(0, turns.entries, out)
 
@@ -182,7 +182,7 @@ class HierarchicalGae(CreditPart):
 
     def _share(self, trajectory: Tensor) -> Tensor:
         """[n] how much of a keep penalty each turn bears."""
-        turns = levels.count(trajectory)
+        turns = grouped.count(trajectory)
         if self.keep_mode == "each":
             return torch.ones_like(turns)
         return torch.where(turns > 1, 1.0 / turns.clamp_min(1), 0.0)

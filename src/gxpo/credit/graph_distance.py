@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.state_relative import StateRelative
 from gxpo.errors import ConfigError, one_of
 
@@ -86,7 +86,7 @@ def graph_return(
     edges = (before >= 0) & (after >= 0) & (torch.ones_like(succeeds) if where is None else where)
     distance = graph_distance(before[edges], after[edges], torch.arange(n + groups) >= n)
     known = distance.isfinite()
-    far = levels.max(torch.where(known, distance, 0.0), of_group, known) + 1
+    far = grouped.max(torch.where(known, distance, 0.0), of_group, known) + 1
     distance = torch.where(known, distance, far)
     there = distance[torch.where(after >= 0, after, success)]
     there = torch.where(after >= 0, there, far[success])

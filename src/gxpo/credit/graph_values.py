@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.gae import Share, gae, on_tokens
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.state_keys import StateKeyed
@@ -89,19 +89,19 @@ def graph_advantage(
     times these.
     """
     enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
-    counted = (state >= 0) & (levels.count(state, enters) > 0)
+    counted = (state >= 0) & (grouped.count(state, enters) > 0)
     following = next_in(trajectory, counted)
     payment = on_tokens(payment, trajectory, torch.arange(len(payment)), counted)  # of others to the step before
     onward = linear_recursion(payment, discount, following)  # Monte-Carlo returns: the values to start at
     n = int(state.max()) + 1 if len(state) else 0
     start = torch.zeros(n, dtype=torch.float64)
-    start[state[counted]] = levels.mean(onward, state, enters)[counted]
+    start[state[counted]] = grouped.mean(onward, state, enters)[counted]
     edges = (counted & enters).nonzero().squeeze(1)
     after = torch.where(following >= 0, state[following.clamp_min(0)], -1)
     value = graph_values(state[edges], after[edges], payment[edges], start, discount)
     value = torch.where(counted, value[state.clamp_min(0)], 0.0) if n else torch.zeros_like(payment)
     advantage = gae(payment, value, trajectory, counted, discount, lam)
-    rounding = levels.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
+    rounding = grouped.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
     return torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
 
 
@@ -129,5 +129,5 @@ class GraphValues(StateKeyed):
         if self.scale == "std":
             left_over = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
             settled = torch.where(found.abs() > left_over, found, 0.0)
-            found = levels.normalize(settled, state, compared)
+            found = grouped.normalize(settled, state, compared)
         return forest.to_path(found, "S")

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
 
@@ -41,7 +41,7 @@ def group_relative(
     group     [R] int64 dense ids (`Forest.ids`), -1 = in no group
     center    "mean" | "leave_one_out" | "median" | "lower_median" | "quantile" | "none", over the compared members
     scale     "std" with `ddof` degrees of freedom taken off, `eps` added to it | "leave_one_out_std" | "mean_absolute"
-              | "median_absolute" | "mean" | "none": see `levels.normalize` | "batch_std": the std of all compared
+              | "median_absolute" | "mean" | "none": see `grouped.normalize` | "batch_std": the std of all compared
               outcomes of the batch, before any centre is taken off
     where     [R] bool, compared: who enters the statistics (default: all); the others are measured against those
     quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
@@ -73,11 +73,11 @@ def group_relative(
     [0.75, -0.25, -0.25, -0.25]
     """
     own = "none" if scale == "batch_std" else scale
-    advantage = levels.normalize(
+    advantage = grouped.normalize(
         outcome, group, where, center=center, scale=own, ddof=ddof, eps=eps, q=quantile, shift=shift
     )
     if scale == "batch_std":
-        spread = levels.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
+        spread = grouped.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
         advantage = torch.where(spread > 0, advantage / (spread + eps), torch.zeros_like(advantage))
     if single == "raw":
         raw = outcome.to(torch.float64) / (1.0 if scale == "none" else 1.0 + eps)
@@ -88,7 +88,7 @@ def group_relative(
 def alone(group: Tensor, where: Tensor | None = None) -> Tensor:
     """[R] bool: in a group, compared, and no other compared member there."""
     enters = group >= 0 if where is None else (group >= 0) & where
-    return enters & (levels.count(group, where) == 1)
+    return enters & (grouped.count(group, where) == 1)
 
 
 @dataclass(frozen=True, kw_only=True)

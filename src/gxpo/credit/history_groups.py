@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import StateKeyed, history_ids
 from gxpo.errors import one_of
@@ -56,10 +56,10 @@ def history_groups(
     total = torch.zeros(step_return.shape, dtype=torch.float64)
     weights = torch.zeros_like(total)
     for h, ids in enumerate(keys):
-        advantage = levels.normalize(step_return, ids, enters, scale=scale, ddof=ddof, eps=eps)
-        used = levels.count(ids, enters) > enters.to(torch.float64)  # somebody else is there
+        advantage = grouped.normalize(step_return, ids, enters, scale=scale, ddof=ddof, eps=eps)
+        used = grouped.count(ids, enters) > enters.to(torch.float64)  # somebody else is there
         if ignore == "equal":
-            used &= ~levels.degenerate(step_return, ids, enters) | (advantage != 0)
+            used &= ~grouped.degenerate(step_return, ids, enters) | (advantage != 0)
         elif ignore == "zero":
             used &= advantage != 0
         weight = used * float(h + offset) ** alpha

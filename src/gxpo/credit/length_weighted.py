@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import group_relative
 
@@ -49,15 +49,15 @@ def length_weighted(
     and its code ("std", bound 5).
     """
     enters = (length > 0) if where is None else (length > 0) & where
-    members = levels.count(group, enters)
-    advantage = outcome.to(torch.float64) - levels.mean(outcome, group, enters, weight=length)
-    flat = levels.degenerate(outcome, group, enters)
+    members = grouped.count(group, enters)
+    advantage = outcome.to(torch.float64) - grouped.mean(outcome, group, enters, weight=length)
+    flat = grouped.degenerate(outcome, group, enters)
     counted = (group >= 0) & (members > 0) & ~(enters & flat)
     if scale == "none":
         return torch.where(counted, advantage, torch.zeros_like(advantage))
-    spread = levels.mean(advantage.square(), group, enters, weight=length).sqrt()
+    spread = grouped.mean(advantage.square(), group, enters, weight=length).sqrt()
     scaled = torch.where(counted & ~flat, advantage / (spread + eps), torch.zeros_like(advantage))
-    far = levels.max((scaled.abs() >= bound).to(torch.float64), group, enters) > 0
+    far = grouped.max((scaled.abs() >= bound).to(torch.float64), group, enters) > 0
     return torch.where(far, group_relative(outcome, group, where=enters), scaled)
 
 

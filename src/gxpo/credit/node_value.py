@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError, one_of
 from gxpo.trees import dense, last_before, place_in, sum_before
@@ -79,9 +79,9 @@ def node_value(
     members = (group >= 0) if where is None else (group >= 0) & where
     leaf = visits.trajectory
     odds = None if value == "leaf_mean" else _chance(group, visits, members)
-    held = levels.mean(outcome[leaf], visits.place, members[leaf], None if odds is None else odds[leaf])
-    leaves = levels.count(visits.place, members[leaf])
-    root = levels.mean(outcome, group, members, odds)[leaf]
+    held = grouped.mean(outcome[leaf], visits.place, members[leaf], None if odds is None else odds[leaf])
+    leaves = grouped.count(visits.place, members[leaf])
+    root = grouped.mean(outcome, group, members, odds)[leaf]
     up = visits.above
     head = last_before(up, (up >= 0) & (leaves[up.clamp_min(0)] == leaves))  # where the row's node begins
     parent = torch.where(up[head] >= 0, held[up[head].clamp_min(0)], root)
@@ -94,7 +94,7 @@ def node_value(
     elif form == "paper":
         credit = ((overall + local) / leaves.clamp_min(1).sqrt())[row]
     else:
-        size = levels.count(group, members)[leaf]
+        size = grouped.count(group, members)[leaf]
         weighted = size / (size - 1).clamp_min(1) * overall / leaves.clamp_min(1).sqrt()
         step = weighted - torch.where(up[head] >= 0, weighted[up[head].clamp_min(0)], 0.0)
         flat = step.abs() < FLAT
@@ -105,7 +105,7 @@ def node_value(
 
 def _change(before: Tensor, after: Tensor) -> Tensor:
     """after - before, exactly 0 where it is no more than rounding."""
-    rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
+    rounding = grouped.DEGENERATE * torch.maximum(before.abs(), after.abs())
     change = after - before
     return torch.where(change.abs() <= rounding, 0.0, change)
 
@@ -157,7 +157,7 @@ def _sibling_std(outcome: Tensor, group: Tensor, visits: Visits, members: Tensor
     end = (_ends(visits) & own).nonzero().squeeze(1)  # a trajectory that ends at a node is a child of it
     values = torch.cat([held, outcome.to(torch.float64)[visits.trajectory[end]]])
     ids = torch.cat([parent, visits.place[end]])
-    return levels.std(values, ids, torch.cat([one, torch.ones(len(end), dtype=torch.bool)]), 0)[: len(held)]
+    return grouped.std(values, ids, torch.cat([one, torch.ones(len(end), dtype=torch.bool)]), 0)[: len(held)]
 
 
 def visits_of(forest: Forest) -> tuple[Visits, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
 from gxpo.errors import GxpoError
@@ -82,12 +82,12 @@ def ordered(
     Source: Tree-OPO, arXiv 2509.09284, after notes of others; there is no code.
     """
     members = (group >= 0) if where is None else (group >= 0) & where
-    start = levels.normalize(reward, group, where, scale="none")
+    start = grouped.normalize(reward, group, where, scale="none")
     a = project(start, low, high, margin)
-    size = levels.count(group, members)
+    size = grouped.count(group, members)
 
     def long(x: Tensor) -> Tensor:
-        return levels.sum(torch.where(members, x.square(), 0.0), group, members) > size * (1 + 1e-12)
+        return grouped.sum(torch.where(members, x.square(), 0.0), group, members) > size * (1 + 1e-12)
 
     if not bool(long(a).any()):
         return a
@@ -193,12 +193,12 @@ def prefix_value(reward: Tensor, pairs: Pairs, known: Tensor, how: Baseline = "e
     own = reward.to(torch.float64)
     counts = pairs.extends & known[pairs.other]
     if how == "expectation":
-        value = levels.mean(own[pairs.other], pairs.one, counts)
+        value = grouped.mean(own[pairs.other], pairs.one, counts)
     else:
-        value = (levels.max if how == "optimistic" else levels.min)(own[pairs.other], pairs.one, counts)
+        value = (grouped.max if how == "optimistic" else grouped.min)(own[pairs.other], pairs.one, counts)
     itself = pairs.one == pairs.other
     out = own.clone()
-    has = (levels.count(pairs.one, counts) > 0) & itself
+    has = (grouped.count(pairs.one, counts) > 0) & itself
     out[pairs.one[has]] = value[has]
     return out
 
@@ -233,13 +233,13 @@ class PrefixOrdered(CreditPart):
         pairs = pairs_of(forest, prefixes)
         if self.how == "projection":
             right = succeeds(forest)
-            apart = ~levels.degenerate(reward, group, known)
+            apart = ~grouped.degenerate(reward, group, known)
             low, high = order_of(pairs, right, known & apart, prefixes.length)
             advantage = ordered(reward, group, low, high, self.margin, known)
         else:
             advantage = reward - self.alpha * prefix_value(reward, pairs, known, self.how)
-            advantage = advantage - levels.mean(advantage, group, known)
+            advantage = advantage - grouped.mean(advantage, group, known)
         if self.scale:
-            advantage = advantage / (levels.std(advantage, group, known) + self.eps)
-        flat = levels.degenerate(reward, group, known) | (levels.count(group, known) < 2)
+            advantage = advantage / (grouped.std(advantage, group, known) + self.eps)
+        flat = grouped.degenerate(reward, group, known) | (grouped.count(group, known) < 2)
         return forest.to_path(torch.where(flat, 0.0, advantage), "R")

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
 
@@ -53,7 +53,7 @@ def subset_mean(correct: Tensor, group: Tensor, k: int, where: Tensor | None = N
     Returns [R] float64 with sum 0 over a group. Exactly 0: every set has a success (n - c < k), none has, n < k.
     With k = 1 this is GRPO with ddof 0. Source: pass@k training, arXiv 2508.10751, and its code.
     """
-    n, c = levels.count(group, where), levels.sum(correct, group, where)
+    n, c = grouped.count(group, where), grouped.sum(correct, group, where)
     none, less = missed(n, n - c, k), missed((n - 1).clamp_min(0), n - c - 1, k - 1)
     spread = (none * (1 - none)).sqrt()
     return torch.where(spread > 0, torch.where(correct, none, none - less) / (spread + eps), 0.0)
@@ -75,11 +75,11 @@ def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None 
     """
     scored = (group >= 0) & outcome.isfinite()
     enters = scored if where is None else scored & where
-    value = levels.settled(torch.where(scored, outcome.to(torch.float64), 0.0), group)
-    n = levels.count(group, enters)
-    some = scored & (n >= max(k, 2)) & ~levels.degenerate(value, group, enters)
+    value = grouped.settled(torch.where(scored, outcome.to(torch.float64), 0.0), group)
+    n = grouped.count(group, enters)
+    some = scored & (n >= max(k, 2)) & ~grouped.degenerate(value, group, enters)
     if k == 1:
-        return torch.where(some, value - levels.leave_one_out(value, group, enters), 0.0)
+        return torch.where(some, value - grouped.leave_one_out(value, group, enters), 0.0)
     # An attempt adds the gap between two neighbours below it to those sets that lie below the gap.
     order = torch.argsort(value, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -87,11 +87,11 @@ def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None 
     first = torch.ones_like(owner, dtype=torch.bool)
     first[1:] = owner[1:] != owner[:-1]
     before = counted.cumsum(0) - counted
-    below = before - levels.min(before, owner)
+    below = before - grouped.min(before, owner)
     step = torch.where(first, 0.0, sorted_values.diff(prepend=sorted_values[:1]))
     added = (step * missed(n[order], below, k - 1)).cumsum(0)
     gain = torch.empty_like(value)
-    gain[order] = added - levels.min(added, owner)
+    gain[order] = added - grouped.min(added, owner)
     sets = torch.where(enters, n / (n - k + 1).clamp_min(1), 1.0)  # C(n, k-1) over C(n-1, k-1): one is oneself
     return torch.where(some, k * gain * sets, 0.0)
 
@@ -107,7 +107,7 @@ def set_leave_one_out(correct: Tensor, group: Tensor, k: int, where: Tensor | No
     group without successes, of fewer than k, or of one. With k = 1 this is RLOO. Source: `pkpo` in MaxRL's code (arXiv
     2602.02710).
     """
-    n, c = levels.count(group, where), levels.sum(correct, group, where)
+    n, c = grouped.count(group, where), grouped.sum(correct, group, where)
     some = (c > 0) & (n > 1) & (n >= k)
     own = missed((n - 1).clamp_min(0), n - c, k - 1)
     value = torch.where(correct, own * (n - c), -own * c) / (n - 1).clamp_min(1)
@@ -128,11 +128,11 @@ def max_second(
     """
     counts = torch.ones_like(group, dtype=torch.bool) if where is None else where
     value = outcome.to(torch.float64)
-    best = counts & (group >= 0) & (value == levels.max(value, group, counts))
-    gap = value - levels.max(value, group, counts & ~best)
-    alone = best & (levels.count(group, best) == 1) & (levels.count(group, counts) > 1)
-    unit = levels.std(value, group, counts) + eps if scale == "std" else torch.ones_like(gap)
-    return torch.where(alone & ~levels.degenerate(value, group, counts), gap / unit, 0.0)
+    best = counts & (group >= 0) & (value == grouped.max(value, group, counts))
+    gap = value - grouped.max(value, group, counts & ~best)
+    alone = best & (grouped.count(group, best) == 1) & (grouped.count(group, counts) > 1)
+    unit = grouped.std(value, group, counts) + eps if scale == "std" else torch.ones_like(gap)
+    return torch.where(alone & ~grouped.degenerate(value, group, counts), gap / unit, 0.0)
 
 
 @dataclass(frozen=True)

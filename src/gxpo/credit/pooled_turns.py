@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.value_delta import value_delta
@@ -52,9 +52,9 @@ def pooled_turns(
     """
     known = reward.isfinite() if where is None else reward.isfinite() & where
     plain = reward.nan_to_num(nan=0.0)
-    centred = levels.normalize(plain, group, known, scale="none")
+    centred = grouped.normalize(plain, group, known, scale="none")
     if scale == "std":
-        std = levels.std(plain, group, known, ddof)
+        std = grouped.std(plain, group, known, ddof)
         spread = (std.square() + floor**2).sqrt() + eps
         centred = torch.where(std > 0, centred / spread, 0.0)
     return linear_recursion(torch.where(reward.isfinite(), centred, 0.0), discount, following)

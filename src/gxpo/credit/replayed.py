@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.group_relative import Statistic
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def replay_baseline(
     [0.75, 0.75]
     """
     apart = outcome.to(torch.float64) - baseline.to(torch.float64)
-    spread = levels.std(outcome, group, where, ddof)
+    spread = grouped.std(outcome, group, where, ddof)
     return torch.where(spread > 0, apart / (spread + eps), apart).nan_to_num(nan=0.0)
 
 
@@ -70,8 +70,8 @@ def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | 
     >>> shares(torch.tensor([1.5, -0.5, -0.5, -0.5]), torch.zeros(4, dtype=torch.int64), eps=0.0)
     tensor([ 2.0000, -0.6667, -0.6667, -0.6667], dtype=torch.float64)
     """
-    total = levels.sum(advantage.abs(), group, where) + eps
-    scaled = levels.count(group, where) * advantage.to(torch.float64)
+    total = grouped.sum(advantage.abs(), group, where) + eps
+    scaled = grouped.count(group, where) * advantage.to(torch.float64)
     return torch.where(total > 0, scaled / torch.where(total > 0, total, 1.0), 0.0)
 
 

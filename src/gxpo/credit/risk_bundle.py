@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
 from gxpo.trees import begins_of, dense
@@ -68,11 +68,11 @@ def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
     order = torch.argsort(task, stable=True)
     place = torch.empty_like(task)
     place[order] = torch.arange(len(task)) - begins_of(task[order], tasks)[task[order]]
-    on = place < levels.min(levels.count(task), bundle)
+    on = place < grouped.min(grouped.count(task), bundle)
     sheet = torch.where(on, dense(bundle * (int(place.max()) + 1 if len(place) else 1) + place), -1)
     value = torch.where(on, outcome[rows].to(torch.float64), 0.0)
-    lead = on & (task == levels.min(task, bundle))
-    total = levels.sum(value, sheet) * (size / levels.count(sheet).clamp_min(1))
+    lead = on & (task == grouped.min(task, bundle))
+    total = grouped.sum(value, sheet) * (size / grouped.count(sheet).clamp_min(1))
     nobody = torch.zeros(len(group), dtype=torch.bool)
     return Sheets(
         nobody.index_put((rows,), on),
@@ -124,13 +124,13 @@ class RiskBundle(CreditPart):
         group, where = forest.ids("group", axis="R"), forest.compared
         taken, leads, bundle, total = sheets(forest.outcome, group, self.size, where)
         low, high = (
-            torch.full_like(total, self.memory[name]) if self.memory else levels.quantile(total, bundle, level, leads)
+            torch.full_like(total, self.memory[name]) if self.memory else grouped.quantile(total, bundle, level, leads)
             for name, level in (("low", self.low), ("high", self.high))
         )
         value = mixed_value_at_risk(total, low, high, (self.low, self.high), self.mix, self.zero, self.eps)
-        value = value / self._unit(levels.std(total, bundle, leads), 0.0)
+        value = value / self._unit(grouped.std(total, bundle, leads), 0.0)
         if self.share == "std":
-            value = value / self._unit(levels.std(forest.outcome, group, where), 1e-3)
+            value = value / self._unit(grouped.std(forest.outcome, group, where), 1e-3)
         return forest.to_path(torch.where(taken, value, 0.0), "R")
 
     def _unit(self, std: Tensor, least: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
 from gxpo.errors import ConfigError
@@ -38,10 +38,10 @@ def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where
     """
     weight = ((depth + 1).to(torch.float64) / (leaf + 1)).clamp_min(floor)
     zero = torch.zeros_like(weight)
-    won = levels.sum(torch.where(sign > 0, weight, zero), place, where)
-    lost = levels.sum(torch.where(sign < 0, weight, zero), place, where)
+    won = grouped.sum(torch.where(sign > 0, weight, zero), place, where)
+    lost = grouped.sum(torch.where(sign < 0, weight, zero), place, where)
     value = torch.where(won > 0, won, -lost)
-    return torch.where(levels.count(place, where) > 0, value, weight * sign)
+    return torch.where(grouped.count(place, where) > 0, value, weight * sign)
 
 
 @torch.no_grad()
@@ -66,8 +66,8 @@ def against_ends(
     Returns [P] float64, exactly 0 in a group of one or of equal ends. The reference divides by eps alone there: a group
     that failed as a whole has advantages of 10^5 on every piece but the last. It gives a group of one its raw scores.
     """
-    mean, spread = levels.mean(end, group, where), levels.std(end, group, where, ddof=0)
-    flat = levels.degenerate(end, group, where) | (levels.count(group, where) < 2) | (group < 0)
+    mean, spread = grouped.mean(end, group, where), grouped.std(end, group, where, ddof=0)
+    flat = grouped.degenerate(end, group, where) | (grouped.count(group, where) < 2) | (group < 0)
     divisor = spread + eps if scale else torch.ones_like(spread)
     centred = (score.to(torch.float64) - mean[trajectory]) / divisor[trajectory]
     return torch.where(flat[trajectory], 0.0, centred)

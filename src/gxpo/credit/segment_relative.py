@@ -9,7 +9,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.trees import dense
 
@@ -54,11 +54,11 @@ def segment_relative(
     x, ids = outcome.to(torch.float64)[first], column[first]
     enters = None if where is None else where[first]
     if scale == "batch_std":
-        centred = levels.normalize(x, ids, enters, scale="none")
-        spread = levels.std(x, batch[first], enters, ddof)
+        centred = grouped.normalize(x, ids, enters, scale="none")
+        spread = grouped.std(x, batch[first], enters, ddof)
         advantage = torch.where(spread > 0, centred / (spread + eps), torch.zeros_like(centred))
     else:
-        advantage = levels.normalize(x, ids, enters, scale=scale, ddof=ddof, eps=eps)
+        advantage = grouped.normalize(x, ids, enters, scale=scale, ddof=ddof, eps=eps)
     return advantage.clamp(-bound, bound)[place]
 
 

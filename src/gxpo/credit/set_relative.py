@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.pass_at_k import missed
 from gxpo.trees import begins_of, dense
@@ -40,16 +40,16 @@ def set_relative(outcome: Tensor, group: Tensor, key: Tensor, size: int, where: 
     r, group = torch.where(counts, outcome.to(torch.float64), 0.0), torch.where(counts, group, -1)
     key = torch.where(counts, dense(group * (int(key.max()) + 1 if len(key) else 1) + key), -1)
     row = torch.arange(len(key), dtype=torch.float64)
-    first = counts & (levels.min(row, key) == row)
-    n, m, keys = levels.count(group), levels.count(key), levels.count(group, first)
+    first = counts & (grouped.min(row, key) == row)
+    n, m, keys = grouped.count(group), grouped.count(key), grouped.count(group, first)
     alone = missed((n - 1).clamp_min(0), n - 1 - m, size - 1)  # chance that a key is not in a set with one other member
     beside = missed((n - 2).clamp_min(0), n - 2 - m, max(size - 2, 0))  # ... in a set with two members of other keys
-    own = r * (keys - levels.sum(alone, group, first) + alone)
-    rest = levels.sum(r, group)
-    others = (rest - r) * (keys - levels.sum(beside, group, first) + beside)
-    others = others + levels.sum(r * beside, group) - beside * levels.sum(r, key)
+    own = r * (keys - grouped.sum(alone, group, first) + alone)
+    rest = grouped.sum(r, group)
+    others = (rest - r) * (keys - grouped.sum(beside, group, first) + beside)
+    others = others + grouped.sum(r * beside, group) - beside * grouped.sum(r, key)
     score = (own + (size - 1) / (n - 1).clamp_min(1) * others) / size**2
-    return torch.where(n > size, levels.normalize(score, group, scale="none"), 0.0)
+    return torch.where(n > size, grouped.normalize(score, group, scale="none"), 0.0)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.group_relative import Statistic
 from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
 
@@ -41,8 +41,8 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
     advantage = advantage.to(torch.float64)
     enters = torch.ones_like(edge, dtype=torch.bool) if where is None else where
     guest = torch.where(enters, 0.0, 1.0)
-    total = levels.sum(advantage, edge, enters) + guest * advantage
-    return torch.where(edge >= 0, total / (levels.count(edge, enters) + guest), advantage)
+    total = grouped.sum(advantage, edge, enters) + guest * advantage
+    return torch.where(edge >= 0, total / (grouped.count(edge, enters) + guest), advantage)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def shrunk(
 
     Without compared members the baseline is the prediction. The mean holds the trajectory's own outcome, as GRPO's.
     """
-    n = levels.count(group, where)
-    mean, std = levels.mean_and_std(outcome, group, where)
+    n = grouped.count(group, where)
+    mean, std = grouped.mean_and_std(outcome, group, where)
     known = prior.isfinite() & (group >= 0)
     given = torch.where(known, prior.to(torch.float64), mean)
     if variance == "bound":
@@ -61,7 +61,7 @@ def shrunk(
     else:
         spread = (given * (1 - given)).clamp_min(0) if variance == "prior" else std.square()
     weight = prior_weight(mean, given, spread / n.clamp_min(1))
-    centred = levels.normalize(outcome, group, where, scale="none")
+    centred = grouped.normalize(outcome, group, where, scale="none")
     return torch.where(n > 0, centred + weight * (mean - given), torch.where(known, outcome - given, 0.0))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.group_relative import group_relative
@@ -55,10 +55,10 @@ def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
     known = change.isfinite()
     enters = known if where is None else known & where
     x, one = change.nan_to_num(nan=0.0).to(torch.float64), torch.zeros(change.shape, dtype=torch.int64)
-    low, high = levels.min(x, one, enters), levels.max(x, one, enters)
-    flat = levels.degenerate(x, one, enters)
+    low, high = grouped.min(x, one, enters), grouped.max(x, one, enters)
+    flat = grouped.degenerate(x, one, enters)
     raised = ((x - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0).exp()
-    return torch.where(known & ~flat, raised - levels.mean(raised, one, enters), 0.0)
+    return torch.where(known & ~flat, raised - grouped.mean(raised, one, enters), 0.0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.group_relative import Statistic, group_relative
 
@@ -25,7 +25,7 @@ def succeeds(forest: Forest) -> Tensor:
 
 def success_rate(forest: Forest) -> Tensor:
     """[R] float64: the share of the group's compared trajectories that succeed."""
-    return levels.mean(succeeds(forest), forest.ids("group", axis="R"), forest.compared)
+    return grouped.mean(succeeds(forest), forest.ids("group", axis="R"), forest.compared)
 
 
 # ---------------------------------------------------------------- GRPO-LEAD

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
 from gxpo.trees import sum_before
@@ -43,12 +43,12 @@ def turn_relative(
 
     Source: OSPO, arXiv 2507.15351, and its code, whose earnings are of the whole fleet, idle agents included.
     """
-    relative = levels.normalize(reward, time, where, ddof=ddof, eps=eps)
+    relative = grouped.normalize(reward, time, where, ddof=ddof, eps=eps)
     if not fairness:
         return relative
     after = before.to(torch.float64) + reward
-    spread = levels.std(after, time, where, ddof=0) - levels.std(before, time, where, ddof=0)
-    flat = levels.degenerate(reward, time, where) | (levels.count(time, where) <= ddof)
+    spread = grouped.std(after, time, where, ddof=0) - grouped.std(before, time, where, ddof=0)
+    flat = grouped.degenerate(reward, time, where) | (grouped.count(time, where) <= ddof)
     return relative - torch.where(flat, 0.0, fairness * spread)
 
 

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.branch_points import branch_values, less_where_longer
@@ -42,7 +42,7 @@ def value_delta(before: Tensor, after: Tensor, best_of: int = 1, form: str = "pr
     if form == "log":
         least = torch.finfo(torch.float64).tiny  # a product of many small probabilities may be 0
         before, after = before.clamp_min(least).log(), after.clamp_min(least).log()
-    rounding = levels.DEGENERATE * torch.maximum(before.abs(), after.abs())
+    rounding = grouped.DEGENERATE * torch.maximum(before.abs(), after.abs())
     return torch.where((after - before).abs() > rounding, after - before, 0.0)
 
 
@@ -106,7 +106,7 @@ def pieces(forest: Forest) -> Stretches:
     owner = pieces.trajectory
 
     def mean(x: Tensor, ids: Tensor, where: Tensor) -> Tensor:
-        return torch.where(levels.count(ids, where) > 0, levels.mean(x, ids, where), x)
+        return torch.where(grouped.count(ids, where) > 0, grouped.mean(x, ids, where), x)
 
     through = mean(outcome[path], forest.ids("group", "token", axis="P"), counts[path])[pieces.last]
     following = next_in(owner)
