@@ -1,239 +1,223 @@
-"""`Forest`: all rollouts of a step as trees of token segments, in struct-of-arrays form.
+"""`Forest`: all rollouts of a step, made from completions, records or padded tensors; returns, trees, selections.
 
-Two relations are kept apart: `parent` is what tokens are conditioned on (the forward pass, shared prefixes);
-`previous` is what happened before (time, returns, credit). Five axes, named by suffix:
-
-N  nodes (parents before children): a prompt, an observation or (part of) an action
-T  stored tokens, each once
-S  steps: one per (trajectory, turn), by trajectory, then time
-P  path tokens: one per (trajectory, action token of it), by trajectory, then time
-R  trajectories
-
-Storage, generation and the forward pass run on T. Credit, weights, ratios, losses and aggregation run on P and gather
-by `path_token`, so they are written as if trajectories were flat and packed equals flattened by construction.
+Its columns and axes are in `gxpo.columns`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.errors import GxpoError, NoVerdicts
-from gxpo.trees import begins_of, dense, last_before, mean_at, repeated, runs_of, sum_after, with_ancestors
+from gxpo import reshape
+from gxpo.columns import ACTION, COLUMNS, OBSERVATION, PROMPT, Columns
+from gxpo.trees import (
+    NAN,
+    begins_of,
+    dense,
+    last_before,
+    mean_at,
+    scatter_blocks,
+    sum_after,
+    sum_before,
+    with_ancestors,
+)
 
-if TYPE_CHECKING:
-    from gxpo.pack import Packed
-
-PROMPT, OBSERVATION, ACTION = 0, 1, 2
-
-_LEVELS = {
-    "R": ("group", "trajectory", "task", "origin"),
-    "S": ("step", "turn", "state", "agent"),
-    "P": ("segment", "policy", "token"),
-}
-
-COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis that its values are rows of)
-    **dict.fromkeys(("parent", "previous", "caller", "sampled_under"), ("N", "N")),
-    **dict.fromkeys(("kind", "agent", "policy", "policy_version", "turn", "state"), ("N", None)),
-    **dict.fromkeys(("token", "behaviour_logprob", "trainable", "segment"), ("T", None)),
-    **{"step_trajectory": ("S", "R"), "step_action": ("S", "N"), "step_previous": ("S", "S")},
-    **dict.fromkeys(("step_turn", "step_state", "step_agent", "step_reward"), ("S", None)),
-    **dict.fromkeys(("step_finish", "step_info", "observation_text", "action_text"), ("S", None)),
-    **{"path_token": ("P", "T"), "path_step": ("P", "S"), "path_trajectory": ("P", "R")},
-    **{"last_action": ("R", "N"), "prompt_node": ("R", "N")},
-    **dict.fromkeys(("id", "task", "group", "origin", "sampling", "info"), ("R", None)),
-    **dict.fromkeys(("outcome", "components", "success", "compared", "weight", "truncated"), ("R", None)),
-    **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
-}
-_RIDING = {  # lists that may be left out, and what then stands in each row
-    "info": dict,
-    "prompt_text": lambda: None,
-    "final_state": lambda: None,
-    "final_observation": list,
-    "step_finish": lambda: None,
-    "step_info": dict,
-    "observation_text": lambda: None,
-    "action_text": lambda: None,
-}
+__all__ = ["ACTION", "COLUMNS", "OBSERVATION", "PROMPT", "Forest", "Packed"]
 
 
-def _numbered(names: Sequence[Any]) -> Tensor:
-    """[n] int64: names by their first appearance, from 0; -1 for None."""
-    seen = dict.fromkeys(names)
-    seen.pop(None, None)
-    order: dict[Any, int] = {name: i for i, name in enumerate(seen)}
-    order[None] = -1
-    return torch.from_numpy(np.fromiter(map(order.__getitem__, names), np.int64, len(names)))
-
-
-def _without_gaps(ids: Tensor) -> Tensor:
-    """The ids that are there, numbered anew in their order; -1 stays."""
-    return dense(ids) - int(bool(len(ids)) and int(ids.min()) < 0)
-
-
-def _paired(first: Tensor, second: Tensor) -> Tensor:
-    """Dense ids of the pairs, in the order of first and second; -1 where either is."""
-    if not len(first):
-        return first
-    width = max(int(second.max()) + 1, 1)
-    pairs = first * width + second
-    if int(first.min()) < 0 or int(second.min()) < 0:
-        pairs = torch.where((first < 0) | (second < 0), -1, pairs)
-    return _without_gaps(pairs)
-
-
-@dataclass(frozen=True, eq=False)
-class Forest:
-    """See the module. Integer columns are int64, -1 for "none"; float columns are float64, nan for "unknown"."""
-
-    # N
-    parent: Tensor  # -1 root
-    previous: Tensor  # action nodes: the action before it in its trajectory
-    kind: Tensor  # PROMPT | OBSERVATION | ACTION
-    agent: Tensor  # index into agent_names
-    policy: Tensor  # index into policy_names
-    policy_version: Tensor
-    caller: Tensor  # the action that invoked this one
-    turn: Tensor
-    state: Tensor  # environment state acted in, index into state_names
-    sampled_under: Tensor  # last node of the root path of another context it was sampled under
-    first_token: Tensor  # [N+1]
-    # T
-    token: Tensor  # -1 where a step is not a vocabulary id
-    behaviour_logprob: Tensor
-    trainable: Tensor  # bool
-    segment: Tensor  # counted from 0 within the action
-    # S
-    step_trajectory: Tensor
-    step_turn: Tensor
-    step_action: Tensor  # its last node
-    step_state: Tensor
-    step_agent: Tensor
-    step_reward: Tensor
-    step_previous: (
-        Tensor  # the step before it in its trajectory (-1 first); differs from "row above" only under `after`
-    )
-    # P
-    path_token: Tensor
-    path_step: Tensor
-    path_trajectory: Tensor
-    # R
-    id: list[str]
-    task: list[str]
-    group: list[str]
-    last_action: Tensor
-    outcome: Tensor
-    components: Tensor  # [R, K]
-    success: Tensor
-    compared: Tensor  # bool
-    weight: Tensor
-    truncated: Tensor  # bool
-    origin: list[str]
-    sampling: list[dict[str, Any]]
-    prompt_node: Tensor  # node that ends the trajectory's prompt
-    # names, lists that ride along, named tensors
-    component_names: tuple[str, ...] = ()
-    shaped_by: tuple[str, ...] = ()  # keys of the method's own rewards that outcome and step rewards hold
-    agent_names: tuple[str, ...] = ()
-    policy_names: tuple[str, ...] = ()
-    state_names: tuple[str, ...] = ()
-    info: list[dict[str, Any]] = field(default_factory=list)  # [R]
-    prompt_text: list[str | None] = field(default_factory=list)  # [R]
-    final_state: list[str | None] = field(default_factory=list)  # [R]
-    final_observation: list[list[int]] = field(default_factory=list)  # [R]
-    step_finish: list[str | None] = field(default_factory=list)  # [S]
-    step_info: list[dict[str, Any]] = field(default_factory=list)  # [S]
-    observation_text: list[str | None] = field(default_factory=list)  # [S]
-    action_text: list[str | None] = field(default_factory=list)  # [S]
-    media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
-    extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
-
-    def __post_init__(self) -> None:
-        for name, blank in _RIDING.items():
-            rows = self.n_trajectories if COLUMNS[name][0] == "R" else self.n_steps
-            if not getattr(self, name) and rows:
-                object.__setattr__(self, name, [blank() for _ in range(rows)])
-        for name, (axis, _) in COLUMNS.items():
-            self._check(name, len(getattr(self, name)), axis)
-        for name, value in self.extras.items():
-            self._check(f"extras[{name!r}]", len(value), "T")
-        if self.first_token.numel() != self.n_nodes + 1:
-            raise ValueError(
-                f"first_token has {self.first_token.numel()} values for {self.n_nodes} nodes, one more is needed"
-            )
-        if self.components.shape != (self.n_trajectories, len(self.component_names)):
-            raise ValueError(f"components are {tuple(self.components.shape)}, their names {self.component_names}")
-
-    def _check(self, name: str, rows: int, axis: str) -> None:
-        if rows != self._size(axis):
-            raise ValueError(f"{name} has {rows} rows; axis {axis} of this forest has {self._size(axis)}")
-
-    def _size(self, axis: str) -> int:
-        sizes = {"N": self.parent, "T": self.token, "S": self.step_turn, "P": self.path_token, "R": self.group}
-        if axis not in sizes:
-            raise ValueError(f"an axis is one of {', '.join(sizes)}, not {axis!r}")
-        return len(sizes[axis])
+class Forest(Columns):
+    """All rollouts of a step: see `gxpo.columns`."""
 
     # ------------------------------------------------------------ construction
     @classmethod
-    def from_records(cls, records: Sequence[Mapping[str, Any]], *, share: bool = True) -> Forest:
-        """Trajectories in interchange form (`gxpo schema`); `share=False` stores every context token per use."""
-        from gxpo.records import parse
+    def from_completions(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[Sequence[int]]],
+        rewards: Sequence[Any] | Tensor | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
+        logprobs: Sequence[Sequence[Sequence[float]]] | None = None,
+        success: Sequence[Any] | Tensor | None = None,
+        truncated: Sequence[Any] | Tensor | None = None,
+        finish: Sequence[str | None] | None = None,
+        support: Sequence[Tensor | None] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        policy_version: int = 0,
+        origin: str = "policy",
+        ids: Sequence[str] | None = None,
+        info: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Forest:
+        """Single-turn groups: `completions[i]` are the samples of `prompts[i]`, token ids throughout.
 
-        return parse(records, share=share)
+        A group per prompt: `groups` and `tasks` name them (default "0", "1", ...; a task is its group), and prompts
+        that are given one name are one group. Equal prompts are stored once; they are not one group for that. The other
+        columns hold one value per completion, flat in order or nested as `completions`: `rewards` (None or nan =
+        unscored), `success`, `truncated`; flat only: `finish`, `ids`, `info`, `support` ([tokens, K] allowed ids padded
+        with -1, or None). `logprobs` has a value (None unknown) for each token of `completions`. ValueError where
+        lengths differ.
+        """
+        if len(prompts) != len(completions):
+            raise ValueError(f"{len(prompts)} prompts and {len(completions)} groups of completions")
+        names = [str(i) for i in range(len(prompts))] if groups is None else [str(g) for g in groups]
+        task_names = names if tasks is None else [str(t) for t in tasks]
+        for what, given in (("groups", names), ("tasks", task_names)):
+            if len(given) != len(prompts):
+                raise ValueError(f"{what} has {len(given)} names for {len(prompts)} prompts")
+        flat = _sequences(completions)
+        counts = [len(group) for group in completions]
+        n = len(flat)
+        if ids is not None and len(set(ids)) != n:
+            raise ValueError(f"ids must be {n} distinct names, one per completion")
+        prompt_nodes: dict[tuple[int, ...], int] = {}
+        parent, action_nodes, prompt_node = [], [], []
+        runs: list[Sequence[int]] = []  # of each node
+        row = 0
+        for prompt, count in zip(prompts, counts, strict=True):
+            key = tuple(map(int, prompt))
+            if key and key not in prompt_nodes:
+                prompt_nodes[key] = len(parent)
+                parent.append(-1)
+                runs.append(key)
+            for _ in range(count):
+                prompt_node.append(prompt_nodes.get(key, -1))
+                action_nodes.append(len(parent))
+                parent.append(prompt_nodes.get(key, -1))
+                runs.append(flat[row])
+                row += 1
+        first = torch.tensor([0, *map(len, runs)], dtype=torch.int64).cumsum(0)
+        n_nodes, n_tokens = len(parent), int(first[-1])
+        actions = torch.tensor(action_nodes, dtype=torch.int64)
+        is_action = torch.zeros(n_nodes, dtype=torch.bool)
+        is_action[actions] = True
+        on_action = torch.repeat_interleave(is_action, first.diff())
+        path_token = on_action.nonzero().squeeze(1)
+        owner = torch.repeat_interleave(torch.arange(n), first.diff()[actions])
+        behaviour = torch.full((n_tokens,), NAN, dtype=torch.float64)
+        if logprobs is not None:
+            given = _sequences(logprobs)
+            if list(map(len, given)) != list(map(len, flat)):
+                raise ValueError("logprobs must have one value for each token of each completion")
+            behaviour[path_token] = _joined(given, np.float64, len(path_token))  # None becomes nan
+        extras: dict[str, Tensor] = {}
+        if support is not None:
+            if [len(flat[i]) if s is None else len(s) for i, s in enumerate(support)] != [len(c) for c in flat]:
+                raise ValueError("support must have one row for each token of each completion, or be None for it")
+            blocks = [(int(first[node]), s) for node, s in zip(action_nodes, support, strict=True) if s is not None]
+            if blocks:
+                extras["support"] = scatter_blocks(blocks, n_tokens)
+        mark = torch.where(is_action, 0, -1)
+        none = torch.full((n_nodes,), -1)
+        group_of = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+        return cls(
+            parent=torch.tensor(parent, dtype=torch.int64),
+            previous=none,
+            kind=torch.where(is_action, ACTION, PROMPT),
+            agent=mark,
+            policy=mark,
+            policy_version=torch.where(is_action, policy_version, -1),
+            caller=none,
+            turn=mark,
+            state=none,
+            sampled_under=none,
+            first_token=first,
+            token=_joined(runs, np.int64, n_tokens),
+            behaviour_logprob=behaviour,
+            trainable=on_action,
+            segment=torch.full((n_tokens,), -1),
+            step_trajectory=torch.arange(n),
+            step_turn=torch.zeros(n, dtype=torch.int64),
+            step_action=actions,
+            step_state=torch.full((n,), -1),
+            step_agent=torch.zeros(n, dtype=torch.int64),
+            step_reward=torch.full((n,), NAN, dtype=torch.float64),
+            step_previous=torch.full((n,), -1),
+            path_token=path_token,
+            path_step=owner,
+            path_trajectory=owner,
+            id=[f"t{i}" for i in range(n)] if ids is None else list(ids),
+            task=[name for name, count in zip(task_names, counts, strict=True) for _ in range(count)],
+            group=group_of,
+            last_action=actions,
+            outcome=_column(rewards, counts, NAN, torch.float64, "rewards"),
+            components=torch.empty(n, 0, dtype=torch.float64),
+            success=_column(success, counts, NAN, torch.float64, "success"),
+            compared=torch.ones(n, dtype=torch.bool),
+            weight=torch.ones(n, dtype=torch.float64),
+            truncated=_column(truncated, counts, False, torch.bool, "truncated"),
+            origin=[origin] * n,
+            sampling=[dict(sampling or {}) for _ in range(n)],
+            prompt_node=torch.tensor(prompt_node, dtype=torch.int64),
+            agent_names=("agent",),
+            policy_names=("main",),
+            info=[dict(i) for i in info] if info is not None else [{} for _ in range(n)],
+            prompt_text=[None] * n,
+            final_state=[None] * n,
+            final_observation=[[] for _ in range(n)],
+            step_finish=list(finish) if finish is not None else [None] * n,
+            step_info=[{} for _ in range(n)],
+            observation_text=[None] * n,
+            action_text=[None] * n,
+            extras=extras,
+        )
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
+        """Trajectories in interchange form (`gxpo schema`); `share=False` stores every context token per use."""
+        from gxpo.reader import columns_of
+
+        return cls(**columns_of(((f"record {n}", record) for n, record in enumerate(records, 1)), share))
 
     def to_records(self, *, share: bool = True) -> list[dict[str, Any]]:
         """The inverse of `from_records`; `share=False` writes forked trajectories out in full."""
-        from gxpo.records import render
+        from gxpo.writer import render
 
         return render(self, share=share)
 
     @classmethod
-    def from_completions(cls, *args: Any, **kwargs: Any) -> Forest:
-        """Groups of completions of prompts; see `gxpo.build.from_completions`."""
-        from gxpo.build import from_completions
+    def from_padded(cls, *args: Any, success: Tensor | Sequence[float | None] | None = None, **kwargs: Any) -> Forest:
+        """Padded tensors as TRL and verl hold them; see `gxpo.padded.padded_records`.
 
-        return from_completions(*args, **kwargs)
+        success [B]: the verdicts, 1 right and 0 wrong (None or nan = unknown), which methods that count successes read.
+        """
+        from gxpo.padded import padded_records
 
-    @classmethod
-    def from_padded(cls, *args: Any, **kwargs: Any) -> Forest:
-        """Padded tensors as TRL and verl hold them; see `gxpo.build.from_padded`."""
-        from gxpo.build import from_padded
-
-        return from_padded(*args, **kwargs)
+        records = padded_records(*args, **kwargs)
+        if success is not None and len(success) != len(records):
+            raise ValueError(f"group, rewards and success need one value for each of the {len(records)} rows")
+        return cls.from_records(records).replace(
+            success=_column(success, [len(records)], NAN, torch.float64, "success")
+        )
 
     @classmethod
     def concat(cls, forests: Sequence[Forest]) -> Forest:
         """All trajectories of several forests in one, in order; nothing is shared between them."""
-        from gxpo.reshape import concat
-
-        return concat(forests)
+        return reshape.concat(forests) if forests else cls.from_records([])
 
     def flatten(self) -> Forest:
         """The same trajectories, each with nodes of its own; but for the token indices S, P and R do not change."""
-        from gxpo.reshape import flatten
-
-        return flatten(self)
+        return reshape.flatten(self)
 
     def in_context(self, which: str) -> Forest:
         """The same trajectories as the policy is to read them: under the context that is "trained" (as they are), or
         the one they were "sampled" under, where a node has another (`sampled_under`). S, P and R do not change."""
-        from gxpo.reshape import in_sampled_context
-
         if which not in ("trained", "sampled"):
             raise ValueError(f"a context is 'trained' or 'sampled', not {which!r}")
-        return in_sampled_context(self) if which == "sampled" else self
+        return reshape.in_sampled_context(self) if which == "sampled" else self
 
-    def replace(self, **fields: Any) -> Forest:
-        """A copy with these fields replaced."""
-        return dataclasses.replace(self, **fields)
+    def select(self, rows: Tensor | Sequence[int]) -> Forest:
+        """These trajectories (bool mask, or distinct indices in the wanted order), with only the nodes they need."""
+        index = self._rows(rows)
+        whole = torch.equal(index, torch.arange(self.n_trajectories))
+        return self if whole else reshape.select(self, index)
 
     def with_rewards(
         self,
@@ -254,187 +238,6 @@ class Forest:
             components=torch.stack(columns, 1) if columns else torch.empty(self.n_trajectories, 0, dtype=torch.float64),
             success=self.success if success is None else success.to(torch.float64),
         )
-
-    # ------------------------------------------------------------ sizes and columns
-    @property
-    def n_nodes(self) -> int:
-        return self.parent.numel()
-
-    @property
-    def n_tokens(self) -> int:
-        return self.token.numel()
-
-    @property
-    def n_steps(self) -> int:
-        return self.step_turn.numel()
-
-    @property
-    def n_entries(self) -> int:
-        return self.path_token.numel()
-
-    @property
-    def n_trajectories(self) -> int:
-        return len(self.group)
-
-    @property
-    def scored(self) -> Tensor:
-        """[R] bool: the outcome is finite."""
-        return self.outcome.isfinite()
-
-    @cached_property
-    def text_actions(self) -> Tensor:
-        """[S] bool: the action is known only as text (one stored token, -1, stands for it)."""
-        if self.action_text.count(None) == self.n_steps:
-            return torch.zeros(self.n_steps, dtype=torch.bool)
-        one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
-        blank = (self.token[self.path_token] < 0) & self.path_behaviour_logprob.isnan()
-        named = torch.tensor([t is not None for t in self.action_text], dtype=torch.bool)
-        return named & one.index_put((self.path_step,), one[self.path_step] & blank)
-
-    @property
-    def missing_ids(self) -> str:
-        """What is known as text without token ids, in words; "" where nothing is."""
-        context = self.parent[self._first_nodes]
-        said = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
-        bare = said & ((context < 0) | (self.kind[context.clamp_min(0)] == ACTION)) if self.n_nodes else said
-        prompts = sum(bool(t) and int(n) < 0 for t, n in zip(self.prompt_text, self.prompt_node, strict=True))
-        found = {"actions": int(self.text_actions.sum()), "observations": int(bare.sum()), "prompts": prompts}
-        return ", ".join(f"{n} {what}" for what, n in found.items() if n)
-
-    @property
-    def text_only(self) -> bool:
-        """True where any action is known only as text: its length in tokens is unknown."""
-        return bool(self.text_actions.any())
-
-    def need_ids(self, what: str) -> None:
-        """Refuse `what`, naming what is missing, where actions, observations or prompts are text without token ids."""
-        if missing := self.missing_ids:
-            raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
-
-    def need_verdicts(self, what: str, *, each: bool = False) -> None:
-        """Refuse `what` where rollouts are scored and none has a verdict, or, with `each`, one of them has none."""
-        known = self.success.isfinite()[self.scored]
-        if known.numel() and not bool(known.all() if each else known.any()):
-            raise NoVerdicts(what)
-
-    @cached_property
-    def path_trainable(self) -> Tensor:
-        """[P] bool."""
-        return self.trainable.index_select(0, self.path_token)
-
-    @cached_property
-    def path_behaviour_logprob(self) -> Tensor:
-        """[P] float64, nan unknown."""
-        return self.behaviour_logprob.index_select(0, self.path_token)
-
-    @cached_property
-    def token_node(self) -> Tensor:
-        """[T] the node that holds each stored token."""
-        return repeated(torch.arange(self.n_nodes), self.first_token.diff())
-
-    def lengths(self) -> Tensor:
-        """[R] int64: trainable action tokens of each trajectory. Refused where actions are text without ids."""
-        if self.text_only:
-            self.need_ids("lengths()")
-        trained = self.path_trainable.to(torch.float64)
-        return torch.bincount(self.path_trajectory, trained, self.n_trajectories).to(torch.int64)
-
-    @cached_property
-    def _entry_begin(self) -> Tensor:
-        return begins_of(self.path_trajectory, self.n_trajectories)
-
-    def path_of(self, r: int) -> Tensor:
-        """Trajectory r's entries of P, trainable or not."""
-        r = range(self.n_trajectories)[r]
-        return torch.arange(int(self._entry_begin[r]), int(self._entry_begin[r + 1]))
-
-    # ------------------------------------------------------------ ids and broadcasting
-    @cached_property
-    def _made(self) -> dict[str, Tensor]:
-        return {}
-
-    def _column(self, level: str) -> Tensor:
-        """The values of a level on its own axis."""
-        if level not in self._made:
-            self._made[level] = self._level(level)
-        return self._made[level]
-
-    def _level(self, level: str) -> Tensor:
-        where, _, key = level.partition(".")
-        if key:
-            return _numbered([row.get(key) for row in (self.info if where == "info" else self.step_info)])
-        if level in ("group", "task", "origin"):
-            return _numbered(getattr(self, level))
-        if level in ("turn", "state", "agent"):
-            return getattr(self, f"step_{level}")
-        if level == "trajectory":
-            return torch.arange(self.n_trajectories)
-        if level == "step":
-            return torch.arange(self.n_steps)
-        if level == "policy":
-            return self.to_path(self.policy, "N")
-        return self.to_path(self.segment, "T") if level == "segment" else self.path_token
-
-    def ids(self, *levels: str, axis: str | None = None) -> Tensor:
-        """int64 ids of a combination of levels on an axis, always inside a group; -1 where any level is -1.
-
-        Levels on R: group, trajectory, task, origin, and "info.KEY" (equal where `info[r][KEY]` is, -1 where it is
-        missing); on S also: step, turn, state, agent, "step_info.KEY"; on P also: segment, policy, token.
-        `ids("state", axis="S")` are anchor states: equal states of different groups have different ids.
-        Without `axis` it is the coarsest one that has all the levels. Equal ids mean equal levels; ids are below
-        their number of rows, and those of "group" alone are the same on every axis.
-        """
-        allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
-        if axis is None:
-            plain = {{"info": "group", "step_info": "step"}.get(x.split(".")[0], x) if "." in x else x for x in levels}
-            axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
-        if axis not in allowed:
-            raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
-        for level in levels:
-            if level not in allowed[axis] and not self._is_noted(level, axis):
-                raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
-        combined, at = self._column("group"), "R"  # combined on the coarsest axis that has the levels so far
-        chosen = [level for level in dict.fromkeys(levels) if level != "group"]
-        for level in chosen:
-            home = self._home(level)
-            finer = max(at, home, key=list(_LEVELS).index)
-            combined = _paired(self._moved(combined, at, finer), self._moved(self._column(level), home, finer))
-            at = finer
-        if at == axis:
-            return combined
-        return _without_gaps(self._moved(combined, at, axis)) if chosen else self._moved(combined, at, axis)
-
-    @staticmethod
-    def _is_noted(level: str, axis: str) -> bool:
-        """Whether the level is a key of `info` or `step_info` that this axis can have."""
-        return level.startswith("info.") or (level.startswith("step_info.") and axis != "R")
-
-    @staticmethod
-    def _home(level: str) -> str:
-        """The axis that a level is given on."""
-        if "." in level:
-            return "R" if level.startswith("info.") else "S"
-        return next(axis for axis, names in _LEVELS.items() if level in names)
-
-    def _moved(self, column: Tensor, at: str, to: str) -> Tensor:
-        """A column of one axis on another, which is finer."""
-        if at == to:
-            return column
-        return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)
-
-    def to_path(self, x: Tensor, axis: str) -> Tensor:
-        """[P]: values of R, S, N or T given to every path token; the axis is named, never guessed from a length."""
-        if axis not in ("R", "S", "N", "T"):
-            raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
-        self._check("x", len(x), axis)
-        if axis == "N":
-            return x.index_select(0, self.token_node[self.path_token])
-        return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
-
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """[T]: the mean of each stored token's path values, nan where it has none. For display only."""
-        total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
-        return total / torch.bincount(self.path_token, minlength=self.n_tokens)
 
     # ------------------------------------------------------------ time
     def returns(self, discount: float) -> Tensor:
@@ -513,23 +316,12 @@ class Forest:
             tokens += self.token[int(self.first_token[n]) : int(self.first_token[n + 1])].tolist()
         return tokens
 
-    @cached_property
-    def _first_nodes(self) -> Tensor:
-        """[S] the first node of each step's action."""
-        up = self.parent.clamp_min(0)
-        inside = (self.parent >= 0) & (self.kind[up] == ACTION) & (self.turn[up] == self.turn)
-        return last_before(self.parent, inside)[self.step_action]
-
     def step_nodes(self, step: int) -> list[int]:
         """The nodes of a step's action in order: several where forks split it."""
         nodes, head = [int(self.step_action[step])], int(self._first_nodes[step])
         while nodes[-1] != head:
             nodes.append(int(self.parent[nodes[-1]]))
         return nodes[::-1]
-
-    @cached_property
-    def _step_begin(self) -> Tensor:
-        return begins_of(self.step_trajectory, self.n_trajectories)
 
     @cached_property
     def _step_entry_begin(self) -> Tensor:
@@ -542,29 +334,89 @@ class Forest:
 
     def pack(self) -> Packed:
         """Unique tokens once, position ids, and which token may attend to which."""
-        from gxpo.pack import Packed
-
         return Packed.of(self)
 
-    # ------------------------------------------------------------ choosing trajectories
-    def _rows(self, rows: Tensor | Sequence[int]) -> Tensor:
-        index = torch.as_tensor(rows)
-        if index.dtype == torch.bool:
-            self._check("the mask", index.numel(), "R")
-            return index.nonzero().squeeze(1)
-        index = index.to(torch.int64).reshape(-1)
-        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.n_trajectories):
-            raise ValueError(f"rows {int(index.min())}..{int(index.max())} of {self.n_trajectories} trajectories")
-        if index.unique().numel() != index.numel():
-            raise ValueError("a trajectory is selected twice: rows must be distinct")
-        return index
 
-    def entries_of(self, rows: Tensor | Sequence[int]) -> Tensor:
-        """Entries of P of these trajectories, in the order in which `select(rows)` holds them."""
-        return runs_of(self._entry_begin, self._rows(rows))
+def _flat(values: Any, counts: Sequence[int], name: str) -> list[Any]:
+    """One value per completion, given flat or nested as the completions are."""
+    values = values.tolist() if isinstance(values, Tensor) else list(values)
+    if any(isinstance(v, list | tuple) for v in values):
+        if [len(v) if isinstance(v, list | tuple) else -1 for v in values] != list(counts):
+            raise ValueError(f"{name} is nested otherwise than the completions, which are {list(counts)} by prompt")
+        values = [v for group in values for v in group]
+    if len(values) != sum(counts):
+        raise ValueError(f"{name} has {len(values)} values; there are {sum(counts)} completions")
+    return values
 
-    def select(self, rows: Tensor | Sequence[int]) -> Forest:
-        """These trajectories (bool mask, or distinct indices in the wanted order), with only the nodes they need."""
-        from gxpo.reshape import select
 
-        return select(self, self._rows(rows))
+def _column(values: Any, counts: Sequence[int], absent: Any, dtype: torch.dtype, name: str) -> Tensor:
+    given = [None] * sum(counts) if values is None else _flat(values, counts, name)
+    return torch.tensor([absent if v is None else v for v in given], dtype=dtype)
+
+
+def _sequences(nested: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """The sequences of all groups; arrays and tensors as lists."""
+    every = (c for group in nested for c in group)
+    return [c if isinstance(c, list | tuple) else c.tolist() if hasattr(c, "tolist") else list(c) for c in every]
+
+
+def _joined(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
+    """All their values, `n` in number, in one column."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(sequences), dtype, n))
+
+
+# ---------------------------------------------------------------- for the forward pass
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A forest as the forward pass sees it: unique tokens once, positions by depth, who may attend to whom.
+
+    Columns over stored tokens (T) and nodes (N) of a forest.
+
+    position [T]     depth of the token on its root path
+    predecessor [T]  the token whose hidden state predicts it; -1 for the first token of a root path
+    node_of_token [T], tree [N] (root of each node), parent [N], begin [N] (position of the node's first token)
+    """
+
+    token: Tensor
+    position: Tensor
+    predecessor: Tensor
+    node_of_token: Tensor
+    tree: Tensor
+    parent: Tensor
+    begin: Tensor
+
+    @classmethod
+    def of(cls, forest: Columns) -> Packed:
+        """Refused where text without token ids would leave gaps in the positions."""
+        forest.need_ids("pack()")
+        sizes, parent, node = forest.first_token.diff(), forest.parent, forest.token_node
+        begin = sum_before(parent, sizes)
+        tree = last_before(parent, torch.ones_like(parent, dtype=torch.bool))
+        filled = last_before(parent, sizes == 0)  # the node itself, or its nearest ancestor that holds a token
+        last = torch.where(sizes[filled] > 0, forest.first_token[filled + 1] - 1, -1)
+        above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1)
+        index = torch.arange(forest.n_tokens)
+        offset = index - forest.first_token[node]
+        predecessor = torch.where(offset > 0, index - 1, above[node])
+        return cls(forest.token, begin[node] + offset, predecessor, node, tree, parent, begin)
+
+    def ancestors(self, nodes: Tensor) -> Tensor:
+        """[k, k] bool over distinct `nodes`: the column's node is the row's or one of its ancestors."""
+        size = self.parent.numel()
+        place = torch.full((size,), -1)
+        place[nodes] = torch.arange(nodes.numel())
+        out = torch.eye(nodes.numel(), dtype=torch.bool)
+        row, current = torch.arange(nodes.numel()), self.parent[nodes]
+        while bool((alive := current >= 0).any()):
+            row, current = row[alive], current[alive]
+            inside = place[current] >= 0
+            out[row[inside], place[current][inside]] = True
+            current = self.parent[current]
+        return out
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        """[n, n] bool: the row's token may attend to the column's."""
+        nodes, node = torch.unique(self.node_of_token[tokens], return_inverse=True)
+        above = self.ancestors(nodes)[node][:, node]
+        position = self.position[tokens]
+        return above & (position[None, :] <= position[:, None])

@@ -6,18 +6,19 @@ never because they happen to be equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from gxpo.assemble import Node, Reference, Step, assemble
-from gxpo.errors import RecordError, need
-from gxpo.forest import ACTION, OBSERVATION, PROMPT, Forest
-from gxpo.schema import Record, Turn
+from gxpo.columns import ACTION, OBSERVATION, PROMPT
+from gxpo.errors import RecordError, did_you_mean, need
+from gxpo.schema import Fork, Record, Turn
 from gxpo.trees import NAN
 
 NO_TOKEN = -1  # stands for an action that is known as text only
@@ -77,7 +78,7 @@ class _TensorFiles:
 
 
 class Reader:
-    """Takes records one by one with `add`; `finish` gives the forest."""
+    """Takes records one by one with `add`; `finish` gives the columns of the forest."""
 
     def __init__(self, share: bool, folder: Path | None) -> None:
         self.share, self.tensors = share, _TensorFiles(folder)
@@ -304,15 +305,10 @@ class Reader:
             fail(where, f"is {kind[0]} with {kind[1]} dimensions; earlier {name!r} are {self.extra_kinds[name]}")
         return value
 
-    def finish(self) -> Forest:
+    def finish(self) -> dict[str, Any]:
         columns = assemble(self.nodes, list(self.trajectories.values()))
-        return Forest(
-            **columns,
-            **self._row_columns(),
-            agent_names=tuple(self.agents.index),
-            policy_names=tuple(self.policies.index),
-            state_names=tuple(self.states.index),
-        )
+        names = {"agent": self.agents, "policy": self.policies, "state": self.states}
+        return {**columns, **self._row_columns(), **{f"{kind}_names": tuple(own.index) for kind, own in names.items()}}
 
     def _row_columns(self) -> dict[str, Any]:
         records = list(self.records.values())
@@ -335,3 +331,44 @@ class Reader:
             "truncated": torch.tensor([r.truncated for r in records], dtype=torch.bool),
             "prompt_node": torch.tensor(prompts, dtype=torch.int64),
         }
+
+
+def columns_of(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], share: bool = True, folder: Path | None = None
+) -> dict[str, Any]:
+    """The columns of the forest of these (where, record)s, `where` naming the record in errors.
+
+    share   False: every context token is stored per use
+    folder  of the .safetensors files that `extras` name
+    """
+    reader = Reader(share, folder)
+    for where, raw in rows:
+        fail = Fail(where)
+        if not isinstance(raw, Mapping):
+            raise RecordError(f"{where}: a record is a mapping, not {short(raw)}")
+        try:
+            record = Record.model_validate(dict(raw))
+        except ValidationError as error:
+            _explain(error, fail)
+        reader.add(record, fail)
+    return reader.finish()
+
+
+def _explain(error: ValidationError, fail: Fail) -> NoReturn:
+    """The first thing that pydantic found, as field and message."""
+    first = error.errors()[0]
+    place = [p for p in first["loc"] if p not in ("bool", "list[bool]")]  # pydantic's names for the cases of a union
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        model = Turn if "turns" in place[:-1] else Fork if "fork" in place[:-1] else Record
+        known = [f.alias or name for name, f in model.model_fields.items()]
+        fail(field, f"is not a known key{did_you_mean(str(place[-1]), known)}; other keys go under `info`")
+    if first["type"] == "missing":
+        fail(field, "is missing")
+    union = " or a list of them, one per action token" if "trainable" in place[:3] else ""
+    fail(field, f"{first['msg'].lower()}{union} (got {short(first.get('input'))})")
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

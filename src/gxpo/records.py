@@ -10,29 +10,22 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
-from gxpo.errors import RecordError, did_you_mean, need
+from gxpo.errors import RecordError, need
 from gxpo.forest import Forest
-from gxpo.reader import Fail, Reader
+from gxpo.reader import columns_of, short
 from gxpo.schema import SCHEMA, Fork, Record, Turn
-from gxpo.writer import Writer
+from gxpo.writer import render
 
 __all__ = ["SCHEMA", "Fork", "Record", "Turn", "dump", "load", "parse", "render"]
 
 
 def parse(records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
     """A forest from records (dicts as in the schema). Raises `RecordError` naming the record, from 1, and the field."""
-    return _read(((f"record {n}", record) for n, record in enumerate(records, 1)), share, None)
-
-
-def render(forest: Forest, *, share: bool = True) -> list[dict[str, Any]]:
-    """Records of a forest; values that equal the schema's defaults are left out. `share=False` declares no forks."""
-    writer = Writer(forest, share)
-    return [writer.record(r) for r in range(forest.n_trajectories)]
+    return Forest.from_records(records, share=share)
 
 
 def load(path: str | Path, *, share: bool = True) -> Forest:
@@ -47,7 +40,7 @@ def load(path: str | Path, *, share: bool = True) -> Forest:
     rows = [(f"{path}:{n}", _object(f"{path}:{n}", line)) for n, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise RecordError(f"{path}: holds no records")
-    return _read(rows, share, path.parent)
+    return Forest(**columns_of(rows, share, path.parent))
 
 
 def dump(forest: Forest, path: str | Path) -> None:
@@ -81,41 +74,6 @@ def dump(forest: Forest, path: str | Path) -> None:
             part.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- reading
-def _read(rows: Iterable[tuple[str, Mapping[str, Any]]], share: bool, folder: Path | None) -> Forest:
-    reader = Reader(share, folder)
-    for where, raw in rows:
-        fail = Fail(where)
-        if not isinstance(raw, Mapping):
-            raise RecordError(f"{where}: a record is a mapping, not {_short(raw)}")
-        try:
-            record = Record.model_validate(dict(raw))
-        except ValidationError as error:
-            _explain(error, fail)
-        reader.add(record, fail)
-    return reader.finish()
-
-
-def _explain(error: ValidationError, fail: Fail) -> NoReturn:
-    """The first thing that pydantic found, as field and message."""
-    first = error.errors()[0]
-    place = [p for p in first["loc"] if p not in ("bool", "list[bool]")]  # pydantic's names for the cases of a union
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        model = Turn if "turns" in place[:-1] else Fork if "fork" in place[:-1] else Record
-        known = [f.alias or name for name, f in model.model_fields.items()]
-        fail(field, f"is not a known key{did_you_mean(str(place[-1]), known)}; other keys go under `info`")
-    if first["type"] == "missing":
-        fail(field, "is missing")
-    union = " or a list of them, one per action token" if "trainable" in place[:3] else ""
-    fail(field, f"{first['msg'].lower()}{union} (got {_short(first.get('input'))})")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(
@@ -124,7 +82,7 @@ def _object(where: str, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{where}: not a JSON object: {error}") from None
     if not isinstance(row, dict):
-        raise RecordError(f"{where}: not a JSON object, but {_short(row)}")
+        raise RecordError(f"{where}: not a JSON object, but {short(row)}")
     return row
 
 

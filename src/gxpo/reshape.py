@@ -8,20 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.forest import ACTION, COLUMNS, Forest
+from gxpo.columns import ACTION, COLUMNS, Columns, Self
 from gxpo.trees import distinct, runs_of, scatter_blocks, with_ancestors
 
 
-def select(forest: Forest, rows: Tensor) -> Forest:
+def select(forest: Self, rows: Tensor) -> Self:
     """The forest of these trajectories, distinct and in this order, with only the nodes they need."""
-    if torch.equal(rows, torch.arange(forest.n_trajectories)):
-        return forest
     held = kept(forest, rows)
     place = {axis: _inverse(index, forest._size(axis)) for axis, index in held.items()}
     return _take(forest, held, lambda axis, into, column: place[into][column])
 
 
-def kept(forest: Forest, rows: Tensor) -> dict[str, Tensor]:
+def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
     """The rows of every axis (N, T, S, P, R) that `select(forest, rows)` holds, in its order."""
     if torch.equal(rows, torch.arange(forest.n_trajectories)):
         return {axis: torch.arange(forest._size(axis)) for axis in "NTSPR"}
@@ -37,7 +35,7 @@ def kept(forest: Forest, rows: Tensor) -> dict[str, Tensor]:
     }
 
 
-def in_sampled_context(forest: Forest) -> Forest:
+def in_sampled_context(forest: Self) -> Self:
     """The forest in which every action follows the context that it was sampled under, where that is another one.
 
     Such a context stands before the action among the nodes, so parents still come before children. For reading the
@@ -49,7 +47,7 @@ def in_sampled_context(forest: Forest) -> Forest:
     return forest.replace(parent=torch.where(moved, forest.sampled_under, forest.parent))
 
 
-def flatten(forest: Forest) -> Forest:
+def flatten(forest: Self) -> Self:
     """Each trajectory with nodes of its own; a node on the way of m trajectories is stored m times."""
     trajectories = torch.arange(forest.n_trajectories)
     owner, nodes = _reached(
@@ -81,7 +79,7 @@ def flatten(forest: Forest) -> Forest:
     return _take(forest, kept, moved)
 
 
-def _reached(forest: Forest, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+def _reached(forest: Columns, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """(owner, node) pairs that these need: their root paths, and the other contexts that those were sampled under."""
     owner, node = owner[node >= 0], node[node >= 0]
     n = max(forest.n_nodes, 1)
@@ -95,7 +93,7 @@ def _reached(forest: Forest, owner: Tensor, node: Tensor) -> tuple[Tensor, Tenso
         owner, node = whose, more
 
 
-def _take(forest: Forest, kept: dict[str, Tensor], moved: Callable[[str, str, Tensor], Tensor]) -> Forest:
+def _take(forest: Self, kept: dict[str, Tensor], moved: Callable[[str, str, Tensor], Tensor]) -> Self:
     """The rows `kept` of every axis; `moved(axis, into, column)` gives references (none of them -1) their new rows."""
     listed = {axis: index.tolist() for axis, index in kept.items() if axis in "RS"}
     changes: dict[str, Any] = {}
@@ -117,11 +115,9 @@ def _take(forest: Forest, kept: dict[str, Tensor], moved: Callable[[str, str, Te
     return forest.replace(**changes)
 
 
-def concat(forests: Sequence[Forest]) -> Forest:
+def concat(forests: Sequence[Self]) -> Self:
     """All trajectories, in order; nothing is shared between the forests. Names are merged; where an id stands in an
     earlier forest already, "+1", "+2"... is appended."""
-    if not forests:
-        return Forest.from_records([])
     if len(forests) == 1:
         return forests[0]
     base = {axis: [0] for axis in "NTSPR"}
@@ -160,7 +156,7 @@ def concat(forests: Sequence[Forest]) -> Forest:
     for name in _merge(f.extras for f in forests):
         blocks = [(at, f.extras[name]) for f, at in zip(forests, base["T"], strict=False) if name in f.extras]
         out["extras"][name] = _joined(name, blocks, base["T"][-1])
-    return Forest(**out)
+    return type(forests[0])(**out)
 
 
 def _joined(name: str, blocks: list[tuple[int, Tensor]], rows: int) -> Tensor:

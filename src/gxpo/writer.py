@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.columns import OBSERVATION, Columns
 from gxpo.errors import RecordError
-from gxpo.forest import OBSERVATION, Forest
 from gxpo.schema import SCHEMA, Record, Turn
 from gxpo.trees import blank_value
 
@@ -26,7 +26,7 @@ _WITHIN_A_TURN = ("policy", "policy_version", "sampled_under")  # what a record 
 class Writer:
     """Takes trajectories in order with `record`; a later one may be written as a fork of an earlier one."""
 
-    def __init__(self, forest: Forest, share: bool) -> None:
+    def __init__(self, forest: Columns, share: bool) -> None:
         self.forest, self.share = forest, share
         columns = {name: getattr(forest, name).tolist() for name in _COLUMNS}
         self.at = SimpleNamespace(
@@ -264,3 +264,9 @@ def _blank(x: Tensor) -> bool:
 
 def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
+
+
+def render(forest: Columns, *, share: bool = True) -> list[dict[str, Any]]:
+    """Records of a forest; values that equal the schema's defaults are left out. `share=False` declares no forks."""
+    writer = Writer(forest, share)
+    return [writer.record(r) for r in range(forest.n_trajectories)]
