@@ -228,7 +228,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "scaf_grpo": {"rollout.warmup_steps": 0},
     "t_ppo": {"rollout.windows": 1},
-    "gtpo": {"weight.entropy_ceiling.most": 9.0},  # a cold model is unsure of everything
+    "gtpo": {"weight.entropy_ceiling.high": 9.0},  # a cold model is unsure of everything
     "anytime_brpo": {"sampling.max_new_tokens": 24, "rollout.summaries": 2},
     "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
     "spectral_po": {"reward.shape.correct_prefix.component": "format"},

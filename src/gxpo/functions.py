@@ -11,11 +11,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.ranges import Part, key_of, refusal, rule_of
 from gxpo.usercode import Unusable, object_at
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Signature(NamedTuple):
@@ -40,6 +42,16 @@ def known(module: str) -> dict[str, Callable[..., Any]]:
     """The public functions that a module defines, by name."""
     found = vars(importlib.import_module(module))
     return {k: f for k, f in found.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
+
+
+def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
+    """Marks a function whose options have to fit together: `check(**options)` says what does not, or None."""
+
+    def mark(function: F) -> F:
+        function.check = check  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
@@ -87,6 +99,10 @@ class Formula(Part):
             rule = rule_of(known[name][0], known[name][1] == math.inf)
             if rule is not None and not rule.holds(value):
                 raise ConfigError(refusal(f"{title}.{name}", value, rule))
+        for function in chosen:
+            own = {k: stated[k] for k in signature(function).options} if hasattr(function, "check") else {}
+            if own and (wrong := function.check(**own)):
+                raise ConfigError(f"{title}: {wrong}")
         object.__setattr__(self, "options", stated)
 
     def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:

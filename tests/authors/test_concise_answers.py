@@ -6,11 +6,13 @@ import math
 import statistics
 
 import pytest
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.length import LengthRelative
+
+LengthRelative = shape("length_relative")
 
 RIGHT, WRONG, UNREAD, REPEATS = 1, 0, -1, -2  # what the code's scorer says
 
@@ -100,7 +102,7 @@ def test_by_default_lengths_always_count_and_every_failure_is_worth_the_same() -
     assert found[6:11] == pytest.approx([*(math.exp(-0.05 * x) for x in z), -1.0, -1.0], abs=1e-12)
     assert found[3:6] == [-1.0] * 3 and found[19:22] == [-1.0] * 3
     at_paper = gxpo.method("grpo_lead@paper")
-    assert at_paper.shapes["concise"].longer_than == 4000
+    assert at_paper.shapes["concise"].options["longer_than"] == 4000
 
 
 def test_unscored_answers_are_not_among_the_shortest() -> None:
@@ -119,7 +121,7 @@ def test_unscored_answers_are_not_among_the_shortest() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="name `parsed` as well"):
         LengthRelative(repetitive="repeats")
-    with pytest.raises(ConfigError, match="ddof is 0 or 1"):
+    with pytest.raises(ConfigError, match="ddof is 2; it is from 0 to 1"):
         LengthRelative(ddof=2)
     with pytest.raises(ConfigError, match="length_relative reads component 'read'"):
         LengthRelative(parsed="read")(forest())

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.rewards.entity_match import mentioned
-from gxpo.rewards.process_bonus import with_bonus
+from gxpo.rewards.entities import mentioned
+from gxpo.rewards.outcomes import process_bonus
 
 F64 = torch.float64
 
@@ -56,7 +56,7 @@ def test_search_r2_gates_the_process_reward_by_the_answer():
     answers, useful, chunks = [1, 1, 0, 1, 0], [2, 0, 3, 3, 0], [3, 3, 3, 9, 3]
     rewards = [a * (1 + u / m) for a, u, m in zip(answers, useful, chunks, strict=True)]
     process = torch.tensor([u / m for u, m in zip(useful, chunks, strict=True)], dtype=F64)
-    shaped = with_bonus(torch.tensor(answers, dtype=F64), process)
+    shaped = process_bonus(torch.tensor(answers, dtype=F64), lambda name: process)
     assert shaped.tolist() == pytest.approx(rewards, abs=1e-12)
     forest = gxpo.Forest.from_completions(prompts=[[1]], completions=[[[3]] * 5], rewards=[float(a) for a in answers])
     forest = forest.replace(outcome=shaped)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.rewards.agreement import Agreement, cosine, recall
-from gxpo.rewards.noted import Noted, with_notes
-from gxpo.rewards.plan_success import PlanSuccess, plan_success
+from gxpo.rewards.outcomes import noted, plan_success
+
+Noted = shape("noted")
+PlanSuccess = shape("plan_success")
 
 nan = float("nan")
 TEXTS = st.lists(st.sampled_from(["red", "Red", "shoes", "blue", "4", "!"]), max_size=5).map(" ".join)
@@ -92,7 +95,9 @@ def test_shares_are_shares():
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
 def test_notes_are_added_by_weight(rows):
     infos = [{"format": f, **({"execution": 1.0} if done else {})} for _, f, done in rows]
-    found = with_notes(torch.tensor([o for o, _, _ in rows]), infos, {"format": 0.1, "execution": 2.0}, 0.5)
+    found = noted(
+        torch.tensor([o for o, _, _ in rows]), infos, weights={"format": 0.1, "execution": 2.0}, outcome_weight=0.5
+    )
     expected = [0.5 * o + 0.1 * f + 2.0 * done for o, f, done in rows]
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -101,34 +106,34 @@ def test_an_unscored_outcome_stays_unscored():
     found = Noted()(forest_of([{"format": 1.0}, {"execution": 1.0}], outcome=[nan, 1.0]))
     assert found[0].isnan() and found[1] == 2.0
     with pytest.raises(ConfigError, match="finite"):
-        Noted({"format": math.inf})
+        gxpo.method("hi_agent", {"reward.shape.noted.weights": {"format": math.inf}})
 
 
 # ---------------------------------------------------------------- plans
 def test_a_plan_is_worth_the_share_of_its_executions_that_succeed():
     infos = [{"plan": 0}, {"plan": 0}, {"plan": 1}, {"plan": 1}, {}]
     forest = forest_of(infos, outcome=[1.0, 0.0, 1.0, 1.0, 1.0])
-    assert PlanSuccess(weight=0.5)(forest)["plan_success"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.0]
-    assert PlanSuccess(weight=0.0)(forest)["plan_success"].tolist() == [0.0] * 5
+    assert PlanSuccess(weight=0.5)(forest).tolist() == [0.25, 0.25, 0.5, 0.5, 0.0]
+    assert PlanSuccess(weight=0.0)(forest).tolist() == [0.0] * 5
 
 
 def test_plans_of_two_groups_with_one_number_are_two():
     infos, groups = [{"plan": 0}] * 4, ["g", "g", "h", "h"]
     forest = forest_of(infos, outcome=[1.0, 0.0, 0.0, 0.0], groups=groups)
-    assert PlanSuccess(weight=1.0)(forest)["plan_success"].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert PlanSuccess(weight=1.0)(forest).tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, nan]), st.integers(-1, 3)), min_size=1, max_size=12))
 def test_a_loop_gives_the_same(rows):
-    found = plan_success(torch.tensor([s for s, _ in rows]), torch.tensor([p for _, p in rows]))
+    found = plan_success(torch.tensor([s for s, _ in rows]), torch.tensor([p for _, p in rows]), weight=1.0)
     for (_, plan), value in zip(rows, found.tolist(), strict=True):
         known = [s for s, p in rows if p == plan and not math.isnan(s)]
         if plan < 0 or not known:
-            assert math.isnan(value)
+            assert value == 0
         else:
             assert value == pytest.approx(sum(known) / len(known))
 
 
 def test_an_infinite_weight_is_refused():
     with pytest.raises(ConfigError, match="finite"):
-        PlanSuccess(weight=nan)
+        gxpo.method("pta_grpo", {"reward.add.plan_success.weight": nan})

@@ -8,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.rewards.confidence import ConfidencePenalty, confidence_penalty
-from gxpo.rewards.likelihood_discount import LikelihoodDiscount, rank_among
+from gxpo.rewards.outcomes import _rank_among as rank_among
+
+LikelihoodDiscount = shape("likelihood_discount")
 
 F64 = torch.float64
 ROWS = st.lists(
@@ -102,7 +105,7 @@ def test_the_cards_numbers_of_unlikeliness():
 @settings(max_examples=80, deadline=None)
 @given(rows=ROWS, all_correct=st.booleans(), beta=st.sampled_from([0.0, 0.25, 1.0]))
 def test_the_discount_equals_a_loop(rows, all_correct, beta):
-    found = LikelihoodDiscount(beta, all_correct)(grown(rows)).tolist()
+    found = LikelihoodDiscount(beta=beta, all_correct=all_correct)(grown(rows)).tolist()
     for i, (g, right, lp, c) in enumerate(rows):
         peers = [(v, x) for h, v, x, d in rows if h == g and d and v is not None]
         if right is None:
@@ -142,5 +145,5 @@ def test_what_is_unknown_is_refused():
 
 def test_the_methods_state_them():
     assert list(gxpo.method("lens").rewards) == ["confidence_penalty"]
-    assert isinstance(gxpo.method("unlikeliness").shapes["likelihood_discount"], LikelihoodDiscount)
+    assert gxpo.method("unlikeliness").shapes["likelihood_discount"] == LikelihoodDiscount()
     assert gxpo.method("unlikeliness@paper").update.epochs == 2

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rewards.scored_tasks import Source
+from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
@@ -16,8 +17,11 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
-from gxpo.rewards.correct_prefix import CorrectPrefix, FirstError, partial_credit
+from gxpo.rewards.first_error import FirstError
 from gxpo.rewards.judge import FunctionJudge, JudgeFailure
+from gxpo.rewards.outcomes import correct_prefix
+
+CorrectPrefix = shape("correct_prefix")
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from([True, False, False, None]), st.floats(0, 1), st.booleans()),
@@ -27,7 +31,8 @@ ROWS = st.lists(
 
 
 def test_the_cards_numbers():
-    found = partial_credit(torch.tensor([0.2, 0.8]))
+    share, none = torch.tensor([0.2, 0.8]), torch.zeros(2, dtype=torch.int64)
+    found = correct_prefix(none > 0, lambda name: share, none, none == 0)
     assert found.tolist() == pytest.approx([0.182426, 0.817574], abs=1e-6)  # rising: the longer right prefix earns more
 
 

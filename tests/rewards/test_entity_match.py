@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rewards.scored_tasks import Source
+from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
@@ -16,7 +17,10 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
-from gxpo.rewards.entity_match import Entities, EntityMatch, mentioned, near_misses
+from gxpo.rewards.entities import Entities, mentioned
+from gxpo.rewards.outcomes import entity_match
+
+EntityMatch = shape("entity_match")
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from([True, False, False, None]), st.floats(0, 1), st.booleans()),
@@ -28,7 +32,8 @@ ROWS = st.lists(
 def test_card_numbers() -> None:
     """Rates [.8, .8, .4], the first right, a = .3: R = [1, .3, .15]; z [1.138811, -.404094, -.734717]."""
     right = torch.tensor([True, False, False])
-    found = near_misses(right, torch.tensor([0.8, 0.8, 0.4], dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    rate, one = torch.tensor([0.8, 0.8, 0.4], dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+    found = entity_match(right, lambda name: rate, one > 0, one, one == 0)
     assert found.tolist() == pytest.approx([1.0, 0.3, 0.15])
     forest = grown([("a", True, 0.8), ("a", False, 0.8), ("a", False, 0.4)], "entities")
     m = gxpo.method("e_grpo")

@@ -6,13 +6,16 @@ import math
 
 import pytest
 import torch
+from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Task
-from gxpo.rewards.key_steps import AddedComponent, KeySteps, contained, in_order, valid
+from gxpo.rewards.key_steps import KeySteps, contained, in_order, valid
+
+AddedComponent = shape("added_component")
 
 
 def test_a_key_step_counts_in_any_of_its_wordings() -> None:

@@ -8,12 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.length import Length, LengthRelative, exponential_in_length, linear_penalty
+from gxpo.rewards.length import Length, linear_penalty
+from gxpo.rewards.outcomes import length_relative
+
+LengthRelative = shape("length_relative")
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(1, 9), st.booleans(), st.booleans()), min_size=1, max_size=10
@@ -112,7 +116,8 @@ def test_one_correct_answer_has_one_and_equal_lengths_too_and_unscored_stay_unsc
 
 def test_shorter_is_better_among_correct_answers():
     length, correct = torch.arange(1, 20), torch.ones(19, dtype=torch.bool)
-    assert bool((exponential_in_length(length, correct, torch.zeros(19).long()).diff() < 0).all())
+    value = length_relative(correct, length, torch.zeros(19).long(), correct, dict)
+    assert bool((value.diff() < 0).all())
 
 
 def test_the_parts_by_their_names():

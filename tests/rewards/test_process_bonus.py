@@ -6,13 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 from tests.strategies import random_forest
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.rewards.process_bonus import ProcessBonus, with_bonus
+from gxpo.rewards.outcomes import process_bonus
+
+ProcessBonus = shape("process_bonus")
 
 nan = float("nan")
+
+
+def with_bonus(outcome: torch.Tensor, process: torch.Tensor) -> torch.Tensor:
+    return process_bonus(outcome, lambda name: process)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -42,7 +49,7 @@ def test_the_part_reads_its_component_and_names_what_is_missing() -> None:
     scored = forest.with_rewards(ones, components={"correct": ones, "process": 0.25 * ones})
     assert ProcessBonus()(scored).tolist() == [1.25] * n
     with pytest.raises(ConfigError, match=r"'useful', which no reward computes.*\(there is correct, process\)"):
-        ProcessBonus("useful")(scored)
+        ProcessBonus(component="useful")(scored)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         ProcessBonus()(forest.with_rewards(ones, components={"process": 2 * ones}))
 

@@ -6,15 +6,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 from tests.rewards.test_tiered import grown
 
 from gxpo.errors import ConfigError
-from gxpo.rewards.rescaled import Rescaled, rescaled
+from gxpo.rewards.outcomes import rescaled
+
+Rescaled = shape("rescaled")
 
 
 @given(st.lists(st.floats(-1, 2), min_size=1), st.floats(0, 0.5), st.floats(0.6, 1))
 def test_it_equals_a_loop_and_keeps_the_order(values, low, high):
-    found = rescaled(torch.tensor(values, dtype=torch.float64), low, high).tolist()
+    x = torch.tensor(values, dtype=torch.float64)
+    found = rescaled(x, lambda name, share: x, low=low, high=high).tolist()
     assert found == pytest.approx([min(1.0, max(0.0, (v - low) / (high - low))) for v in values])
     assert [x for _, x in sorted(zip(values, found, strict=True))] == sorted(found)
 

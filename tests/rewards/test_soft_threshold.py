@@ -8,11 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.soft_threshold import SoftThreshold, soft_threshold
+from gxpo.rewards.outcomes import soft_threshold
+
+SoftThreshold = shape("soft_threshold")
 
 
 def column(*values):
@@ -27,7 +30,7 @@ def test_the_cards_numbers():
 
 @given(st.floats(-1, 2), st.floats(0.1, 0.9), st.floats(0.001, 1), st.floats(0.1, 3))
 def test_it_equals_the_formula(r, tau, above, below):
-    found = float(soft_threshold(column(r), tau, above, below))
+    found = float(soft_threshold(column(r), threshold=tau, above=above, below=below))
     if r >= tau:
         expected = tau + above * math.log(r - tau + 1)
     else:
@@ -58,6 +61,6 @@ def test_one_excellent_answer_sets_the_others_back_less():
 
 def test_the_method_has_the_reference_answer_in_the_group_and_the_shape():
     m = gxpo.method("tempsamp_r1")
-    assert isinstance(m.shapes["soft_threshold"], SoftThreshold) and m.rollout.references == 1
-    with pytest.raises(ConfigError, match="must be positive"):
+    assert m.shapes["soft_threshold"] == SoftThreshold() and m.rollout.references == 1
+    with pytest.raises(ConfigError, match="it is above 0"):
         SoftThreshold(above=0.0)

@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rewards.shapes import shape
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.tiered import Tiered, tiered
+from gxpo.rewards.outcomes import tiered
+
+Tiered = shape("tiered")
 
 nan = float("nan")
 UNIT = st.floats(0, 1)
@@ -28,9 +31,15 @@ def grown(rows: list[tuple], name: str = "progress") -> Forest:
     )  # fmt: skip
 
 
+def tiers(score, thresholds, values):
+    """Of failures with this progress."""
+    wrong = torch.zeros(len(score), dtype=torch.bool)
+    return tiered(wrong, lambda name: score, thresholds=thresholds, values=values)
+
+
 def test_a_tier_begins_at_its_threshold():
     score = torch.tensor([0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1.0, nan])
-    found = tiered(score, [0.25, 0.5, 0.75], [0.1, 0.25, 0.5]).tolist()
+    found = tiers(score, [0.25, 0.5, 0.75], [0.1, 0.25, 0.5]).tolist()
     assert found[:7] == pytest.approx([0, 0, 0.1, 0.1, 0.25, 0.5, 0.5]) and found[7] != found[7]
 
 
@@ -39,7 +48,7 @@ def test_it_equals_a_loop_and_more_progress_never_earns_less(s, t, cuts):
     cuts = sorted(c for c in cuts if c > 0) or [0.5]
     values = [(k + 1) ** 2 / 30 for k in range(len(cuts))]
     expected = [max([v for c, v in zip(cuts, values, strict=True) if x >= c], default=0.0) for x in (s, t)]
-    found = tiered(torch.tensor([s, t], dtype=torch.float64), cuts, values).tolist()
+    found = tiers(torch.tensor([s, t], dtype=torch.float64), cuts, values).tolist()
     assert found == pytest.approx(expected)
     assert (found[0] <= found[1]) if s <= t else (found[0] >= found[1])
 
@@ -87,11 +96,11 @@ def test_refusals():
         ({"values": [0.1, 0.5, 0.6]}, "do not shrink"),
         ({"values": [0.2, 0.4, 0.9]}, "do not shrink"),
         ({"values": [0.2, 0.2, 0.5]}, "must rise"),
-        ({"alpha": 0.0}, "alpha is above 0"),
-        ({"alpha": 1.5}, "alpha is above 0"),
+        ({"alpha": 0.0}, r"alpha is 0\.0; it is above 0"),
+        ({"alpha": 1.5}, r"alpha is 1\.5; it is above 0"),
         ({"solved": "best"}, "tiered.solved is .best.; it is one of "),
     ):
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)
     given = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
-    assert given.shapes["tiered"].values == [0.01, 0.02, 0.2]
+    assert given.shapes["tiered"].options["values"] == [0.01, 0.02, 0.2]

@@ -15,7 +15,7 @@ from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
 from gxpo.protocols import EnvFailure, EpisodeRules, Reply, Sampling
-from gxpo.rewards.noted import Noted
+from gxpo.rewards.shape import Shape
 from gxpo.rollouts.expert_prefix import ExpertSteps
 from gxpo.rollouts.subgoal_steps import SubgoalSteps
 
@@ -78,7 +78,7 @@ def test_sub_goals_are_judged_by_the_action_under_them(doors):
             paid = float(right and place == len(way) - 1)
             assert forest.outcome[r] == paid and forest.step_reward[forest.step_trajectory == r][1] == paid
         # r = .1 + [1, 0, 0, 1] (+ 1 for the goal reached): the same z for all places
-        credit = GroupRelative()(forest.with_rewards(Noted()(forest)), {}, 0)
+        credit = GroupRelative()(forest.with_rewards(Shape("noted")(forest)), {}, 0)
         found = [float(credit[forest.path_of(r)][0]) for r in rows]
         assert found == pytest.approx([0.866025, -0.866025, -0.866025, 0.866025], abs=2e-6)
     assert s.budget.generated_tokens == forest.n_entries and s.budget.rollouts == 6 * len(way)
@@ -108,7 +108,7 @@ def test_an_executor_that_is_always_right_makes_it_grpo_on_sub_goals(doors):
     s = acting(doors, say)
     forest = SubgoalSteps(group_size=4, executions=3).grow(seeded(s, 5), s)
     assert {info["execution"] for info in forest.info} == {1.0}
-    assert bool((GroupRelative()(forest.with_rewards(Noted()(forest)), {}, 0) == 0).all())
+    assert bool((GroupRelative()(forest.with_rewards(Shape("noted")(forest)), {}, 0) == 0).all())
 
 
 @pytest.mark.parametrize("rules", [EpisodeRules(40), EpisodeRules(40, "window", 2)], ids=["full", "window"])

@@ -16,7 +16,7 @@ KEYS = ["model=tiny:cold", "method=grpo", "tasks.per_step=2", "rollout.group_siz
 FILES, LINES = 45, 500
 CIRCLES: list[set[str]] = [
     {"gxpo.chat.template"},
-    {"gxpo.rewards.correct_prefix", "gxpo.rewards.judged"},
+    {"gxpo.rewards.first_error", "gxpo.rewards.judged"},
 ]
 LONG = {"cli.py", "compose.py", "protocols.py"}
 

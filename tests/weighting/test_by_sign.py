@@ -13,7 +13,7 @@ from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.rewards.signed import Signed
+from gxpo.rewards.shape import Shape
 from gxpo.weighting import TokenWeight
 from gxpo.weighting.token_curves import by_sign
 
@@ -60,11 +60,11 @@ def test_the_shape_reads_the_verdict_and_leaves_unscored_ones_alone():
     forest = shaped([0.2, None, 7.0], [1, math.nan, 0])
     assert forest.outcome[0] == 1.0 and forest.outcome[1].isnan() and forest.outcome[2] == -1.0
     graded = battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, 0.0], dtype=torch.float64))
-    assert Signed(right=2.0, wrong=-0.5)(graded).tolist() == [2.0, -0.5]
+    assert Shape("signed", {"right": 2.0, "wrong": -0.5})(graded).tolist() == [2.0, -0.5]
     with pytest.raises(ConfigError, match="signed needs verdicts"):
-        Signed()(battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, math.nan], dtype=torch.float64)))
-    with pytest.raises(ConfigError, match="finite scores"):
-        Signed(wrong=-math.inf)
+        Shape("signed")(battery(0, sizes=(2,)).replace(success=torch.tensor([1.0, math.nan], dtype=torch.float64)))
+    with pytest.raises(ConfigError, match="finite"):
+        gxpo.method("psr_nsr", {"reward.shape.signed.wrong": -math.inf})
 
 
 def test_equal_groups_learn_and_nothing_is_compared():

@@ -11,7 +11,7 @@ from tests.weighting.verdict_rows import part_of
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.rewards.rescaled import Rescaled
+from gxpo.rewards.shape import Shape
 from gxpo.weighting.group_curves import ramp
 
 
@@ -58,9 +58,12 @@ def test_what_the_std_takes_out_of_scaled_rewards_stays_in_the_weight():
 
 
 def test_the_paper_asks_for_the_rescaled_component_and_bad_options_are_refused():
-    assert gxpo.method("vital_dgrpo@paper").shapes == {"rescaled": Rescaled()} and not gxpo.method("vital_dgrpo").shapes
+    assert (
+        gxpo.method("vital_dgrpo@paper").shapes == {"rescaled": Shape("rescaled")}
+        and not gxpo.method("vital_dgrpo").shapes
+    )
     for wrong in ({"least": 1.5}, {"least": -0.1}):
         with pytest.raises(ConfigError, match=r"weight\.mean_outcome"):
             mean_outcome_weight(**wrong)
     with pytest.raises(ConfigError, match=r"hard \(0\.7\) must be below easy"):
-        mean_outcome_weight(hard=0.7)(grown([("g", 1.0)]), torch.zeros(1), {}, 0)
+        mean_outcome_weight(hard=0.7)

@@ -12,7 +12,7 @@ not in its loss. It trains without KL, with a wider upper clip and groups of 8.
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.entity_match import EntityMatch
+from gxpo.rewards.shape import Shape
 
 e_grpo = Definition(
     name="e_grpo",
@@ -23,7 +23,7 @@ e_grpo = Definition(
     idea="near misses are told from failures by the entities that they mention",
     formula="R = 1 if right, else 0.3 rate / max_g rate; A as GRPO",
     evidence="paper",
-    keys={"reward.shape.entity_match": EntityMatch},
+    keys={"reward.shape.entity_match": Shape, "reward.shape.entity_match.function": "entity_match"},
     paper_defaults={"rollout.group_size": 8},
     choices="entities in all that an attempt says, case aside; no penalty for format; overlong attempts in the loss",
 )

@@ -14,7 +14,7 @@ the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (bot
 
 from gxpo.credit.success_rate import DifficultyWeighted
 from gxpo.keys import Definition
-from gxpo.rewards.length import LengthRelative
+from gxpo.rewards.shape import Shape
 
 grpo_lead = Definition(
     name="grpo_lead",
@@ -26,7 +26,11 @@ grpo_lead = Definition(
     idea="length-dependent reward for correct answers, a penalty for wrong ones, difficulty-aware advantages",
     formula="R = exp(-a z_L) or -1; A' = A w(rho) if A > 0 else A w(1 - rho), w logistic",
     evidence="reference-code",
-    keys={"credit": DifficultyWeighted, "reward.shape.concise": LengthRelative},
+    keys={
+        "credit": DifficultyWeighted,
+        "reward.shape.concise": Shape,
+        "reward.shape.concise.function": "length_relative",
+    },
     paper_defaults={
         "reward.shape.concise.longer_than": 4000.0,
         "objective.aggregate": "token_mean",

@@ -11,7 +11,7 @@ The paper trains two models: `rollout.policy: per_role` gives each role an adapt
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.noted import Noted
+from gxpo.rewards.shape import Shape
 from gxpo.rollouts.subgoal_steps import SubgoalSteps
 
 hi_agent = Definition(
@@ -24,7 +24,8 @@ hi_agent = Definition(
     idea="a sub-goal is worth what one action under it comes to: planning without rollouts of whole episodes",
     formula="r = l1 format + l2 executed as the expert + l3 env; A = z over G sub-goals of a state, and over N actions",
     evidence="reconstruction",
-    keys={"rollout": SubgoalSteps, "reward.shape.noted": Noted},
+    keys={"rollout": SubgoalSteps, "reward.shape.noted": Shape, "reward.shape.noted.function": "noted"},
     choices="weights 0.1, 1, 1 are guesses; both levels in every step; the low group under the first sub-goal",
     cost="two short samples for each of G sub-goals and one for each of N actions; an expert has to be there",
+    renamed={"reward.shape.noted.outcome": "reward.shape.noted.outcome_weight"},
 )

@@ -12,7 +12,7 @@ scales a step. Their released configuration has an entropy bonus of 1e-3 (`psr_n
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.signed import Signed
+from gxpo.rewards.shape import Shape
 from gxpo.weighting.token_weight import TokenWeight
 
 psr_nsr = Definition(
@@ -27,7 +27,8 @@ psr_nsr = Definition(
     code="TianHongZXY/RLVR-Decomposed@a5d4e7c1df60 verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py "
     "verl/trainer/config/ppo_trainer.yaml",
     keys={
-        "reward.shape.signed": Signed,
+        "reward.shape.signed": Shape,
+        "reward.shape.signed.function": "signed",
         "credit.center": "none",
         "credit.scale": "none",
         "weight.by_sign": TokenWeight,

@@ -11,7 +11,7 @@ unless the templates ask for it in words; in an environment it is the sub-goals 
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.plan_success import PlanSuccess
+from gxpo.rewards.shape import Shape
 from gxpo.rollouts.plan_execute import Planned
 
 pta_grpo = Definition(
@@ -27,7 +27,8 @@ pta_grpo = Definition(
         "rollout": Planned,
         "rollout.plans": 3,
         "rollout.executions": 3,
-        "reward.add.plan_success": PlanSuccess,
+        "reward.add.plan_success": Shape,
+        "reward.add.plan_success.function": "plan_success",
     },
     choices="weight 0.5 is a guess; no length term, no supervised first stage",
     cost="none beyond the base's attempts: a plan is sampled once for its executions",

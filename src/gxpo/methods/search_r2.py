@@ -15,6 +15,7 @@ tasks are attempted by the actor alone.
 """
 
 from gxpo.keys import Definition
+from gxpo.rewards.shape import Shape
 from gxpo.rollouts.revise import Revise
 
 search_r2 = Definition(
@@ -28,7 +29,11 @@ search_r2 = Definition(
     formula="y' = y_{<k} + suffix, k from the refiner; R = R_out (1 + R_proc); A as GRPO for actor and refiner tokens",
     evidence="paper",
     keys={"rollout": Revise},
-    paper_defaults={"reward.shape.process": "process_bonus", "rollout.group_size": 5},
+    paper_defaults={
+        "reward.shape.process": Shape,
+        "reward.shape.process.function": "process_bonus",
+        "rollout.group_size": 5,
+    },
     choices="judge and trimmer in one turn; one revision; no process reward unless one is given (@paper asks for it); "
     "rollout.where=uniform or low_probability stand in for a refiner; single-turn tasks only",
     cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",

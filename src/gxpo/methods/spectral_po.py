@@ -10,7 +10,7 @@ refused. Steepness and middle are not known to us; 5 and 1/2 are a port's, which
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.correct_prefix import CorrectPrefix
+from gxpo.rewards.shape import Shape
 
 spectral_po = Definition(
     name="spectral_po",
@@ -21,7 +21,7 @@ spectral_po = Definition(
     idea="groups without a right answer learn from the position of the first error",
     formula="r = 1 if right, else sigmoid(5 (RTS - 0.5)) in all-wrong groups; A as GRPO",
     evidence="secondary",
-    keys={"reward.shape.correct_prefix": CorrectPrefix},
+    keys={"reward.shape.correct_prefix": Shape, "reward.shape.correct_prefix.function": "correct_prefix"},
     choices="partial credit in all-wrong groups only; rising in RTS; the share comes from a judge of your choice",
     cost="a judge's answer for each attempt",
 )

@@ -11,7 +11,7 @@ the method is refused. Other names: `reward.shape.tiered.component`.
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.tiered import Tiered
+from gxpo.rewards.shape import Shape
 
 ssl_sweet_spot = Definition(
     name="ssl_sweet_spot",
@@ -23,6 +23,6 @@ ssl_sweet_spot = Definition(
     idea="tiered rewards that grow towards the best attempts tell failures apart, and successes",
     formula="R = [solved] + alpha v_k, s in [t_k, t_{k+1}), v_{k+1} - v_k not shrinking; A as GRPO",
     evidence="reconstruction",
-    keys={"reward.shape.tiered": Tiered},
+    keys={"reward.shape.tiered": Shape, "reward.shape.tiered.function": "tiered"},
     choices="tiers at 1/4, 1/2, 3/4 worth 0.1, 0.25, 0.5, alpha 1 (ours); progress is a component of your reward",
 )

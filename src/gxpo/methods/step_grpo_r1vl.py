@@ -12,7 +12,7 @@ of that time (`@paper`: eps 1e-4, KL .04).
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.key_steps import AddedComponent
+from gxpo.rewards.shape import Shape
 
 step_grpo_r1vl = Definition(
     name="step_grpo_r1vl",
@@ -26,8 +26,10 @@ step_grpo_r1vl = Definition(
     formula="R = outcome + 0.1 k / N + [complete and in order]; A as GRPO",
     evidence="reference-code",
     keys={
-        "reward.shape.key_step_reward": AddedComponent,
-        "reward.shape.order_reward": AddedComponent,
+        "reward.shape.key_step_reward": Shape,
+        "reward.shape.key_step_reward.function": "added_component",
+        "reward.shape.order_reward": Shape,
+        "reward.shape.order_reward.function": "added_component",
         "reward.shape.order_reward.component": "ordered",
         "reward.shape.order_reward.weight": 1.0,
     },

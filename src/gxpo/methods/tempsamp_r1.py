@@ -12,7 +12,7 @@ update of each batch, where all ratios are 1. A reference answer that the verifi
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.soft_threshold import SoftThreshold
+from gxpo.rewards.shape import Shape
 from gxpo.rollouts.reference import ReferenceInGroup
 
 tempsamp_r1 = Definition(
@@ -27,7 +27,8 @@ tempsamp_r1 = Definition(
     evidence="paper",
     keys={
         "rollout": ReferenceInGroup,
-        "reward.shape.soft_threshold": SoftThreshold,
+        "reward.shape.soft_threshold": Shape,
+        "reward.shape.soft_threshold.function": "soft_threshold",
         "objective.on_unknown_behaviour": "one",
     },
     paper_defaults={"rollout.group_size": 4},

@@ -9,7 +9,7 @@ epochs are the paper's second remedy, and with its KL they are `unlikeliness@pap
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.likelihood_discount import LikelihoodDiscount
+from gxpo.rewards.shape import Shape
 
 unlikeliness = Definition(
     name="unlikeliness",
@@ -20,7 +20,10 @@ unlikeliness = Definition(
     idea="a discount on correct answers by their rank in likelihood, against sharpening what is already likely",
     formula="r' = r (1 - b rank / G), rank by mean log-prob, 0 the least likely; b = 0.25",
     evidence="reference-code",
-    keys={"reward.shape.likelihood_discount": LikelihoodDiscount},
+    keys={
+        "reward.shape.likelihood_discount": Shape,
+        "reward.shape.likelihood_discount.function": "likelihood_discount",
+    },
     paper_defaults={"update.epochs": 2, "objective.kl.coef": 0.1},
     choices="length-normalised; ties share a rank; groups of equal verdicts are left alone",
     code="AndreHe02/rewarding-unlikely-release@ca1cff05ebdf2cfe9737fd416897da838a93e11a "

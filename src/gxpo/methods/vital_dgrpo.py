@@ -10,7 +10,7 @@ and 1, which change nothing, until you set `reward.shape.rescaled.low` and `.hig
 """
 
 from gxpo.keys import Definition
-from gxpo.rewards.rescaled import Rescaled
+from gxpo.rewards.shape import Shape
 from gxpo.weighting.group_weight import GroupWeight
 
 vital_dgrpo = Definition(
@@ -31,7 +31,8 @@ vital_dgrpo = Definition(
     paper_defaults={
         "weight.mean_outcome.hard": 1.0,
         "weight.mean_outcome.easy": 2.0,
-        "reward.shape.rescaled": Rescaled,
+        "reward.shape.rescaled": Shape,
+        "reward.shape.rescaled.function": "rescaled",
         "rollout.group_size": 8,
         "optim.lr": 1e-6,
     },

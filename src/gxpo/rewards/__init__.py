@@ -1,7 +1,11 @@
 """What a rollout is worth: verifiers, users' functions, shaping; see `scoring.RewardSet`."""
 
+from gxpo.former import classes
 from gxpo.rewards.base import RewardPart
 from gxpo.rewards.overlong import Overlong
 from gxpo.rewards.scoring import RewardSet
+from gxpo.rewards.shape import Shape
 
-__all__ = ["Overlong", "RewardPart", "RewardSet"]
+__all__ = ["Overlong", "RewardPart", "RewardSet", "Shape"]
+
+__getattr__ = classes("rewards")

@@ -9,25 +9,9 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.rewards.base import RewardPart
-from gxpo.rewards.length import verdicts
-
-
-def mean_logprob(forest: Forest, asker: str) -> Tensor:
-    """[R] float64: mean log-prob of a trajectory's trainable tokens under who sampled them; 0 where it has none.
-
-    Refused where a token of a scored trajectory has no log-prob.
-    """
-    entries = (forest.path_trainable & forest.to_path(forest.scored, "R")).nonzero().squeeze(1)
-    logprob, owner, n = forest.path_behaviour_logprob[entries], forest.path_trajectory[entries], forest.n_trajectories
-    if missing := int(logprob.isnan().sum()):
-        raise GxpoError(
-            f"{asker} needs the sampler's log-probs, which {missing} of {entries.numel()} tokens lack: record `logprob`"
-        )
-    total = torch.zeros(n, dtype=torch.float64).index_add_(0, owner, logprob)
-    return total / torch.bincount(owner, minlength=n).clamp_min(1)
+from gxpo.rewards.shape import mean_logprob, verdicts
 
 
 @torch.no_grad()

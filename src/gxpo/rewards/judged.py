@@ -254,7 +254,7 @@ def judged(options: Mapping[str, Any]) -> Callable[..., dict[str, Tensor]]:
     if o.mode == "pairwise":
         return Pairwise(judge, o.rubric, o.pairs, o.workers)
     if o.mode == "first_error":
-        from gxpo.rewards.correct_prefix import FirstError  # which asks as the judges here do
+        from gxpo.rewards.first_error import FirstError  # which asks as the judges here do
 
         return FirstError(judge, o.steps, o.workers)
     raise ConfigError(f"scoring.options.judge.mode is 'first_error', 'rubric' or 'pairwise', not {o.mode!r}")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.rewards.base import RewardPart
-from gxpo.rewards.component import read_component
 
 if TYPE_CHECKING:
     from gxpo.protocols import Task
@@ -109,21 +107,3 @@ class KeySteps:
         share = [contained(text, task.info.get("key_steps", ())) for text, task in zip(read, tasks, strict=True)]
         order = [valid(text, self.parts, step) if step else in_order(text, self.parts) for text in texts]
         return {name: torch.tensor(x, dtype=torch.float64) for name, x in zip(self.gives, (share, order), strict=True)}
-
-
-@dataclass(frozen=True)
-class AddedComponent(RewardPart):
-    """`reward.shape`: outcome + weight * component `component`, which some reward computes with weight 0.
-
-    R1-VL's StepRAR adds 0.1 of the share of key steps, its StepRVR 1 where the form is right: "key_steps" and "ordered"
-    of the reward "key_steps". ConfigError where no reward computes the component, or where it is not from 0
-    to 1; an attempt for which it is unknown is unscored.
-
-    Source: R1-VL, arXiv 2503.12937, and its code.
-    """
-
-    component: str = "key_steps"
-    weight: float = 0.1
-
-    def __call__(self, forest: Forest) -> Tensor:
-        return forest.outcome + self.weight * read_component(forest, self.component, "added_component")

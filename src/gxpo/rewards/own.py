@@ -38,7 +38,7 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
 
     shapes  f(forest) -> [R]: a new outcome in place of the old, one after the other
     steps   f(forest) -> [S], nan for none: added to the steps' own rewards; they see the shaped outcome
-    adds    f(forest) -> {name: [R]}: added to the shaped outcome; they see the task's own
+    adds    f(forest) -> {name: [R]}, or [R] by the part's NAME: added to the shaped outcome; they see the task's own
 
     Raises GxpoError where a value has another shape, or the name of a component that is there already.
     """
@@ -50,8 +50,9 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
     reward = forest.step_reward
     for name, part in steps.items():
         reward = _with_step_reward(name, reward, part(forest.replace(outcome=outcome)))
-    for part in adds.values():
-        for name, value in part(forest).items():
+    for slot, part in adds.items():
+        found = part(forest)
+        for name, value in ({slot: found} if isinstance(found, Tensor) else found).items():
             columns[_new(name, forest)] = value = _one_each(name, value, outcome)
             outcome = outcome + value
     scored = forest.with_rewards(outcome, components=columns)

@@ -21,7 +21,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import group_level, user
 from gxpo.rewards.code import CodeReward
-from gxpo.rewards.entity_match import Entities
+from gxpo.rewards.entities import Entities
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.group_level import Grouped
 from gxpo.rewards.judged import judged

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError
+from gxpo.functions import checked_by
 
 
 def noise_aware(
@@ -150,6 +150,11 @@ def difficulty_softmax(
     return weight * (tokens.sum() / trained) if over_differing and trained > 0 else weight
 
 
+def _hard_to_easy(hard: float, easy: float, **_: Any) -> str | None:
+    return None if hard < easy else f"hard ({hard:g}) must be below easy ({easy:g})"
+
+
+@checked_by(_hard_to_easy)
 def ramp(
     mean: Tensor,
     size: Tensor,
@@ -168,8 +173,6 @@ def ramp(
     >>> ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0).tolist()
     [1.0, 1.0, 0.75, 0.5, 0.5]
     """
-    if not hard < easy:
-        raise ConfigError(f"weight.ramp: hard ({hard:g}) must be below easy ({easy:g})")
     weight = least + (1.0 - least) * ((easy - mean.to(torch.float64)) / (easy - hard)).clamp(0.0, 1.0)
     return torch.where(size > 0, weight, 1.0)
 

@@ -1,4 +1,4 @@
-"""Partial credit for wrong answers by how far they get before their first error, and a judge who finds it."""
+"""The share of an answer before its first error, by a judge."""
 
 from __future__ import annotations
 
@@ -6,73 +6,19 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gxpo import levels
-from gxpo.errors import ConfigError, one_of
 from gxpo.forest import Forest
-from gxpo.rewards.base import RewardPart
-from gxpo.rewards.component import read_component
 from gxpo.rewards.group_level import Failure
 from gxpo.rewards.judge import Judge
 from gxpo.rewards.judged import _Asking, prompt_of
-from gxpo.rewards.length import verdicts
 from gxpo.verdicts import care, ending, fenced, marker, number, numbered
 
 if TYPE_CHECKING:
     from gxpo.protocols import Task
-
-
-def partial_credit(share: Tensor, steepness: float = 5.0, middle: float = 0.5, most: float = 1.0) -> Tensor:
-    """most / (1 + exp(-steepness (share - middle))), float64: rises with the share of the answer that is right.
-
-    >>> [round(x, 6) for x in partial_credit(torch.tensor([0.2, 0.8])).tolist()]
-    [0.182426, 0.817574]
-    """
-    return most * torch.sigmoid(steepness * (share.to(torch.float64) - middle))
-
-
-@dataclass(frozen=True)
-class CorrectPrefix(RewardPart):
-    """`reward.shape`: 1 for what the verifier accepts; a wrong answer earns `partial_credit` of component `component`.
-
-    component          the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
-    groups             "all_wrong": only in groups without a right answer (others: 0); "all": in every group
-    steepness, middle  of the logistic
-    most               what it tends to, up to 1: no wrong answer earns what a right one does
-
-    A share that is unknown, where it is read, leaves the attempt unscored. Whether a group is all wrong is seen from
-    its compared members. Reads `success`, not what the outcome was.
-
-    Source: Spectral (later: Stepwise Guided) Policy Optimization, arXiv 2505.11595. A port of it has the sign of the
-    exponent reversed, so that the worse of two wrong answers earns more.
-    """
-
-    component: str = "correct_prefix"
-    groups: Literal["all_wrong", "all"] = "all_wrong"
-    steepness: float = 5.0
-    middle: float = 0.5
-    most: float = 1.0
-
-    def __post_init__(self) -> None:
-        one_of("correct_prefix.groups", self.groups, ("all_wrong", "all"))
-        if not (self.steepness > 0 and 0 < self.most <= 1):
-            raise ConfigError(
-                f"correct_prefix: steepness ({self.steepness:g}) is above 0, most ({self.most:g}) above 0 and up to 1"
-            )
-
-    def __call__(self, forest: Forest) -> Tensor:
-        right = verdicts(forest, "correct_prefix")
-        share = read_component(forest, self.component, "correct_prefix")
-        earned = partial_credit(share, self.steepness, self.middle, self.most)
-        if self.groups == "all_wrong":
-            counted = forest.compared & forest.scored
-            solved = levels.max(right, forest.ids("group", axis="R"), counted) > 0
-            earned = torch.where(solved, 0.0, earned)
-        return torch.where(forest.scored, torch.where(right, 1.0, earned), torch.nan)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,108 @@
+"""New outcomes by a pure function of the old ones, verdicts, lengths and components: `reward.shape.NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gxpo.errors import ConfigError, GxpoError
+from gxpo.forest import Forest
+from gxpo.functions import Formula, signature
+from gxpo.rewards.base import RewardPart
+
+COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest, for a function of this name
+    "outcome": lambda forest, _: forest.outcome,
+    "correct": lambda forest, asker: verdicts(forest, asker),
+    "success": lambda forest, _: forest.success,
+    "group": lambda forest, _: forest.ids("group", axis="R"),
+    "plan": lambda forest, _: forest.ids("group", "info.plan", axis="R"),
+    "counts": lambda forest, _: forest.compared & forest.scored,
+    "length": lambda forest, _: forest.lengths(),
+    "truncated": lambda forest, _: forest.truncated,
+    "info": lambda forest, _: forest.info,
+    "logprob": lambda forest, asker: mean_logprob(forest, asker),
+    "read": lambda forest, asker: partial(read_component, forest, asker=asker),
+}
+
+
+@dataclass(frozen=True)
+class Shape(Formula, RewardPart):
+    """`reward.shape`: a new outcome, or, under `reward.add`, what is added to it under the reward's NAME.
+
+    function  in `gxpo.rewards.outcomes` by name, `file.py:function` or a function: of columns [R] by the names of its
+              parameters, that gives [R]; its keyword-only parameters are options: `reward.shape.NAME.alpha`
+      outcome, success, length, truncated, group; info: the rollouts' notes; plan: ids of equal info["plan"] in a group
+      correct   bool, the verdict, which every scored trajectory must have
+      counts    bool, scored and compared: whose values make up statistics of a group
+      logprob   mean log-prob of the trained tokens under who sampled them
+      read      read(NAME) is a component, nan unknown, refused outside [0, 1]; with `share=False` any number
+
+    What is unscored stays so.
+    """
+
+    function: Any = "signed"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"function": ("gxpo.rewards.outcomes", False)}
+
+    @property
+    def component(self) -> str | None:
+        """The component that it reads, where that is an option."""
+        return self.options.get("component")
+
+    @torch.no_grad()
+    def __call__(self, forest: Forest) -> Tensor:
+        name = self.function.__name__
+        known = [c for c in signature(self.function).columns if c not in COLUMNS]
+        if known:
+            raise ConfigError(f"reward.shape: {name} asks for {known[0]!r}; there is {', '.join(COLUMNS)}")
+        columns = [COLUMNS[c](forest, name) for c in signature(self.function).columns]
+        value = self.apply(self.function, columns)
+        return torch.where(forest.scored, value.to(torch.float64), torch.nan)
+
+
+def verdicts(forest: Forest, asker: str) -> Tensor:
+    """[R] bool: scored, and right by the verifier; refused where a scored trajectory has no verdict."""
+    forest.need_verdicts(asker, each=True)
+    return forest.scored & (forest.success >= 1)
+
+
+def read_component(forest: Forest, name: str, asker: str, *, share: bool = True) -> Tensor:
+    """Component `name` [R] float64, nan unknown.
+
+    share  it is a share of something: refused where it is not from 0 to 1
+    ConfigError where no reward computes it; `asker` is the part that needs it.
+    """
+    if name not in forest.component_names:
+        raise ConfigError(
+            f"{asker} reads component {name!r}, which no reward computes: let one return it, and give it weight 0 "
+            f"(there is {', '.join(forest.component_names) or 'none'})"
+        )
+    value = forest.components[:, forest.component_names.index(name)]
+    known = value[value.isfinite()]
+    if share and known.numel() and not 0 <= float(known.min()) <= float(known.max()) <= 1:
+        raise ConfigError(
+            f"{asker}: component {name!r} is from {float(known.min()):g} to {float(known.max()):g}; it has to lie "
+            "between 0 and 1"
+        )
+    return torch.where(value.isfinite(), value, torch.nan)
+
+
+def mean_logprob(forest: Forest, asker: str) -> Tensor:
+    """[R] float64: mean log-prob of a trajectory's trainable tokens under who sampled them; 0 where it has none.
+
+    Refused where a token of a scored trajectory has no log-prob.
+    """
+    entries = (forest.path_trainable & forest.to_path(forest.scored, "R")).nonzero().squeeze(1)
+    logprob, owner, n = forest.path_behaviour_logprob[entries], forest.path_trajectory[entries], forest.n_trajectories
+    if missing := int(logprob.isnan().sum()):
+        raise GxpoError(
+            f"{asker} needs the sampler's log-probs, which {missing} of {entries.numel()} tokens lack: record `logprob`"
+        )
+    total = torch.zeros(n, dtype=torch.float64).index_add_(0, owner, logprob)
+    return total / torch.bincount(owner, minlength=n).clamp_min(1)
