@@ -309,7 +309,7 @@ def test_the_head_is_trained_where_a_step_ends():
 # ---------------------------------------------------------------- refusals
 def test_refusals() -> None:
     bare = chains((1.0, [0.5], [0.5])).replace(extras={})
-    with pytest.raises(GxpoError, match=r"use rollout=continuations"):
+    with pytest.raises(GxpoError, match=r"use rollout=monte_carlo_values"):
         ValueDelta()(bare, {}, 0)
     with pytest.raises(GxpoError, match=r"credit\.best_of=4 is of chances"):
         ValueDelta(best_of=4)(chains((2.0, [0.5], [0.5])), {}, 0)

@@ -96,7 +96,7 @@ def test_a_steps_reward_is_its_own_tokens() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(GxpoError, match=r"credit=value_trend .* use rollout=continuations"):
+    with pytest.raises(GxpoError, match=r"credit=value_trend .* use rollout=monte_carlo_values"):
         ValueTrend()(chains((1.0, [0.5], [0.5])).replace(extras={}), {}, 0)
     for field, value in (("decay", 1.1), ("lookahead", -1), ("tolerance", 0.0), ("whiten", "group")):
         with pytest.raises(ConfigError, match=rf"credit\.{field}"):

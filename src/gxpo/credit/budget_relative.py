@@ -79,9 +79,9 @@ class BudgetRelative(CreditPart):
     growth  g: how much more the score at a later budget says of what is to come
     single  of a thinking alone in its group: "zero" or "raw"
 
-    Of rollouts that `rollout=budgets` has grown: trajectories with one info["thinking"] share a thinking, in turn 0,
-    whose segments end at the budgets; info["budget"] is the first budget that a trajectory's cut stands for, and
-    info["covers"] how many (a thinking that ends early stands for all later ones). An answer alone at its cut is
+    Of rollouts that `rollout=thinking_budgets` has grown: trajectories with one info["thinking"] share a thinking, in
+    turn 0, whose segments end at the budgets; info["budget"] is the first budget that a trajectory's cut stands for,
+    and info["covers"] how many (a thinking that ends early stands for all later ones). An answer alone at its cut is
     compared with its group's answers at that budget. Any other trajectory is a thinking of one budget, no answer.
 
     A cut's score is the mean of its compared answers. A thinking that has no scored answer at some cut has 0.

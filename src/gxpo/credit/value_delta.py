@@ -93,7 +93,7 @@ def column(value: Tensor, forest: Forest) -> Stretches:
 def state_values(forest: Forest, reader: str) -> Tensor:
     """[P] the values of the states before the path tokens, nan unknown. GxpoError where there is no such column."""
     if VALUE not in forest.extras:
-        raise GxpoError(f"{reader} reads forest.extras[{VALUE!r}], which is not there: use rollout=continuations")
+        raise GxpoError(f"{reader} reads forest.extras[{VALUE!r}], which is not there: use rollout=monte_carlo_values")
     return forest.to_path(forest.extras[VALUE].to(torch.float64), "T")
 
 
@@ -150,7 +150,7 @@ class ValueDelta(CreditPart):
     """A = factor * `value_delta` of each stretch, the same for all of its tokens.
 
     value         whose values, and so what a stretch is
-                    "continuations"  of the states from which rollout=continuations went on, to the next such state
+                    "continuations"  of the states from which rollout=monte_carlo_values went on, to the next such state
                     "pieces"         segments or turns, by what came of the rollouts through them (see `pieces`)
                     "branch_points"  stretches between two branch points of a tree, likewise (see `branch_values`)
                     "belief"         the signals "belief_before" and "belief_after" of a turn or segment

@@ -12,7 +12,7 @@ micro-batch). S = 4, A = 4, P uniform. Answers have 8 tokens, which suits small 
 
 from gxpo.credit.budget_relative import BudgetRelative
 from gxpo.keys import Definition
-from gxpo.rollouts.budgets import Budgets
+from gxpo.rollouts.thinking_budgets import ThinkingBudgets
 
 anytime_brpo = Definition(
     name="anytime_brpo",
@@ -24,7 +24,7 @@ anytime_brpo = Definition(
     formula="A_s = R_s - (s V1_s + (S - s) V2_s) / S; R_s = sum_{j>=s} P_j score_j; answers: score - mean of the cut",
     evidence="reference-code",
     keys={
-        "rollout": Budgets,
+        "rollout": ThinkingBudgets,
         "credit": BudgetRelative,
         "objective.aggregate": "sequence_sum",
         "objective.once_per_token": True,

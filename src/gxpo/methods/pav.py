@@ -14,7 +14,7 @@ weaker model, aren't built. Steps end with a newline in the paper, here with a c
 
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
-from gxpo.rollouts.continuations import Continuations
+from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
 
 pav = Definition(
@@ -32,7 +32,7 @@ pav = Definition(
         "credit.add.value_difference": ValueDelta,
         "credit.add.value_difference.best_of": 4,
         "credit.add.value_difference.factor": 5.0,
-        "rollout": Continuations,
+        "rollout": MonteCarloValues,
         "segment": Delimiter,
         "segment.text": ",",
     },

@@ -11,7 +11,7 @@ code divides by them). No answer is forced when the turns are used up. The paper
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.candidates import Candidates
+from gxpo.rollouts.step_candidates import StepCandidates
 
 slate = Definition(
     name="slate",
@@ -22,7 +22,7 @@ slate = Definition(
     idea="candidates for one step, from one prefix: nothing but the step itself varies",
     formula="A_j = (r_j - mean) / (std + eps) over k candidates of a step; go on from j ~ softmax(A / 0.7)",
     evidence="reference-code",
-    keys={"rollout": Candidates},
+    keys={"rollout": StepCandidates},
     paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},
     choices="scored by the environment's reward unless a judge is given; the reference's trainer trains none of it",
     cost="k actions a step; a score of each; the environment is restored for each candidate",

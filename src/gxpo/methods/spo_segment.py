@@ -16,7 +16,7 @@ are replayed in later steps; that is not done.
 
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
-from gxpo.rollouts.continuations import Continuations
+from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Surprising
 
 spo_segment = Definition(
@@ -31,7 +31,7 @@ spo_segment = Definition(
     keys={
         "credit": ValueDelta,
         "credit.confident": 0.9,
-        "rollout": Continuations,
+        "rollout": MonteCarloValues,
         "segment": Surprising,
         "objective.aggregate": "token_mean",
     },

@@ -12,7 +12,7 @@ Their temperature, 0.6 at top_p 0.9, and learning rate are under `vineppo@paper`
 
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.keys import Definition
-from gxpo.rollouts.continuations import Continuations
+from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
 
 vineppo = Definition(
@@ -27,7 +27,7 @@ vineppo = Definition(
     evidence="reference-code",
     keys={
         "credit": ValueDelta,
-        "rollout": Continuations,
+        "rollout": MonteCarloValues,
         "segment": Delimiter,
         "segment.text": ",",
         "objective.aggregate": "token_mean",

@@ -15,7 +15,7 @@ cue are those of the built-in arithmetic (a comma; "#" opens the result). For mo
 
 from gxpo.credit.value_trend import ValueTrend
 from gxpo.keys import Definition
-from gxpo.rollouts.continuations import Continuations
+from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
 
 vsrm = Definition(
@@ -29,7 +29,7 @@ vsrm = Definition(
     evidence="reference-code",
     keys={
         "credit": ValueTrend,
-        "rollout": Continuations,
+        "rollout": MonteCarloValues,
         "rollout.samples": 5,
         "rollout.prompt": False,
         "rollout.answer_cue": "#",

@@ -1,8 +1,11 @@
 """How a group is grown: tasks in, a forest of trajectories out."""
 
+from gxpo import former
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.dynamic_sampling import DynamicSampling
 from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
 from gxpo.rollouts.independent import Independent
 
 __all__ = ["Attempts", "Draw", "DynamicSampling", "Fork", "Independent", "Play", "Rollout", "Round"]
+
+__getattr__ = former.classes("rollouts")

@@ -1,4 +1,4 @@
-"""Single steps on an expert's way: the policy is put where the expert stood, and acts once."""
+"""Single steps from an expert's trajectory (Step-GRPO): the policy acts once from each of its states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who speaks in a team, what each one reads, who may send whom back, and what the team's answer is.
+"""Team graphs: roles in order, what each one reads, who may send work back, and the team's answer.
 
 A team is declared in one place: below, or in a file of one's own, named by `rollout.graph: my_team.py:pair`:
 

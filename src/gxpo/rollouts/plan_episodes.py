@@ -1,4 +1,4 @@
-"""Episodes under a plan: sub-goals that one agent writes down, and another that acts under one of them at a time."""
+"""Plan and execute in environments (HiMAC): a planner writes sub-goals, an executor acts under one at a time."""
 
 from __future__ import annotations
 

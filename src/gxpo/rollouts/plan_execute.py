@@ -1,4 +1,4 @@
-"""Attempts in two turns, a plan and its execution, of which one is trained at a time."""
+"""Plan, then execute (HiMAC, PTA-GRPO): attempts in two turns, of which one or both are trained."""
 
 from __future__ import annotations
 

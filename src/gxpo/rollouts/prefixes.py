@@ -1,4 +1,4 @@
-"""Completions of prefixes: beginnings of answers that somebody's search tree holds, each gone on with by the policy."""
+"""Completions of prefixes from a search tree (Tree-OPO): a teacher's, or one of the policy's own."""
 
 from __future__ import annotations
 

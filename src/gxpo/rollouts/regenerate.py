@@ -1,4 +1,4 @@
-"""Where an episode's call failed, that one step is written anew several times: a second group, judged by the call."""
+"""Regenerate failing tool calls (THOR): one step resampled several times, as a group judged by execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts by Monte-Carlo tree search: where the next one leaves the tree is decided by what came of the others."""
+"""Monte Carlo tree search rollouts (DeepSearch, AlphaMath): attempts chosen by the outcomes of earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a tree search, what their statistics are, and who grows them."""
+"""Nodes of a tree search, their UCT and PUCT scores and backups, and the base of what expands them."""
 
 from __future__ import annotations
 

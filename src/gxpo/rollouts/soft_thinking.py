@@ -1,9 +1,8 @@
-"""Attempts that think in mixtures of tokens before they answer in tokens."""
+"""Soft thinking (SofT-GRPO): mixtures of token embeddings until the thinking is closed, then tokens."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,13 +11,15 @@ import torch
 from annotated_types import Gt, Interval
 
 from gxpo.forest import Forest
-from gxpo.protocols import Session, SoftSampling, Task
+from gxpo.protocols import SoftSampling
 from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import Count, RolloutPart, Text, forest_of, name_draws, requests
+from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.build import Count, Text
+from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
 
 
 @dataclass(frozen=True)
-class SoftThinking(RolloutPart):
+class SoftThinking(Rollout):
     """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.
 
     top_k, top_p        of the distribution p of a soft step
@@ -44,24 +45,24 @@ class SoftThinking(RolloutPart):
         """How held-out tasks are attempted: softly too; at temperature 0 without noise."""
         return dataclasses.replace(self, group_size=samples)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
+        session = play.session
         need_single_turn(session, "soft_thinking", "thinks softly")
-        draws = name_draws(tasks, Counter())
-        prompts = [session.encode(task) for task in tasks]
-        plain = {f.name: getattr(session.sampling, f.name) for f in dataclasses.fields(session.sampling)}
         sampling = SoftSampling(
-            **plain,
+            **vars(session.sampling),
             soft_top_k=self.top_k,
             soft_top_p=self.top_p,
             mixing_temperature=self.mixing_temperature,
             closing=self.closing,
         )
-        found = session.sample(requests(prompts, draws, self.group_size, session), sampling)
-        forest = forest_of(tasks, [f"s{session.step}/{draw}" for draw in draws], prompts, found, session.sampling)
+        return [draw.attempts(self.group_size, sampling=sampling, read=session.sampling) for draw in draws]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest = rounds[0].forest
         extras = dict(forest.extras)
         for name in ("soft_y", "soft_weight"):
             extras[name] = torch.full(extras["support"].shape, torch.nan, dtype=torch.float64)
-            said = [torch.as_tensor(c.extras[name]) for group in found for c in group]
+            said = [torch.as_tensor(e.sampled.extras[name]) for e in rounds[0].episodes if e.sampled is not None]
             widest = max(x.shape[1] for x in said)
             own = [torch.nn.functional.pad(x, (0, widest - x.shape[1]), value=torch.nan) for x in said]
             extras[name][forest.path_token, :widest] = torch.cat(own)

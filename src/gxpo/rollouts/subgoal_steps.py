@@ -1,4 +1,4 @@
-"""Sub-goals for single steps: a planner is judged by what one action under its sub-goal comes to."""
+"""Single-step sub-goals (Hi-Agent): a planner is rewarded for one action under its sub-goal."""
 
 from __future__ import annotations
 

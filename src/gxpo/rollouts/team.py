@@ -1,4 +1,4 @@
-"""A group is G attempts of a team at one task: agents speak in turn, each under a context of its own."""
+"""Multi-agent rollouts: attempts of a team at a task, in which roles speak in turn under contexts of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
 
 
 @dataclass(frozen=True)
-class Cast:
+class TeamPolicies:
     """Which policy speaks for which role.
 
     policy  "shared": one policy, SHARED, for all roles that are trained; "per_role": one for each, of the role's name
@@ -62,7 +62,7 @@ class Walk:
     cut      a context or an action was too long
     """
 
-    def __init__(self, cast: Cast, task: Task, session: Session) -> None:
+    def __init__(self, cast: TeamPolicies, task: Task, session: Session) -> None:
         self.cast, self.task, self.session = cast, task, session
         prompt = task.prompt
         if not isinstance(prompt, str):
@@ -176,8 +176,8 @@ class Teamwork(RolloutPart):
         _ = self.cast  # whatever is wrong with the team is found here
 
     @cached_property
-    def cast(self) -> Cast:
-        return Cast(graph(self.graph), self.policy, tuple(self.frozen))
+    def cast(self) -> TeamPolicies:
+        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen))
 
     @property
     def policies(self) -> dict[str, str]:
@@ -241,7 +241,7 @@ class Team(Teamwork):
 class _Attempt(Walk):
     """A walk that is one trajectory."""
 
-    def __init__(self, cast: Cast, task: Task, draw: str, number: int, session: Session) -> None:
+    def __init__(self, cast: TeamPolicies, task: Task, draw: str, number: int, session: Session) -> None:
         super().__init__(cast, task, session)
         self.group, self.key = group_of(session, draw), stream(session, draw, number)
         self.turns: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Every turn of every agent of a team is a group: K candidates from one observation, and on along the best."""
+"""Turn-level groups of a team (AT-GRPO): K candidates for every agent's turn, going on along the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.build import Count, group_of, stream
 from gxpo.rollouts.graph import Graph
-from gxpo.rollouts.team import Cast, Teamwork, Walk, draws_of
+from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk, draws_of
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
@@ -110,7 +110,7 @@ class TeamCells(Teamwork):
 class _Cells(Walk):
     """A walk whose every turn is a group of candidates."""
 
-    def __init__(self, cast: Cast, task: Task, draw: str, session: Session) -> None:
+    def __init__(self, cast: TeamPolicies, task: Task, draw: str, session: Session) -> None:
         super().__init__(cast, task, session)
         self.draw = draw
 

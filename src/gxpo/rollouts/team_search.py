@@ -1,4 +1,4 @@
-"""Tree search over the calls of a team: every role's turn is a node, with several things that it might say."""
+"""Tree search over a team's calls (MASPRM): every agent's turn is a node with several children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.search import Searching
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree
-from gxpo.rollouts.team import Cast, Teamwork, Walk
+from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk
 
 
 class _Branch(Walk):
@@ -36,7 +36,7 @@ class _Call(NamedTuple):
 class Calls(Grower):
     """Calls of a team, one a piece; a frozen role says one thing."""
 
-    def __init__(self, session: Session, width: int, cast: Cast) -> None:
+    def __init__(self, session: Session, width: int, cast: TeamPolicies) -> None:
         super().__init__(session, width)
         self.cast, self.longest, self.most = cast, session.sampling.max_new_tokens, cast.graph.longest
 

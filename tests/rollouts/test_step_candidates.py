@@ -15,7 +15,7 @@ from gxpo.errors import ConfigError, GxpoError
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
 from gxpo.protocols import EpisodeRules, Reply
-from gxpo.rollouts.candidates import Candidates, pick
+from gxpo.rollouts.step_candidates import StepCandidates, pick
 
 SCORES = str(Path(__file__).with_name("candidate_scores.py"))
 
@@ -53,7 +53,7 @@ def test_scores_that_are_equal_or_unknown():
 @pytest.mark.parametrize("context", ["full", "window"])
 def test_every_candidate_is_a_turn_under_its_prefix_and_the_next_stand_behind_the_one_taken(model, steps, context):
     s = session(model, steps, rules=EpisodeRules(5, context, 1))
-    forest = s.score(Candidates(3, chains=2, score=length).grow(tasks_of(s), s))
+    forest = s.score(StepCandidates(3, chains=2, score=length).grow(tasks_of(s), s))
     assert forest.n_steps == forest.n_trajectories and len(set(forest.id)) == forest.n_trajectories
     assert Counter(forest.group) == dict.fromkeys(set(forest.group), 3)
     found = TorchLearner(model, lr=0.0).outputs(forest)["logprob"]
@@ -77,7 +77,7 @@ def test_every_candidate_is_a_turn_under_its_prefix_and_the_next_stand_behind_th
 
 def test_environments_stand_where_the_taken_steps_lead(model, steps):
     s = session(model, steps)
-    forest = Candidates(3, temperature=0.0, score=length).grow(tasks_of(s), s)
+    forest = StepCandidates(3, temperature=0.0, score=length).grow(tasks_of(s), s)
     for task in set(forest.task):
         said = steps.reset({"again": int(task.split("/")[1])})["again"]
         turn = 0
@@ -93,7 +93,7 @@ def test_environments_stand_where_the_taken_steps_lead(model, steps):
 
 
 def test_it_depends_on_nothing_else_in_the_batch(model, steps):
-    part = Candidates(3, chains=2, score=length)
+    part = StepCandidates(3, chains=2, score=length)
     together = session(model, steps)
     both = kinds(part.grow(tasks_of(together), together))
     for seed in (0, 1, 2):
@@ -105,7 +105,7 @@ def test_it_depends_on_nothing_else_in_the_batch(model, steps):
 
 def test_group_relative_credit_is_that_of_the_step(model, steps):
     s = session(model, steps)
-    forest = s.score(Candidates(4, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
+    forest = s.score(StepCandidates(4, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
     credit = gxpo.method("slate", {"rollout.score": length}).advantages(forest)
     for group in set(forest.group):
         own = [r for r, g in enumerate(forest.group) if g == group]
@@ -121,7 +121,7 @@ def test_group_relative_credit_is_that_of_the_step(model, steps):
 def test_the_environment_scores_what_it_pays_for(model):
     with pool(start=1) as envs:  # one letter is all that is asked for
         s = session(model, envs)
-        forest = s.score(Candidates(4, chains=3).grow(tasks_of(s, (0,)), s))
+        forest = s.score(StepCandidates(4, chains=3).grow(tasks_of(s, (0,)), s))
     assert set(forest.outcome.tolist()) == {0.0, 1.0} and torch.equal(forest.outcome, forest.step_reward)
     ended = torch.tensor([info["end"] is not None for info in forest.info])
     assert torch.equal(forest.success.isfinite(), ended)
@@ -131,7 +131,7 @@ def test_the_environment_scores_what_it_pays_for(model):
 def test_one_that_pays_nothing_by_the_step_has_its_verdict_at_the_end(model):
     with pool(start=1, pays=False) as envs:
         s = session(model, envs)
-        forest = s.score(Candidates(4).grow(tasks_of(s, (0,)), s))
+        forest = s.score(StepCandidates(4).grow(tasks_of(s, (0,)), s))
     done = [info["end"] == "done" for info in forest.info]
     assert any(done) and forest.outcome.tolist() == [float(d) for d in done]
 
@@ -141,11 +141,11 @@ def test_a_candidate_without_a_score_is_neither_trained_nor_taken(model, steps):
         return [None if x.action < "n" else 1.0 for x in candidates]
 
     s = session(model, steps)
-    forest = s.score(Candidates(3, score=seldom).grow(tasks_of(s), s))
+    forest = s.score(StepCandidates(3, score=seldom).grow(tasks_of(s), s))
     unknown = [s.decode(forest.action(r)) < "n" for r in range(forest.n_steps)]
     assert any(unknown) and forest.scored.tolist() == [not u for u in unknown]
     nobody = session(model, steps)
-    none = Candidates(3, score=lambda candidates: [None] * len(candidates)).grow(tasks_of(nobody), nobody)
+    none = StepCandidates(3, score=lambda candidates: [None] * len(candidates)).grow(tasks_of(nobody), nobody)
     assert none.n_trajectories == 9  # nothing to go on from
 
 
@@ -157,7 +157,7 @@ def test_what_is_scored_is_what_was_read_written_and_answered(model, steps):
         return [0.0] * len(candidates)
 
     s = session(model, steps)
-    forest = Candidates(2, score=note).grow(tasks_of(s, (0,)), s)
+    forest = StepCandidates(2, score=note).grow(tasks_of(s, (0,)), s)
     assert len(seen) == forest.n_trajectories
     for r, x in enumerate(seen):
         assert x.read == s.decode(forest.context(int(forest.prompt_node[r]))) and x.turn == forest.info[r]["turn"]
@@ -168,7 +168,7 @@ def test_what_is_scored_is_what_was_read_written_and_answered(model, steps):
 def test_candidates_whose_environment_breaks_are_unscored(model):
     with pool(crash=1, start=3) as envs:  # seed 0 raises at the second action
         s = session(model, envs)
-        forest = s.score(Candidates(3, score=length).grow(tasks_of(s, (0, 1)), s))
+        forest = s.score(StepCandidates(3, score=length).grow(tasks_of(s, (0, 1)), s))
     broken = [info["end"] == "raised" for info in forest.info]
     assert sum(broken) == 3 and forest.scored.tolist() == [not b for b in broken]
     assert {forest.task[r] for r, b in enumerate(broken) if b} == {"steps/0"}
@@ -183,17 +183,17 @@ def test_refusals(model, steps):
         ({"score": 3}, r"rollout.score is 3; it is 'reward', FILE.py:NAME or a function"),
     ]:
         with pytest.raises(ConfigError, match=said):
-            Candidates(**options)
+            StepCandidates(**options)
     s = session(model, steps)
     with pytest.raises(GxpoError, match=r"rollout.score gave 1 scores of 15 candidates: one of each is needed"):
-        Candidates(score=f"{SCORES}:too_few").grow(tasks_of(s), s)
+        StepCandidates(score=f"{SCORES}:too_few").grow(tasks_of(s), s)
     with pytest.raises(ConfigError, match=r"rollout.score=.*candidate_scores.py:nobody: .* has no 'nobody'"):
-        Candidates(score=f"{SCORES}:nobody").grow(tasks_of(s), s)
+        StepCandidates(score=f"{SCORES}:nobody").grow(tasks_of(s), s)
     with pytest.raises(ConfigError, match="tasks of prompts have none"):
-        Candidates().grow(tasks_of(s), session(model, None))
+        StepCandidates().grow(tasks_of(s), session(model, None))
     summary = session(model, steps, rules=EpisodeRules(6, "summary", 2))
     with pytest.raises(ConfigError, match="a summary is none"):
-        Candidates().grow(tasks_of(summary), summary)
+        StepCandidates().grow(tasks_of(summary), summary)
 
 
 # ---------------------------------------------------------------- errata
@@ -201,7 +201,7 @@ def test_candidates_that_are_not_taken_are_trained(model, steps):
     """SLATE's released trainer never reads the candidates' advantages: it trains the episode that was taken. Here all
     of a step's candidates have credit and gradient: the best and the worst of three, whichever is taken."""
     s = session(model, steps)
-    forest = s.score(Candidates(3, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
+    forest = s.score(StepCandidates(3, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
     credit = gxpo.method("slate").advantages(forest)
     for group in set(forest.group):
         own = [r for r, g in enumerate(forest.group) if g == group]

@@ -1,4 +1,4 @@
-"""Thinking that is cut at several budgets, each time to be answered from what there is."""
+"""Thinking budgets (AnytimeReasoner): thinking cut at several lengths, with an answer forced at each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Thinking:
 
 
 @dataclass(frozen=True)
-class Budgets(RolloutPart):
+class ThinkingBudgets(RolloutPart):
     """`group_size` thinkings of each task, each cut at `budgets` lengths; at each cut `summaries` answers.
 
     group_size      thinkings a task
@@ -60,12 +60,12 @@ class Budgets(RolloutPart):
     provides = ("forks",)
     single_turn = True
 
-    def evaluation(self, samples: int) -> Budgets:
+    def evaluation(self, samples: int) -> ThinkingBudgets:
         """How held-out tasks are attempted: `samples` uncut thinkings of each, with an answer."""
         return dataclasses.replace(self, group_size=samples, budgets=1, summaries=1)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "budgets", "cuts the thinking")
+        need_single_turn(session, "thinking_budgets", "cuts the thinking")
         room = session.sampling.max_new_tokens - self.summary_tokens
         if room < self.budgets:
             raise ConfigError(

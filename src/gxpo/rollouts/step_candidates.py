@@ -1,4 +1,4 @@
-"""Step-level sampling: at every step of an episode several candidates, each scored by itself; one of them is taken."""
+"""Step-level sampling (SLATE): several candidates for every step, each scored on its own, of which one is taken."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class Candidates(RolloutPart):
+class StepCandidates(RolloutPart):
     """At each step of an episode `candidates` next steps from one prefix, each scored; one is taken, until the end.
 
     Every candidate is a trajectory of one turn: its prompt is all that it was written under, its outcome its own score,
@@ -117,9 +117,11 @@ class Candidates(RolloutPart):
         return self.candidates
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_episodes(session, "candidates")
+        need_episodes(session, "step_candidates")
         if session.episode.context == "summary":
-            raise ConfigError("rollout=candidates scores steps, and a summary is none: set env.context=full or window")
+            raise ConfigError(
+                "rollout=step_candidates scores steps, and a summary is none: set env.context=full or window"
+            )
         records: list[dict[str, Any]] = []
         with Play(session, restorable=True) as play:
             draws, k = name_draws(tasks, Counter()), self.candidates

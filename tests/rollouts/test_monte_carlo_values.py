@@ -28,7 +28,7 @@ from gxpo.models import character_tokenizer
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
-from gxpo.rollouts.continuations import Continuations
+from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Chunks, Delimiter, Segmenter, SegmentTools
 from gxpo.tasks.seeds import SeedTasks
 from gxpo.trainer.session import Session
@@ -83,7 +83,7 @@ def exact(session: TreeSession, context: tuple[int, ...], written: tuple[int, ..
 def test_values_come_close_to_the_exact_chance() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=4), end=0.0)
     n = 1000
-    forest = Continuations(group_size=3, samples=n).grow([A, B], session)
+    forest = MonteCarloValues(group_size=3, samples=n).grow([A, B], session)
     seen = 0
     for r in range(forest.n_trajectories):
         context = session.encode(A if forest.task[r] == "a" else B)
@@ -100,7 +100,7 @@ def test_values_come_close_to_the_exact_chance() -> None:
 def test_the_mean_of_many_small_estimates_is_the_exact_chance() -> None:
     # 250 steps of 3 continuations of the prompt: unbiased however few there are
     sampling, n, k = Sampling(max_new_tokens=3), 250, 3
-    part = Continuations(group_size=1, samples=k, boundaries=1)
+    part = MonteCarloValues(group_size=1, samples=k, boundaries=1)
     found = [values(part.grow([A], Steps(step=step, sampling=sampling)), 0)[0] for step in range(n)]
     session = Steps(sampling=sampling)
     truth = exact(session, session.encode(A), (), 3)
@@ -113,7 +113,7 @@ def test_the_mean_of_many_small_estimates_is_the_exact_chance() -> None:
 @given(st.integers(0, 50), st.booleans())
 def test_attempts_are_those_of_independent_and_values_stand_where_segments_begin(step: int, prompt: bool) -> None:
     session, plain = Steps(step=step), Steps(step=step)
-    forest = Continuations(group_size=3, samples=4, prompt=prompt).grow([A, B, A], session)
+    forest = MonteCarloValues(group_size=3, samples=4, prompt=prompt).grow([A, B, A], session)
     other = plain.segment(Independent(3).grow([A, B, A], plain))
     for name in ("group", "task", "id", "info", "origin"):
         assert getattr(forest, name) == getattr(other, name)
@@ -132,7 +132,7 @@ def test_attempts_are_those_of_independent_and_values_stand_where_segments_begin
 
 def test_a_value_is_the_mean_of_what_its_continuations_were_judged() -> None:
     session = Steps()
-    forest = Continuations(group_size=2, samples=3).grow([A], session)
+    forest = MonteCarloValues(group_size=2, samples=3).grow([A], session)
     known = {(r, at) for r in range(2) for at, x in enumerate(values(forest, r)) if x is not None and (r == 0 or at)}
     requested = [(key.attempt, key.path) for key in session.streams if key.path]
     assert sorted(requested) == sorted((r, (at, k)) for r, at in known for k in range(3))
@@ -151,13 +151,13 @@ def test_a_value_is_the_mean_of_what_its_continuations_were_judged() -> None:
 
 def test_all_states_of_one_room_are_asked_for_at_once() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=12), end=-2.0)
-    Continuations(group_size=4, samples=2).grow([A, B], session)
+    MonteCarloValues(group_size=4, samples=2).grow([A, B], session)
     rooms = [sampling.max_new_tokens for sampling, _ in session.calls[1:]]
     assert len(rooms) == len(set(rooms)) and max(len(requests) for _, requests in session.calls[1:]) > 2
 
 
 def test_what_a_value_is_depends_on_nothing_else_in_the_batch() -> None:
-    part = Continuations(group_size=3, samples=4)
+    part = MonteCarloValues(group_size=3, samples=4)
     together, alone = part.grow([A, B], Steps()), part.grow([B], Steps())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
     assert [values(together, r) for r in rows] == [values(alone, r) for r in range(alone.n_trajectories)]
@@ -165,7 +165,7 @@ def test_what_a_value_is_depends_on_nothing_else_in_the_batch() -> None:
 
 def test_continuations_are_charged_and_are_not_in_the_forest() -> None:
     session = Steps()
-    forest = Continuations(group_size=3, samples=4).grow([A, B], session)
+    forest = MonteCarloValues(group_size=3, samples=4).grow([A, B], session)
     assert forest.n_trajectories == 6 and set(forest.origin) == {"policy"} and bool(forest.compared.all())
     states = sum(len(requests) for _, requests in session.calls[1:])
     own = forest.n_entries
@@ -178,7 +178,7 @@ def test_boundaries_are_spread_over_those_there_are() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=12), end=-9.0)
     session.segmenter = Chunks(1)
     for most, expected in ((1, [6]), (2, [3, 9]), (3, [2, 6, 10]), (11, list(range(1, 12))), (0, list(range(1, 12)))):
-        forest = Continuations(group_size=1, samples=1, boundaries=most).grow([A], session)
+        forest = MonteCarloValues(group_size=1, samples=1, boundaries=most).grow([A], session)
         assert len(tokens_of(forest, 0)) == 12
         assert [i for i, x in enumerate(values(forest, 0)) if x is not None] == [0, *expected]
 
@@ -186,7 +186,7 @@ def test_boundaries_are_spread_over_those_there_are() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 400))
 def test_a_budget_is_never_exceeded_and_spent_in_order(step: int, budget: int) -> None:
-    part = Continuations(group_size=3, samples=2)
+    part = MonteCarloValues(group_size=3, samples=2)
     everything = part.grow([A, B], Steps(step=step))
     session = Steps(step=step)
     forest = dataclasses.replace(part, token_budget=budget).grow([A, B], session)
@@ -213,7 +213,7 @@ def test_a_budget_is_never_exceeded_and_spent_in_order(step: int, budget: int) -
 # ---------------------------------------------------------------- answers at once
 def test_a_cue_stands_before_the_answer_and_where_the_attempt_wrote_it_is_the_last_state() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=12), end=-1.0)
-    part = Continuations(group_size=6, samples=2, answer_cue="7", answer_tokens=2)
+    part = MonteCarloValues(group_size=6, samples=2, answer_cue="7", answer_tokens=2)
     forest = part.grow([A], session)
     wrote = 0
     for r in range(6):
@@ -243,7 +243,7 @@ def test_a_cue_stands_before_the_answer_and_where_the_attempt_wrote_it_is_the_la
 def test_packed_equals_flattened_and_the_engine_kept_to_the_model() -> None:
     model = clean_llama(vocab_size=VOCABULARY, eos_token_id=END)
     session = Sampled(model, sampling=Sampling(max_new_tokens=10))
-    forest = session.score(Continuations(group_size=4, samples=3).grow([A, B], session))
+    forest = session.score(MonteCarloValues(group_size=4, samples=3).grow([A, B], session))
     learner = TorchLearner(model, lr=0.0)
     assert torch.allclose(learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-9)
     credit = ValueDelta()(forest, {}, 0)
@@ -297,7 +297,7 @@ def in_world(envs, *, good: float = 0.5, turns: int = 6, seed: int = 0) -> Sessi
     )
 
 
-def played(session: Session, part: Continuations, seeds=(0, 1)) -> Forest:
+def played(session: Session, part: MonteCarloValues, seeds=(0, 1)) -> Forest:
     tasks = [Task(f"steps/{s}", "", info={"seed": s}) for s in seeds]
     session.know(tasks)
     return part.grow(tasks, session)
@@ -311,7 +311,7 @@ def test_values_before_turns_come_close_to_the_exact_chance() -> None:
     n, turns, p = 150, 5, 0.5
     with world() as pool:
         session = in_world(pool, good=p, turns=turns)
-        forest = played(session, Continuations(group_size=2, samples=n, at="turn"))
+        forest = played(session, MonteCarloValues(group_size=2, samples=n, at="turn"))
         assert forest.n_trajectories == 4 and bool(forest.scored.all())
         checked = 0
         for s in range(forest.n_steps):
@@ -327,7 +327,7 @@ def test_values_before_turns_come_close_to_the_exact_chance() -> None:
 def test_episodes_are_those_of_independent_and_forks_are_charged() -> None:
     with world() as pool:
         session, plain = in_world(pool), in_world(pool)
-        part = Continuations(group_size=2, samples=3, at="turn")
+        part = MonteCarloValues(group_size=2, samples=3, at="turn")
         forest, other = played(session, part), played(plain, Independent(2))  # type: ignore[arg-type]  # grows as well
         assert forest.id == other.id and torch.equal(forest.token, other.token)
         assert torch.equal(forest.parent, other.parent) and forest.info == other.info
@@ -341,7 +341,7 @@ def test_episodes_are_those_of_independent_and_forks_are_charged() -> None:
 
 def test_replay_and_snapshot_give_the_same_values() -> None:
     with EnvPool(source("keydoor", {"style": "bare", "size": 4, "max_turns": 4}), workers=0) as pool:
-        part = Continuations(group_size=2, samples=2, at="turn")
+        part = MonteCarloValues(group_size=2, samples=2, at="turn")
         one, other = (played(in_world(envs, turns=4), part, seeds=(3,)) for envs in (pool, Replayed(pool)))
         assert torch.equal(one.extras[VALUE].nan_to_num(nan=-1), other.extras[VALUE].nan_to_num(nan=-1))
         assert int(one.extras[VALUE].isfinite().sum()) == one.n_steps
@@ -350,7 +350,7 @@ def test_replay_and_snapshot_give_the_same_values() -> None:
 def test_an_attempt_that_broke_has_the_values_that_there_are() -> None:
     with world(crash=1) as pool:  # seed 0 breaks at its second action, and so does everything that goes on from there
         session = in_world(pool)
-        forest = played(session, Continuations(group_size=2, samples=2, at="turn"))
+        forest = played(session, MonteCarloValues(group_size=2, samples=2, at="turn"))
         assert [bool(x) for x in forest.scored] == [False, False, True, True]
         assert all(x is None for r in (0, 1) for x in values(forest, r))
         assert all(x is not None for r in (2, 3) for x in values(forest, r))
@@ -360,7 +360,7 @@ def test_an_attempt_that_broke_has_the_values_that_there_are() -> None:
 @pytest.mark.parametrize("name", ["vineppo", "spo_segment", "vsrm", "pav"])
 def test_methods_ask_for_what_they_read(name: str) -> None:
     m = gxpo.method(name)
-    assert isinstance(m.rollout, Continuations) and m.segmenter is not None
+    assert isinstance(m.rollout, MonteCarloValues) and m.segmenter is not None
     assert {"state_values", "segments"} <= set(m.requires) and "state_values" in m.rollout.provides
 
 
@@ -392,14 +392,14 @@ def test_the_tree_of_spo_is_a_composition() -> None:
 )
 def test_impossible_settings_are_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"rollout.{field}"):
-        Continuations(**{field: value})
+        MonteCarloValues(**{field: value})
 
 
 def test_segments_and_turns_belong_to_prompts_and_environments() -> None:
     with pytest.raises(ConfigError, match=r"set rollout\.at=turn"):
-        Continuations().grow([A], Steps(envs=object()))
+        MonteCarloValues().grow([A], Steps(envs=object()))
     with pytest.raises(ConfigError, match=r"set rollout\.at=segment"):
-        Continuations(at="turn").grow([A], Steps())
+        MonteCarloValues(at="turn").grow([A], Steps())
     with pytest.raises(ConfigError, match=r"set rollout\.at=segment"):
-        Continuations(at="turn", answer_cue="#")
-    assert Continuations().requires == ("segments",) and Continuations(at="turn").requires == ("restarts",)
+        MonteCarloValues(at="turn", answer_cue="#")
+    assert MonteCarloValues().requires == ("segments",) and MonteCarloValues(at="turn").requires == ("restarts",)

@@ -1,4 +1,4 @@
-"""Independent attempts whose states are valued by what follows: continuations from where segments or turns begin."""
+"""Monte Carlo state values (VinePPO, SPO): mean outcome of continuations from where segments or turns begin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # of each the v
 
 
 @dataclass(frozen=True)
-class Continuations(RolloutPart):
+class MonteCarloValues(RolloutPart):
     """`group_size` independent attempts a task (as `independent`), and the values of states that they went through.
 
     A state's value is the mean outcome of `samples` continuations from it, which are scored as the attempts are, before
