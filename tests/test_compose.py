@@ -232,7 +232,7 @@ def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
     """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
     own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
     assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
-    assert gxpo.method("dr_grpo", {"credit": "virtual_members"}).credit.scale == "none"
+    assert gxpo.method("dr_grpo", {"credit": "pseudo_rollouts"}).credit.scale == "none"
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
         gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
 

@@ -358,7 +358,7 @@ def test_a_checkpoint_names_its_method_and_no_other_goes_on_from_it(tmp_path):
     trainer("rloo", out=tmp_path, epsilon_high=0.3)._load_optimizer_and_scheduler(folder)
     with pytest.raises(
         CheckpointError,
-        match=r"method rloo, .*has ngrpo .*credit=default there and virtual_members here.*start another",
+        match=r"method rloo, .*has ngrpo .*credit=default there and pseudo_rollouts here.*start another",
     ):
         trainer("ngrpo", overrides={"objective.clip_high": 0.3})._load_optimizer_and_scheduler(folder)
     with pytest.raises(CheckpointError, match=r"objective\.clip_high=0\.3 there and default here"):

@@ -230,12 +230,12 @@ PARTS = [
     ("retrospective", {**SET, "share_eps": 0.3}, "R", retrospective),
     ("set_relative", {"size": 2, "same": "info.tree"}, "R",
      lambda f, s: set_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), 2, f.compared)),
-    ("shrunk", {"variance": "sample"}, "R",
+    ("shrinkage_baseline", {"variance": "sample"}, "R",
      lambda f, s: shrunk(f.outcome, group_of(f), s["baseline"], "sample", f.compared)),
     ("tree_relative", {"ddof": 0, "eps": 0.5}, "R",
      lambda f, s: advantage(f, center="mean") + group_relative(f.outcome, f.ids("info.tree", axis="R"), ddof=0, eps=0.5,
                                                                where=f.compared)),
-    ("virtual_members", {**SET, "value": 2.0, "count": 2}, "R",
+    ("pseudo_rollouts", {**SET, "value": 2.0, "count": 2}, "R",
      lambda f, s: virtual_members(f.outcome, group_of(f), 2.0, 2, where=f.compared, **SET)),
 ]  # fmt: skip
 

@@ -41,7 +41,7 @@ WORDS = {
     "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
     "segment_relative": {"scale": ("std", "batch_std", "none")},
     "graph_values": {"scale": ("none", "std")},
-    "shrunk": {"variance": ("bound", "prior", "sample")},
+    "shrinkage_baseline": {"variance": ("bound", "prior", "sample")},
 }
 
 
@@ -77,7 +77,7 @@ EDGES = [
     ("value_delta", {"best_of": 1, "confident": 1.0, "length_power": 0.0}),
     ("value_trend", {"decay": 0.0, "lookahead": 0}),
     ("value_trend", {"decay": 1.0}),
-    ("virtual_members", {"count": 1, "value": -3.0}),
+    ("pseudo_rollouts", {"count": 1, "value": -3.0}),
 ]
 
 
@@ -109,12 +109,12 @@ OUTSIDE = [
     ("turn_relative", {"discount": -0.1}, "credit.discount is -0.1; it is from 0 to 1"),
     ("turn_relative", {"discount": 1.1}, "credit.discount is 1.1; it is from 0 to 1"),
     (
-        "virtual_members",
+        "pseudo_rollouts",
         {"count": 0},
         "credit.count is 0; it is 1 or more",
     ),
     (
-        "virtual_members",
+        "pseudo_rollouts",
         {"value": float("inf")},
         "credit.value is inf; it is above -inf and below inf",
     ),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.shrunk import Shrunk, prior_weight, shrunk
+from gxpo.credit.shrunk import ShrinkageBaseline, prior_weight, shrunk
 from gxpo.errors import ConfigError
 
 NAN = math.nan
@@ -52,7 +52,7 @@ row = st.tuples(
 @given(st.lists(row, min_size=1, max_size=10), st.sampled_from(["prior", "sample"]))
 def test_it_equals_a_loop(grow, rows, variance):
     forest = grow([(g, r, [1], {"compared": c}) for g, r, c, _ in rows])
-    found = Shrunk(variance)(forest, {"baseline": column(*(v for *_, v in rows))}, 0).tolist()
+    found = ShrinkageBaseline(variance)(forest, {"baseline": column(*(v for *_, v in rows))}, 0).tolist()
     for value, (g, r, _, v) in zip(found, rows, strict=True):
         peers = [q for h, q, c, _ in rows if h == g and c]
         n = len(peers)
@@ -73,7 +73,7 @@ def test_it_equals_a_loop(grow, rows, variance):
 
 def test_without_predictions_it_is_the_mean_and_equal_groups_are_exactly_zero(grow):
     forest = grow([("a", 0.1, [2])] * 3 + [("b", 1.0, [1]), ("b", 0.1, [1]), ("c", 0.3, [1])])
-    found = Shrunk()(forest, {"baseline": torch.full((6,), NAN)}, 0).tolist()
+    found = ShrinkageBaseline()(forest, {"baseline": torch.full((6,), NAN)}, 0).tolist()
     assert found[:6] == [0.0] * 6 and found[6:8] == pytest.approx([0.45, -0.45]) and found[8] == 0.0
 
 
@@ -88,7 +88,7 @@ def test_the_weight_is_between_none_and_all_and_falls_with_distance_and_with_cer
 
 def test_it_reads_any_baseline_signal_and_refuses_other_variances():
     assert gxpo.method("v05").needs == () and list(gxpo.method("v05").signals) == ["task_mean"]
-    other = gxpo.method("grpo", {"credit": "shrunk", "signal.value_probe": "value_probe"})
-    assert isinstance(other.credit, Shrunk)
+    other = gxpo.method("grpo", {"credit": "shrinkage_baseline", "signal.value_probe": "value_probe"})
+    assert isinstance(other.credit, ShrinkageBaseline)
     with pytest.raises(ConfigError, match=r"credit\.variance"):
-        Shrunk("plugin")  # type: ignore[arg-type]  # on purpose
+        ShrinkageBaseline("plugin")  # type: ignore[arg-type]  # on purpose

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, VirtualMembers, virtual_members
+from gxpo.credit import GroupRelative, PseudoRollouts, virtual_members
 from gxpo.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def test_it_equals_a_loop(grow, rows, count, best):
         mean = sum(peers) / len(peers)
         std = math.sqrt(sum((q - mean) ** 2 for q in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
         expected.append((r - mean) / (std + 1e-6) if len(set(peers)) > 1 else 0.0)
-    found = VirtualMembers(value=best, count=count)(forest, {}, 0)
+    found = PseudoRollouts(value=best, count=count)(forest, {}, 0)
     assert found[::2].tolist() == pytest.approx(expected, abs=1e-9) and torch.equal(found[::2], found[1::2])
 
 
@@ -73,19 +73,19 @@ def test_without_a_group_there_is_nothing_to_join():
 def test_other_baselines_take_it_in_too(grow):
     forest = grow([("a", r, [1]) for r in (0.0, 0.0)])
     # the others of each: 0 and 1, so that the baseline is 1/2
-    part = VirtualMembers(center="leave_one_out", scale="none")
+    part = PseudoRollouts(center="leave_one_out", scale="none")
     assert part(forest, {}, 0).tolist() == [-0.5, -0.5]
     assert not GroupRelative(center="leave_one_out", scale="none")(forest, {}, 0).any()
 
 
 def test_the_method_and_its_errors():
     m = gxpo.method("ngrpo")
-    assert m.credit == VirtualMembers() and m.credit.on_equal == "signal"
+    assert m.credit == PseudoRollouts() and m.credit.on_equal == "signal"
     gate = m.terms["policy"].gate
     assert (gate.clip_low, gate.clip_high) == (0.16, 0.24) and m.terms["policy"].aggregate == "token_mean"
     for wrong in ({"count": 0}, {"value": math.inf}, {"scale": "sdt"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
-            VirtualMembers(**wrong)
+            PseudoRollouts(**wrong)
     with pytest.raises(ConfigError, match="learns from groups of equal rewards"):
         gxpo.method("ngrpo+dapo", {"objective.clip_low": 0.16, "objective.clip_high": 0.24})
 

@@ -8,7 +8,7 @@ from gxpo.credit.length_weighted import LengthWeighted, length_weighted
 from gxpo.credit.relative import Relative
 from gxpo.credit.state_relative import StateRelative
 from gxpo.credit.success_rate import MixedScale, mixed_scale
-from gxpo.credit.virtual_members import VirtualMembers, virtual_members
+from gxpo.credit.virtual_members import PseudoRollouts, virtual_members
 
 GroupRelative = Relative
 __getattr__ = former.classes("credit")
@@ -20,10 +20,10 @@ __all__ = [
     "GroupRelative",
     "LengthWeighted",
     "MixedScale",
+    "PseudoRollouts",
     "Relative",
     "StateRelative",
     "Statistic",
-    "VirtualMembers",
     "batch_whiten",
     "group_relative",
     "length_weighted",

@@ -1,4 +1,4 @@
-"""Credit of a leaf of a tree: its outcome against the leaves below each of its ancestors."""
+"""Tree advantages (TreePO): a leaf's outcome against the leaves below each of its ancestors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit whitened over the whole batch: over its trainable tokens, or over its trajectories."""
+"""Batch-whitened advantages (REINFORCE++), over trainable tokens or over trajectories."""
 
 from __future__ import annotations
 

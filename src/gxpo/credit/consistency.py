@@ -1,4 +1,4 @@
-"""Credit inside a group where its attempts disagree, and between groups where they agree."""
+"""Advantages within and between groups, blended by how much answers disagree (COPO)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit from several named rewards: each is normalised in its group by itself, then they are weighted and summed."""
+"""Several rewards, each normalised in its group before they are weighted and summed (GDPO)."""
 
 from __future__ import annotations
 

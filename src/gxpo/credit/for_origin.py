@@ -1,4 +1,4 @@
-"""A fixed credit for rollouts that came from somewhere."""
+"""A constant advantage for rollouts of one origin (AEPO)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ForOrigin(CreditPart):
+class ConstantAdvantage(CreditPart):
     """`value` for every token of the trajectories of this origin, 0 for the others; made to be added to another credit.
 
     Where such a trajectory is compared with nobody (a group of its own), a group-relative credit gives it 0, and the

@@ -1,4 +1,4 @@
-"""Credit of a step of a tree: what became of all who took it, against the other steps taken at the same fork."""
+"""Step advantages at the forks of a tree (PORTool): the value of a step against its siblings."""
 
 from __future__ import annotations
 

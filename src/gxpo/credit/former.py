@@ -10,6 +10,9 @@ from gxpo.former import Former
 FORMER = {
     "pass_atk": Former("pass_at_k"),
     "group_relative": Former(Relative),
+    "for_origin": Former("constant_advantage"),
+    "shrunk": Former("shrinkage_baseline"),
+    "virtual_members": Former("pseudo_rollouts"),
     "anchor_state": Former(
         Relative,
         {"credit.add.state": StateRelative},

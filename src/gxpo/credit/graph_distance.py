@@ -1,4 +1,4 @@
-"""Credit of a step: how near to success it led in the graph of all trajectories of the group."""
+"""Steps judged by distance to success in the graph of the group's trajectories (GraphGPO)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of a step: what followed it, against the steps of its state that share one, two, ... states before it too."""
+"""History-aware step groups (HGPO): returns among steps that share the state and 0, 1, 2, ... states before it."""
 
 from __future__ import annotations
 

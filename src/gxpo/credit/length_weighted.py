@@ -1,4 +1,4 @@
-"""Credit against the group's mean outcome, weighted by length: statistics whose unit is the token."""
+"""Length-weighted baselines (OPO, HAPO): group statistics in which every token counts once."""
 
 from __future__ import annotations
 

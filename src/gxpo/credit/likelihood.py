@@ -1,4 +1,4 @@
-"""How likely the sampler held its own answers to be."""
+"""Mean log-probability of answers under the sampling policy."""
 
 from __future__ import annotations
 

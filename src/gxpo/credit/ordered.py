@@ -1,5 +1,4 @@
-"""Credit of completions that begin at different prefixes of one tree: rewards, moved as little as an order of the
-prefixes asks for, or less what a prefix was worth."""
+"""Order-constrained advantages of completions from the prefixes of a tree (Tree-OPO)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit by comparing every right answer with every wrong one, by how likely each was held to be."""
+"""Pairwise AUC advantages (CAPO, calibration): every correct answer against every wrong one, by likelihood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit for the chance that the best of k attempts succeeds, rather than for the attempt itself."""
+"""Advantages for pass@k: the chance that the best of k attempts succeeds (PKPO, Pass@k training)."""
 
 from __future__ import annotations
 

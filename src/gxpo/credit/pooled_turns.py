@@ -1,4 +1,4 @@
-"""Credit of a turn: what it and later turns gained, all turns of the group on one scale."""
+"""Turn advantages (IGPO): information gain and outcome, normalised over all turns of the group, then summed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of outcomes that are divided among attempts which say the same."""
+"""Diversity-adjusted rewards (DRA-GRPO): similar answers share one reward."""
 
 from __future__ import annotations
 

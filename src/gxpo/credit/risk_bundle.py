@@ -1,4 +1,4 @@
-"""Credit by the lower tail: attempts at several tasks are added up, and low sums count more than high ones."""
+"""Risk-averse advantages (RiskPO): mixed value-at-risk of sums of outcomes over several tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of each segment: outcomes of the trajectories that were trained in it, compared with one another."""
+"""Group-relative advantages per denoising step (Flow-GRPO, TempFlow-GRPO)."""
 
 from __future__ import annotations
 

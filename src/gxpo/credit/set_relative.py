@@ -1,4 +1,4 @@
-"""Credit of a trajectory: how good the sets are that it is in, where a set's score is reward times diversity."""
+"""Set-level advantages (polychromic objectives): mean score, reward times diversity, of the sets a rollout is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of a step: the mean credit of the trajectories that took the same action between the same states."""
+"""Advantages averaged over equal steps of the group's trajectories (SALT)."""
 
 from __future__ import annotations
 

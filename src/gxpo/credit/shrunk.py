@@ -1,4 +1,4 @@
-"""Credit against a baseline between the group's mean and a prediction: the nearer to the prediction, the more noise."""
+"""Shrinkage baseline (V0.5): between the group's mean and a value prediction, by how noisy the mean is."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shrunk(
 
 
 @dataclass(frozen=True)
-class Shrunk(CreditPart):
+class ShrinkageBaseline(CreditPart):
     """`shrunk` with the signal "baseline" [R] as the prediction, the same for every token of a trajectory."""
 
     variance: Literal["bound", "prior", "sample"] = "prior"

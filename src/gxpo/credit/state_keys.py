@@ -1,4 +1,4 @@
-"""What steps are compared by: which of a group are in one state, came to it the same way, and took the same action."""
+"""Ids of environment states, histories and actions, by which steps are grouped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of a step: its own reward against those of the other agents at the same time."""
+"""Step advantages across agents that act at the same time, with a fairness term (OSPO)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit of a whole trajectory against a group that made-up members have joined: they are counted, and not trained."""
+"""Pseudo-rollouts of the best outcome in every group's statistics (NGRPO)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def virtual_members(
 
 
 @dataclass(frozen=True)
-class VirtualMembers(Statistic):
+class PseudoRollouts(Statistic):
     """`virtual_members` (NGRPO) of the outcome, the same for every token: groups in which all fail learn."""
 
     value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0

@@ -38,7 +38,7 @@ class Tempered:
     is over the policy at the start of the step. Its behaviour log-probs, of another distribution, are left out.
     Reinforcing samples of a hotter policy raises the entropy, of a colder one lowers it.
 
-    Source: AEPO, arXiv 2510.08141, and its code. The credit of 1 is the part `for_origin`.
+    Source: AEPO, arXiv 2510.08141, and its code. The credit of 1 is the part `constant_advantage`.
     """
 
     group_size: int = 8
