@@ -265,12 +265,7 @@ class RewardSet:
             finish[r] = forest.step_finish[step]
 
         def call(k: int, r: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            asks, task = self._asks[k], tasks[r]
-            if asks is None:
-                return (texts[r], task), {}
-            known = {"prompt": task.prompt, "completion": texts[r], "answer": task.answer, "task": task,
-                     "info": dict(task.info), "tokens": tokens[r], "finish": finish[r]}  # fmt: skip
-            return (), {name: known[name] for name in asks}
+            return _arguments(self._asks[k], tasks[r], texts[r], tokens[r], finish[r])
 
         replies: dict[int, list[Reply]] = {k: [("died", "never run")] * n for k in which}
         sent, places = [], []
@@ -410,10 +405,8 @@ class RewardSet:
 
     def _try(self, task: Task, k: int, text: str = "") -> Reply:
         """What the function says to a text."""
-        call, asks = self._functions[k].call, self._asks[k]
-        known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
-                 "info": dict(task.info), "tokens": [], "finish": "stop"}  # fmt: skip
-        args, keywords = ((text, task), {}) if asks is None else ((), {name: known[name] for name in asks})
+        call = self._functions[k].call
+        args, keywords = _arguments(self._asks[k], task, text, [], "stop")
         if call is not None:
             return attempt(call, args, keywords)
         assert self._workers is not None
@@ -425,6 +418,17 @@ class RewardSet:
             f"reward: {name!r} has a weight, but no reward computes it{did_you_mean(name, there) or '.'} "
             f"There are {', '.join(there)} and functions of files, as my_rewards.py:exact"
         )
+
+
+def _arguments(
+    asks: Sequence[str] | None, task: Task, text: str, tokens: Sequence[int], finish: str | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a function that asks for these parameters; None: of a scorer."""
+    if asks is None:
+        return (text, task), {}
+    known = {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
+             "info": dict(task.info), "tokens": tokens, "finish": finish}  # fmt: skip
+    return (), {name: known[name] for name in asks}
 
 
 def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ...]:

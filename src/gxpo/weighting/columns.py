@@ -107,9 +107,10 @@ class Columns:
             return torch.arange(self.forest.n_trajectories)
         if name.startswith("mean_"):
             return self.lifted(self.mean(self.of(name[5:], "P")), axis)
-        if name in TOKEN:
-            return TOKEN[name](self.forest)[self.entries]
-        return self.credit[self.entries] if name == "credit" else self.signal(name, axis)
+        if name not in TOKEN and name != "credit":
+            return self.signal(name, axis)
+        x = self.credit if name == "credit" else TOKEN[name](self.forest)
+        return self.mean(x[self.entries]) if axis == "R" else x[self.entries]
 
     def scored(self, score: Any, axis: str, options: Mapping[str, Any] | None = None) -> Tensor:
         """What a score, a function or the name of a column, says on the axis, with those options that are its own."""
@@ -117,7 +118,7 @@ class Columns:
             return self.of(score, axis)
         own = getattr(score, "axis", axis)
         stated = {k: v for k, v in (options or {}).items() if k in signature(score).options}
-        value = score(*self.given(score, own), **stated)
+        value: Tensor = score(*self.given(score, own), **stated)
         return self.lifted(value, axis) if own == "R" else self.mean(value) if axis == "R" else value
 
     def lifted(self, x: Tensor, axis: str) -> Tensor:
@@ -130,15 +131,14 @@ class Columns:
         return total / torch.bincount(self.owner, minlength=n).clamp_min(1)
 
     def signal(self, name: str, axis: str) -> Tensor:
-        value = self.signals[name]
-        if axis == "R":
-            return value
-        if getattr(self.signals, "axes", {}).get(name) == "R":
-            return value[self.owner]
+        value, known = self.signals[name], getattr(self.signals, "axis", None)
+        own = axis if known is None else known(name)
+        if own == "R":
+            return self.lifted(value, axis)
         value = value[self.entries]
         if name not in MAY_LACK and (missing := int(value.isnan().sum())):
             raise MissingSignal(f"{name} is nan for {missing} of {len(value)} trainable tokens")
-        return value
+        return self.mean(value) if axis == "R" else value
 
 
 class Scored(Formula, WeightPart):
