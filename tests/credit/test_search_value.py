@@ -177,7 +177,7 @@ def test_shaped_rewards_do_not_enter_and_without_a_verdict_the_outcome_decides()
 
 def test_refusals():
     for bad in ({"temperature": 0.0}, {"bound": 0.0}, {"floor": 1.5}):
-        with pytest.raises(ConfigError, match=r"credit\.floor"):
+        with pytest.raises(ConfigError, match=r"credit\.(temperature|bound|floor) is"):
             SearchValue(**bad)
     assert SearchValue.requires == ("forks",)
 

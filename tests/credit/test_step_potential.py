@@ -145,5 +145,5 @@ def test_settings_and_what_spae_is_made_of() -> None:
     assert m.requires == ("segments",) and m.segmenter.text == ".\n\n"
     assert m.signals["answer_belief"].reduce == "mean_prob"
     for wrong in ({"xi": -0.1}, {"alpha": 1.1}, {"xi": math.inf}):
-        with pytest.raises(ConfigError, match=r"credit\.xi"):
+        with pytest.raises(ConfigError, match=r"credit\.(xi|alpha) is"):
             StepPotential(**wrong)

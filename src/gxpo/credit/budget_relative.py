@@ -1,16 +1,16 @@
-"""Credit of thinking that is cut at several budgets: what each stretch adds to the answers that follow it."""
+"""Budget-relative advantages (AnytimeReasoner, BRPO): what thinking between two token budgets adds to the answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError, one_of
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -88,14 +88,8 @@ class BudgetRelative(CreditPart):
     """
 
     prior: Prior = "uniform"
-    growth: float = 2.0
+    growth: Annotated[float, Gt(0)] = 2.0
     single: Literal["zero", "raw"] = "zero"
-
-    def __post_init__(self) -> None:
-        one_of("credit.prior", self.prior, ("uniform", "linear", "last"))
-        one_of("credit.single", self.single, ("zero", "raw"))
-        if not self.growth > 0:
-            raise ConfigError(f"credit.growth is {self.growth}; it is the weight of a budget over the one before, > 0")
 
     def weights(self, budgets: int) -> Tensor:
         """[S] P, which adds up to 1."""

@@ -1,4 +1,4 @@
-"""Credit of a token of a tree: how the chance of success changed where its node begins, against the whole tree."""
+"""Advantages of tree nodes by their leaves' mean rewards, against root and parent (TreeRL, SPO-tree)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
+from gxpo.credit.value_delta import value_delta
 from gxpo.errors import ConfigError, one_of
 from gxpo.trees import dense, last_before, place_in, sum_before
 
@@ -85,7 +86,7 @@ def node_value(
     up = visits.above
     head = last_before(up, (up >= 0) & (leaves[up.clamp_min(0)] == leaves))  # where the row's node begins
     parent = torch.where(up[head] >= 0, held[up[head].clamp_min(0)], root)
-    overall, local = _change(root, held), _change(parent, held)
+    overall, local = value_delta(root, held), value_delta(parent, held)
     if form == "edge":
         if scale == "sibling_std":
             spread = _sibling_std(outcome, group, visits, members, held, head)
@@ -101,13 +102,6 @@ def node_value(
         step = torch.where(flat, 0.0, step)[last_before(up, flat)]
         credit = (weighted + step)[row]
     return torch.where(leaves[row] > 0, credit, torch.zeros_like(credit))
-
-
-def _change(before: Tensor, after: Tensor) -> Tensor:
-    """after - before, exactly 0 where it is no more than rounding."""
-    rounding = grouped.DEGENERATE * torch.maximum(before.abs(), after.abs())
-    change = after - before
-    return torch.where(change.abs() <= rounding, 0.0, change)
 
 
 def _ends(visits: Visits) -> Tensor:
@@ -196,9 +190,6 @@ class NodeValue(CreditPart):
     requires = ("forks",)
 
     def __post_init__(self) -> None:
-        one_of("credit.form", self.form, ("paper", "released", "edge"))
-        one_of("credit.value", self.value, ("leaf_mean", "child_mean"))
-        one_of("credit.scale", self.scale, ("none", "sibling_std"))
         if self.scale != "none" and self.form != "edge":
             raise ConfigError(f"credit.scale={self.scale} divides a difference to the parent: set credit.form=edge")
         if self.value == "child_mean" and self.form == "released":

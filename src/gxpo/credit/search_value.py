@@ -1,17 +1,17 @@
-"""Credit of a piece of an attempt in a search tree: what its node has come to be worth, within the tree's attempts."""
+"""Advantages of search-tree pieces by backed-up values, against the outcomes of the tree's rollouts (DeepSearch)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
-from gxpo.errors import ConfigError
 from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
@@ -87,20 +87,13 @@ class SearchValue(CreditPart):
     scale                divide by the group's spread
     """
 
-    temperature: float = 1.0
-    bound: float = 1.0
-    floor: float = 0.1
+    temperature: Annotated[float, Gt(0)] = 1.0
+    bound: Annotated[float, Gt(0)] = 1.0
+    floor: Annotated[float, Interval(ge=0, le=1)] = 0.1
     scale: bool = True
     eps: float = 1e-6
 
     requires = ("forks",)
-
-    def __post_init__(self) -> None:
-        if not (self.temperature > 0 and self.bound > 0 and 0 <= self.floor <= 1):
-            raise ConfigError(
-                f"credit.temperature ({self.temperature}) and credit.bound ({self.bound}) must be above 0, "
-                f"credit.floor ({self.floor}) from 0 to 1"
-            )
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         pieces, owner = pieces_of(forest), forest.path_trajectory

@@ -1,12 +1,12 @@
-"""Credit of a reasoning step from how right and how sure the policy would be after it."""
+"""Step potential (SPAE): reward shaping by how right and how confident the policy would be after each step."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import grouped
@@ -14,7 +14,6 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.group_relative import group_relative
 from gxpo.credit.recursion import next_in
-from gxpo.errors import ConfigError
 from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ class StepPotential(CreditPart):
     f = 1 and g = 0. With alpha and xi 0 this is `batch_whiten` of the outcomes less their group's mean.
     """
 
-    xi: float = 0.5
-    alpha: float = 0.5
+    xi: Annotated[float, Ge(0)] = 0.5
+    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5
     threshold: float = 0.9
     eps: float = 1e-8
 
@@ -84,8 +83,6 @@ class StepPotential(CreditPart):
     requires = ("segments",)
 
     def __post_init__(self) -> None:
-        if not (0 <= self.xi < math.inf and 0 <= self.alpha <= 1):
-            raise ConfigError(f"credit.xi ({self.xi}) is 0 or more, credit.alpha ({self.alpha}) between 0 and 1")
         object.__setattr__(self, "on_equal", "signal" if self.xi else "zero")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
