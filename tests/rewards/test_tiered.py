@@ -103,4 +103,4 @@ def test_refusals():
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)
     given = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
-    assert given.shapes["tiered"].options["values"] == [0.01, 0.02, 0.2]
+    assert given.shapes["tiered"].options["values"] == (0.01, 0.02, 0.2)

@@ -144,8 +144,8 @@ def tiered(
     read: Read,
     *,
     component: str = "progress",
-    thresholds: Sequence[float] = (0.25, 0.5, 0.75),
-    values: Sequence[float] = (0.1, 0.25, 0.5),
+    thresholds: tuple[float, ...] = (0.25, 0.5, 0.75),
+    values: tuple[float, ...] = (0.1, 0.25, 0.5),
     alpha: Annotated[float, Interval(gt=0, le=1)] = 1.0,
     solved: Literal["tiers", "flat"] = "tiers",
 ) -> Tensor:

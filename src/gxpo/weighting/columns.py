@@ -118,7 +118,7 @@ class Columns:
             return self.of(score, axis)
         own = getattr(score, "axis", axis)
         stated = {k: v for k, v in (options or {}).items() if k in signature(score).options}
-        value: Tensor = score(*self.given(score, own), **stated)
+        value: Any = score(*self.given(score, own), **stated)
         return self.lifted(value, axis) if own == "R" else self.mean(value) if axis == "R" else value
 
     def lifted(self, x: Tensor, axis: str) -> Tensor:
