@@ -50,7 +50,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any], str, dict[str, Any], dict[str, An
     ),
     "bnpo": (16, {"loss_type": "bnpo"}, "grpo@trl", {}, MOVED),
     "clip higher": (8, {"epsilon_high": 0.28}, "grpo@trl", {"objective.clip_high": 0.28}, MOVED),
-    "delta": (8, {"delta": 1.5}, "grpo@trl", {"objective.gate": "dual_clip", "objective.ratio_max": 1.5}, MOVED),
+    "delta": (8, {"delta": 1.5}, "grpo@trl", {"objective.surrogate": "dual_clip", "objective.ratio_max": 1.5}, MOVED),
     "cispo": (8, {"loss_type": "cispo"}, "cispo@trl", {}, MOVED),
     "cispo, epsilon_high 5": (
         8,

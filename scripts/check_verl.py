@@ -34,7 +34,7 @@ LOSSES: dict[str, list[tuple[str, dict[str, Any], dict[str, Any], str, int]]] = 
     "vanilla": [
         ("dapo@verl", {}, {**WIDE, "clip_ratio_c": 10.0}, "token-mean", 2),
         ("grpo@verl", {"objective.ratio_max": 1.5}, {"clip_ratio_c": 1.5}, "token-mean", 2),
-        ("grpo", {"objective.gate": "dual_clip"}, {}, "seq-mean-token-mean", 2),
+        ("grpo", {"objective.surrogate": "dual_clip"}, {}, "seq-mean-token-mean", 2),
         ("dr_grpo@verl", {}, {"loss_scale_factor": 6}, "seq-mean-token-sum-norm", 2),
         ("dr_grpo@verl", {"objective.horizon": 1.0}, {}, "seq-mean-token-sum", 2),
     ],

@@ -23,8 +23,8 @@ from gxpo.trainer.report import svg_chart
 from gxpo.trainer.statistics import mean_interval
 
 OBJECTIVES: dict[str, dict[str, Any]] = {  # what differs from grpo: z-scored credit, sequence mean
-    "none": {"objective.gate": "unclipped"},
-    "reinforce": {"objective.gate": "log_likelihood"},
+    "none": {"objective.surrogate": "unclipped"},
+    "reinforce": {"objective.surrogate": "log_likelihood"},
     "ppo": {},
     "gspo": {"objective": "gspo"},
     "gmpo": {"objective": "gmpo"},

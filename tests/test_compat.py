@@ -258,11 +258,11 @@ def test_every_entry_names_a_method_and_states_only_differences() -> None:
 
 
 def test_objectives() -> None:
-    dual = PolicyGradient(gate=DualClip(0.2, 0.2, 3.0), aggregate="token_mean")
+    dual = PolicyGradient(surrogate=DualClip(0.2, 0.2, 3.0), aggregate="token_mean")
     for name in ("grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo_multi"):
         assert gxpo.method(f"{name}@verl").terms == {"policy": dual}
-    assert gxpo.method("dr_grpo@verl").terms["policy"] == PolicyGradient(gate=DualClip(), aggregate="sequence_sum")
-    assert gxpo.method("grpo@trl").terms["policy"] == PolicyGradient(gate=Clip(), aggregate="token_mean")
+    assert gxpo.method("dr_grpo@verl").terms["policy"] == PolicyGradient(surrogate=DualClip(), aggregate="sequence_sum")
+    assert gxpo.method("grpo@trl").terms["policy"] == PolicyGradient(surrogate=Clip(), aggregate="token_mean")
     # A = -1 and a ratio of 5: verl's loss is 3, the base's 5
     forest = forest_of([("a", 1.0, [1]), ("a", 0.0, [1])])
     old = torch.full((2,), -1.0, dtype=torch.float64)

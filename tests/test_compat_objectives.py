@@ -187,7 +187,7 @@ TRL: dict[str, tuple[str, dict[str, Any], Each, str]] = {
     "bnpo, dapo": ("grpo@trl", {}, clipped(0.2, 0.2), "tokens"),
     "dapo, epsilon_high 0.28": ("dapo@trl", {}, clipped(0.2, 0.28), "tokens"),
     "dr_grpo": ("dr_grpo@trl", {}, clipped(0.2, 0.2), "4"),
-    "delta": ("grpo@trl", {"objective.gate": "dual_clip", "objective.ratio_max": 1.5},
+    "delta": ("grpo@trl", {"objective.surrogate": "dual_clip", "objective.ratio_max": 1.5},
               clipped(0.2, 0.2, delta=1.5), "tokens"),
     "cispo": ("cispo@trl", {}, bounded_weight(0.0, 0.2), "tokens"),
     "cispo, epsilon_high 5": ("cispo@trl", {"objective.ratio_max": 5.0}, bounded_weight(0.0, 5.0), "tokens"),
@@ -341,7 +341,7 @@ def test_two_names_of_a_bound_on_worsening_tokens() -> None:
     losses = [by_loop(each, "tokens") for each in (dual(0.2, 0.2, 1.5), clipped(0.2, 0.2, delta=1.5), areal(0.2, 1.5))]
     agree(losses[0], losses[1])
     agree(losses[0], losses[2])
-    keys = {"objective.gate": "dual_clip", "objective.ratio_max": 1.5, "objective.aggregate": "token_mean"}
+    keys = {"objective.surrogate": "dual_clip", "objective.ratio_max": 1.5, "objective.aggregate": "token_mean"}
     found = of_method("grpo", keys)
     agree(found, losses[0])
     assert found[0] == pytest.approx(0.283313, abs=6e-7)

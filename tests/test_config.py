@@ -203,7 +203,8 @@ STAGED = {
     "segment": "delimiter", "segment.text": "|", "reward.shape.overlong": "overlong",
     "reward.shape.overlong.buffer": 0.5,
     "reward.add.overlong.buffer": 0.25, "signal.mine": "task_mean", "objective": "policy_gradient",
-    "objective.gate": "dual_clip", "objective.clip_low": 0.125, "objective.ratio": "sequence", "objective.kl.coef": 0.5,
+    "objective.surrogate": "dual_clip", "objective.clip_low": 0.125, "objective.ratio": "sequence",
+    "objective.kl.coef": 0.5,
     "objective.kl.control": "schedule", "objective.kl.control.shape": "cosine", "objective.entropy.coef": 0.125,
     "objective.context": "sampled", "update": "epochs", "update.epochs": 2,
 }  # fmt: skip
@@ -270,7 +271,7 @@ def test_no_option_of_a_part_has_the_name_of_a_section_below_its_key():
             assert not options & ({"part"} | below.get(slot.split(".")[0], set())), (slot, name)
 
 
-TERMS_OF_A_GATE = ("policy_gradient", "inner_layer")  # what `objective.gate` and `objective.ratio` are given to
+TERMS_OF_A_GATE = ("policy_gradient", "inner_layer")  # what `objective.surrogate` and `objective.ratio` are given to
 
 
 @pytest.mark.parametrize(

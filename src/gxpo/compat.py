@@ -56,9 +56,9 @@ from gxpo.objectives.surrogate import LogLikelihood, Unclipped
 from gxpo.rollouts.independent import Independent
 
 # the policy loss of verl: clip 0.2, bounded at 3 where A < 0, mean over tokens
-_VERL: Mapping[str, Any] = {"objective.gate": DualClip, "objective.aggregate": "token_mean"}
+_VERL: Mapping[str, Any] = {"objective.surrogate": DualClip, "objective.aggregate": "token_mean"}
 # verl's recipe for DAPO bounds A < 0 at 10
-_VERL_DAPO: Mapping[str, Any] = {"credit.single": "raw", "objective.gate": DualClip, "objective.ratio_max": 10.0}
+_VERL_DAPO: Mapping[str, Any] = {"credit.single": "raw", "objective.surrogate": DualClip, "objective.ratio_max": 10.0}
 # CISPO's weight between 1 - 0.2 and 1 + 0.2
 _BOTH_SIDES: Mapping[str, Any] = {"objective.ratio_min": 0.8, "objective.ratio_max": 1.2}
 # RLOOTrainer: one ratio for a sequence, the product of its tokens', and its clip; KL in the reward
@@ -114,7 +114,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # a group of one keeps its raw reward: the mean is taken to be 0 and the std 1
     "verl": {
         "grpo": {"credit.single": "raw", **_VERL},
-        "dr_grpo": {"credit.single": "raw", "objective.gate": DualClip},
+        "dr_grpo": {"credit.single": "raw", "objective.surrogate": DualClip},
         "rloo": {"credit.single": "raw", **_VERL},
         "reinforce_pp": _VERL,
         "reinforce_pp_baseline": {"credit.single": "raw", **_VERL},
@@ -150,7 +150,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "reinforce_pp_baseline": {"credit.ddof": 0, **_TOKENS, **_NEMO_KL},
     },
     # "importance_sampling", its default, clips nothing
-    "tinker": {"grpo": {**_TINKER, "objective.gate": Unclipped}, "cispo": {**_TINKER, "objective.ratio_max": 4.0}},
+    "tinker": {"grpo": {**_TINKER, "objective.surrogate": Unclipped}, "cispo": {**_TINKER, "objective.ratio_max": 4.0}},
     # a mean over sequences, also of CISPO; a group of one is nan there
     "slime": {"grpo": {}, "cispo": {"objective.aggregate": "sequence_mean", **_BOTH_SIDES}},
     # sample std, eps 1e-6; bounds of CISPO 1 - 1 and 1 + 4
@@ -179,7 +179,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             **_TRINITY_KL,
         },
         "grpo": {"credit.single": "raw", **_VERL, **_TRINITY_KL},
-        "asymre": {"credit.single": "raw", "objective.gate": LogLikelihood, **_TOKENS},
+        "asymre": {"credit.single": "raw", "objective.surrogate": LogLikelihood, **_TOKENS},
         "cispo": {"credit.single": "raw", **_TRINITY_KL},  # bounds 1 - 1 and 1 + 0.28
     },
 }

@@ -269,7 +269,7 @@ _PROTOCOL = {  # what a part must have, where it is more than being callable
     "rollout": ("grow",),
     "signal": ("compute", "provides", "axes"),
     "update": ("run", "optimiser_steps"),
-    "gate": ("loss", "clipped"),
+    "surrogate": ("loss", "clipped"),
     "ratio": ("level", "couples"),
     "control": ("coefficient", "adjust"),
     "term": ("__call__", "active", "couples"),
@@ -429,7 +429,7 @@ def part_of(folder: str, value: Any, options: Mapping[str, Any]) -> Any:
     name = show(value) if not isinstance(value, former.FormerPart) else value.name
     slot, table = registry.place_of(folder, name if (old := former.table(folder).get(name)) is None else show(old.now))
     slot = slot.replace("NAME", name)
-    prefix = "objective" if slot in ("objective.gate", "objective.ratio") else slot
+    prefix = "objective" if slot in ("objective.surrogate", "objective.ratio") else slot
     stated = {slot: Stated(value, name), **{f"{prefix}.{k}": Stated(v, name) for k, v in options.items()}}
     keys = _Keys(former.renewed(stated))
     if folder == "credit":
@@ -505,18 +505,17 @@ def _policy_term(keys: _Keys) -> Any:
     )
     if not (isinstance(kind, type) and issubclass(kind, objectives.PolicyGradient)):
         return keys.part("objective", kind, registry.TERMS, what="term of the objective")
-    gate = keys.part(
-        "objective.gate", keys.take("objective.gate", objectives.Clip), registry.GATES, "objective", "gate"
-    )
+    slot = "objective.surrogate"
+    surrogate = keys.part(slot, keys.take(slot, objectives.Clip), registry.SURROGATES, "objective", "surrogate")
     ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), registry.RATIOS, "objective", "ratio")
-    fields: dict[str, Any] = {"gate": gate, "ratio": ratio}
+    fields: dict[str, Any] = {"surrogate": surrogate, "ratio": ratio}
     hints = hints_of(kind)
     for entry in dataclasses.fields(kind):
         if entry.name not in fields:
             key = f"objective.{entry.name}"
             fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
     keys.check(kind, fields, "objective")
-    return next((part for part in (gate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
+    return next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
 
 
 def _objective(keys: _Keys) -> tuple[dict[str, Any], Any]:
@@ -575,7 +574,7 @@ def _stage(key: str, resolved: Mapping[str, Stated]) -> str:
     """The key of the part that a parameter belongs to."""
     words = key.split(".")
     if words[0] == "objective":
-        return "objective.gate" if "objective.gate" in resolved else "objective"
+        return "objective.surrogate" if "objective.surrogate" in resolved else "objective"
     return ".".join(words[:2]) if words[0] in ("weight", "signal") else words[0]
 
 

@@ -31,16 +31,19 @@ _FOLDERS = {  # slots that take one part, and those that take any number by name
     "signal.": "signals",
     "update": "learners",
     "objective": "objectives",
-    "objective.gate": "objectives",
+    "objective.surrogate": "objectives",
     "objective.ratio": "objectives",
     "objective.add.": "objectives",
 }
-SETTINGS = {  # settings by their former keys
-    f"update.{name}": f"optim.{name}"
-    for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
+SETTINGS = {  # settings and slots by their former keys
+    **{
+        f"update.{name}": f"optim.{name}"
+        for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
+    },
+    "objective.gate": "objective.surrogate",
 }
 _REWARD_STAGES = ("add", "shape", "step")
-_INNER = {"objective.gate": "objective", "objective.ratio": "objective"}  # their options are the term's
+_INNER = {"objective.surrogate": "objective", "objective.ratio": "objective"}  # their options are the term's
 
 
 @dataclass(frozen=True)

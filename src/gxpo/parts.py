@@ -9,9 +9,6 @@ from gxpo.registry import (
     CREDITS as CREDITS,
 )
 from gxpo.registry import (
-    GATES as GATES,
-)
-from gxpo.registry import (
     PLACES as PLACES,
 )
 from gxpo.registry import (
@@ -28,6 +25,9 @@ from gxpo.registry import (
 )
 from gxpo.registry import (
     SIGNALS as SIGNALS,
+)
+from gxpo.registry import (
+    SURROGATES as SURROGATES,
 )
 from gxpo.registry import (
     TERMS as TERMS,

@@ -31,8 +31,8 @@ class Loss:
 
 
 def _inner(part: Any) -> Iterator[tuple[str, Any]]:
-    """(field, value) of the gate and of the controls that a part of the objective holds."""
-    for name in ("gate", "control"):
+    """(field, value) of the surrogate and of the controls that a part of the objective holds."""
+    for name in ("surrogate", "control"):
         if dataclasses.is_dataclass(inner := getattr(part, name, None)):
             yield name, inner
 
@@ -330,7 +330,8 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, part in self._remembering().items():
-            part.load_state_dict(state[name])
+            former = name.replace(".surrogate", ".gate")  # in checkpoints of the release before
+            part.load_state_dict(state[name if name in state else former])
 
     def tensors(self) -> dict[str, Tensor]:
         """What the signal parts own, by "signal/NAME/..."."""
@@ -382,7 +383,7 @@ class Method:
             "update",
             "objective",
             "objective.ratio",
-            "objective.gate",
+            "objective.surrogate",
             "objective.aggregate",
         )
         shown = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}

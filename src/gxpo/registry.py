@@ -112,7 +112,7 @@ ROLLOUTS = Table("rollout", "rollouts", "grow()")
 REWARDS = Table("reward", "rewards", "base:RewardPart")
 SEGMENTERS = Table("segment", "segments", "base:Segmenter")
 SIGNALS = Table("signal", "signals", "base:SignalPart")
-GATES = Table("surrogate", "objectives", "surrogate:Surrogate")
+SURROGATES = Table("surrogate", "objectives", "surrogate:Surrogate")
 RATIOS = Table("ratio", "objectives", "ratio:Ratio")
 CONTROLS = Table("control", "objectives", "control:Control")
 TERMS = Table("term", "objectives", "base:TermPart")
@@ -125,7 +125,7 @@ PLACES = (  # folder, slot and table of each kind of part
     ("rewards", "reward.add.NAME", REWARDS),
     ("segments", "segment", SEGMENTERS),
     ("signals", "signal.NAME", SIGNALS),
-    ("objectives", "objective.gate", GATES),
+    ("objectives", "objective.surrogate", SURROGATES),
     ("objectives", "objective.ratio", RATIOS),
     ("objectives", "objective.kl.control", CONTROLS),
     ("objectives", "objective.add.NAME", TERMS),

@@ -290,7 +290,7 @@ def test_every_policy_loss_is_the_methods_own_term_on_the_same_rows(core, name):
     forest = Forest.from_completions([[1]] * 8, [[[2] * n] for n in mask.sum(1).tolist()], [[0.0]] * 8)
     policy = PolicyTokens(new[own], old[own], proximal_logprob=old[own])
     credit = advantages.expand_as(mask)[own]
-    expected = term(forest, policy, credit, torch.ones_like(credit), {}, 0)
+    expected, _ = term(forest, policy, credit, torch.ones_like(credit), {}, 0)
     (slope,) = torch.autograd.grad(expected, new)
     summed = term.aggregate == "sequence_sum" and compose(name).terms["policy"].horizon == 1
     mode = adapter.SUMMED if summed else adapter.AGGREGATES[term.aggregate]

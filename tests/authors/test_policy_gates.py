@@ -158,7 +158,7 @@ def test_kl_cov() -> None:
             total += (-a * rho + own * abs(p - q)) / n
             slopes.append((-a * rho + own * math.copysign(1.0, p - q)) / n)
             i += 1
-    keys = {"objective.gate": "covariance_penalty", "objective.covariance_share": 0.3}
+    keys = {"objective.surrogate": "covariance_penalty", "objective.covariance_share": 0.3}
     found, gradient = of_gxpo("clip_cov", keys, credit=SPREAD)
     assert found == pytest.approx(total, abs=1e-9) and gradient == pytest.approx(slopes, abs=1e-9)
 
@@ -212,7 +212,7 @@ def test_dppos_defaults() -> None:
     for name in ("dppo_divergence", "dppo_divergence@verl"):
         assert of_gxpo(name, **row)[1] == pytest.approx([-1.8])
     paper = gxpo.method("dppo_divergence@paper")
-    assert paper.terms["policy"].aggregate == "sequence_sum" and paper.terms["policy"].gate.ratio_max == 1e4
+    assert paper.terms["policy"].aggregate == "sequence_sum" and paper.terms["policy"].surrogate.ratio_max == 1e4
 
 
 # ---------------------------------------------------------------- discovered policy optimisation

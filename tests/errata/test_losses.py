@@ -71,7 +71,7 @@ def test_distances_of_zero_and_five() -> None:
     after = NEW.sub(OLD).exp().clamp(1 - 1, 1 + 4)
     assert before.tolist() == pytest.approx([1.349859, 1.0, 1.0, 1.221403, 1.648721], abs=1e-6)
     assert after.tolist() == pytest.approx([1.349859, 0.904837, 0.670320, 1.221403, 1.648721], abs=1e-6)
-    _, found = ours(PolicyGradient(gate=Truncate(5.0), aggregate="token_mean"))
+    _, found = ours(PolicyGradient(surrogate=Truncate(5.0), aggregate="token_mean"))
     assert found.tolist() == pytest.approx((-CREDIT * after / 5).tolist())
 
 
@@ -82,7 +82,7 @@ def test_three_spellings_of_a_bound_on_worsening_tokens() -> None:
     dual = torch.where(CREDIT < 0, torch.min(plain, -CREDIT * 1.3), plain)
     delta = torch.max(-CREDIT * rho.clamp_max(1.3), -CREDIT * rho.clamp(0.8, 1.2))
     both = torch.min(plain, 1.3 * CREDIT.abs())
-    value, _ = ours(PolicyGradient(gate=DualClip(ratio_max=1.3), aggregate="token_mean"))
+    value, _ = ours(PolicyGradient(surrogate=DualClip(ratio_max=1.3), aggregate="token_mean"))
     for other in (dual, delta, both):
         assert float(other.mean()) == pytest.approx(0.243313, abs=1e-6) == pytest.approx(value, abs=1e-6)
 
@@ -158,7 +158,7 @@ def test_a_mean_of_each_micro_batch_that_is_summed() -> None:
     assert float(two) == pytest.approx(2 * float(one), abs=1e-15)
     grads = [float(slope(lambda x, k=k: -(x - OLD)[ROW == 0].mean().exp() / k)[0]) for k in (2, 1)]
     assert grads[1] == pytest.approx(2 * grads[0]) and grads[0] == pytest.approx(-0.276293, abs=1e-6)
-    assert float(ours(PolicyGradient(ratio="sequence", gate=LogClip()))[1][0]) == pytest.approx(grads[0])
+    assert float(ours(PolicyGradient(ratio="sequence", surrogate=LogClip()))[1][0]) == pytest.approx(grads[0])
 
 
 def test_rows_without_a_token_in_a_mean() -> None:
@@ -178,7 +178,7 @@ def test_one_ratio_for_a_sequence_under_a_token_mean() -> None:
     losses = clipped(s[ROW], CREDIT, 3e-4, 4e-4)
     by_token, by_row = float(losses.mean()), float(torch.stack([losses[r == ROW].mean() for r in (0, 1)]).mean())
     assert [by_token, by_row] == pytest.approx([0.262942, 0.052385], abs=1e-6)
-    assert ours(PolicyGradient(ratio="sequence", gate=Clip(3e-4, 4e-4)))[0] == pytest.approx(by_row)
+    assert ours(PolicyGradient(ratio="sequence", surrogate=Clip(3e-4, 4e-4)))[0] == pytest.approx(by_row)
     with pytest.raises(ConfigError, match="token_mean"):
         gxpo.method("gspo", {"objective.aggregate": "token_mean"})
 
@@ -187,7 +187,9 @@ def test_a_clip_that_never_binds() -> None:
     """GSPO's 3e-4 and 4e-4 bound a geometric mean; 0.2 in their place lets every sequence here pass."""
     s = [float((NEW - OLD)[r == ROW].mean().exp()) for r in (0, 1)]
     assert all(0.8 < x < 1.2 for x in s) and all(x > 1 + 4e-4 for x in s)
-    wide, tight = (ours(PolicyGradient(ratio="sequence", gate=Clip(*eps)))[1] for eps in ((0.2, 0.2), (3e-4, 4e-4)))
+    wide, tight = (
+        ours(PolicyGradient(ratio="sequence", surrogate=Clip(*eps)))[1] for eps in ((0.2, 0.2), (3e-4, 4e-4))
+    )
     assert bool((wide[:2] != 0).all()) and not bool(tight[:2].any())
 
 
@@ -307,7 +309,7 @@ def test_a_correction_that_is_already_in_the_ratio() -> None:
 
 def test_a_loss_that_means_nothing() -> None:
     """CISPO's and GPG's values are log-likelihoods: they fall while rewards stand still, and have REINFORCE's slope."""
-    on_policy = {k: ours(PolicyGradient(gate=g, aggregate="token_mean"), OLD) for k, g in
+    on_policy = {k: ours(PolicyGradient(surrogate=g, aggregate="token_mean"), OLD) for k, g in
                  (("clip", Clip()), ("cispo", Truncate()))}  # fmt: skip
     assert on_policy["clip"][0] == pytest.approx(0.2) and on_policy["cispo"][0] == pytest.approx(-0.3)
     assert on_policy["clip"][1].tolist() == pytest.approx(on_policy["cispo"][1].tolist())

@@ -151,7 +151,7 @@ def test_the_same_value_and_another_gradient() -> None:
     # CE-GPPO's 0.75, written into the same maximum, makes it prefer the unclipped side: 0.75 x 0.8 < 0.670
     naive = slope(lambda x: gppo(x, 0.75))
     assert float(naive[2]) == pytest.approx(0.134064, abs=1e-6)
-    keys = {"objective.gate": "preserving_clip", "objective.slope_low": 0.75, "objective.aggregate": "token_mean"}
+    keys = {"objective.surrogate": "preserving_clip", "objective.slope_low": 0.75, "objective.aggregate": "token_mean"}
     assert ours(keys)[1][2] == pytest.approx(0.75 * 0.8 / 5)  # the side is chosen as PPO chooses it
 
 
@@ -166,7 +166,7 @@ def test_a_constant_that_is_read_and_not_used() -> None:
 
     before, after = slope(lambda x: dual(x, 1.0)), slope(lambda x: dual(x, 3.0))
     assert before[3:].tolist() == [0.0, 0.0] and after[3:].tolist() == pytest.approx([0.244281, 0.329744], abs=1e-6)
-    keys = {"objective.gate": "preserving_clip", "objective.aggregate": "token_mean"}
+    keys = {"objective.surrogate": "preserving_clip", "objective.aggregate": "token_mean"}
     assert ours(keys)[1][3:] == pytest.approx(after[3:].tolist(), abs=1e-6)
     assert ours({**keys, "objective.ratio_max": 1.3})[1][4] == 0.0
 

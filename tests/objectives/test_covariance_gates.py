@@ -37,8 +37,8 @@ def test_cards_numbers(toy):
     found = covariance(toy.logprob, toy.credit)
     assert found.tolist() == pytest.approx([0.72, -0.36, 1.28, -0.56, -0.48]) and not found.requires_grad
     assert float(found.mean()) == pytest.approx(0.12)
-    value, gradient = toy.loss(PolicyGradient(gate=CovariancePenalty(), aggregate="token_mean"))
-    plain, free = toy.loss(PolicyGradient(gate=Gate(), aggregate="token_mean"))
+    value, gradient = toy.loss(PolicyGradient(surrogate=CovariancePenalty(), aggregate="token_mean"))
+    plain, free = toy.loss(PolicyGradient(surrogate=Gate(), aggregate="token_mean"))
     assert value == pytest.approx(0.337150, abs=1e-6) and plain == pytest.approx(0.257150, abs=1e-6)
     wanted = [g - (0.2 if i == 2 else 0.0) for i, g in enumerate(free)]  # token 2 has moved down: it is pulled up
     assert gradient == pytest.approx(wanted)
@@ -46,13 +46,13 @@ def test_cards_numbers(toy):
 
 def test_the_only_candidate_is_dropped_and_still_counted(toy):
     # 1 < cov < 5: token 2 (1.28), which the clip cuts: nobody. At a lower width of .5 it is free, and goes
-    term = PolicyGradient(gate=CovarianceClip(), aggregate="token_mean")
+    term = PolicyGradient(surrogate=CovarianceClip(), aggregate="token_mean")
     assert toy.loss(term) == toy.loss(PolicyGradient(aggregate="token_mean"))
     wide = CovarianceClip(clip_low=0.5)
-    value, gradient = toy.loss(PolicyGradient(gate=wide, aggregate="token_mean"))
+    value, gradient = toy.loss(PolicyGradient(surrogate=wide, aggregate="token_mean"))
     assert value == pytest.approx((-1.2 - 0.904837 + 1.221403 + 1.648721) / 5, abs=1e-6)
     assert gradient == pytest.approx([0, -0.180967, 0, 0.244281, 0.329744], abs=1e-6)
-    found = figures_of(PolicyGradient(gate=wide), toy.forest, toy.policy(), toy.credit, toy.weight)
+    found = figures_of(PolicyGradient(surrogate=wide), toy.forest, toy.policy(), toy.credit, toy.weight)
     assert found["clip_fraction"] == pytest.approx(2 / 5)
 
 
@@ -84,7 +84,7 @@ def test_the_penalty_equals_a_loop(rows, share, coef):
         t["lp"] -= 1.2345e-3 * math.sqrt(k + 1)  # no ties, and no log-ratio that rounds to 0
         t["gap"] = t["gap"] if abs(t["gap"]) > 1e-3 else 1e-3
         t["credit"] += 1e-3 * k
-    agrees(PolicyGradient(gate=CovariancePenalty(share, coef), aggregate="token_mean"), rows, loop)
+    agrees(PolicyGradient(surrogate=CovariancePenalty(share, coef), aggregate="token_mean"), rows, loop)
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,7 +101,7 @@ def test_with_a_share_of_all_every_candidate_goes(rows):
         return losses, diagonal(slopes)
 
     gate = CovarianceClip(covariance_share=1.0, covariance_low=0.1, covariance_high=2.0)
-    agrees(PolicyGradient(gate=gate), rows, loop)
+    agrees(PolicyGradient(surrogate=gate), rows, loop)
 
 
 # ---------------------------------------------------------------- the draw
@@ -142,7 +142,7 @@ def test_the_draw_is_of_the_entries_and_not_of_their_order():
 # ---------------------------------------------------------------- the step
 def test_all_tokens_of_the_step_are_read_once_any_has_credit():
     forest = grow_forest([("a", 2), ("a", 1), ("b", 2)])
-    term = PolicyGradient(gate=CovarianceClip())
+    term = PolicyGradient(surrogate=CovarianceClip())
     credit, weight = column(0, 0, 0, 0, 1.0), torch.ones(5, dtype=F64)
     assert term.couples == "step" and bool(term.active(forest, credit, weight).all())
     assert not term.active(forest, 0 * credit, weight).any()
@@ -168,8 +168,11 @@ def test_on_policy_and_far_off_policy():
 
 def test_methods_and_bad_options():
     m = gxpo.method("clip_cov")
-    assert m.terms["policy"].gate == CovarianceClip() and m.couples == "step"
-    assert gxpo.method("clip_cov", {"objective.gate": "covariance_penalty"}).terms["policy"].gate == CovariancePenalty()
+    assert m.terms["policy"].surrogate == CovarianceClip() and m.couples == "step"
+    assert (
+        gxpo.method("clip_cov", {"objective.surrogate": "covariance_penalty"}).terms["policy"].surrogate
+        == CovariancePenalty()
+    )
     for make in (
         lambda: CovarianceClip(covariance_share=0.0),
         lambda: CovarianceClip(covariance_low=5.0),

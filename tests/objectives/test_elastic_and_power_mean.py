@@ -74,7 +74,7 @@ def test_without_elasticity_it_is_the_plain_clip_and_room_grows_with_credit():
     room = ElasticClip(elastic_variance=0.0).room(torch.linspace(0, 3, 20, dtype=F64))
     assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
     m = gxpo.method("etr+dapo")
-    assert m.terms["policy"].gate == ElasticClip(clip_high=0.28)
+    assert m.terms["policy"].surrogate == ElasticClip(clip_high=0.28)
     with pytest.raises(ConfigError, match="elastic_credit"):
         ElasticClip(elastic_credit=-1.0)
 
@@ -189,7 +189,7 @@ def test_power_mean_equals_a_loop_with_its_gradient(rows, gamma, rewards):
 def test_at_exponent_one_it_is_the_clipped_sequence_mean(toy):
     forest = toy.forest.replace(outcome=column(1.0, 0.0))
     term = PowerMean(gamma=0.0)
-    plain = PolicyGradient(gate=Clip(0.2, term.adapted(forest)[1].clip_high))
+    plain = PolicyGradient(surrogate=Clip(0.2, term.adapted(forest)[1].clip_high))
     same = toy._replace(forest=forest)
     for weight in (toy.weight, column(0.5, 0.5, 2.0, 2.0, 2.0)):
         mine, theirs = same.loss(term, weight=weight), same.loss(plain, weight=weight)

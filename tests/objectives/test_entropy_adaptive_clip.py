@@ -87,15 +87,15 @@ def by_hand(gate):
 @given(ROWS, st.sampled_from([0.0, 0.33, 0.8, 1.0]), st.sampled_from([0.0, 0.7]), st.sampled_from([0.0, 0.9]))
 def test_it_equals_a_loop(rows, quantile, by_clip, by_credit):
     gate = EntropyAdaptiveClip(0.23, 0.29, 4.1, quantile, by_clip, by_credit)
-    agrees(PolicyGradient(gate=gate, aggregate="token_mean"), rows, by_hand(gate))
+    agrees(PolicyGradient(surrogate=gate, aggregate="token_mean"), rows, by_hand(gate))
 
 
 def test_without_gains_or_with_equal_entropies_it_is_the_dual_clip(toy):
     h = column(0.1, 2.0, 0.5, 3.0, 1.0)
-    plain = toy.loss(PolicyGradient(gate=DualClip(ratio_max=1.5)))
+    plain = toy.loss(PolicyGradient(surrogate=DualClip(ratio_max=1.5)))
     rigid = EntropyAdaptiveClip(ratio_max=1.5, clip_gain=0.0, credit_gain=0.0)
-    assert toy.loss(PolicyGradient(gate=rigid), entropy=h) == plain
-    equal = PolicyGradient(gate=EntropyAdaptiveClip(ratio_max=1.5))
+    assert toy.loss(PolicyGradient(surrogate=rigid), entropy=h) == plain
+    equal = PolicyGradient(surrogate=EntropyAdaptiveClip(ratio_max=1.5))
     assert toy.loss(equal, entropy=0 * h + 0.7) == plain
     assert entropy_score(0 * h + 0.7).tolist() == [0.0] * 5
 
@@ -111,7 +111,7 @@ def test_scores_fill_the_interval(entropies, quantile):
 def test_entropies_are_detached_and_asked_for(toy):
     gate = EntropyAdaptiveClip()
     h = column(0.1, 2.0, 0.5, 3.0, 1.0).requires_grad_()
-    term = PolicyGradient(gate=gate)
+    term = PolicyGradient(surrogate=gate)
     assert term.outputs == ("logprob", "entropy") and term.couples == "step"
     value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)[0]
     assert torch.autograd.grad(value, h, allow_unused=True) == (None,)

@@ -33,7 +33,7 @@ def test_cards_numbers(toy):
     assert FutureDrift().factor(seen).tolist() == pytest.approx([1.2, 1.0, 1.2, 1.2, 1.2])
     assert FutureDrift(factor_low=0.8).factor(seen).tolist() == pytest.approx([1.2, 0.904837, 1.2, 1.2, 1.2], abs=1e-6)
     # DAPO's per-token losses, -1.28 -.904837 .8 1.221403 1.648721, times f, over 5
-    value, gradient = toy.loss(PolicyGradient(gate=FutureDrift(clip_high=0.28), aggregate="token_mean"))
+    value, gradient = toy.loss(PolicyGradient(surrogate=FutureDrift(clip_high=0.28), aggregate="token_mean"))
     assert value == pytest.approx((-1.28 * 1.2 - 0.904837 + 1.2 * (0.8 + 1.221403 + 1.648721)) / 5, abs=1e-6)
     assert gradient == pytest.approx([0, -0.180967, 0, 1.2 * 0.244281, 1.2 * 0.329744], abs=1e-6)
 
@@ -62,7 +62,7 @@ def by_hand(gate):
 @given(ROWS, st.sampled_from([0.5, 4.0, 32.0]), st.sampled_from([0.6, 1.0]), st.sampled_from([2.1, 10.0]))
 def test_it_equals_a_loop(rows, half_life, low, bound):
     gate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2, 4.0, None)
-    agrees(PolicyGradient(gate=gate, aggregate="token_mean"), rows, by_hand(gate))
+    agrees(PolicyGradient(surrogate=gate, aggregate="token_mean"), rows, by_hand(gate))
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,9 +77,9 @@ def test_what_is_dropped_might_not_be_there(rows, most, aggregate):
         or not any(t["credit"] and t["weight"] and t["trainable"] for t in row)
     ]
     value, slope = evaluate(
-        PolicyGradient(gate=FutureDrift(ratio_max=1.5, dual_clipped_max=most), aggregate=aggregate), rows
+        PolicyGradient(surrogate=FutureDrift(ratio_max=1.5, dual_clipped_max=most), aggregate=aggregate), rows
     )
-    free = PolicyGradient(gate=FutureDrift(ratio_max=1.5, dual_clipped_max=None), aggregate=aggregate)
+    free = PolicyGradient(surrogate=FutureDrift(ratio_max=1.5, dual_clipped_max=None), aggregate=aggregate)
     alone, slopes = evaluate(free, kept) if kept else (0.0, torch.zeros(0))
     assert value == pytest.approx(alone, rel=1e-12, abs=1e-12)
     own = torch.tensor([any(row is k for k in kept) for row in rows for _ in row])
@@ -94,7 +94,7 @@ def test_a_row_is_dropped_from_the_denominator_too(toy):
 
     def loss(most, gap):
         x = (gap - 1.0).requires_grad_()
-        term = PolicyGradient(gate=FutureDrift(dual_clipped_max=most), aggregate="token_mean")
+        term = PolicyGradient(surrogate=FutureDrift(dual_clipped_max=most), aggregate="token_mean")
         value = term(forest, gxpo.PolicyTokens(x, -ones), credit, ones, {}, 0)[0]
         found = figures_of(term, forest, gxpo.PolicyTokens(x.detach(), -ones), credit, ones)
         return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), found.get("dual_clip_dropped")
@@ -107,7 +107,7 @@ def test_a_row_is_dropped_from_the_denominator_too(toy):
 
 def test_on_policy_the_factor_is_exactly_one(toy):
     here = toy.logprob.detach()
-    mine, plain = (PolicyGradient(gate=g, aggregate="token_mean") for g in (FutureDrift(), Clip()))
+    mine, plain = (PolicyGradient(surrogate=g, aggregate="token_mean") for g in (FutureDrift(), Clip()))
     assert toy.loss(mine, behaviour_logprob=here) == toy.loss(plain, behaviour_logprob=here)
     found = figures_of(mine, toy.forest, toy.policy(behaviour_logprob=here), toy.credit, toy.weight)
     assert found["future_factor"] == 1.0 and found["on_policy"] == 1.0
@@ -116,8 +116,8 @@ def test_on_policy_the_factor_is_exactly_one(toy):
 
 
 def test_with_bounds_of_one_it_is_the_dual_clip(toy):
-    rigid = PolicyGradient(gate=FutureDrift(0.2, 0.28, 1.4, factor_high=1.0))
-    assert toy.loss(rigid) == toy.loss(PolicyGradient(gate=DualClip(0.2, 0.28, 1.4)))
+    rigid = PolicyGradient(surrogate=FutureDrift(0.2, 0.28, 1.4, factor_high=1.0))
+    assert toy.loss(rigid) == toy.loss(PolicyGradient(surrogate=DualClip(0.2, 0.28, 1.4)))
 
 
 def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
@@ -133,7 +133,7 @@ def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
 
 def test_method_and_bad_options():
     m = gxpo.method("fipo+dapo")
-    assert m.terms["policy"].gate == FutureDrift(clip_high=0.28) and m.couples == "step"
+    assert m.terms["policy"].surrogate == FutureDrift(clip_high=0.28) and m.couples == "step"
     assert gxpo.method("fipo", {"objective.dual_clipped_max": None}).couples == "trajectory"
     for wrong in (
         {"factor_low": 1.1},

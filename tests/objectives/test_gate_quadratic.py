@@ -16,7 +16,7 @@ from gxpo.objectives.surrogate_penalties import RatioVariance
 
 def test_the_cards_dual_step(toy) -> None:
     gate = RatioVariance(penalty=0.5, variance_max=0.05, penalty_rate=0.1)
-    term = PolicyGradient(gate=gate, aggregate="token_mean")
+    term = PolicyGradient(surrogate=gate, aggregate="token_mean")
     found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
     assert found["ratio_variance"] == pytest.approx(0.142001, abs=6e-7)
     # .5 + .1 (.142001 - .05)
@@ -41,7 +41,7 @@ def test_entries_without_credit_are_not_penalised(toy) -> None:
     # also where a ratio of the whole answer makes them active
     credit = torch.tensor([1.0, 0.0, -1.0, -1.0, -1.0], dtype=torch.float64)
     for ratio in ("token", "sequence"):
-        term = PolicyGradient(gate=RatioVariance(penalty=5.0), ratio=ratio)  # type: ignore[arg-type]  # allowed words
+        term = PolicyGradient(surrogate=RatioVariance(penalty=5.0), ratio=ratio)  # type: ignore[arg-type]  # allowed words
         _, gradient = toy._replace(credit=credit).loss(term)
         assert gradient[1] == 0 and all(gradient[i] != 0 for i in (0, 2, 3, 4))
 

@@ -65,13 +65,13 @@ TOY = {  # gate: loss and gradient, token ratios and token mean
 @pytest.mark.parametrize("name", TOY)
 def test_token_ratios_and_token_mean(toy, name: str) -> None:
     gate, loss, gradient = TOY[name]
-    value, found = toy.loss(PolicyGradient(gate=gate, aggregate="token_mean"))
+    value, found = toy.loss(PolicyGradient(surrogate=gate, aggregate="token_mean"))
     assert value == pytest.approx(loss, abs=6e-7)
     assert found == pytest.approx(gradient, abs=6e-7)
 
 
 def test_sapo_as_it_is_aggregated(toy) -> None:
-    value, gradient = toy.loss(PolicyGradient(gate=Sigmoid()))
+    value, gradient = toy.loss(PolicyGradient(surrogate=Sigmoid()))
     assert value == pytest.approx(-0.023974, abs=6e-7)
     assert gradient == pytest.approx([-0.327345, -0.225698, 0.108439, 0.200841, 0.245225], abs=6e-7)
 
@@ -102,14 +102,14 @@ def test_the_gamma_kernel() -> None:
 
 
 # ---------------------------------------------------------------- what gates reduce to
-GATES = [case[0] for case in TOY.values()] + [Sigmoid(), Gamma(), Truncate(math.inf)]
+SURROGATES = [case[0] for case in TOY.values()] + [Sigmoid(), Gamma(), Truncate(math.inf)]
 
 
 def term(gate, **fields) -> PolicyGradient:
-    return PolicyGradient(gate=gate, aggregate="token_mean", **fields)
+    return PolicyGradient(surrogate=gate, aggregate="token_mean", **fields)
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
 def test_at_ratio_one_every_gate_has_the_gradient_of_reinforce(toy, gate) -> None:
     for ratio in ("token", "sequence", SequenceSum()):
         _, gradient = toy.loss(term(gate, ratio=ratio), proximal_logprob=toy.logprob.detach())
@@ -155,7 +155,7 @@ def test_the_dual_clip_is_the_two_sided_one(toy, delta: float) -> None:
 
 
 def test_luspo_is_gspo_times_the_length(toy) -> None:
-    gspo = PolicyGradient(ratio="sequence", gate=Clip(2e-3, 2.5e-3))
+    gspo = PolicyGradient(ratio="sequence", surrogate=Clip(2e-3, 2.5e-3))
     weight = torch.tensor([2.0, 2.0, 3.0, 3.0, 3.0], dtype=torch.float64)
     (value, gradient), (same, slope) = of(toy, "luspo"), toy.loss(gspo, weight=weight)
     assert value == pytest.approx(same) and gradient == pytest.approx(slope)
@@ -177,7 +177,9 @@ def entries(gate, p: float = math.exp(-16.0)) -> tuple[Entries, torch.Tensor]:
     return Entries(logprob, logprob.detach() - exact.log(), log_ratio, ratio, credit, alone, alone), logprob
 
 
-@pytest.mark.parametrize("gate", [*GATES, Clip(0.2, 0.2), RatioMask("ring", "ratio")], ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize(
+    "gate", [*SURROGATES, Clip(0.2, 0.2), RatioMask("ring", "ratio")], ids=lambda g: type(g).__name__
+)
 def test_finite_everywhere_and_clipped_is_where_the_gradient_is_cut_shrunk_or_turned(gate) -> None:
     x, logprob = entries(gate)
     loss = gate.loss(x)
@@ -191,7 +193,7 @@ def test_finite_everywhere_and_clipped_is_where_the_gradient_is_cut_shrunk_or_tu
     assert gate.clipped(x).tolist() == (share < 1 - 1e-12).tolist()
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
 def test_single_precision_stays_finite(gate) -> None:
     old = torch.full((8,), -20.0)
     ratio = torch.tensor([1e-6, 1.0, 1.5, 1e6] * 2)
@@ -249,9 +251,9 @@ def test_settings_that_make_no_sense_are_refused(make) -> None:
 
 
 def test_methods_compose(toy) -> None:
-    assert gxpo.method("gppo+dapo").terms["policy"].gate == PreservingClip(0.2, 0.28)
-    assert gxpo.method("gbpo", {"objective.clip_high": 0.28}).terms["policy"].gate == RatioTarget(0.2, 0.28)
-    assert gxpo.method("rec", {"objective.side": "ring"}).terms["policy"].gate == replace(RatioMask(), side="ring")
+    assert gxpo.method("gppo+dapo").terms["policy"].surrogate == PreservingClip(0.2, 0.28)
+    assert gxpo.method("gbpo", {"objective.clip_high": 0.28}).terms["policy"].surrogate == RatioTarget(0.2, 0.28)
+    assert gxpo.method("rec", {"objective.side": "ring"}).terms["policy"].surrogate == replace(RatioMask(), side="ring")
     assert gxpo.method("vespo").couples == "trajectory" and gxpo.method("rec").couples == "token"
     for name in ("gae+spo_simple", "r2vpo+repo_replay", "sapo_gate+dr_grpo", "dpo_discovered+gigpo"):
         assert gxpo.method(name).couples == "token"

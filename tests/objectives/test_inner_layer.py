@@ -19,7 +19,7 @@ from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64
-SETTINGS = ({}, {"aggregate": "token_mean", "gate": DualClip(ratio_max=1.2)}, {"ratio": "sequence"})
+SETTINGS = ({}, {"aggregate": "token_mean", "surrogate": DualClip(ratio_max=1.2)}, {"ratio": "sequence"})
 
 
 def noise(n: int, seed: int) -> torch.Tensor:

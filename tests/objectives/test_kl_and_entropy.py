@@ -42,7 +42,7 @@ def expected_gradient(
     if place == "reward":  # the estimate is a cost, credited by REINFORCE
         signals = {"proximal_logprob": logprob.detach(), "reference_logprob": reference}
         paid = KLReward(1.0, estimator).penalise(forest, signals).outcome  # type: ignore[arg-type]  # one of the words
-        value = PolicyGradient(gate=Unclipped())(forest, policy, paid, weight, {}, 0)[0]
+        value = PolicyGradient(surrogate=Unclipped())(forest, policy, paid, weight, {}, 0)[0]
     else:
         term = KL(1.0, estimator=estimator, ratio_weighted=place == "loss x ratio")  # type: ignore[arg-type]  # as above
         value = term(forest, policy, 0 * ones, ones, {}, 0)[0]

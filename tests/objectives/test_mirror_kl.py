@@ -79,7 +79,7 @@ def test_on_the_first_update_it_is_idle_and_the_policy_term_is_reinforce(toy):
     assert toy.loss(MirrorKl(), proximal_logprob=here) == (0.0, [0.0] * 5)
     m = gxpo.method("mdpo", {"objective.aggregate": "token_mean"})
     assert toy.loss(m.terms["policy"], proximal_logprob=here)[1] == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
-    assert m.terms["policy"].gate == Unclipped() and m.keys["update.epochs"].value == 4
+    assert m.terms["policy"].surrogate == Unclipped() and m.keys["update.epochs"].value == 4
 
 
 def test_it_is_measured_from_the_start_of_the_step_else_from_the_sampler(toy):

@@ -26,7 +26,7 @@ from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.objectives.sequence_score import SequenceTerm
 from gxpo.objectives.surrogate import Entries, LogClip
 from gxpo.objectives.value import ValueRegression
-from gxpo.parts import GATES, TERMS
+from gxpo.parts import SURROGATES, TERMS
 from gxpo.protocols import PolicyTokens
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
@@ -98,7 +98,7 @@ EDGES = [
     (gate.DualClip, {"ratio_max": 1.01}),
     (gate.Truncate, {"ratio_max": float("inf")}),
     (gate.Truncate, {"ratio_max": 0.01}),
-    (GATES["elastic_clip"], {"elastic_credit": 0.0, "elastic_variance": 0.0}),
+    (SURROGATES["elastic_clip"], {"elastic_credit": 0.0, "elastic_variance": 0.0}),
     (TERMS["policy_gradient"], {"shaping_gamma": 0.01}),
     (TERMS["masked_kl"], {"coef": 0.0, "entropy_coef": 0.0, "kl_max": 0.01}),
     (TERMS["value_regression"], {"coef": 0.0, "clip": 0.01}),
@@ -124,13 +124,13 @@ OUTSIDE = [
     (gate.Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is above 0"),
     *(
         (
-            GATES["elastic_clip"],
+            SURROGATES["elastic_clip"],
             {name: -0.1},
             f"objective.{name} is -0.1; it is 0 or more",
         )
         for name in ("elastic_credit", "elastic_variance")
     ),
-    (GATES["elastic_clip"], {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
+    (SURROGATES["elastic_clip"], {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
     (TERMS["policy_gradient"], {"shaping_gamma": 0.0}, "objective.shaping_gamma is 0.0; it is a probability above 0"),
     *(
         (
@@ -396,7 +396,7 @@ class ByEntropy(gate.Surrogate):
 
 def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
     """-A rho H over the 5 tokens, A 1 0 -1 0 0 and H 1 2 3 4 5: -e^.3 + 3 e^-.4."""
-    term, entropy = PolicyGradient(gate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
+    term, entropy = PolicyGradient(surrogate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
     assert (term.couples, term.outputs) == ("step", ("logprob", "entropy"))
     credit = torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
     found = term(toy.forest, toy.policy(entropy=entropy), credit, toy.weight, {}, 0)[0]

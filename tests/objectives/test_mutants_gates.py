@@ -30,7 +30,7 @@ from gxpo.objectives.surrogate_clips import (
 )
 from gxpo.objectives.surrogate_penalties import RatioVariance
 from gxpo.objectives.surrogate_weights import DivergenceMask, RatioMask, gamma_shaped
-from gxpo.parts import GATES, RATIOS
+from gxpo.parts import RATIOS, SURROGATES
 from gxpo.protocols import PolicyTokens
 
 LOG2 = math.log(2.0)
@@ -192,11 +192,11 @@ def test_statistics_of_float32_are_those_of_the_same_numbers() -> None:
     assert sums.dtype == minimum(a, one).dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", [*GATES, *RATIOS, "uncertain tokens"])
+@pytest.mark.parametrize("name", [*SURROGATES, *RATIOS, "uncertain tokens"])
 def test_a_loss_has_the_dtype_of_the_log_probs(toy, name) -> None:
-    term = PolicyGradient(gate=HybridClip(mixing="entropy"))
-    if name in GATES:
-        term = PolicyGradient(gate=GATES[name]())
+    term = PolicyGradient(surrogate=HybridClip(mixing="entropy"))
+    if name in SURROGATES:
+        term = PolicyGradient(surrogate=SURROGATES[name]())
     elif name in RATIOS:
         term = PolicyGradient(ratio=RATIOS[name]())
     single = toy.logprob.detach().float().requires_grad_()

@@ -156,7 +156,7 @@ def test_losses_have_the_dtype_of_the_log_probs() -> None:
         MaskedKl(),
         InnerLayer(),
         PositiveLikelihood(),
-        PolicyGradient(gate=ByEntropy()),
+        PolicyGradient(surrogate=ByEntropy()),
     ):
         found = term(forest, policy, torch.ones(5, dtype=F64), torch.ones(5, dtype=F64), signals, 0)[0]
         assert found.dtype == torch.float32 and bool(found.isfinite()), term
@@ -397,7 +397,7 @@ def test_what_the_policy_gradient_reads_and_shows_its_gate(toy) -> None:
     credit = column(1, 0, 0, -1, 0)
     assert PolicyGradient().active(toy.forest, credit, toy.weight).tolist() == [True, False, False, True, False]
     # turns 0 and 1: the second trajectory's alone counts, -A rho over 5 tokens
-    term = PolicyGradient(gate=Looks(), aggregate="token_mean")
+    term = PolicyGradient(surrogate=Looks(), aggregate="token_mean")
     found = float(term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)[0].detach())
     assert found == pytest.approx(math.exp(0.2) / 5)
 

@@ -27,7 +27,7 @@ def column(*x):
 def test_cards_numbers_with_the_mean_held(toy):
     """Means .1 held at .05, residuals [.2 -.2 | -.5 .1 .4]. Those of sequence 0 stand on the edge: there the card's
     central difference is the mean of free, -(e^.25 - e^-.15) / 8 = -.052915, and held, 0."""
-    (value, free), (_, held) = (toy.loss(PolicyGradient(gate=NestedClip(0.05, 0.2 + e))) for e in (1e-9, -1e-9))
+    (value, free), (_, held) = (toy.loss(PolicyGradient(surrogate=NestedClip(0.05, 0.2 + e))) for e in (1e-9, -1e-9))
     assert value == pytest.approx(0.014911, abs=1e-6)
     assert free[:2] == pytest.approx([-0.052915, 0.052915], abs=1e-6) and held[:2] == [0.0, 0.0]
     between = [(a + b) / 2 for a, b in zip(free, held, strict=True)]
@@ -56,7 +56,7 @@ def test_nested_clip_equals_a_loop(rows, widths, by_tokens):
     # a residual that is 0 but for rounding stands on no edge, widths here are not round sums of the drawn gaps
     aggregate = "token_mean" if by_tokens else "sequence_mean"
     widths = (widths[0] + 1e-7, widths[1] + 1e-7)
-    agrees(PolicyGradient(gate=NestedClip(*widths), aggregate=aggregate), rows, nested_loop(*widths))
+    agrees(PolicyGradient(surrogate=NestedClip(*widths), aggregate=aggregate), rows, nested_loop(*widths))
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,7 +64,7 @@ def test_nested_clip_equals_a_loop(rows, widths, by_tokens):
 def test_where_the_mean_is_held_a_trajectorys_gradient_sums_to_zero(rows):
     for row in rows:
         row[:] = [{**t, "gap": 0.3 + t["gap"] % 0.5, "credit": row[0]["credit"], "weight": 1.0} for t in row]
-    _, slope = evaluate(PolicyGradient(gate=NestedClip(0.05, 0.1)), rows)
+    _, slope = evaluate(PolicyGradient(surrogate=NestedClip(0.05, 0.1)), rows)
     start = 0
     for row in rows:
         assert float(slope[start : start + len(row)].sum()) == pytest.approx(0.0, abs=1e-14)
@@ -72,10 +72,10 @@ def test_where_the_mean_is_held_a_trajectorys_gradient_sums_to_zero(rows):
 
 
 def test_without_bounds_it_is_the_free_ratio_and_without_residuals_a_held_sequence(toy):
-    free, plain = PolicyGradient(gate=NestedClip(99.0, 99.0)), PolicyGradient(gate=Gate())
+    free, plain = PolicyGradient(surrogate=NestedClip(99.0, 99.0)), PolicyGradient(surrogate=Gate())
     assert toy.loss(free)[0] == pytest.approx(toy.loss(plain)[0])
     assert toy.loss(free)[1] == pytest.approx(toy.loss(plain)[1])
-    flat, sequence = PolicyGradient(gate=NestedClip(99.0, 0.0)), PolicyGradient(ratio="sequence", gate=Gate())
+    flat, sequence = PolicyGradient(surrogate=NestedClip(99.0, 0.0)), PolicyGradient(ratio="sequence", surrogate=Gate())
     assert toy.loss(flat)[0] == pytest.approx(toy.loss(sequence)[0])  # in value and, residuals held, in gradient
     assert toy.loss(flat)[1] == pytest.approx(toy.loss(sequence)[1])
 
@@ -97,7 +97,7 @@ def test_far_off_policy_both_levels_bound_the_ratio():
 # ---------------------------------------------------------------- two branches
 def test_cards_numbers_of_the_mixture(toy):
     gate = HybridClip(sequence_clip_low=0.05, sequence_clip_high=0.05)
-    value, gradient = toy.loss(PolicyGradient(gate=gate))
+    value, gradient = toy.loss(PolicyGradient(surrogate=gate))
     assert value == pytest.approx(0.003562, abs=1e-6)
     assert gradient == pytest.approx([0, -0.113105, 0, 0, 0], abs=1e-6)
 
@@ -130,18 +130,18 @@ def hybrid_loop(gate, entropies=False):
 @given(ROWS, st.sampled_from(["both", "improving"]), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
 def test_hybrid_clip_equals_a_loop(rows, sides, share, by_entropy):
     gate = HybridClip(0.21, 0.27, 0.11, 0.13, "entropy" if by_entropy else "average", share, sides)
-    agrees(PolicyGradient(gate=gate), rows, hybrid_loop(gate, by_entropy))
+    agrees(PolicyGradient(surrogate=gate), rows, hybrid_loop(gate, by_entropy))
 
 
 def test_its_limits_are_grpo_and_gspo(toy):
-    token = PolicyGradient(gate=HybridClip(0.2, 0.28, token_share=1.0, sides="improving"))
-    assert toy.loss(token) == toy.loss(PolicyGradient(gate=Clip(0.2, 0.28)))
-    sequence = PolicyGradient(gate=HybridClip(token_share=0.0, sides="improving"))
-    gspo = toy.loss(PolicyGradient(ratio="sequence", gate=Clip(3e-4, 4e-4)))
+    token = PolicyGradient(surrogate=HybridClip(0.2, 0.28, token_share=1.0, sides="improving"))
+    assert toy.loss(token) == toy.loss(PolicyGradient(surrogate=Clip(0.2, 0.28)))
+    sequence = PolicyGradient(surrogate=HybridClip(token_share=0.0, sides="improving"))
+    gspo = toy.loss(PolicyGradient(ratio="sequence", surrogate=Clip(3e-4, 4e-4)))
     assert toy.loss(sequence)[0] == pytest.approx(gspo[0]) and toy.loss(sequence)[1] == pytest.approx(gspo[1])
     policy = toy.policy()
     for term, same in ((token, Clip(0.2, 0.28)), (sequence, None)):
-        plain = PolicyGradient(gate=same) if same else PolicyGradient(ratio="sequence", gate=Clip(3e-4, 4e-4))
+        plain = PolicyGradient(surrogate=same) if same else PolicyGradient(ratio="sequence", surrogate=Clip(3e-4, 4e-4))
         found, wanted = (figures_of(t, toy.forest, policy, toy.credit, toy.weight) for t in (term, plain))
         assert found["clip_fraction"] == wanted["clip_fraction"]
 
@@ -150,7 +150,7 @@ def test_on_policy_both_are_reinforce(toy):
     here = toy.logprob.detach()
     for gate in (NestedClip(), HybridClip(), HybridClip(mixing="entropy")):
         value, gradient = toy.loss(
-            PolicyGradient(gate=gate, aggregate="token_mean"), behaviour_logprob=here, entropy=here.abs()
+            PolicyGradient(surrogate=gate, aggregate="token_mean"), behaviour_logprob=here, entropy=here.abs()
         )
         assert value == pytest.approx(0.2) and gradient == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
 
@@ -159,7 +159,7 @@ def test_entropies_are_detached_and_asked_for(toy):
     assert HybridClip().outputs == () and HybridClip(mixing="entropy").outputs == ("entropy",)
     h = column(1.0, 2.0, 0.5, 3.0, 1.0).requires_grad_()
     assert relative_entropy(h, torch.tensor([0, 0, 1, 1, 1])).tolist() == [0.0, 1.0, 0.0, 1.0, 0.2]
-    term = PolicyGradient(gate=HybridClip(mixing="entropy"))
+    term = PolicyGradient(surrogate=HybridClip(mixing="entropy"))
     value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)[0]
     assert torch.autograd.grad(value, h, allow_unused=True) == (None,)
     with pytest.raises(MissingSignal, match="entropy"):
@@ -168,8 +168,8 @@ def test_entropies_are_detached_and_asked_for(toy):
 
 def test_methods_and_bad_options():
     m = gxpo.method("dhpo", {"objective.mixing": "entropy", "objective.clip_high": 0.28})
-    assert m.terms["policy"].gate == HybridClip(clip_high=0.28, mixing="entropy") and m.couples == "trajectory"
-    assert "entropy" in m.outputs and gxpo.method("fiberpo").terms["policy"].gate == NestedClip()
+    assert m.terms["policy"].surrogate == HybridClip(clip_high=0.28, mixing="entropy") and m.couples == "trajectory"
+    assert "entropy" in m.outputs and gxpo.method("fiberpo").terms["policy"].surrogate == NestedClip()
     for name in ("fiberpo", "dhpo"):
         for other in ("gspo", "kpo", "minpro"):
             with pytest.raises(ConfigError):

@@ -31,7 +31,7 @@ BELOW = torch.tensor([-1.0, -1.0])
 def slopes(gate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
     """dL/dlogprob of two tokens of one trajectory: an ordinary one on policy, then one of this log-ratio."""
     x = (BELOW + torch.tensor([0.0, log_ratio])).requires_grad_()
-    term = PolicyGradient(gate=gate, ratio=ratio, aggregate="sequence_sum", horizon=1.0)
+    term = PolicyGradient(surrogate=gate, ratio=ratio, aggregate="sequence_sum", horizon=1.0)
     given = torch.tensor([credit, credit] if isinstance(credit, float) else credit)
     loss = term(FOREST, gxpo.PolicyTokens(x, BELOW), given, torch.tensor(weight), {}, 0)[0]
     (found,) = torch.autograd.grad(loss, x)

@@ -34,7 +34,7 @@ from gxpo.objectives import (
 from gxpo.protocols import PolicyTokens, Term
 
 Grow = Callable[[Sequence[tuple[Any, ...]]], Forest]
-GATES = [Gate(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
+SURROGATES = [Gate(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
 MODES = ["token_mean", "sequence_mean", "sequence_sum"]
 NAN = float("nan")
 
@@ -67,8 +67,8 @@ def by_hand(term: PolicyGradient, rows: list[list[dict[str, float]]]) -> tuple[f
         held = []
         for t in own:
             log_own = t["lp"] - t["below"]
-            if isinstance(term.gate, LogClip):
-                high, low = term.gate.log_clip_high, -term.gate.log_clip_low
+            if isinstance(term.surrogate, LogClip):
+                high, low = term.surrogate.log_clip_high, -term.surrogate.log_clip_low
                 log_own = min(log_own, high) if t["credit"] >= 0 else max(log_own, low)
             held.append(log_own)
         mean = sum(held) / len(held) if held else 0.0
@@ -78,7 +78,7 @@ def by_hand(term: PolicyGradient, rows: list[list[dict[str, float]]]) -> tuple[f
                 continue
             log_held = held[own.index(t)] if term.couples == "token" else mean
             value, slope = gate_by_hand(
-                term.gate, t["credit"], math.exp(log_held), log_held, t["lp"] - t["below"], t["lp"]
+                term.surrogate, t["credit"], math.exp(log_held), log_held, t["lp"] - t["below"], t["lp"]
             )
             share = {
                 "token_mean": 1 / tokens,
@@ -132,12 +132,12 @@ def random_rows(seed: int) -> list[list[dict[str, float]]]:
     return [[token() for _ in range(pick.randint(1, 6))] for _ in range(4)]
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, gate: Gate, ratio: Any) -> None:
     for seed, mode in itertools.product(range(6), MODES):
         rows = random_rows(seed)
-        term = PolicyGradient(ratio=ratio, gate=gate, aggregate=mode, horizon=8)  # type: ignore[arg-type]
+        term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)  # type: ignore[arg-type]
         value, gradient = evaluate(term, forest_of(grow, rows), columns(rows))
         expected, slopes = by_hand(term, rows)
         assert value == pytest.approx(expected, abs=1e-12)
@@ -146,11 +146,14 @@ def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, gate: Gate
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=ROWS, gate=st.sampled_from(GATES), mode=st.sampled_from(MODES), ratio=st.sampled_from(["token", "sequence"])
+    rows=ROWS,
+    gate=st.sampled_from(SURROGATES),
+    mode=st.sampled_from(MODES),
+    ratio=st.sampled_from(["token", "sequence"]),
 )
 def test_value_and_gradient_equal_a_loop(grow: Grow, rows: list, gate: Gate, mode: Any, ratio: Any) -> None:
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, gate=gate, aggregate=mode, horizon=8)
+    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)
     c = columns(rows)
     value, gradient = evaluate(term, forest, c)
     # entries of a trajectory without any credit are not evaluated: their loss is 0 by hand too
@@ -164,7 +167,7 @@ def test_value_and_gradient_equal_a_loop(grow: Grow, rows: list, gate: Gate, mod
 @settings(max_examples=40, deadline=None)
 @given(
     rows=ROWS,
-    gate=st.sampled_from(GATES),
+    gate=st.sampled_from(SURROGATES),
     mode=st.sampled_from(MODES),
     ratio=st.sampled_from(["token", "sequence"]),
     parts=st.integers(1, 4),
@@ -175,7 +178,7 @@ def test_any_partition_gives_the_gradient_of_the_whole(
 ) -> None:
     # T3: the learner evaluates L with the entries of other micro-batches (and ranks) filled with detached values
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, gate=gate, aggregate=mode, horizon=8)
+    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)
     c = columns(rows)
     _, whole = evaluate(term, forest, c)
     axis = forest.path_trajectory if term.couples == "trajectory" else torch.arange(forest.n_entries)
@@ -191,10 +194,10 @@ def test_any_partition_gives_the_gradient_of_the_whole(
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=ROWS, gate=st.sampled_from(GATES), ratio=st.sampled_from(["token", "sequence"]))
+@given(rows=ROWS, gate=st.sampled_from(SURROGATES), ratio=st.sampled_from(["token", "sequence"]))
 def test_entries_that_are_not_active_may_hold_anything(grow: Grow, rows: list, gate: Gate, ratio: Any) -> None:
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, gate=gate, aggregate="token_mean")
+    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate="token_mean")
     c = columns(rows)
     active = term.active(forest, c["credit"], c["weight"])
     value, gradient = evaluate(term, forest, c)
@@ -233,7 +236,7 @@ def test_masked_tokens_and_empty_trajectories_are_in_no_denominator() -> None:
 def test_weights_and_credit_change_no_denominator(toy) -> None:
     # T21: a weight of 0 removes a token's loss and leaves the others' coefficients
     for mode in MODES:
-        term = PolicyGradient(gate=Gate(), aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
+        term = PolicyGradient(surrogate=Gate(), aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
         _, whole = toy.loss(term)
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 1.0], dtype=torch.float64)
         _, weighted = toy.loss(term, weight=weight)
@@ -287,7 +290,7 @@ def forked() -> Forest:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, gate: Gate, ratio: Any) -> None:
     forest = forked()
@@ -297,7 +300,7 @@ def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, gate: Gate, r
     stored = -torch.rand(forest.n_tokens, generator=generator, dtype=torch.float64)
     below = stored + 0.5 * torch.randn(forest.n_tokens, generator=generator, dtype=torch.float64)
     credit = torch.randn(forest.n_entries, generator=generator, dtype=torch.float64)
-    term = PolicyGradient(ratio=ratio, gate=gate, aggregate=mode, horizon=5)
+    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=5)
     grads, values = [], []
     for f in (forest, flat):
         x = stored.clone().requires_grad_()
@@ -415,7 +418,7 @@ def test_the_loss_has_the_dtype_of_the_log_probs(toy, dtype: torch.dtype) -> Non
 
 
 def test_zero_credit_gives_a_loss_of_zero_that_can_still_be_differentiated(toy) -> None:
-    for term in (PolicyGradient(), PolicyGradient(ratio="sequence", gate=LogClip())):
+    for term in (PolicyGradient(), PolicyGradient(ratio="sequence", surrogate=LogClip())):
         value = term(toy.forest, toy.policy(), torch.zeros(5), toy.weight, {}, 0)[0]
         assert float(value.detach()) == 0
         assert not torch.autograd.grad(value, toy.logprob)[0].any()
@@ -459,7 +462,7 @@ def test_untrainable_tokens_are_not_in_a_sequence_ratio(grow: Grow) -> None:
     forest = grow([("a", 3, {"trainable": [True, False, True]})])
     x = torch.tensor([-1.0, -9.0, -1.0], dtype=torch.float64)
     below = torch.tensor([-1.1, -1.0, -1.3], dtype=torch.float64)
-    term = PolicyGradient(ratio="sequence", gate=Gate())
+    term = PolicyGradient(ratio="sequence", surrogate=Gate())
     found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)[0]
     assert float(found) == pytest.approx(-math.exp(0.2))
     assert term.active(forest, torch.ones(3), torch.ones(3)).tolist() == [True, False, True]

@@ -112,13 +112,13 @@ def prefix_loop(how, ratio_max):
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from(["min", "mean", "sum"]), st.sampled_from(["sequence_mean", "token_mean"]))
 def test_the_prefix_weight_equals_a_loop(rows, how, aggregate):
-    term = PolicyGradient(ratio=Prefix(how), gate=Truncate(1.28), aggregate=aggregate)
+    term = PolicyGradient(ratio=Prefix(how), surrogate=Truncate(1.28), aggregate=aggregate)
     agrees(term, rows, prefix_loop(how, 1.28))
 
 
 def test_inside_a_clip_the_prefix_is_a_factor_of_the_ratio(toy):
     # seq 1: rho = e^[-.4 .2 .5], prefix minima 1, e^-.4, e^-.4: w = e^[-.4, -.2, .1]; A < 0 is cut below .8
-    term = PolicyGradient(ratio=Prefix(), gate=Clip())
+    term = PolicyGradient(ratio=Prefix(), surrogate=Clip())
     value, gradient = toy.loss(term)
     w = [math.exp(0.3), math.exp(-0.1), 0.8, math.exp(-0.2), math.exp(0.1)]
     w[1] = math.exp(-0.1 + 0.3)  # after e^.3, above 1.2: cut, as w[0]
@@ -174,7 +174,7 @@ def filter_loop(noise, width):
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from([(1e-6, 1.0, 0.0), (0.1, 1.0, 1.0), (0.0, 2.0, 5.0)]), st.sampled_from([3e-4, 0.2]))
 def test_the_filtered_ratio_equals_a_loop(rows, noise, width):
-    term = PolicyGradient(ratio=Filtered(*noise), gate=Clip(width, width))
+    term = PolicyGradient(ratio=Filtered(*noise), surrogate=Clip(width, width))
     agrees(term, rows, filter_loop(noise, width))
 
 

@@ -30,7 +30,7 @@ def test_value_and_gradient_equal_a_loop(rows) -> None:
 
 
 def test_summed_over_the_answer_it_has_the_gradient_of_the_product(toy) -> None:
-    term = PolicyGradient(ratio=SequenceSum(), gate=Unclipped(), aggregate="sequence_sum", horizon=1.0)
+    term = PolicyGradient(ratio=SequenceSum(), surrogate=Unclipped(), aggregate="sequence_sum", horizon=1.0)
     assert term.couples == "trajectory"
     _, gradient = toy.loss(term)
     lp = toy.logprob.detach().clone().requires_grad_()
@@ -53,7 +53,9 @@ def test_a_long_answer_far_away_has_finite_losses_and_gradients(grow, dtype) -> 
     change = torch.cat([torch.full((60,), 8.0, dtype=dtype), torch.full((60,), -8.0, dtype=dtype)])
     lp, credit = (old + change).requires_grad_(), torch.ones(120)
     for gate in (Clip(), Unclipped()):
-        value = PolicyGradient(ratio=SequenceSum(), gate=gate)(forest, PolicyTokens(lp, old), credit, credit, {}, 0)[0]
+        value = PolicyGradient(ratio=SequenceSum(), surrogate=gate)(
+            forest, PolicyTokens(lp, old), credit, credit, {}, 0
+        )[0]
         (slope,) = torch.autograd.grad(value, lp)
         assert bool(value.isfinite()) and bool(slope.isfinite().all())
         cut = isinstance(gate, Clip)

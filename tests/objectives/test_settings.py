@@ -19,7 +19,7 @@ from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.ratio_filtered import Filtered
 from gxpo.objectives.surrogate_clips import NestedClip
 from gxpo.objectives.surrogate_weights import DivergenceMask, RatioMask
-from gxpo.parts import GATES, RATIOS, TERMS
+from gxpo.parts import RATIOS, SURROGATES, TERMS
 
 
 def test_edges_are_allowed_and_mean_what_they_say():
@@ -38,15 +38,15 @@ EDGES = [
     (lambda: Schedule, {"total_steps": 1}),
     (lambda: TwoPhaseDecay, {"fall": 1.0, "total_steps": 1}),
     (lambda: ByAccuracy, {"slope": 0.0}),
-    (lambda: GATES["truncate"], {"ratio_min": 1.28}),
-    (lambda: GATES["divergence_mask"], {"divergence_low": 0.0, "divergence_high": 0.0, "ratio_max": 0.5}),
-    (lambda: GATES["drift"], {"drift_positive": 0.5, "drift_negative": 0.5}),
-    (lambda: GATES["future_drift"], {"safe_ratio": 0.5}),
-    (lambda: GATES["gamma"], {f"{k}_{s}": 0.5 for k in ("power", "decay") for s in ("positive", "negative")}),
-    (lambda: GATES["hybrid_clip"], {"sequence_clip_low": 0.0, "sequence_clip_high": 0.0}),
-    (lambda: GATES["nested_clip"], {"trajectory_clip": 0.0, "residual_clip": 0.0}),
-    (lambda: GATES["sigmoid"], {"tau_positive": 0.5, "tau_negative": 0.5}),
-    (lambda: GATES["ratio_target"], {"clip_low": 0.0, "clip_high": 0.0}),
+    (lambda: SURROGATES["truncate"], {"ratio_min": 1.28}),
+    (lambda: SURROGATES["divergence_mask"], {"divergence_low": 0.0, "divergence_high": 0.0, "ratio_max": 0.5}),
+    (lambda: SURROGATES["drift"], {"drift_positive": 0.5, "drift_negative": 0.5}),
+    (lambda: SURROGATES["future_drift"], {"safe_ratio": 0.5}),
+    (lambda: SURROGATES["gamma"], {f"{k}_{s}": 0.5 for k in ("power", "decay") for s in ("positive", "negative")}),
+    (lambda: SURROGATES["hybrid_clip"], {"sequence_clip_low": 0.0, "sequence_clip_high": 0.0}),
+    (lambda: SURROGATES["nested_clip"], {"trajectory_clip": 0.0, "residual_clip": 0.0}),
+    (lambda: SURROGATES["sigmoid"], {"tau_positive": 0.5, "tau_negative": 0.5}),
+    (lambda: SURROGATES["ratio_target"], {"clip_low": 0.0, "clip_high": 0.0}),
     (lambda: RATIOS["sequence_sum"], {"log_ratio_max": 0.5}),
     (lambda: RATIOS["sequence_sum"], {"log_ratio_max": 80.0}),
     (lambda: TERMS["distillation"], {"ratio_max": 0.5}),
@@ -88,29 +88,29 @@ REFUSED = [
     ),
     (lambda: EntropyTarget(target=0.0), "control.target is 0.0; it is above 0"),
     (lambda: Annealed(least=1.5), "control.least is 1.5; it is above 0, up to 1"),
-    (lambda: GATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
+    (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
     (
         lambda: DivergenceMask(ratio_max=0.0),
         "objective.ratio_max is 0.0; it is above 0",
     ),
     (
-        lambda: GATES["drift"](drift_positive=0.0),
+        lambda: SURROGATES["drift"](drift_positive=0.0),
         "objective.drift_positive is 0.0; it is above 0",
     ),
     (
-        lambda: GATES["entropy_adaptive_clip"](credit_gain=1.5),
+        lambda: SURROGATES["entropy_adaptive_clip"](credit_gain=1.5),
         "objective.credit_gain is 1.5; it is from 0 to 1",
     ),
     (
-        lambda: GATES["future_drift"](factor_low=0.0),
+        lambda: SURROGATES["future_drift"](factor_low=0.0),
         "objective.factor_low is 0.0; it is above 0, up to 1",
     ),
     (
-        lambda: GATES["future_drift"](safe_ratio=0.0),
+        lambda: SURROGATES["future_drift"](safe_ratio=0.0),
         "objective.safe_ratio is 0.0; it is above 0",
     ),
     (
-        lambda: GATES["hybrid_clip"](sequence_clip_low=-0.1),
+        lambda: SURROGATES["hybrid_clip"](sequence_clip_low=-0.1),
         "objective.sequence_clip_low is -0.1; it is 0 or more",
     ),
     (
@@ -122,7 +122,7 @@ REFUSED = [
         "objective.trajectory_clip is -0.1; it is 0 or more",
     ),
     (
-        lambda: GATES["sigmoid"](tau_negative=0.0),
+        lambda: SURROGATES["sigmoid"](tau_negative=0.0),
         "objective.tau_negative is 0.0; it is above 0",
     ),
     (
@@ -160,8 +160,8 @@ REFUSED = [
 
 WORDS = [
     (lambda x: Schedule(shape=x), "control.shape", "linear, cosine, exponential, dip"),
-    (lambda x: GATES["hybrid_clip"](mixing=x), "objective.mixing", "average, entropy"),
-    (lambda x: GATES["hybrid_clip"](sides=x), "objective.sides", "both, improving"),
+    (lambda x: SURROGATES["hybrid_clip"](mixing=x), "objective.mixing", "average, entropy"),
+    (lambda x: SURROGATES["hybrid_clip"](sides=x), "objective.sides", "both, improving"),
     (lambda x: RatioMask(side=x), "objective.side", "one, two, ring"),
     (lambda x: RATIOS["prefix"](prefix=x), "objective.prefix", "min, mean, sum"),
     (lambda x: KLReward(1.0, x), "objective.kl.estimator", "k1, abs, k2, k3, k3+"),

@@ -153,7 +153,7 @@ def test_without_a_price_the_others_are_rloos_baseline(over):
     _, gradient = groups.graded(SquaredLogRatio(baseline="others", tau=0.0, ratio_over=over), forest, x)
     advantage = group_relative(forest.outcome, forest.ids("group", axis="R"), "leave_one_out", "none")
     logprob = x["logprob"].clone().requires_grad_()
-    reinforce = PolicyGradient(gate=Unclipped(), aggregate="sequence_sum", horizon=1.0)
+    reinforce = PolicyGradient(surrogate=Unclipped(), aggregate="sequence_sum", horizon=1.0)
     credit, ones = forest.to_path(advantage, "R"), torch.ones(forest.n_entries, dtype=torch.float64)
     reinforce(forest, PolicyTokens(logprob, x["proximal_logprob"]), credit, ones, {}, 0)[0].backward()
     torch.testing.assert_close(gradient, logprob.grad, rtol=1e-12, atol=1e-15)

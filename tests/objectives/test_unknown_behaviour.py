@@ -17,7 +17,7 @@ from gxpo.objectives.surrogate import Clip, DualClip, Gate, LogClip, Truncate, U
 from gxpo.protocols import PolicyTokens
 
 NAN = float("nan")
-GATES = [Unclipped(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
+SURROGATES = [Unclipped(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
 
 
 def term(**more: Any) -> PolicyGradient:
@@ -49,17 +49,17 @@ def test_the_gradient_is_the_stated_one_and_is_greatest_at_gamma(lp: float, cred
 
 
 # ---------------------------------------------------------------- in the policy term
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("over", ["proximal", "behaviour"])
 @pytest.mark.parametrize("with_proximal", [True, False])
 def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(toy, gate: Gate, over: Any, with_proximal: bool) -> None:
     behaviour = toy.old.clone()
     behaviour[[1, 4]] = NAN
     changes = {"behaviour_logprob": behaviour} | ({"proximal_logprob": toy.old - 0.1} if with_proximal else {})
-    value, gradient = toy.loss(term(gate=gate, ratio_over=over), **changes)
+    value, gradient = toy.loss(term(surrogate=gate, ratio_over=over), **changes)
     whole = behaviour.nan_to_num(-1.0)
     known = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    plain = PolicyGradient(gate=gate, ratio_over=over, aggregate="token_mean")
+    plain = PolicyGradient(surrogate=gate, ratio_over=over, aggregate="token_mean")
     rest, slopes = toy.loss(plain, weight=known, **changes | {"behaviour_logprob": whole})  # the same without the two
     extra = 0.0
     for i, a in ((1, 1.0), (4, -1.0)):  # their credits
@@ -71,8 +71,8 @@ def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(toy, gate: Gate, 
 
 
 def test_where_everybody_is_known_nothing_changes(toy) -> None:
-    for gate in GATES:
-        assert toy.loss(term(gate=gate)) == toy.loss(PolicyGradient(gate=gate, aggregate="token_mean"))
+    for gate in SURROGATES:
+        assert toy.loss(term(surrogate=gate)) == toy.loss(PolicyGradient(surrogate=gate, aggregate="token_mean"))
 
 
 def test_weights_and_denominators_are_those_of_every_entry(toy) -> None:
@@ -96,7 +96,7 @@ def test_gamma_is_the_terms(toy) -> None:
 def test_figures_are_of_entries_that_have_a_ratio(toy) -> None:
     unknown = toy.old.clone()
     unknown[[0, 4]] = NAN
-    x = term(gate=Clip(0.05, 0.05))
+    x = term(surrogate=Clip(0.05, 0.05))
     figures = figures_of(x, toy.forest, toy.policy(behaviour_logprob=unknown), toy.credit, toy.weight)
     # log-ratios left: -0.1 (A +1), -0.4 and 0.2 (A -1): of these only -0.4 is cut
     assert figures["shaped_share"] == pytest.approx(2 / 5) and figures["clip_fraction"] == pytest.approx(1 / 5)

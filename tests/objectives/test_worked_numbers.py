@@ -22,14 +22,18 @@ from gxpo.weighting import truncated
         # sums per sequence, averaged over the two: the horizon is 1
         (PolicyGradient(aggregate="sequence_sum", horizon=1), 0.782643, [0, -0.452419, 0, 0.610701, 0.824361]),
         (PolicyGradient(aggregate="sequence_sum", horizon=4), 0.195661, [0, -0.113105, 0, 0.152675, 0.206090]),
-        (PolicyGradient(gate=Clip(0.2, 0.28), aggregate="token_mean"), 0.297057, [0, -0.180967, 0, 0.244281, 0.329744]),
         (
-            PolicyGradient(gate=DualClip(ratio_max=1.3), aggregate="token_mean"),
+            PolicyGradient(surrogate=Clip(0.2, 0.28), aggregate="token_mean"),
+            0.297057,
+            [0, -0.180967, 0, 0.244281, 0.329744],
+        ),
+        (
+            PolicyGradient(surrogate=DualClip(ratio_max=1.3), aggregate="token_mean"),
             0.243313,
             [0, -0.180967, 0, 0.244281, 0],
         ),
         (
-            PolicyGradient(gate=Truncate(), aggregate="token_mean"),
+            PolicyGradient(surrogate=Truncate(), aggregate="token_mean"),
             -0.147117,
             [-0.256000, -0.180967, 0.134064, 0.244281, 0.256000],
         ),
@@ -38,14 +42,14 @@ from gxpo.weighting import truncated
             0.0,
             [-0.276293, -0.276293, 0.184195, 0.184195, 0.184195],
         ),
-        (PolicyGradient(ratio="sequence", gate=Clip(3e-4, 4e-4)), 0.052385, [0, 0, 0.184195, 0.184195, 0.184195]),
+        (PolicyGradient(ratio="sequence", surrogate=Clip(3e-4, 4e-4)), 0.052385, [0, 0, 0.184195, 0.184195, 0.184195]),
         (
-            PolicyGradient(ratio="sequence", gate=LogClip()),
+            PolicyGradient(ratio="sequence", surrogate=LogClip()),
             0.0,
             [-0.276293, -0.276293, 0.184195, 0.184195, 0.184195],
         ),
         (
-            PolicyGradient(ratio="sequence", gate=LogClip(0.2, 0.2)),
+            PolicyGradient(ratio="sequence", surrogate=LogClip(0.2, 0.2)),
             0.065045,
             [0, -0.262818, 0, 0.196893, 0.196893],
         ),
@@ -59,7 +63,7 @@ def test_toy(toy, term: PolicyGradient, loss: float, gradient: list[float]) -> N
 
 
 def test_two_sided_delta_is_the_dual_clip_with_that_bound(toy) -> None:
-    value, gradient = toy.loss(PolicyGradient(gate=DualClip(ratio_max=1.5), aggregate="token_mean"))
+    value, gradient = toy.loss(PolicyGradient(surrogate=DualClip(ratio_max=1.5), aggregate="token_mean"))
     assert value == pytest.approx(0.283313, abs=6e-7)
     assert gradient[4] == 0
 
@@ -90,15 +94,15 @@ def test_three_aggregations_of_lengths_two_and_six(grow) -> None:
 def test_on_policy_every_gate_has_the_reinforce_gradient(toy, gate: Gate) -> None:
     # T5: a coefficient of exactly 1 at ratio 1, for defaults
     for ratio in ("token", "sequence"):
-        term = PolicyGradient(ratio=ratio, gate=gate, aggregate="token_mean")  # type: ignore[arg-type]
+        term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate="token_mean")  # type: ignore[arg-type]
         _, gradient = toy.loss(term, proximal_logprob=toy.logprob.detach())
         assert gradient == [-0.2, -0.2, 0.2, 0.2, 0.2]
 
 
 def test_cispo_with_trls_default_bound_shrinks_every_gradient(toy) -> None:
     # T5: an absolute bound of 0.2, which was meant as a width, multiplies every gradient by 0.2
-    _, meant = toy.loss(PolicyGradient(gate=Truncate(5.0)), proximal_logprob=toy.logprob.detach())
-    _, shrunk = toy.loss(PolicyGradient(gate=Truncate(0.2)), proximal_logprob=toy.logprob.detach())
+    _, meant = toy.loss(PolicyGradient(surrogate=Truncate(5.0)), proximal_logprob=toy.logprob.detach())
+    _, shrunk = toy.loss(PolicyGradient(surrogate=Truncate(0.2)), proximal_logprob=toy.logprob.detach())
     assert shrunk == pytest.approx([0.2 * g for g in meant])
 
 
@@ -107,14 +111,14 @@ def test_gates_agree_where_they_should(toy) -> None:
         (u, du), (v, dv) = toy.loss(a), toy.loss(b)
         assert u == pytest.approx(v, abs=1e-14) and du == pytest.approx(dv, abs=1e-14)
 
-    both(PolicyGradient(gate=DualClip(ratio_max=50)), PolicyGradient(gate=Clip()))
+    both(PolicyGradient(surrogate=DualClip(ratio_max=50)), PolicyGradient(surrogate=Clip()))
     both(
-        PolicyGradient(ratio="sequence", gate=LogClip(9, 9)),
-        PolicyGradient(ratio="sequence", gate=Clip(0.999999, 9)),
+        PolicyGradient(ratio="sequence", surrogate=LogClip(9, 9)),
+        PolicyGradient(ratio="sequence", surrogate=Clip(0.999999, 9)),
     )
     log_space = Clip(1 - math.exp(-0.25), math.exp(0.35) - 1)
-    both(PolicyGradient(gate=LogClip(0.25, 0.35)), PolicyGradient(gate=log_space))
-    both(PolicyGradient(gate=Gate()), PolicyGradient(gate=Clip(0.99, 99)))
+    both(PolicyGradient(surrogate=LogClip(0.25, 0.35)), PolicyGradient(surrogate=log_space))
+    both(PolicyGradient(surrogate=Gate()), PolicyGradient(surrogate=Clip(0.99, 99)))
 
 
 def test_gmpo_of_single_tokens_is_ppo_with_bounds_in_log_space(grow) -> None:
@@ -123,8 +127,8 @@ def test_gmpo_of_single_tokens_is_ppo_with_bounds_in_log_space(grow) -> None:
     credit = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     grads = []
     for term in (
-        PolicyGradient(ratio="sequence", gate=LogClip(0.4, 0.4)),
-        PolicyGradient(gate=Clip(1 - math.exp(-0.4), math.exp(0.4) - 1)),
+        PolicyGradient(ratio="sequence", surrogate=LogClip(0.4, 0.4)),
+        PolicyGradient(surrogate=Clip(1 - math.exp(-0.4), math.exp(0.4) - 1)),
     ):
         lp = torch.tensor([-0.5, -0.5, -2.5, -2.5], dtype=torch.float64, requires_grad=True)
         term(forest, PolicyTokens(lp, old), credit, torch.ones(4), {}, 0)[0].backward()
@@ -135,7 +139,7 @@ def test_gmpo_of_single_tokens_is_ppo_with_bounds_in_log_space(grow) -> None:
 
 def test_gspo_in_token_form_is_gspo(toy) -> None:
     # the ratio of the paper, one per sequence, differentiated as it stands
-    term = PolicyGradient(ratio="sequence", gate=Clip(0.05, 0.2))
+    term = PolicyGradient(ratio="sequence", surrogate=Clip(0.05, 0.2))
     value, gradient = toy.loss(term)
     lp = toy.logprob.detach().clone().requires_grad_()
     delta = lp - toy.old
@@ -173,10 +177,10 @@ def test_clip_metrics(toy) -> None:
     k3 = [math.exp(d) - 1 - d for d in (0.3, -0.1, -0.4, 0.2, 0.5)]
     assert found["approx_kl"] == pytest.approx(sum(k3) / 5)
     assert found["ratio_max"] == pytest.approx(1.648721, abs=1e-6) and found["on_policy"] == 0
-    assert of(PolicyGradient(gate=DualClip(ratio_max=1.3)))["clip_fraction"] == pytest.approx(3 / 5)
-    assert of(PolicyGradient(gate=Truncate()))["clip_fraction"] == pytest.approx(2 / 5)
-    assert of(PolicyGradient(ratio="sequence", gate=LogClip(0.2, 0.2)))["clip_fraction"] == pytest.approx(2 / 5)
-    assert of(PolicyGradient(gate=Gate()))["clip_fraction"] == 0
+    assert of(PolicyGradient(surrogate=DualClip(ratio_max=1.3)))["clip_fraction"] == pytest.approx(3 / 5)
+    assert of(PolicyGradient(surrogate=Truncate()))["clip_fraction"] == pytest.approx(2 / 5)
+    assert of(PolicyGradient(ratio="sequence", surrogate=LogClip(0.2, 0.2)))["clip_fraction"] == pytest.approx(2 / 5)
+    assert of(PolicyGradient(surrogate=Gate()))["clip_fraction"] == 0
     fresh = of(PolicyGradient(), proximal_logprob=toy.logprob.detach())
     assert fresh == {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
     none = figures_of(PolicyGradient(), toy.forest, toy.policy(), torch.zeros(5), toy.weight)

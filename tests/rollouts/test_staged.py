@@ -231,7 +231,7 @@ def test_the_ratio_of_a_reused_row_is_evaluated_anew_or_over_the_recorded_log_pr
     old = forest.to_path(torch.tensor([o == "replay" for o in forest.origin]), "R")
     behaviour = forest.path_behaviour_logprob
     now = torch.where(old, behaviour + 0.3, behaviour).requires_grad_()  # the policy has moved since step 1
-    m = gxpo.method("ar3po", {"objective.ratio_over": over, "objective.gate": "unclipped"})
+    m = gxpo.method("ar3po", {"objective.ratio_over": over, "objective.surrogate": "unclipped"})
     policy = gxpo.PolicyTokens(now, behaviour, proximal_logprob=now.detach())
     credit = m.advantages(forest)
     (gradient,) = torch.autograd.grad(m.loss(forest, policy, advantages=credit).value, now)

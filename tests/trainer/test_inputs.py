@@ -53,7 +53,7 @@ def test_every_file_that_a_value_names_is_hashed(tmp_path, monkeypatch):
         "method": "mine+grpo", "task": "data.jsonl", "tasks.options": {"held_out": "held.jsonl", "n": 3},
         "reward": {"r.py:f": 1.0, "correct": 0.5}, "credit": "./c.py:f", "credit.add.more": "my_package.credit:f",
         "chat.template": "chat.jinja", "chat.system": "grpo.\n" * 2000, "sampling.stop": ["\0", "no.txt"],
-        "sampling.engine_python": "python3.11", "model": "data.jsonl", "objective.gate": "gymnasium:X",
+        "sampling.engine_python": "python3.11", "model": "data.jsonl", "objective.surrogate": "gymnasium:X",
     }  # fmt: skip
     found = inputs.hashes({k: Stated(v, "file") for k, v in values.items()})
     named = {"data.jsonl", "held.jsonl", "r.py", "./c.py", "chat.jinja", "mine.py", str(tmp_path / "s.py")}
@@ -136,7 +136,7 @@ def test_nothing_that_another_config_names_runs_before_it_is_compared(stopped, t
 
 
 @pytest.mark.parametrize(
-    "slot", ["credit", "objective.gate", "objective.ratio", "signal.mine", "rollout", "weight.mine"]
+    "slot", ["credit", "objective.surrogate", "objective.ratio", "signal.mine", "rollout", "weight.mine"]
 )
 @pytest.mark.parametrize("command", [("train", "--dry-run"), ("plan", "--no-probe")])
 def test_a_dry_run_runs_no_file(tmp_path, slot, command):

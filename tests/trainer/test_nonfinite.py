@@ -55,7 +55,7 @@ SMALL = {
 def bound() -> tuple[Any, BoundLearner, torch.Tensor, torch.Tensor]:
     forest = random_forest(1)
     forest = forest.replace(outcome=torch.nan_to_num(forest.outcome))
-    method = gxpo.method("dr_grpo", {"objective.horizon": 8.0, "objective.gate": "unclipped"})
+    method = gxpo.method("dr_grpo", {"objective.horizon": 8.0, "objective.surrogate": "unclipped"})
     signals = Signals.of(forest)
     learner = TorchLearner(small_llama(), lr=1e-2, weight_decay=0.1)
     credit = torch.randn(forest.n_entries, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

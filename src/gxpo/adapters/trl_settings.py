@@ -24,7 +24,8 @@ WITHOUT_KEY: Mapping[str, str] = {
 # loss_type -> aggregate of GRPO's loss, or the method whose loss it is
 AGGREGATES = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "sequence_sum"}
 LOSSES = {"cispo": "cispo@trl", "luspo": "luspo@trl", "sapo": "sapo_gate@trl", "vespo": "vespo@trl"}
-OF_A_LOSS = ("gate", "ratio", "aggregate", "horizon", "ratio_over", "ratio_max")  # keys of an objective that it fixes
+# keys of an objective that it fixes
+OF_A_LOSS = ("surrogate", "ratio", "aggregate", "horizon", "ratio_over", "ratio_max")
 NUMBERS: Mapping[str, str] = {
     "entropy_coef": "objective.entropy.coef",
     "sapo_temperature_pos": "objective.tau_positive",
@@ -92,7 +93,7 @@ def _asked(args: Any, composed: Method) -> tuple[dict[str, tuple[str, Any]], lis
         reasons.append(f"loss_type={loss!r} is not known here: leave it out and give a method")
     if "importance_sampling_level" in changed:
         ask("importance_sampling_level", ratio=changed["importance_sampling_level"])
-    if loss == "cispo" or isinstance(getattr(composed.terms.get("policy"), "gate", None), Truncate):
+    if loss == "cispo" or isinstance(getattr(composed.terms.get("policy"), "surrogate", None), Truncate):
         bounds: dict[str, tuple[str, ...]] = {"epsilon": ("ratio_max",), "epsilon_high": ("ratio_max",)}
     else:
         bounds = {"epsilon": ("clip_low", "clip_high"), "epsilon_high": ("clip_high",)}
@@ -100,7 +101,7 @@ def _asked(args: Any, composed: Method) -> tuple[dict[str, tuple[str, Any]], lis
         if setting in changed:
             ask(setting, **dict.fromkeys(keys, changed[setting]))
     if "delta" in changed:
-        ask("delta", gate="dual_clip", ratio_max=changed["delta"])
+        ask("delta", surrogate="dual_clip", ratio_max=changed["delta"])
     for setting, key in NUMBERS.items():
         if setting in changed:
             asked[key] = (setting, changed[setting])

@@ -85,17 +85,15 @@ def _no_loss(composed: Method) -> list[str]:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
     if term.ratio_over != "proximal":
         found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
-    if term.gate.outputs:
-        found.append(
-            f"objective.gate={show(term.gate)}: verl's losses are not given the policy's {term.gate.outputs[0]}"
-        )
-    if term.gate.couples == "group":
-        found.append(f"objective.gate={show(term.gate)}: it compares the rollouts of a group, verl's losses see some")
-    if term.gate.couples == "step":
-        found.append(f"objective.gate={show(term.gate)}: it compares all tokens of the step, verl's losses see some")
+    named = f"objective.surrogate={show(term.surrogate)}"
+    if term.surrogate.outputs:
+        found.append(f"{named}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
+    if term.surrogate.couples == "group":
+        found.append(f"{named}: it compares the rollouts of a group, verl's losses see some")
+    if term.surrogate.couples == "step":
+        found.append(f"{named}: it compares all tokens of the step, verl's losses see some")
     if _reads_turns(term):
-        key = f"objective.ratio={show(term.ratio)}, objective.gate={show(term.gate)}"
-        found.append(f"{key}: verl's losses do not say where a turn ends")
+        found.append(f"objective.ratio={show(term.ratio)}, {named}: verl's losses do not say where a turn ends")
     found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
     if term.once_per_token:
         found.append("objective.once_per_token=true: verl has no shared tokens")
@@ -114,19 +112,19 @@ def _no_loss(composed: Method) -> list[str]:
 def _seen(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
     """What the term's gate sees of tokens [n] of whole rows."""
     log_ratio = logprob - old
-    held = term.ratio.level(term.gate.before(log_ratio, credit), owner, turn)
+    held = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
     return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
     """Whether two trajectories are worth something else when one of them is cut into turns."""
-    if term.gate.outputs:
+    if term.surrogate.outputs:
         return False
     old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)
     logprob = old + torch.tensor([0.03, 0.01, -0.02, -0.04, 0.02, -0.01], dtype=torch.float64)  # inside every clip
     credit, owner = torch.tensor([1.0] * 4 + [-1.0] * 2).double(), torch.tensor([0, 0, 0, 0, 1, 1])
     cut = torch.tensor([0, 0, 1, 1, 2, 2])
-    whole, parts = (term.gate.loss(_seen(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
+    whole, parts = (term.surrogate.loss(_seen(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
     return not torch.equal(whole, parts)
 
 
@@ -215,7 +213,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         given, logprob = advantages[mask], log_prob[mask]
         owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
         seen = _seen(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
-        each = term.gate.loss(seen)
+        each = term.surrogate.loss(seen)
         each = torch.where(given == 0, torch.zeros_like(each), each)
         if rollout_is_weights is not None:
             times = rollout_is_weights[mask]
@@ -223,7 +221,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         table = torch.zeros_like(log_prob).masked_scatter(mask, each)
         value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
         with torch.no_grad():
-            cut = term.gate.clipped(seen).double()
+            cut = term.surrogate.clipped(seen).double()
             figures = {
                 "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
                 "actor/ppo_kl": float(-seen.log_ratio.double().sum() / max(cut.numel(), 1)),

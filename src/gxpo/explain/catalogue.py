@@ -25,7 +25,7 @@ EXPLAINED = {
 }
 # the first that it changes
 HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment")
-_OBJECTIVE = ("gate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
+_OBJECTIVE = ("surrogate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
 
 
 def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def options(definition: Definition, made: Method) -> dict[str, Any]:
         part = stated.value
         if not dataclasses.is_dataclass(part) or (definition.keys and key not in definition.keys):
             continue
-        slot = "objective" if key == "objective.gate" else key
+        slot = "objective" if key == "objective.surrogate" else key
         names = [f"{slot}.{field.name}" for field in dataclasses.fields(part)]
         found |= {name: made.keys[name].value for name in names if name in made.keys and name not in definition.keys}
     return _typed({name: value for name, value in found.items() if not dataclasses.is_dataclass(value)})
@@ -127,7 +127,7 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
                 found.add(stage)
         elif key.startswith("objective."):
             field = key.split(".")[1]
-            for slot in ("objective", "objective.gate"):
+            for slot in ("objective", "objective.surrogate"):
                 part = owner.keys.get(slot)
                 if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
                     continue

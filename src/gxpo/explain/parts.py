@@ -97,7 +97,7 @@ def _parts_of(definition: Definition) -> list[type]:
 
 def _options(kind: type, slot: str) -> list[dict[str, Any]]:
     hints, rules = get_type_hints(kind, include_extras=True), ranges.rules(kind)
-    prefix = "objective" if slot in ("objective.gate", "objective.ratio") else slot
+    prefix = "objective" if slot in ("objective.surrogate", "objective.ratio") else slot
     out = []
     for field in dataclasses.fields(kind):
         if not field.init or field.name.startswith("_"):

@@ -35,7 +35,7 @@ aapo = Definition(
         "rollout.baselines": 0,
         "signal.rollout_baseline": RolloutBaseline,
         "signal.rollout_baseline.paired": True,
-        "objective.gate": Unclipped,
+        "objective.surrogate": Unclipped,
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "optim.lr": 1e-6},

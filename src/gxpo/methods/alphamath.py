@@ -46,7 +46,7 @@ alphamath = Definition(
         "rollout.exploration": 1.5,
         "rollout.width": 5,
         "rollout.greedy": True,
-        "objective.gate": LogLikelihood,
+        "objective.surrogate": LogLikelihood,
         "objective.add.value": ValueRegression,
     },
     renamed={

@@ -32,7 +32,7 @@ archer = Definition(
     evidence="reference-code",
     keys={
         "credit": TwinCritic,
-        "objective.gate": Unclipped,
+        "objective.surrogate": Unclipped,
         **{f"objective.add.{name}": ValueRegression for name in HEADS},
         **{f"objective.add.{name}.head": name for name in HEADS},
     },

@@ -25,7 +25,7 @@ bnpo = Definition(
     evidence="reference-code",
     keys={"credit.scale": "none", "weight.beta_density": GroupWeight, "weight.beta_density.curve": "beta_density"},
     paper_defaults={
-        "objective.gate": DualClip,
+        "objective.surrogate": DualClip,
         "objective.ratio_max": 10.0,
         "objective.clip_high": 0.28,
         "objective.aggregate": "sequence_sum",

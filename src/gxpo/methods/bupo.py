@@ -29,7 +29,7 @@ bupo = Definition(
     paper_defaults={
         "objective.normed": False,
         "signal.layer_logprob.normed": False,
-        "objective.gate": DualClip,
+        "objective.surrogate": DualClip,
         "objective.ratio_max": 10.0,
         "objective.aggregate": "token_mean",
         "rollout.group_size": 8,

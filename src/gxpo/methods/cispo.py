@@ -21,6 +21,6 @@ cispo = Definition(
     idea="clip the weight, not the update: rare tokens that start a new thought are not dropped",
     formula="L = sum -stop(min(rho, 1.28)) A log pi / tokens",
     evidence="paper",
-    keys={"objective.gate": Truncate, "objective.aggregate": "token_mean"},
+    keys={"objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
     choices="ratio_max 1.28, absolute; no lower bound",
 )

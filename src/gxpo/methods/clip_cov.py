@@ -3,7 +3,7 @@ trained.
 
 cov_t = (A_t - mean A)(log pi_t - mean log pi) over the step's tokens;   loss: PPO's clip, token mean, but 0 for
 k = max(1, 2e-4 N) tokens drawn among those with 1 < cov < 5 that the clip leaves alone
-KL-Cov (`objective.gate: covariance_penalty`): -A rho without a clip, + |log rho| for the k tokens of greatest cov
+KL-Cov (`objective.surrogate: covariance_penalty`): -A rho without a clip, + |log rho| for the k tokens of greatest cov
 
 Choices. The clip is the trainer's, 0.2; the authors' Clip-Cov scripts set it to 1 on both sides (`clip_cov@paper`), so
 that it cuts for A > 0 at rho > 2 alone. All tokens of an optimiser step are one set (theirs: of a micro-batch), and
@@ -28,7 +28,7 @@ clip_cov = Definition(
     code="PRIME-RL/Entropy-Mechanism-of-RL@88505792fd97 verl/trainer/ppo/core_algos.py recipe/dapo/7b_clip_cov.sh "
     "recipe/dapo/7b_kl_cov.sh",
     keys={
-        "objective.gate": CovarianceClip,
+        "objective.surrogate": CovarianceClip,
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"objective.clip_low": 1.0, "objective.clip_high": 1.0},

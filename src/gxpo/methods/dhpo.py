@@ -23,7 +23,7 @@ dhpo = Definition(
     idea="token ratios tell tokens apart, sequence ratios are steady: mix them after each is clipped",
     formula="L = mean_i mean_t -A (w clip(rho, 1 +- 0.2) + (1 - w) clip(s, 1 - 3e-4, 1 + 4e-4)), w = 1/2",
     evidence="secondary",
-    keys={"objective.gate": HybridClip},
+    keys={"objective.surrogate": HybridClip},
     refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
     choices="averaged mixing; GRPO's and GSPO's widths; plain clips; min-max entropies within the trajectory",
 )

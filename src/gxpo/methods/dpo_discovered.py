@@ -23,6 +23,6 @@ dpo_discovered = Definition(
     formula="J = A rho - relu(z - s tanh(z / s)), z = (rho - 1) A, s = 2 | z = A log rho, s = 0.6",
     evidence="reference-code",
     code="luchris429/purejaxrl@31756b197773 purejaxrl/dpo_continuous_action.py",
-    keys={"objective.gate": Drift, "objective.aggregate": "token_mean"},
+    keys={"objective.surrogate": Drift, "objective.aggregate": "token_mean"},
     choices="renamed, since DPO is direct preference optimization; the loss only",
 )

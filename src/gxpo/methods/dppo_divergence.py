@@ -29,7 +29,7 @@ dppo_divergence = Definition(
     evidence="reference-code",
     code="sail-sg/Stable-RL@c6af1d119c0f verl/trainer/ppo/core_algos.py verl/workers/config/actor.py",
     keys={
-        "objective.gate": DivergenceMask,
+        "objective.surrogate": DivergenceMask,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },

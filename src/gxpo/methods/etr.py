@@ -21,6 +21,6 @@ etr = Definition(
     idea="trust regions widen with the magnitude of the advantage and the variance of the group",
     formula="clip at 1 +- e (1 + a tanh |A|) (1 + b 4p(1 - p)); a = b = 0.5",
     evidence="reconstruction",
-    keys={"objective.gate": ElasticClip},
+    keys={"objective.surrogate": ElasticClip},
     choices="the form and the factors of the widening; both bounds alike; p read off the credit",
 )

@@ -23,7 +23,7 @@ fiberpo = Definition(
     idea="a trust region for the trajectory and one for each token's deviation from it",
     formula="L = mean_i mean_t -A exp(clip(a, d) + clip(log rho - a, e)), a = mean_t log rho, d = e = 0.2",
     evidence="secondary",
-    keys={"objective.gate": NestedClip},
+    keys={"objective.surrogate": NestedClip},
     refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
     choices="residual from the unclipped mean; trajectory and token levels only",
 )

@@ -27,7 +27,7 @@ fipo = Definition(
     code="qwenpilot/FIPO@ee25452087c73ead4278b7f80766cac4fe18bf74 verl/trainer/ppo/core_algos.py "
     "recipe/fipo/run_fipo_qwen2.5_32b.sh",
     keys={
-        "objective.gate": FutureDrift,
+        "objective.surrogate": FutureDrift,
         "objective.clip_high": 0.28,
         "objective.aggregate": "token_mean",
         "update.minibatches": 4,

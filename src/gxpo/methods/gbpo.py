@@ -24,7 +24,7 @@ gbpo = Definition(
     formula="L = mean |A| |rho - (1 + e sign(r - median))|, A = (r - mean) / std, e = 0.2",
     evidence="reference-code",
     code="bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py ttrl/Qwen2.5-Math/math.sh",
-    keys={"objective.gate": RatioTarget},
+    keys={"objective.surrogate": RatioTarget},
     choices="the hard target (the scripts' temperature is 1e-4); sequence mean and no KL, where the scripts have a "
     "token mean and KL 0.001",
 )

@@ -19,7 +19,7 @@ gmpo = Definition(
     idea="a geometric mean is less moved by outlying ratios than an arithmetic one",
     formula="L = mean_i -A exp(mean_t hold(log rho, 0.4 either way))",
     evidence="reference-code",
-    keys={"objective.ratio": "sequence", "objective.gate": LogClip},
+    keys={"objective.ratio": "sequence", "objective.surrogate": LogClip},
     refuses={"objective.aggregate": ("token_mean",)},
     choices="sign-aware clip at token level, before the mean",
     code="callsys/GMPO@205b2bf412f150cf96c29b33273b81bcd1a9b20f train_zero_math_gmpo.py "

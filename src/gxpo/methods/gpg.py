@@ -24,7 +24,7 @@ gpg = Definition(
     evidence="reference-code",
     keys={
         "credit.scale": "none",
-        "objective.gate": LogLikelihood,
+        "objective.surrogate": LogLikelihood,
         "weight.valid_share": GroupWeight,
         "weight.valid_share.statistic": "credited",
         "weight.valid_share.curve": "over_share",

@@ -36,7 +36,7 @@ gtpo = Definition(
         "weight.entropy_ceiling.by": "mean_entropy",
         "weight.entropy_ceiling.keep": "between",
         "weight.entropy_ceiling.high": 0.7,
-        "objective.gate": LogLikelihood,
+        "objective.surrogate": LogLikelihood,
     },
     renamed={
         "credit.add.entropy_cost.coef": "credit.add.entropy_cost.factor",

@@ -30,7 +30,7 @@ hapo = Definition(
         "credit": LengthWeighted,
         "credit.scale": "std",
         "credit.bound": 5.0,
-        "objective.gate": EntropyAdaptiveClip,
+        "objective.surrogate": EntropyAdaptiveClip,
         "objective.aggregate": "token_mean",
     },
     choices="h in [-1, 1], so that the low-entropy branch runs; current entropies over the step; no temperature by it",

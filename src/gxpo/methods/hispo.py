@@ -25,7 +25,7 @@ hispo = Definition(
     formula="l = -[mean r_dis in 1 +- 0.1] [r_dis_t in 1 +- 0.5] min(A rho, A clip(rho; 0.8, 1.2; 3))",
     evidence="paper",
     keys={
-        "objective.gate": DualClip,
+        "objective.surrogate": DualClip,
         "objective.ratio_over": "behaviour",
         "weight.mismatch_mask": MismatchMask,
         "weight.mismatch_mask.token_min": 0.5,

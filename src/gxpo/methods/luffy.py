@@ -33,7 +33,7 @@ luffy = Definition(
     keys={
         "rollout": ReferenceInGroup,
         "credit.scale": "none",
-        "objective.gate": Unclipped,
+        "objective.surrogate": Unclipped,
         "objective.aggregate": "sequence_sum",
         "objective.on_unknown_behaviour": "shaped",
     },

@@ -27,7 +27,7 @@ mdpo = Definition(
     evidence="reference-code",
     code="manantomar/Mirror-Descent-Policy-Optimization@c9bd3ba080e3 mdpo_on/mdpo.py mdpo_on/run_mujoco.py",
     keys={
-        "objective.gate": Unclipped,
+        "objective.surrogate": Unclipped,
         "objective.aggregate": "token_mean",
         "objective.add.mirror_kl": MirrorKl,
         "objective.add.mirror_kl.aggregate": "token_mean",

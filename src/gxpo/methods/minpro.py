@@ -23,6 +23,6 @@ minpro = Definition(
     idea="a token's state was sampled by the old policy too: the prefix's least ratio stands for its product",
     formula="L = mean over tokens of -stop(min(rho_t min_{u<t} rho_u, 1.28)) A log pi",
     evidence="secondary",
-    keys={"objective.ratio": Prefix, "objective.gate": Truncate, "objective.aggregate": "token_mean"},
+    keys={"objective.ratio": Prefix, "objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
     choices="bounded at 1.28 and not from below; exclusive prefix",
 )

@@ -19,6 +19,6 @@ ppo = Definition(
     formula="A < 0: l = min(max(-A rho, -A clip(rho, 0.8, 1.2)), -A 3); A >= 0: PPO's clip",
     evidence="reference-code",
     code="tencent-ailab/hok_env@c6e0029a5e4b6e037a049804fdbe23ac74484311 aiarena/1v1/common/algorithm_torch.py",
-    keys={"objective.gate": DualClip},
+    keys={"objective.surrogate": DualClip},
     choices="objective only: the advantage is the base's, not GAE with a critic",
 )

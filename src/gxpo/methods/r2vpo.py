@@ -22,6 +22,6 @@ r2vpo = Definition(
     idea="constrain the variance of the ratio by a dual variable: a brake for all tokens and a cut for none",
     formula="J = A rho - c (rho - 1)^2, c <- [c + eta (mean (rho - 1)^2 - d)]_+",
     evidence="secondary",
-    keys={"objective.gate": RatioVariance},
+    keys={"objective.surrogate": RatioVariance},
     choices="c 0.04, limit 0.04, step 0.1 are not the paper's; tokens without credit are not penalised",
 )

@@ -23,7 +23,7 @@ rec = Definition(
     idea="what stabilises GRPO off policy is its clip, not its importance weight: keep the one, drop the other",
     formula="l = -[rho <= 1 + e (A > 0), rho >= 1 - e (A < 0)] A log pi, A = r - mean, e = 0.2",
     evidence="reference-code",
-    keys={"objective.gate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
+    keys={"objective.surrogate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
     choices="the one-sided mask without importance weights; mean without std; RED-Drop left out",
     code="agentscope-ai/Trinity-RFT@1d7fae4a63f5e3a30e1927559d28a348a2167dd6 "
     "trinity/algorithm/policy_loss_fn/rec_policy_loss.py",

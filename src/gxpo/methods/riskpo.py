@@ -9,7 +9,7 @@ The script for DAPO-Math has b = 0.8 and leaves that term out (`credit.zero: low
 built: the shares have a pole). Quantiles are tracked as the paper says; in the code they are noted on a batch whose
 advantages have been taken, and the next step's batch is a new one. A std of 0 counts as 1 (code: 1e-6). Bundles are
 consecutive groups; a remainder makes some bundles larger. The scripts leave verl's loss as it is: a mean over tokens
-(`riskpo@paper`) with a dual clip at 3 (`objective.gate: dual_clip`).
+(`riskpo@paper`) with a dual clip at 3 (`objective.surrogate: dual_clip`).
 """
 
 from gxpo.credit.risk_bundle import RiskBundle

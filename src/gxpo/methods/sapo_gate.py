@@ -19,6 +19,6 @@ sapo_gate = Definition(
     idea="a smooth gate with a temperature for each sign: off-policy tokens fade, and none is cut",
     formula="l = -A (4 / tau) sigmoid(tau (rho - 1)), tau 1.0 | 1.05",
     evidence="secondary",
-    keys={"objective.gate": Sigmoid},
+    keys={"objective.surrogate": Sigmoid},
     choices="as in verl and TRL",
 )

@@ -19,7 +19,7 @@ spo_simple = Definition(
     idea="penalise the ratio quadratically, so that its best value is the bound itself",
     formula="J = A rho - |A| (rho - 1)^2 / (2 e), e = 0.2",
     evidence="reference-code",
-    keys={"objective.gate": QuadraticPenalty},
+    keys={"objective.surrogate": QuadraticPenalty},
     choices="the loss, on group-relative credit; no clamp on the ratio",
     code="MyRepositories-hub/Simple-Policy-Optimization@9fdeda315b00cee82d1dc4e10c01db200c97e909 mujoco/trainer.py",
 )

@@ -30,7 +30,7 @@ thor = Definition(
     paper_defaults={
         "rollout.group_size": 16,
         "rollout.samples": 16,
-        "objective.gate": DualClip,
+        "objective.surrogate": DualClip,
         "objective.clip_high": 0.28,
         "objective.aggregate": "token_mean",
     },

@@ -24,7 +24,7 @@ topr = Definition(
     formula="L = mean_i -stop(w_i) A_i log pi(y_i), w = 1 for A > 0, min(pi(y) / mu(y), 1) for A < 0",
     evidence="secondary",
     keys={
-        "objective.gate": Tapered,
+        "objective.surrogate": Tapered,
         "objective.ratio": SequenceSum,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "sequence_sum",

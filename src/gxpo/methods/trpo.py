@@ -30,7 +30,7 @@ trpo = Definition(
     "baselines/common/cg.py",
     keys={
         "update": NaturalGradient,
-        "objective.gate": Unclipped,
+        "objective.surrogate": Unclipped,
         "objective.aggregate": "token_mean",
     },
     choices="sampled-token Fisher and KL; group-relative credit; means over tokens",

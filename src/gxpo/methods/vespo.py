@@ -25,7 +25,7 @@ vespo = Definition(
     evidence="reference-code",
     code="FloyedShen/VESPO@aa1f3045c346 recipe/vespo/code/core_algos.py recipe/vespo/run/sync/vespo_N_8.sh",
     keys={
-        "objective.gate": Gamma,
+        "objective.surrogate": Gamma,
         "objective.ratio": SequenceSum,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",

@@ -83,7 +83,7 @@ class PolicyGradient(TermPart):
     """
 
     ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
-    gate: Surrogate = field(default_factory=Clip)
+    surrogate: Surrogate = field(default_factory=Clip)
     aggregate: Aggregate = "sequence_mean"
     horizon: float | None = None
     once_per_token: bool = False
@@ -98,7 +98,7 @@ class PolicyGradient(TermPart):
         one_of("objective.aggregate", self.aggregate, AGGREGATES)
         one_of("objective.ratio_over", self.ratio_over, ratios.RATIO_OVER)
         one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ratios.ON_UNKNOWN)
-        narrow = isinstance(self.ratio, ratios.Token) and self.gate.couples == "token"
+        narrow = isinstance(self.ratio, ratios.Token) and self.surrogate.couples == "token"
         for what, on in (
             ("once_per_token", self.once_per_token),
             ("on_unknown_behaviour 'shaped'", self.on_unknown_behaviour == "shaped"),
@@ -110,13 +110,18 @@ class PolicyGradient(TermPart):
                 )
         if not self.shaping_gamma > 0:
             raise ConfigError(f"objective.shaping_gamma is {self.shaping_gamma}; it is a probability above 0")
-        object.__setattr__(self, "couples", max(self._level.couples, self.gate.couples, key=COUPLES.index))
-        object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.gate.outputs))))
+        object.__setattr__(self, "couples", max(self._level.couples, self.surrogate.couples, key=COUPLES.index))
+        object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.surrogate.outputs))))
 
     @property
     def beside(self) -> str:
         """What has to be read beside an entry that has credit: nothing ("token"), its trajectory, or the step."""
-        return max(self._level.couples, self.gate.beside or self.gate.couples, key=COUPLES.index)
+        return max(self._level.couples, self.surrogate.beside or self.surrogate.couples, key=COUPLES.index)
+
+    @property
+    def gate(self) -> Surrogate:
+        """`surrogate`, by its name before."""
+        return self.surrogate
 
     @property
     def _level(self) -> ratios.Ratio:
@@ -130,7 +135,7 @@ class PolicyGradient(TermPart):
         silent = (x.coefficient == 0) | (x.seen.credit == 0)
         overflown = silent & x.seen.ratio.isinf()  # they count for nothing, and 0 times infinity would be nan
         seen = replace(x.seen, ratio=torch.where(overflown, torch.ones_like(x.seen.ratio), x.seen.ratio))
-        loss = self.gate.loss(seen)
+        loss = self.surrogate.loss(seen)
         if not bool(x.has_ratio.all()):
             loss = torch.where(x.has_ratio, loss, shaped(x.seen.logprob, x.seen.credit, self.shaping_gamma))
         value = torch.where(x.coefficient == 0, torch.zeros_like(loss), x.coefficient * loss).sum()
@@ -155,19 +160,19 @@ class PolicyGradient(TermPart):
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, turn = logprob - below[entries], trajectory[entries], forest.path_step[entries]
-        held = self._level.level(self.gate.before(log_ratio, given), owner, turn)
+        held = self._level.level(self.surrogate.before(log_ratio, given), owner, turn)
         entropy = None
-        if "entropy" in self.gate.outputs:
+        if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:
                 raise MissingSignal("this objective's gate needs the policy's entropy: give it as `entropy`")
             entropy = policy.entropy[entries].to(logprob)
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
-        above = standing(forest, credit)[entries].to(logprob) if self.gate.couples == "group" else None
+        above = standing(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
         ratio = ratios.ratio_of(held)
         seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
-        out = self.gate.left_out(seen)
+        out = self.surrogate.left_out(seen)
         counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
         shared = forest.path_token if self.once_per_token else None
         scale = coefficients(trajectory, counted, self.aggregate, self.horizon, shared)
@@ -177,7 +182,7 @@ class PolicyGradient(TermPart):
     def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[int, int]:
         """How many entries' gradient the gate cuts where A < 0, and where A > 0."""
         x = self._entries(forest, policy, credit, weight)
-        clipped = self.gate.clipped(x.seen) & x.has_ratio
+        clipped = self.surrogate.clipped(x.seen) & x.has_ratio
         return int((clipped & (x.seen.credit < 0)).sum()), int((clipped & (x.seen.credit > 0)).sum())
 
     @torch.no_grad()
@@ -194,12 +199,12 @@ class PolicyGradient(TermPart):
         log_ratio = x.seen.log_ratio[x.has_ratio]
         if not log_ratio.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
-        clipped = self.gate.clipped(x.seen) & x.has_ratio
+        clipped = self.surrogate.clipped(x.seen) & x.has_ratio
         return {
             "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "ratio_max": float(x.seen.ratio[x.has_ratio].max()),
             "on_policy": float(bool((log_ratio == 0).all())),
             **shares,
-            **self.gate.metrics(x.seen),
+            **self.surrogate.metrics(x.seen),
         }
