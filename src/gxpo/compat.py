@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.objectives import DualClip
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate import LogLikelihood, Unclipped
 from gxpo.rollouts.independent import Independent
 

@@ -123,7 +123,7 @@ def test_nobody_is_taught(toy) -> None:
 
 def test_what_is_wrong_is_said(toy) -> None:
     for wrong in ({"alpha": 1.5}, {"ratio_max": 0.0}, {"beta": -1.0}, {"coef": -1.0}, {"over": "some"}):
-        with pytest.raises(ConfigError, match=r"alpha|ratio_max|beta|over"):
+        with pytest.raises(ConfigError, match=r"alpha|ratio_max|beta|over|coef"):
             Distillation(**wrong)  # type: ignore[arg-type]
     with pytest.raises(MissingSignal, match=r"divergence@0\.5"):
         Distillation()(toy.forest, toy.policy(), toy.credit, toy.weight, signals_of(toy.old), 0)[0]

@@ -210,7 +210,7 @@ def test_unscored_and_uncompared_rewards_set_nothing_and_metrics_are_told(toy):
 
 def test_bad_options_and_what_it_does_not_have():
     for wrong in ({"gamma": -1.0}, {"clip_low": 1.0}, {"clip_min": 0.5}):
-        with pytest.raises(ConfigError, match="objective: 0 <= clip_low"):
+        with pytest.raises(ConfigError, match=r"^objective\."):
             replace(PowerMean(), **wrong)
     with pytest.raises(ConfigError, match="apmpo"):
         gxpo.method("apmpo+gspo")

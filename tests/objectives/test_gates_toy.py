@@ -11,7 +11,7 @@ import torch
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient, Truncate
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate import LogLikelihood, Unclipped
 from gxpo.objectives.surrogate_clips import ElasticClip, PreservingClip
 from gxpo.objectives.surrogate_penalties import Drift, QuadraticPenalty, RatioTarget, RatioVariance, Sigmoid

@@ -131,7 +131,7 @@ OUTSIDE = [
         for name in ("elastic_credit", "elastic_variance")
     ),
     (SURROGATES["elastic_clip"], {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
-    (TERMS["policy_gradient"], {"shaping_gamma": 0.0}, "objective.shaping_gamma is 0.0; it is a probability above 0"),
+    (TERMS["policy_gradient"], {"shaping_gamma": 0.0}, "objective.shaping_gamma is 0.0; it is above 0"),
     *(
         (
             TERMS["policy_gradient"],
@@ -150,11 +150,11 @@ OUTSIDE = [
         "objective.kl.ratio_weighted corrects the derivative of k3 itself, k3+ has another: set "
         "objective.kl.estimator=k3",
     ),
-    (TERMS["masked_kl"], {"coef": -0.1}, "masked_kl: coef and entropy_coef are >= 0, not -0.1 and "),
-    (TERMS["masked_kl"], {"entropy_coef": -0.1}, "masked_kl: coef and entropy_coef are >= 0, not "),
-    (TERMS["masked_kl"], {"kl_max": 0.0}, "masked_kl: kl_max is 0.0; it is a bound above 0, or null for none"),
-    (TERMS["value_regression"], {"coef": -0.1}, "value regression: coef -0.1 is at least 0, clip "),
-    (TERMS["value_regression"], {"clip": 0.0}, "value regression: coef "),
+    (TERMS["masked_kl"], {"coef": -0.1}, "objective.add.masked_kl.coef is -0.1; it is 0 or more"),
+    (TERMS["masked_kl"], {"entropy_coef": -0.1}, "objective.add.masked_kl.entropy_coef is -0.1; it is 0 or more"),
+    (TERMS["masked_kl"], {"kl_max": 0.0}, "objective.add.masked_kl.kl_max is 0.0; it is above 0, or null"),
+    (TERMS["value_regression"], {"coef": -0.1}, "objective.add.value_regression.coef is -0.1; it is 0 or more"),
+    (TERMS["value_regression"], {"clip": 0.0}, "objective.add.value_regression.clip is 0.0; it is above 0, or null"),
     (TERMS["classification"], {"tau": 0.0}, "objective.tau is 0.0; it is above 0"),
     (TERMS["group_variance"], {"beta": 0.0}, "objective.beta is 0.0; it is above 0"),
     (TERMS["discriminative"], {"tau": 0.0}, "objective.tau is 0.0; it is above 0, or null"),
@@ -182,7 +182,7 @@ OUTSIDE = [
         "objective.success_weight is 0.0; it is above 0",
     ),
     *(
-        (TERMS["power_mean"], wrong, "objective: 0 <= clip_low (")
+        (TERMS["power_mean"], wrong, "objective.")
         for wrong in ({"clip_low": -0.1}, {"clip_low": 1.0}, {"clip_min": -0.1}, {"clip_min": 99.0}, {"gamma": -0.1})
     ),
 ]

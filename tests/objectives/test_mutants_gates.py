@@ -12,8 +12,7 @@ from torch import Tensor
 from gxpo.objectives import Entries, PolicyGradient
 from gxpo.objectives import surrogate as gate
 from gxpo.objectives.prefix import minimum, recursion
-from gxpo.objectives.ratio_prefix import prefix_ratio
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum, prefix_ratio
 from gxpo.objectives.surrogate_clips import (
     CovarianceClip,
     ElasticClip,

@@ -14,8 +14,7 @@ import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, PolicyGradient, Truncate
 from gxpo.objectives.prefix import before, gains, kalman, minimum, places, recursion
-from gxpo.objectives.ratio_filtered import Filtered
-from gxpo.objectives.ratio_prefix import Prefix, prefix_ratio
+from gxpo.objectives.ratio_trajectory import Filtered, Prefix, prefix_ratio
 
 F64 = torch.float64
 CARD = torch.tensor([0.1, -0.3, 0.2, 0.05], dtype=F64)

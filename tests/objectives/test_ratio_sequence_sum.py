@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, PolicyGradient
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 

@@ -16,7 +16,7 @@ from gxpo.objectives import Entries
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.control import AdaptiveKl, Annealed, ByAccuracy, DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
 from gxpo.objectives.kl_reward import KLReward
-from gxpo.objectives.ratio_filtered import Filtered
+from gxpo.objectives.ratio_trajectory import Filtered
 from gxpo.objectives.surrogate_clips import NestedClip
 from gxpo.objectives.surrogate_weights import DivergenceMask, RatioMask
 from gxpo.parts import RATIOS, SURROGATES, TERMS
@@ -71,7 +71,7 @@ def test_edges_are_inside(part, given):
         (lambda: Schedule(shape="exponential").coefficient(0.0), r"^control: an exponential .* control\.shape=cosine$"),
         (lambda: DivergenceMask("mean"), r"^objective\.divergence is 'mean'"),  # type: ignore[arg-type]  # the point
         (lambda: RatioMask(importance="all"), r"^objective\.importance is 'all'"),  # type: ignore[arg-type]  # the point
-        (lambda: Filtered(observation_noise=0.0), r"^objective: process_noise .* is above 0, "),
+        (lambda: Filtered(observation_noise=0.0), r"^objective\.observation_noise is 0\.0; it is above 0"),
     ],
 )
 def test_what_is_beyond_them_is_refused_by_name(make, says):
@@ -129,7 +129,7 @@ REFUSED = [
         lambda: Filtered(process_noise=0.0),
         "objective: with process_noise and initial_variance 0 the ratio is always 1: raise one",
     ),
-    (lambda: RATIOS["sequence_sum"](log_ratio_max=80.5), "objective.log_ratio_max is 80.5; it is above 0, at most 80"),
+    (lambda: RATIOS["sequence_sum"](log_ratio_max=80.5), "objective.log_ratio_max is 80.5; it is above 0, up to 80"),
     (
         lambda: TERMS["preference_pairs"](by_gap=True),
         "objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome",
@@ -141,8 +141,11 @@ REFUSED = [
         )
         for name in ("head", "target")
     ),
-    (lambda: TERMS["positive_likelihood"](coef=-0.1), "positive_likelihood.coef is -0.1; it is 0 or more"),
-    (lambda: TERMS["distillation"](beta=math.inf), "distillation: beta and coef are >= 0, not inf and 1.0"),
+    (
+        lambda: TERMS["positive_likelihood"](coef=-0.1),
+        "objective.add.positive_likelihood.coef is -0.1; it is 0 or more",
+    ),
+    (lambda: TERMS["distillation"](beta=math.inf), "distillation.beta is inf; it is 0 or more"),
     (
         lambda: TERMS["implicit_negative"](rate_min=0.6),
         "objective.rate_min is 0.6; it is above 0, up to 0.5",

@@ -9,8 +9,7 @@ each. How entropies are brought to [0, 1] is ours. The sequence ratio is in GSPO
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.ratio_filtered import Filtered
-from gxpo.objectives.ratio_prefix import Prefix
+from gxpo.objectives.ratio_trajectory import Filtered, Prefix
 from gxpo.objectives.surrogate_clips import HybridClip
 
 dhpo = Definition(

@@ -10,8 +10,7 @@ are not built.
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.ratio_filtered import Filtered
-from gxpo.objectives.ratio_prefix import Prefix
+from gxpo.objectives.ratio_trajectory import Filtered, Prefix
 from gxpo.objectives.surrogate_clips import NestedClip
 
 fiberpo = Definition(

@@ -9,7 +9,7 @@ not trained are no observations and take no time; the code filters them as log-r
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.ratio_filtered import Filtered
+from gxpo.objectives.ratio_trajectory import Filtered
 
 kpo = Definition(
     name="kpo",

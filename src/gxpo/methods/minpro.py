@@ -12,7 +12,7 @@ floor near 1 would undo what an unlikely prefix is to do. The prefix is exclusiv
 
 from gxpo.keys import Definition
 from gxpo.objectives import Truncate
-from gxpo.objectives.ratio_prefix import Prefix
+from gxpo.objectives.ratio_trajectory import Prefix
 
 minpro = Definition(
     name="minpro",

@@ -11,7 +11,7 @@ positives that it gives. A ratio's logarithm is held in [-20, 20].
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate_weights import Tapered
 
 topr = Definition(

@@ -11,7 +11,7 @@ would count it twice. k and lambda go by the sign of each token's credit (the co
 """
 
 from gxpo.keys import Definition
-from gxpo.objectives.ratio_sequence_sum import SequenceSum
+from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate_weights import Gamma
 
 vespo = Definition(

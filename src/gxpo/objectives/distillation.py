@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, MissingSignal, one_of
+from gxpo.errors import MissingSignal
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.surrogate import Positive, Width
 from gxpo.protocols import Output
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class Distillation(TermPart):
     """
 
     slot = "NAME"
-    alpha: float = 0.5
-    ratio_max: float | None = 2.0
-    beta: float = 0.0
+    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    ratio_max: Positive | None = 2.0
+    beta: Width = 0.0
     over: Literal["taught", "all"] = "taught"
-    coef: float = 1.0
+    coef: Width = 1.0
 
     reads_credit = False
     needs = ("teacher_ids", "teacher_logprob", "teacher_entropy")
@@ -69,13 +70,6 @@ class Distillation(TermPart):
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        one_of("over", self.over, ("taught", "all"))
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"distillation: alpha is {self.alpha}; it is from 0 to 1")
-        if self.ratio_max is not None and not self.ratio_max > 0:
-            raise ConfigError(f"distillation: ratio_max is {self.ratio_max}; it is a bound above 0, or null for none")
-        if not (0 <= self.beta < math.inf and self.coef >= 0):
-            raise ConfigError(f"distillation: beta and coef are >= 0, not {self.beta} and {self.coef}")
         object.__setattr__(self, "outputs", ("logprob", self.name))
 
     @property

@@ -91,10 +91,6 @@ class KL(Penalty):
     name = "kl"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
-        one_of("objective.kl.ratio_over", self.ratio_over, ("proximal", "behaviour"))
-        one_of("objective.kl.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
         if self.ratio_weighted and self.estimator == "k3+":
             raise ConfigError(
                 "objective.kl.ratio_weighted corrects the derivative of k3 itself, k3+ has another: set "

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, MissingSignal, one_of
-from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.errors import MissingSignal
+from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.surrogate import Positive, Width
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -55,21 +56,14 @@ class MaskedKl(TermPart):
     """
 
     slot = "objective.add.NAME"
-    coef: float = 0.01
-    entropy_coef: float = 0.03
-    kl_max: float | None = None
+    coef: Width = 0.01
+    entropy_coef: Width = 0.03
+    kl_max: Positive | None = None
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     horizon: float | None = None
 
     needs = ("masked_logprob",)
     on_equal = "signal"
-
-    def __post_init__(self) -> None:
-        one_of("objective.add.masked_kl.aggregate", self.aggregate, AGGREGATES)
-        if self.coef < 0 or self.entropy_coef < 0:
-            raise ConfigError(f"masked_kl: coef and entropy_coef are >= 0, not {self.coef} and {self.entropy_coef}")
-        if self.kl_max is not None and not self.kl_max > 0:
-            raise ConfigError(f"masked_kl: kl_max is {self.kl_max}; it is a bound above 0, or null for none")
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int

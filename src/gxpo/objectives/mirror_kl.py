@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, one_of
-from gxpo.objectives.aggregate import AGGREGATES
+from gxpo.errors import GxpoError
 from gxpo.objectives.control import Annealed
 from gxpo.objectives.penalty import Penalty
+from gxpo.objectives.surrogate import Width
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -43,7 +43,7 @@ class MirrorKl(Penalty):
     """
 
     slot = "objective.add.NAME"
-    coef: float = 1.0
+    coef: Width = 1.0
     least: float = 0.05
     total_steps: int | None = None
 
@@ -51,9 +51,6 @@ class MirrorKl(Penalty):
     on_equal = "signal"
 
     def __post_init__(self) -> None:
-        one_of("objective.add.mirror_kl.aggregate", self.aggregate, AGGREGATES)
-        if not self.coef >= 0:
-            raise ConfigError(f"objective.add.mirror_kl.coef is {self.coef}; it is 0 or more")
         if self.control is None or isinstance(self.control, Annealed):
             object.__setattr__(self, "control", Annealed(self.least, total_steps=self.total_steps))
 

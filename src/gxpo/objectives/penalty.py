@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.errors import one_of
-from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.control import Control
 
@@ -37,9 +36,6 @@ class Penalty(TermPart):
 
     name = ""  # in keys (objective.NAME.coef) and metrics
     sign = 1.0
-
-    def __post_init__(self) -> None:
-        one_of(f"objective.{self.name}.aggregate", self.aggregate, AGGREGATES)
 
     @property
     def now(self) -> float:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.errors import ConfigError, MissingSignal, one_of
+from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives import ratio as ratios
-from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import COUPLES, Evaluated, TermPart
-from gxpo.objectives.surrogate import Clip, Entries, Surrogate, shaped
+from gxpo.objectives.surrogate import Clip, Entries, Positive, Surrogate, shaped
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -89,15 +89,11 @@ class PolicyGradient(TermPart):
     once_per_token: bool = False
     ratio_over: Literal["proximal", "behaviour"] = "proximal"
     on_unknown_behaviour: Literal["error", "one", "shaped"] = "error"
-    shaping_gamma: float = 0.1
+    shaping_gamma: Positive = 0.1
 
     def __post_init__(self) -> None:
         if isinstance(self.ratio, str):
-            one_of("objective.ratio", self.ratio, tuple(_RATIOS))
             object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
-        one_of("objective.aggregate", self.aggregate, AGGREGATES)
-        one_of("objective.ratio_over", self.ratio_over, ratios.RATIO_OVER)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ratios.ON_UNKNOWN)
         narrow = isinstance(self.ratio, ratios.Token) and self.surrogate.couples == "token"
         for what, on in (
             ("once_per_token", self.once_per_token),
@@ -108,8 +104,6 @@ class PolicyGradient(TermPart):
                     f"objective.{what} works with objective.ratio 'token' only, and gates that look at single tokens: "
                     "set one of the two"
                 )
-        if not self.shaping_gamma > 0:
-            raise ConfigError(f"objective.shaping_gamma is {self.shaping_gamma}; it is a probability above 0")
         object.__setattr__(self, "couples", max(self._level.couples, self.surrogate.couples, key=COUPLES.index))
         object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.surrogate.outputs))))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.surrogate import Width
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -26,12 +26,10 @@ class PositiveLikelihood(TermPart):
     Source: THOR, arXiv 2509.13761, and its code (0.01, threshold 1e-7).
     """
 
-    coef: float = 0.01
-    threshold: float = 1e-7
+    slot = "objective.add.NAME"
 
-    def __post_init__(self) -> None:
-        if not self.coef >= 0:
-            raise ConfigError(f"positive_likelihood.coef is {self.coef}; it is 0 or more")
+    coef: Width = 0.01
+    threshold: float = 1e-7
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int

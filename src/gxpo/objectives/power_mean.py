@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.objectives import ratio as ratios
 from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.sequence_score import weighted
-from gxpo.objectives.surrogate import Clip, Entries
+from gxpo.objectives.surrogate import Clip, Entries, Width
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -62,10 +63,10 @@ class PowerMean(TermPart):
     Source: APMPO, arXiv 2605.04066.
     """
 
-    gamma: float = 0.8
-    clip_low: float = 0.2
-    clip_min: float = 0.2
-    clip_max: float = 0.4
+    gamma: Width = 0.8
+    clip_low: Annotated[float, Interval(ge=0, lt=1)] = 0.2
+    clip_min: Width = 0.2
+    clip_max: Width = 0.4
     ratio_over: Literal["proximal", "behaviour"] = "proximal"
     on_unknown_behaviour: Literal["error", "one"] = "error"
 
@@ -73,13 +74,8 @@ class PowerMean(TermPart):
     aggregate = "sequence_mean"
 
     def __post_init__(self) -> None:
-        one_of("objective.ratio_over", self.ratio_over, ratios.RATIO_OVER)
-        one_of("objective.on_unknown_behaviour", self.on_unknown_behaviour, ("error", "one"))
-        if not (0 <= self.clip_low < 1 and 0 <= self.clip_min <= self.clip_max and self.gamma >= 0):
-            raise ConfigError(
-                f"objective: 0 <= clip_low ({self.clip_low}) < 1, 0 <= clip_min ({self.clip_min}) <= clip_max "
-                f"({self.clip_max}), and gamma ({self.gamma}) is 0 or more"
-            )
+        if not self.clip_min <= self.clip_max:
+            raise ConfigError(f"objective.clip_min is {self.clip_min}; it is at most clip_max ({self.clip_max})")
 
     def adapted(self, forest: Forest) -> tuple[float, Clip]:
         """The exponent, and the clip."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError, MissingSignal, one_of
-from gxpo.objectives.aggregate import AGGREGATES, coefficients
+from gxpo.errors import ConfigError, GxpoError, MissingSignal
+from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.surrogate import Positive, Width
 from gxpo.protocols import Output
 
 if TYPE_CHECKING:
@@ -51,17 +52,14 @@ class ValueRegression(TermPart):
     """
 
     slot = "objective.add.NAME"
-    coef: float = 0.5
-    clip: float | None = None
+    coef: Width = 0.5
+    clip: Positive | None = None
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     horizon: float | None = None
     head: str | None = None
     target: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("objective.add.value_regression.aggregate", self.aggregate, AGGREGATES)
-        if self.coef < 0 or (self.clip is not None and not self.clip > 0):
-            raise ConfigError(f"value regression: coef {self.coef} is at least 0, clip {self.clip} above 0 or null")
         if self.head == "" or self.target == "":
             raise ConfigError("value regression: head and target are names, or null for the plain value")
         needs = (self._target,) if self.clip is None else (self._target, self._output)

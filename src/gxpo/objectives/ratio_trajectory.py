@@ -1,0 +1,110 @@
+"""Ratios that read other tokens of the trajectory: its prefix (MinPRO), filtered (KPO), the whole (TOPR, VESPO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gxpo.errors import ConfigError
+from gxpo.objectives.prefix import before, kalman, minimum, places, recursion
+from gxpo.objectives.ratio import Ratio
+from gxpo.objectives.surrogate import Positive, Width
+
+_BOUND = 60.0  # nats: e^60 is beyond every clip, and finite in float32
+
+
+@torch.no_grad()
+def prefix_ratio(log_ratio: Tensor, trajectory: Tensor, prefix: str = "min") -> Tensor:
+    """[n] float64, detached: log of what stands for the ratio of all earlier tokens of the trajectory; 0 for the first.
+
+    log_ratio   [n] of the tokens, by trajectory, then time
+    prefix      "min": the smallest of their ratios; "mean": their geometric mean; "sum": their product, which is the
+                exact correction of the state's distribution and whose variance grows with the length. Held in +-60.
+
+    >>> x = torch.tensor([0.1, -0.3, 0.2, 0.05], dtype=torch.float64)
+    >>> prefix_ratio(x, torch.zeros(4).long()).exp().round(decimals=6).tolist()
+    [1.0, 1.105171, 0.740818, 0.740818]
+    """
+    if prefix == "min":
+        found = minimum(log_ratio, trajectory)
+    else:
+        found = recursion(log_ratio, 1.0, trajectory)
+        found = found / (places(trajectory) + 1) if prefix == "mean" else found
+    return before(found, trajectory).clamp(-_BOUND, _BOUND)
+
+
+@dataclass(frozen=True)
+class Prefix(Ratio):
+    """log w_t = log rho_t + stop(`prefix_ratio`): each token carries its own gradient, times its prefix's factor.
+
+    prefix  "min" | "mean" | "sum" over the earlier tokens of the trajectory, 0 (a factor of 1) for the first
+
+    On policy it is the token's ratio. A "min" above 1 is possible while all earlier tokens have become likelier.
+
+    Source: MinPRO, arXiv 2601.22718 ("min").
+    """
+
+    prefix: Literal["min", "mean", "sum"] = "min"
+
+    couples = "trajectory"
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        return log_ratio + prefix_ratio(log_ratio.detach(), trajectory, self.prefix).to(log_ratio)
+
+
+@dataclass(frozen=True)
+class Filtered(Ratio):
+    """log s_t = stop(x_t) + log rho_t - stop(log rho_t), x the causal Kalman filter of the log-ratios (`kalman`).
+
+    process_noise      variance Q by which the latent log-ratio may change from token to token
+    observation_noise  variance V of a token's own log-ratio about it
+    initial_variance   of the latent before the first token, where its mean is 0
+
+    Value of the filter, gradient of the token. Only Q / V and the initial variance / V matter: gains are known before
+    anything is seen. With the defaults they rise from 1e-6 to 1e-3, a memory of a thousand tokens. On policy it is 1;
+    Q to infinity is the token's ratio; Q = 0 with a large initial variance the geometric mean of the prefix.
+
+    Source: KPO, arXiv 2602.10609, and its code.
+    """
+
+    process_noise: Width = 1e-6
+    observation_noise: Positive = 1.0
+    initial_variance: Width = 0.0
+
+    couples = "trajectory"
+
+    def __post_init__(self) -> None:
+        if self.process_noise == 0 and self.initial_variance == 0:
+            raise ConfigError("objective: with process_noise and initial_variance 0 the ratio is always 1: raise one")
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        now = log_ratio.detach()
+        held = kalman(now, trajectory, self.process_noise, self.observation_noise, self.initial_variance)
+        return held.to(log_ratio) + (log_ratio - now)
+
+
+@dataclass(frozen=True)
+class SequenceSum(Ratio):
+    """log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
+
+    log_ratio_max  the sum is held in [-log_ratio_max, log_ratio_max], so that no ratio overflows; the gradient is not
+
+    The value is pi(y) / mu(y), each token carries its own gradient, and the gradients of a trajectory's terms sum to
+    that of the product. Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for gates
+    that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
+    """
+
+    log_ratio_max: Annotated[float, Interval(gt=0, le=80)] = 20.0
+
+    couples = "trajectory"
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        held = log_ratio.detach()
+        n = int(trajectory.max()) + 1 if trajectory.numel() else 0
+        total = held.new_zeros(n, dtype=torch.float64).index_add_(0, trajectory, held.to(torch.float64))
+        whole = total.clamp(-self.log_ratio_max, self.log_ratio_max).to(held)
+        return whole[trajectory] + (log_ratio - held)
