@@ -13,7 +13,7 @@ from gxpo.credit import CreditPart
 from gxpo.credit.pass_at_k import PassAtK
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
-from gxpo.keys import show
+from gxpo.keys import Stated, show
 from gxpo.methods import METHODS
 from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.ratio import Sequence
@@ -398,3 +398,10 @@ def test_sequence_sum_asks_for_its_horizon():
 def test_repr_shows_formula_and_origins():
     text = repr(gxpo.method("gigpo+gspo"))
     assert "std_state" in text and "[gigpo]" in text and "[gspo]" in text
+
+
+def test_left_over_options_make_no_part():
+    """What another run's configuration states of a part that this method does not add is left out, with a warning."""
+    with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):
+        made = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
+    assert made.credit == gxpo.method("grpo").credit

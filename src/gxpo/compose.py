@@ -157,10 +157,10 @@ class _Keys:
         return found.value
 
     def names(self, prefix: str) -> list[str]:
-        """NAME of every stated `prefix.NAME`, in order."""
-        return list(
-            dict.fromkeys(k[len(prefix) + 1 :].split(".")[0] for k in self.stated if k.startswith(prefix + "."))
-        )
+        """NAME of every stated `prefix.NAME`, in order; optional options of a part that is not stated make none."""
+        words = len(prefix.split("."))
+        below = {k: k.split(".")[words] for k in self.stated if k.startswith(f"{prefix}.")}
+        return list(dict.fromkeys(n for k, n in below.items() if k == f"{prefix}.{n}" or not self.stated[k].optional))
 
     def part(
         self,
@@ -252,7 +252,7 @@ class _Keys:
             return value
         stated = self.stated[key]
         found = typed(key, value, hint, stated)
-        if not finite(found, unbounded or default == math.inf):
+        if not finite(found, unbounded or default in (math.inf, -math.inf)):
             raise ConfigError(f"{key}={show(value)} ({stated.origin}): it must be a finite number")
         return found
 

@@ -105,7 +105,7 @@ def rules(kind: type) -> dict[str, Rule]:
         return {}
     out: dict[str, Rule] = {}
     for field in dataclasses.fields(kind):
-        unbounded = field.default == math.inf or "unbounded" in field.metadata
+        unbounded = field.default in (math.inf, -math.inf) or "unbounded" in field.metadata
         rule = rule_of(hints[field.name], unbounded) if field.init else None
         if rule is not None:
             out[field.name] = rule
