@@ -28,16 +28,16 @@ class RolloutPart(Part):
     slot = "rollout"
 
 
-def name_draws(tasks: Sequence[Task], drawn: Counter[str]) -> list[str]:
+def name_draws(tasks: Sequence[Task], drawn: Counter[str] | None = None) -> list[str]:
     """A name for each draw of a task within a step: its id, then id#1, id#2... where it is drawn again.
 
     `drawn` counts the draws of the step so far, and is counted on.
 
     >>> a, b = Task("a", "?"), Task("b", "?")
-    >>> name_draws([a, b, a], Counter())
+    >>> name_draws([a, b, a])
     ['a', 'b', 'a#1']
     """
-    names = []
+    drawn, names = Counter() if drawn is None else drawn, []
     for task in tasks:
         names.append(f"{task.id}#{drawn[task.id]}" if drawn[task.id] else task.id)
         drawn[task.id] += 1

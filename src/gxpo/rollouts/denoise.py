@@ -10,7 +10,6 @@ ODE, the last one among them.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,13 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
+from gxpo.rollouts.episodes import Play
 
 
 @dataclass(frozen=True)
-class Denoise(RolloutPart):
+class Denoise(Rollout):
     """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
 
     `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
@@ -39,20 +40,10 @@ class Denoise(RolloutPart):
         """How held-out tasks are attempted."""
         return Denoise(samples)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        return self.grow_more(tasks, session, Counter())
-
-    def grow_more(self, tasks: Sequence[Task], session: Session, drawn: Counter[str]) -> Forest:
-        """As `grow`, in a step that has `drawn` these tasks already."""
-        draws = name_draws(tasks, drawn)
-        prompts = [session.encode(task) for task in tasks]
-        completions = session.sample(requests(prompts, draws, self.group_size, session))
-        records = []
-        for task, draw, prompt, samples in zip(tasks, draws, prompts, completions, strict=True):
-            group = group_of(session, draw)
-            for i, sample in enumerate(samples):
-                records.append(_record(session, task, group, f"{group}/{i}", [sample], prompt=list(prompt)))
-        return Forest.from_records(records)
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        made = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
+        records = (_record(play.session, e.task, e.group, e.id, [c], prompt=list(e.opening.ids)) for e, c in made)
+        return Forest.from_records(list(records))
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class DenoiseTree(RolloutPart):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         if not session.sampling.temperature > 0:
             raise ConfigError("a branch draws its step: sampling.temperature, its noise level, must be above 0")
-        draws = name_draws(tasks, Counter())
+        draws = name_draws(tasks)
         prompts = [session.encode(task) for task in tasks]
         ode = dataclasses.replace(session.sampling, temperature=0.0)
         paths = session.sample(requests(prompts, draws, self.seeds, session), ode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,7 +159,7 @@ class ExpertSteps(RolloutPart):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         need_expert(session, "expert_steps")
         with Play(session, restorable=True) as play:
-            places = chosen(expert_ways(play, tasks, name_draws(tasks, Counter())), self.steps, session)
+            places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
         requests = []
         for place in places:
             keys = (stream(session, place.draw, j, (place.turn,)) for j in range(self.group_size))

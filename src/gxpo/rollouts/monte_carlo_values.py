@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import Count, Limit, RolloutPart, forest_of, name_draws, sample_within, stream
-from gxpo.rollouts.episodes import Episode, Play
-from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.build import Count, Limit, forest_of, sample_within
+from gxpo.rollouts.episodes import Episode, Fork, Play
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
 
@@ -36,7 +36,7 @@ Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # of each the v
 
 
 @dataclass(frozen=True)
-class MonteCarloValues(RolloutPart):
+class MonteCarloValues(Rollout):
     """`group_size` independent attempts a task (as `independent`), and the values of states that they went through.
 
     A state's value is the mean outcome of `samples` continuations from it, which are scored as the attempts are, before
@@ -76,6 +76,7 @@ class MonteCarloValues(RolloutPart):
     answer_tokens: Limit = 0
 
     provides = ("states", "state_values")
+    forks = True
     requires = ("segments",)
 
     def __post_init__(self) -> None:
@@ -85,15 +86,17 @@ class MonteCarloValues(RolloutPart):
             object.__setattr__(self, "requires", ("restarts",))
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        draws = name_draws(tasks, Counter())
-        if self.at == "turn":
-            return self._of_episodes(tasks, draws, session)
-        if session.envs is not None:
+        if self.at == "turn" and session.envs is None:
+            raise ConfigError("rollout.at=turn needs an environment: set rollout.at=segment, or choose such a task")
+        if self.at == "segment" and session.envs is not None:
             raise ConfigError(
                 "rollout.at=segment goes on from the middle of an action, and environments can't be taken back to "
                 "there: set rollout.at=turn, or choose a task of prompts"
             )
-        return self._of_answers(tasks, draws, session)
+        return super().grow(tasks, session)
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        return (self._of_episodes if play.world else self._of_answers)(rounds[0], play)
 
     # ------------------------------------------------------------ which states
     def _planned(self, places: Sequence[Sequence[int]], longest: Callable[[int, int], int]) -> list[list[_State]]:
@@ -144,40 +147,48 @@ class MonteCarloValues(RolloutPart):
         return forest.replace(extras={**forest.extras, VALUE: column})
 
     # ------------------------------------------------------------ answers to prompts
-    def _of_answers(self, tasks: Sequence[Task], draws: Sequence[str], session: Session) -> Forest:
-        forest = session.segment(Independent(self.group_size).grow(tasks, session))
+    def _of_answers(self, grown: Round, play: Play) -> Forest:
+        session, begun = play.session, grown.episodes
+        forest = session.segment(grown.forest)
         path = [forest.path_token[forest.path_of(row)] for row in range(forest.n_trajectories)]
         actions = [forest.token[tokens].tolist() for tokens in path]
         segments = [forest.segment[tokens].tolist() for tokens in path]
-        prompts, cue = [session.encode(task) for task in tasks], session.tokenize(self.answer_cue, markup=True)
-        limit, size = session.sampling.max_new_tokens, self.group_size
+        cue, limit = session.tokenize(self.answer_cue, markup=True), session.sampling.max_new_tokens
 
         def room(row: int, at: int) -> int:
             return self.answer_tokens or max(1, limit - at - len(cue))
 
         def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
-            kept = [(*actions[state.row][: state.at], *cue) for state in states]
+            kept = [(*actions[s.row][: s.at], *cue) for s in states]
+            bases = [begun[s.row] for s in states]
             asked = []
-            for state, tokens in zip(states, kept, strict=True):
-                draw, attempt = divmod(state.row, size)
-                keys = (stream(session, draws[draw], attempt, (state.at, k)) for k in range(self.samples))
-                asked.append(Request((*prompts[draw], *tokens), tuple(keys)))
-            answers = sample_within(session, asked, [room(state.row, state.at) for state in states])
+            for e, s, own in zip(bases, states, kept, strict=True):
+                keys = tuple(self._key(e, s.at, k) for k in range(self.samples))
+                asked.append(Request((*e.opening.ids, *own), keys))
+            answers = sample_within(session, asked, [room(s.row, s.at) for s in states])
             scored = session.score(
                 forest_of(
-                    [tasks[state.row // size] for state in states],
-                    [f"{forest.id[state.row]}/from{state.at}" for state in states],
-                    [prompts[state.row // size] for state in states],
+                    [e.task for e in bases],
+                    [f"{e.id}/from{s.at}" for e, s in zip(bases, states, strict=True)],
+                    [e.opening.ids for e in bases],
                     [[_whole(own, c) for c in found] for own, found in zip(kept, answers, strict=True)],
                     session.sampling,
                 )
             )
-            means = scored.outcome.reshape(-1, self.samples).nanmean(1).tolist()
-            return [(mean, sum(len(c.tokens) for c in own)) for mean, own in zip(means, answers, strict=True)]
+            return self._means(scored.outcome, [len(c.tokens) for found in answers for c in found])
 
         places = [self._begins(*both, session) for both in zip(actions, segments, strict=True)]
         valued = self._valued(self._planned(places, room), measure, session)
         return self._written(forest, valued, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
+
+    def _means(self, outcome: Tensor, tokens: Sequence[int]) -> list[tuple[float, int]]:
+        """The value of each state, and the tokens that it took."""
+        k, means = self.samples, outcome.reshape(-1, self.samples).nanmean(1).tolist()
+        return [(mean, sum(tokens[i * k : (i + 1) * k])) for i, mean in enumerate(means)]
+
+    @staticmethod
+    def _key(base: Episode, at: int, sample: int) -> StreamKey:
+        return dataclasses.replace(base.key, path=(at, sample))
 
     def _begins(self, action: Sequence[int], segment: Sequence[int], session: Session) -> list[int]:
         """Before how many tokens of an attempt a state stands, 0 first."""
@@ -188,38 +199,27 @@ class MonteCarloValues(RolloutPart):
         return [0, *begins]
 
     # ------------------------------------------------------------ episodes in environments
-    def _of_episodes(self, tasks: Sequence[Task], draws: Sequence[str], session: Session) -> Forest:
-        if session.envs is None:
-            raise ConfigError("rollout.at=turn needs an environment: set rollout.at=segment, or choose such a task")
-        with Play(session, restorable=True) as stage:
-            begun = stage.start(tasks, draws, self.group_size)
-            stage.finish(begun)
-            forest = session.score(stage.forest(begun))  # before the others, which are not to be scored with them twice
+    def _of_episodes(self, grown: Round, play: Play) -> Forest:
+        session, begun = play.session, grown.episodes
+        forest = grown.scored  # before the others, which are not to be scored with them twice
 
-            def longest(row: int, at: int) -> int:
-                return (session.episode.max_turns - begun[row].stood[at].moves) * session.sampling.max_new_tokens
+        def longest(row: int, at: int) -> int:
+            return (session.episode.max_turns - begun[row].stood[at].moves) * session.sampling.max_new_tokens
 
-            def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
-                twins = stage.fork([self._fork(begun[s.row], s.at, k) for s in states for k in range(self.samples)])
-                stage.finish(twins)
-                outcome = session.score(stage.forest([*begun, *twins])).outcome[-len(twins) :]
-                means = outcome.reshape(-1, self.samples).nanmean(1).tolist()
-                spent = [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins]
-                size = self.samples
-                return [(mean, sum(spent[i * size : (i + 1) * size])) for i, mean in enumerate(means)]
+        def measure(states: Sequence[_State]) -> list[tuple[float, int]]:
+            each = [(begun[s.row], s.at, k) for s in states for k in range(self.samples)]
+            twins = play.fork([Fork(e, at, self._key(e, at, k), f"{e.name}/{at}.{k}") for e, at, k in each])
+            play.finish(twins)
+            outcome = session.score(play.forest([*begun, *twins])).outcome[-len(twins) :]
+            return self._means(outcome, [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins])
 
-            valued = self._valued(self._planned([range(len(e.stood)) for e in begun], longest), measure, session)
+        valued = self._valued(self._planned([range(len(e.stood)) for e in begun], longest), measure, session)
         first: dict[tuple[int, int], int] = {}  # the first token of each turn
         steps = zip(forest.path_token.tolist(), forest.path_step.tolist(), strict=True)
         where = list(zip(forest.step_trajectory.tolist(), forest.step_turn.tolist(), strict=True))
         for token, step in steps:
             first.setdefault(where[step], token)
         return self._written(forest, valued, lambda row, at: first.get((row, at)))
-
-    @staticmethod
-    def _fork(base: Episode, turn: int, sample: int) -> tuple[Episode, int, StreamKey, str]:
-        key = dataclasses.replace(base.key, path=(turn, sample))
-        return base, turn, key, f"{base.name}/{turn}.{sample}"
 
 
 def _whole(kept: tuple[int, ...], answer: Completion) -> Completion:

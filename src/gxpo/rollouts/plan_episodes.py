@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -224,7 +223,7 @@ def attempts(
     Execution j of plan i is sampled under (seed, step, draw, i, path (j,), turn), turns counted from 1; the plan under
     (seed, step, draw, i), and so are the turns of its trial.
     """
-    draws = name_draws(tasks, Counter())
+    draws = name_draws(tasks)
     play = GuidedPlay(session, how)
     with play:
         each = samples * copies

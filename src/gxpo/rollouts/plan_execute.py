@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -61,7 +60,7 @@ class Plans(Planning):
     # ------------------------------------------------------------ sampling
     def planned(self, tasks: Sequence[Task], samples: int, session: Session) -> list[_Attempt]:
         """`samples` plans of each task that is a prompt, with the contexts that their executions begin in."""
-        draws = name_draws(tasks, Counter())
+        draws = name_draws(tasks)
         prompts = [self._asked(task, self.plan_prompt, "", session) for task in tasks]
         asked = requests(prompts, draws, samples, session)
         limit = min(self.plan_tokens, session.sampling.max_new_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,7 +87,7 @@ class Prefixes(RolloutPart):
         need_single_turn(session, "prefixes", "goes on from the middle")
         known = self._given if self.tree else self._searched(tasks, session)
         limit, attempts = session.sampling.max_new_tokens, []
-        for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True):
+        for task, draw in zip(tasks, name_draws(tasks), strict=True):
             usable = [p for p in known.get(task.id, [Prefix()]) if len(p.tokens) < limit]
             draws = keyed(session, draw, "prefix")
             prompt = session.encode(task)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import Count, Limit, RolloutPart, action, keyed, name_draws, record, sample_within
-from gxpo.rollouts.episodes import AGENT, Episode, Play
-from gxpo.rollouts.independent import Independent
+from gxpo.protocols import Completion, Request, Session, StreamKey
+from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.build import Count, Limit, action, keyed, record, sample_within
+from gxpo.rollouts.episodes import AGENT, Attempts, Draw, Episode, Fork, Play
 
 
 def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
@@ -26,7 +25,7 @@ def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Regenerate(RolloutPart):
+class Regenerate(Rollout):
     """`group_size` episodes of each task; of those with a failing call, the first failing step `samples` times more.
 
     A call fails where the environment says that it was malformed or illegal. The step is cut `dropped` tokens before
@@ -53,23 +52,23 @@ class Regenerate(RolloutPart):
     dropped: Count = 100
     prompts: Limit = 0
 
-    provides = ("states",)
+    forks = True
     requires = ("restarts",)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if session.envs is None:
+    def first(self, draws: Sequence[Draw], play: Play) -> Sequence[Attempts | Fork]:
+        if not play.world:
             raise ConfigError(
                 "rollout regenerate writes failing calls anew, and a task of prompts has none: choose an environment"
             )
+        return super().first(draws, play)
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         if not self.samples:
-            return Independent(self.group_size).grow(tasks, session)
-        with Play(session, restorable=True) as play:
-            episodes = play.start(tasks, name_draws(tasks, Counter()), self.group_size)
-            play.finish(episodes)
-            sampling = dataclasses.asdict(session.sampling)
-            records = [episode.record(sampling) for episode in episodes]
-            records += self._again(self._cut(episodes, len(tasks), session), play)
-        return session.score(Forest.from_records(records))
+            return rounds[0].forest
+        sampling, episodes = dataclasses.asdict(play.session.sampling), rounds[0].episodes
+        records = [episode.record(sampling) for episode in episodes]
+        records += self._again(self._cut(episodes, len(play.drawn), play.session), play)
+        return play.session.score(Forest.from_records(records))
 
     def _cut(self, episodes: Sequence[Episode], tasks: int, session: Session) -> list[tuple[Episode, int]]:
         """The episodes to go back to, and before which turn."""

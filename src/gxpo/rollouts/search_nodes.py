@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,7 +136,7 @@ class Grower:
     def plant(self, tasks: Sequence[Task]) -> list[SearchTree]:
         """A tree for every draw."""
         s, trees = self.session, []
-        for task, draw in zip(tasks, name_draws(tasks, Counter()), strict=True):
+        for task, draw in zip(tasks, name_draws(tasks), strict=True):
             tree = SearchTree(task, draw, group_of(s, draw), keyed(s, draw, "search"))
             tree.current = tree.root
             trees.append(tree)

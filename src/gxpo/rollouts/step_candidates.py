@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +123,7 @@ class StepCandidates(RolloutPart):
             )
         records: list[dict[str, Any]] = []
         with Play(session, restorable=True) as play:
-            draws, k = name_draws(tasks, Counter()), self.candidates
+            draws, k = name_draws(tasks), self.candidates
             chains = [_Chain(draw, number) for draw in draws for number in range(self.chains)]
             begun = play.start(tasks, draws, self.chains * k)
             for i, chain in enumerate(chains):

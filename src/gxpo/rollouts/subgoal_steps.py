@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,7 +115,7 @@ class SubgoalSteps(RolloutPart):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         need_expert(session, "subgoal_steps")
         with _play(session, restorable=True) as play:
-            places = chosen(expert_ways(play, tasks, name_draws(tasks, Counter())), self.steps, session)
+            places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
             planners = [self.asked(self.plan_prompt, place.said.observation, "", session) for place in places]
             keys = [[_key(place, i, (), session) for i in range(self.group_size)] for place in places]
             plans = self.plan(planners, keys, session)
@@ -248,7 +247,7 @@ class _InTurns:
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         part = self.part
         with _play(session) as play:
-            episodes = play.start(tasks, name_draws(tasks, Counter()), self.samples)
+            episodes = play.start(tasks, name_draws(tasks), self.samples)
             rows: dict[int, list[dict[str, Any]]] = {id(e): [] for e in episodes}
             while running := play.running(episodes):
                 turns = [rows[id(e)] for e in running]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -269,4 +268,4 @@ def draws_of(tasks: Sequence[Task], session: Session) -> list[str]:
         raise ConfigError(
             "a team works on tasks that are prompts: give it such a task, or an environment another rollout"
         )
-    return name_draws(tasks, Counter())
+    return name_draws(tasks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +80,7 @@ class ThinkingBudgets(RolloutPart):
 
     # ------------------------------------------------------------ sampling
     def _thought(self, tasks: Sequence[Task], room: int, session: Session) -> list[_Thinking]:
-        draws, prompts = name_draws(tasks, Counter()), [session.encode(task) for task in tasks]
+        draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
         asked = requests(prompts, draws, self.group_size, session)
         sampling = dataclasses.replace(
             session.sampling, max_new_tokens=room, stop=(*session.sampling.stop, self.closing)
