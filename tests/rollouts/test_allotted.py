@@ -16,7 +16,7 @@ from tests.rollouts.replay_session import UNSCORED, StepSession, right_first, ta
 from tests.rollouts.resumed import check_resumed
 
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.rollouts.allotted import Allotted, allot, expected_contrast
+from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize, allot, expected_contrast
 from gxpo.rollouts.independent import Independent
 
 
@@ -69,14 +69,14 @@ def test_where_the_gains_fall_greedy_is_the_best_there_is() -> None:
 # ---------------------------------------------------------------- the part
 def test_a_step_that_knows_nothing_is_independent_attempts() -> None:
     session, plain = StepSession(right_first(1)), StepSession(right_first(1))
-    forest = session.score(Allotted(4).grow(tasks("a", "b"), session))
+    forest = session.score(AdaptiveGroupSize(4).grow(tasks("a", "b"), session))
     assert forest.info == [{"predicted": 0.5}] * 8
     same = plain.score(Independent(4).grow(tasks("a", "b"), plain))
     assert forest.replace(info=[{} for _ in forest.info]).to_records() == same.to_records()
 
 
 def test_attempts_go_from_what_is_always_solved_to_what_is_not() -> None:
-    part = Allotted(4, prior=0.5)
+    part = AdaptiveGroupSize(4, prior=0.5)
     session = StepSession(lambda s: int(s.task == "right" or s.attempt % 2), step=1)
     train(part, ["right", "mixed"], session)
     # 4 of 4 and 2 of 4, m = 6 / 8: (4 + .375) / 4.5, (2 + .375) / 4.5
@@ -89,7 +89,7 @@ def test_attempts_go_from_what_is_always_solved_to_what_is_not() -> None:
 
 
 def test_unknown_verdicts_say_nothing_and_a_task_drawn_twice_has_both() -> None:
-    part = Allotted(3, discount=0.0)
+    part = AdaptiveGroupSize(3, discount=0.0)
     session = StepSession(lambda s: (1, 0, UNSCORED)[s.attempt], step=1)
     forest = train(part, ["a", "a"], session)
     assert forest.group == ["s1/a"] * 3 + ["s1/a#1"] * 3 and part.memory == {"a": [2.0, 4.0]}
@@ -98,7 +98,7 @@ def test_unknown_verdicts_say_nothing_and_a_task_drawn_twice_has_both() -> None:
 
 
 def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
-    rng, part = random.Random(1), Allotted(5, least=1, most=9)
+    rng, part = random.Random(1), AdaptiveGroupSize(5, least=1, most=9)
     for step in range(1, 6):
         names = [rng.choice("abcd") + str(i) for i in range(4)]
         forest = train(part, names, StepSession(lambda s: int(ord(s.task[0]) % 3 > s.attempt), step=step))
@@ -107,7 +107,7 @@ def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
 
 
 def test_read_back_it_allots_the_same() -> None:
-    part, other = Allotted(4), Allotted(4)
+    part, other = AdaptiveGroupSize(4), AdaptiveGroupSize(4)
     train(part, ["a", "b", "c"], StepSession(lambda s: int(s.attempt < "abc".index(s.task)), step=1))
     assert part == other and other.memory == {} and "memory" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
@@ -131,7 +131,7 @@ def test_read_back_it_allots_the_same() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        Allotted(**wrong)
+        AdaptiveGroupSize(**wrong)
 
 
 @pytest.mark.filterwarnings("ignore:reward")

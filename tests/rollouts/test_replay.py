@@ -9,6 +9,7 @@ import shutil
 import statistics
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import EpisodeRules, Sampling
-from gxpo.rollouts.replay import CHOICES, Replay, ReplayBuffer, choose
+from gxpo.rollouts.replay import Choice, Replay, ReplayBuffer, choose
 
 OUTCOMES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=1, max_size=9)
 
@@ -51,7 +52,7 @@ def scripted(verdicts: dict[int, list[int]]):
 @given(OUTCOMES, st.integers(1, 9))
 def test_each_choice_is_what_it_says(outcomes: list[float], k: int) -> None:
     n = len(outcomes)
-    for how in CHOICES:
+    for how in get_args(Choice):
         places = choose(outcomes, k, how, (0, 1, "g"))
         assert places == sorted(set(places)) and set(places) <= set(range(n))
         assert len(places) == (n if how == "all" else min(k, n))
@@ -258,7 +259,7 @@ def test_a_buffer_read_back_goes_on_as_the_one_that_was_written() -> None:
         one, two = (train(p, ["b", "a"], StepSession(right_first(1), step=step)) for p in (part, other))
         assert one.to_records() == two.to_records() and one.origin.count("replay") == 6
     assert part.state_dict() == other.state_dict()
-    with pytest.raises(CheckpointError, match="replay buffer"):
+    with pytest.raises(CheckpointError, match="stored rollouts"):
         other.load_state_dict({"rows": []})
 
 

@@ -17,8 +17,8 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Sampling, StreamKey
+from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate, flawed_step, least_probable, step_begins
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.revise import Revise, flawed_step, least_probable, step_begins
 
 ASK = "{prompt}<{steps}>"
 
@@ -80,7 +80,7 @@ def test_a_reply_names_a_step_or_accepts() -> None:
 # ---------------------------------------------------------------- one revision
 def test_the_suffix_is_written_anew_after_the_steps_before_the_flaw() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
-    forest = Revise(group_size=2, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a"), session)
     asked = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
     assert asked == [["a?"], ["a?<1. good,\n2. bad,\n3. end>"] * 2, ["a?good,"] * 2]
     answer, refiner = forest.action(0), forest.action(1)
@@ -91,7 +91,7 @@ def test_the_suffix_is_written_anew_after_the_steps_before_the_flaw() -> None:
 
 def test_every_token_keeps_the_log_prob_under_which_it_was_sampled() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
-    forest = Revise(group_size=1, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session)
     # the draft's first five tokens, the suffix's three (with its end), the refiner's two
     expected = [-i / 8 for i in (1, 2, 3, 4, 5)] + [-i / 8 for i in (1, 2, 3)] + [-i / 8 for i in (1, 2)]
     assert forest.path_behaviour_logprob.tolist() == expected
@@ -100,7 +100,7 @@ def test_every_token_keeps_the_log_prob_under_which_it_was_sampled() -> None:
 
 def test_the_refiner_is_an_agent_with_a_context_of_its_own_in_the_same_trajectory() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
-    (record,) = Revise(group_size=1, template=ASK).grow(tasks("a"), session).to_records()
+    (record,) = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session).to_records()
     answer, refiner = record["turns"]
     assert record["prompt"] == list(ids("a?")) and answer["action"] == [*ids("good,ok"), END]
     assert answer.get("agent", "agent") == "agent" and refiner["agent"] == "refiner"
@@ -110,7 +110,7 @@ def test_the_refiner_is_an_agent_with_a_context_of_its_own_in_the_same_trajector
 
 def test_the_cut_attempt_is_not_there_and_is_charged() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
-    forest = Revise(group_size=2, template=ASK).grow(tasks("a", "b"), session)
+    forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a", "b"), session)
     assert forest.n_trajectories == 4 and session.budget.discarded == 4 and session.budget.rollouts == 8
     text = {
         session.decode(forest.token[a:b].tolist())
@@ -123,7 +123,7 @@ def test_the_cut_attempt_is_not_there_and_is_charged() -> None:
 
 def test_the_answer_is_scored_without_the_refiners_words() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
-    forest = Revise(group_size=1, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session)
     assert session.judged == [("s60/a/0", "good,ok")] and forest.success.tolist() == [1.0]
 
 
@@ -150,7 +150,7 @@ def test_credit_is_shared_by_actor_and_refiner() -> None:
 @pytest.mark.parametrize("reply", ["0", "9", "x"])
 def test_an_attempt_that_is_accepted_stays_as_it_is(reply: str) -> None:
     session = GrowingSession(policy("good,ok", verdicts=reply), judge)
-    forest = Revise(group_size=1, revisions=3, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, revisions=3, template=ASK).grow(tasks("a"), session)
     assert len(session.calls) == 2 and session.budget.discarded == 0
     assert forest.origin == ["policy"] and forest.info == [{}] and forest.step_info[1] == {"flawed": None}
     assert session.decode(forest.action(0)) == "good,ok"
@@ -163,7 +163,7 @@ def test_each_revision_starts_from_the_one_before() -> None:
         return ("a,b,c,d", "C,D", "A,B,ok")[stream.path[0] if stream.path else 0]
 
     session = GrowingSession(say, judge)
-    forest = Revise(group_size=1, revisions=3, template=ASK).grow(tasks("q"), session)
+    forest = CutAndRegenerate(group_size=1, revisions=3, template=ASK).grow(tasks("q"), session)
     asked = [session.decode(requests[0].prompt) for requests, _ in session.calls]
     assert asked == [
         "q?",
@@ -185,7 +185,7 @@ def test_only_what_was_cut_is_looked_at_again() -> None:
         return "ok" if stream.path else "x,y"
 
     session = GrowingSession(say, judge)
-    forest = Revise(group_size=3, revisions=2, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=3, revisions=2, template=ASK).grow(tasks("a"), session)
     assert [len(requests) for requests, _ in session.calls] == [1, 3, 1, 1]
     assert forest.origin == ["policy", "correction", "policy"]
     assert forest.success.tolist() == [0.0, 1.0, 0.0]
@@ -194,7 +194,7 @@ def test_only_what_was_cut_is_looked_at_again() -> None:
 # ---------------------------------------------------------------- room
 def test_an_answer_never_becomes_longer_than_sampling_allows() -> None:
     session = GrowingSession(policy("good,bad", "123456789012345"), judge, sampling=Sampling(max_new_tokens=10))
-    forest = Revise(group_size=1, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "good,12345" and forest.truncated.tolist() == [True]
     assert forest.step_finish[0] == "length"
     assert [sampling.max_new_tokens for _, sampling in session.calls] == [10, 8, 5]
@@ -207,14 +207,14 @@ def test_of_several_the_widest_room_is_asked_for_and_each_kept_within_its_own() 
         return "1234567890" if stream.path else "ab,cd"
 
     session = GrowingSession(say, judge, sampling=Sampling(max_new_tokens=8))
-    forest = Revise(group_size=2, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a"), session)
     assert [session.decode(forest.action(s)) for s in (0, 2)] == ["12345678", "ab,12345"]
     assert session.calls[2][1].max_new_tokens == 8
 
 
 def test_a_stored_support_is_kept_on_both_sides_of_the_cut() -> None:
     session = GrowingSession(policy("good,bad"), judge, sampling=Sampling(top_k=2, max_new_tokens=20))
-    forest = Revise(group_size=1, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session)
     tokens = forest.token[forest.path_token]
     assert forest.extras["support"][forest.path_token].tolist() == [[t, t + 1] for t in tokens.tolist()]
 
@@ -223,7 +223,7 @@ def test_a_stored_support_is_kept_on_both_sides_of_the_cut() -> None:
 def test_without_a_refiner_nobody_is_asked() -> None:
     for where in ("uniform", "low_probability"):
         session = GrowingSession(policy("a,b,c"), judge)
-        forest = Revise(group_size=2, where=where).grow(tasks("a"), session)
+        forest = CutAndRegenerate(group_size=2, where=where).grow(tasks("a"), session)
         assert forest.agent_names == ("agent",) and forest.n_steps == 2 and len(session.calls) == 2
 
 
@@ -232,14 +232,14 @@ def test_the_least_probable_step_is_cut() -> None:
         return [-5.0 if chr(t) == "B" else -0.1 for t in tokens]
 
     session = GrowingSession(policy("a,B,c"), judge, logprob=logprob)
-    forest = Revise(group_size=1, where="low_probability").grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=1, where="low_probability").grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "a,ok"
 
 
 def test_a_step_at_random_is_each_with_equal_probability_and_the_same_again() -> None:
     def cuts() -> list[int]:
         session = GrowingSession(policy("a,b,c,d"), judge)
-        return [i["cuts"][0] for i in Revise(group_size=300, where="uniform").grow(tasks("a"), session).info]
+        return [i["cuts"][0] for i in CutAndRegenerate(group_size=300, where="uniform").grow(tasks("a"), session).info]
 
     found = cuts()
     assert found == cuts()
@@ -249,7 +249,7 @@ def test_a_step_at_random_is_each_with_equal_probability_and_the_same_again() ->
 
 def test_without_revisions_it_is_independent_sampling() -> None:
     session = GrowingSession(policy("a,b"), judge)
-    forest = Revise(group_size=2, revisions=0).grow(tasks("a", "a"), session)
+    forest = CutAndRegenerate(group_size=2, revisions=0).grow(tasks("a", "a"), session)
     other = GrowingSession(policy("a,b"), judge)
     plain = other.score(Independent(2).grow(tasks("a", "a"), other))
     assert forest.to_records() == plain.to_records() and session.calls == other.calls
@@ -280,7 +280,7 @@ def test_a_model_reads_each_authors_tokens_in_that_authors_context(layout: str) 
         return policy("good,bad,end", "ok" if stream.attempt else "no", verdicts="23")(context, stream)
 
     session = GrowingSession(say, judge, logprob=written)
-    forest = Revise(group_size=2, revisions=2, template=ASK).grow(tasks("a"), session)
+    forest = CutAndRegenerate(group_size=2, revisions=2, template=ASK).grow(tasks("a"), session)
     learner = TorchLearner(written.model, lr=1e-3, weight_decay=0.0, layout=layout)
     assert float((learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs().max()) < 1e-10
     method = gxpo.method("search_r2")
@@ -317,7 +317,7 @@ def test_what_comes_out_is_what_was_written(drafts, verdicts, revisions, size) -
         return drafts[(len(stream.path) + sum(stream.path) + stream.attempt) % len(drafts)]
 
     session = GrowingSession(say, judge)
-    forest = Revise(group_size=size, revisions=revisions, template=ASK).grow(tasks("a", "b"), session)
+    forest = CutAndRegenerate(group_size=size, revisions=revisions, template=ASK).grow(tasks("a", "b"), session)
     assert session.budget.rollouts == forest.n_trajectories + session.budget.discarded
     assert session.budget.discarded == sum(len(i.get("cuts", ())) for i in forest.info)
     assert forest.group == ["s60/a"] * size + ["s60/b"] * size
@@ -333,14 +333,12 @@ def test_what_comes_out_is_what_was_written(drafts, verdicts, revisions, size) -
 # ---------------------------------------------------------------- refusals
 def test_settings_that_make_no_sense_are_refused() -> None:
     for fields, message in (
-        ({"group_size": 0}, "group_size must be at least 1"),
-        ({"revisions": -1}, "revisions must be at least 0"),
-        ({"refiner_tokens": 0}, "refiner_tokens must be at least 1"),
-        ({"where": "last"}, "one of refiner, uniform, low_probability"),
-        ({"delimiter": ""}, "delimiter is empty"),
+        ({"group_size": 0}, "group_size is 0; it is 1 or more"),
+        ({"revisions": -1}, "revisions is -1; it is 0 or more"),
+        ({"refiner_tokens": 0}, "refiner_tokens is 0; it is 1 or more"),
+        ({"where": "last"}, "where is .last.*refiner, uniform"),
+        ({"delimiter": ""}, "delimiter is"),
         ({"template": "{steps}"}, r"lacks \{prompt\}"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Revise(**fields)
-    with pytest.raises(ConfigError, match=r"revise cuts answers.*episodes"):
-        Revise().grow(tasks("a"), GrowingSession(policy("a"), judge, envs=object()))
+            CutAndRegenerate(**fields)

@@ -30,7 +30,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import EpisodeRules, Sampling, StreamKey
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.staged import Staged
+from gxpo.rollouts.retry import RetryUntilSolved
 
 
 def written(stream: StreamKey) -> int:
@@ -44,7 +44,7 @@ def written(stream: StreamKey) -> int:
 def test_a_task_with_a_success_leaves_after_its_stage() -> None:
     # the card's check: k = 4, S = 2: one success in stage 1 -> n = 4; none -> n = 8
     session = StepSession(written)
-    forest = Staged(8, 4).grow(tasks("0100----", "00000010", "00000000"), session)
+    forest = RetryUntilSolved(8, 4).grow(tasks("0100----", "00000010", "00000000"), session)
     names = ["0100----", "00000010", "00000000"]
     assert [forest.group.count(f"s3/{name}") for name in names] == [4, 8, 8]
     assert forest.group == [f"s3/{n}" for n, size in zip(names, (4, 8, 8), strict=True) for _ in range(size)]
@@ -56,7 +56,7 @@ def test_a_task_with_a_success_leaves_after_its_stage() -> None:
 def test_the_expected_number_of_attempts() -> None:
     """Every pattern of a first stage of four, each with its probability: E n = 4 (1 + 0.9^4) = 6.6244 at p = 0.1."""
     patterns = ["".join(bits) for bits in itertools.product("01", repeat=4)]
-    forest = Staged(8, 4, reuse=False).grow(tasks(*(p + "0000" for p in patterns)), StepSession(written))
+    forest = RetryUntilSolved(8, 4, reuse=False).grow(tasks(*(p + "0000" for p in patterns)), StepSession(written))
     expected = 0.0
     for pattern in patterns:
         probability = math.prod(0.1 if bit == "1" else 0.9 for bit in pattern)
@@ -66,7 +66,7 @@ def test_the_expected_number_of_attempts() -> None:
 
 @given(st.lists(st.text("01?", min_size=12, max_size=12), min_size=1, max_size=4, unique=True), st.integers(1, 12))
 def test_stages_are_what_a_loop_says(names: list[str], most: int) -> None:
-    forest = Staged(most, min(4, most), reuse=False).grow(tasks(*names), StepSession(written))
+    forest = RetryUntilSolved(most, min(4, most), reuse=False).grow(tasks(*names), StepSession(written))
     for name in names:
         n = 0
         while n < most:
@@ -79,35 +79,35 @@ def test_stages_are_what_a_loop_says(names: list[str], most: int) -> None:
 
 def test_one_stage_is_independent_attempts() -> None:
     names = tasks("01000000", "00000000")
-    staged = Staged(4, 4).grow(names, StepSession(written))
+    staged = RetryUntilSolved(4, 4).grow(names, StepSession(written))
     plain = StepSession(written)
     assert staged.to_records() == plain.score(Independent(4).grow(names, plain)).to_records()
 
 
 def test_a_task_drawn_twice_is_two_groups_with_numbers_of_their_own() -> None:
     session = StepSession(lambda stream: WRONG)
-    forest = Staged(4, 2).grow(tasks("a", "a"), session)
+    forest = RetryUntilSolved(4, 2).grow(tasks("a", "a"), session)
     assert forest.group == ["s3/a"] * 4 + ["s3/a#1"] * 4
     assert len(set(session.streams)) == 8 and {s.task for s in session.streams} == {"a", "a#1", "a#2", "a#3"}
 
 
 def test_the_last_stage_may_be_smaller_and_a_stage_larger_than_the_group_is_refused() -> None:
-    assert Staged(5, 2).grow(tasks("a"), StepSession(lambda stream: WRONG)).n_trajectories == 5
+    assert RetryUntilSolved(5, 2).grow(tasks("a"), StepSession(lambda stream: WRONG)).n_trajectories == 5
     with pytest.raises(ConfigError, match=r"rollout\.stage_size is 8.*rollout\.group_size=4"):
-        Staged(4, 8)
+        RetryUntilSolved(4, 8)
 
 
 def test_verdicts_decide_and_are_needed() -> None:
     shaped = StepSession(written, shaping=0.5)
-    assert Staged(8, 4).grow(tasks("00000000"), shaped).n_trajectories == 8
+    assert RetryUntilSolved(8, 4).grow(tasks("00000000"), shaped).n_trajectories == 8
     with pytest.raises(ConfigError, match="needs verdicts"):
-        Staged(4, 2).grow(tasks("0000"), StepSession(written, verdicts=False))
+        RetryUntilSolved(4, 2).grow(tasks("0000"), StepSession(written, verdicts=False))
 
 
 # ---------------------------------------------------------------- reuse
-def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[Staged, StepSession]:
+def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[RetryUntilSolved, StepSession]:
     """A part that has stored a success of task "a" in step 1, and a session of step 2 with `script`."""
-    part = Staged(4, 2)
+    part = RetryUntilSolved(4, 2)
     train(part, ["a", "b"], StepSession(lambda s: int(s.task == "a" and s.attempt == 1), step=1))
     return part, StepSession(script, step=2)
 
@@ -129,7 +129,7 @@ def test_a_stored_success_takes_the_place_of_the_last_failure() -> None:
 def test_where_an_attempt_succeeds_nothing_is_reused() -> None:
     part, session = remembering(lambda s: int(s.task == "a#1"))
     assert set(part.grow(tasks("a"), session).origin) == {"policy"}
-    without = Staged(4, 2, reuse=False)
+    without = RetryUntilSolved(4, 2, reuse=False)
     without.load_state_dict(part.state_dict())
     assert set(without.grow(tasks("a"), StepSession(lambda s: WRONG, step=2)).origin) == {"policy"}
 
@@ -143,11 +143,11 @@ def test_a_group_without_a_known_failure_is_left_alone() -> None:
 
 
 def test_the_newest_success_is_kept_through_a_checkpoint() -> None:
-    part = Staged(4, 2, max_stored=1)
+    part = RetryUntilSolved(4, 2, max_stored=1)
     train(part, ["a", "b"], StepSession(lambda s: int(s.task == "a" and s.attempt == 1), step=1))
     train(part, ["a"], StepSession(right_first(2), step=2))
     assert [r["id"] for r in part.buffer.of("a")] == ["s2/a/1"] and part.buffer.of("b") == []
-    other = Staged(4, 2, max_stored=1)
+    other = RetryUntilSolved(4, 2, max_stored=1)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     later = [p.grow(tasks("a"), StepSession(lambda s: WRONG, step=3)).to_records() for p in (part, other)]
     assert later[0] == later[1] and later[0][-1]["info"] == {"sampled_as": "s2/a/1"}
@@ -158,20 +158,20 @@ def test_the_newest_success_is_kept_through_a_checkpoint() -> None:
 
 def test_stored_successes_are_drawn_evenly_or_the_newest_is() -> None:
     """Four are stored. Over 400 groups each comes 100 times, +- 4 sd of 8.7; a step drawn again is the same."""
-    part = Staged(4, 2)
+    part = RetryUntilSolved(4, 2)
     train(part, ["a"], StepSession(lambda s: RIGHT, step=1))  # both attempts of the first stage
     train(part, ["a"], StepSession(lambda s: RIGHT, step=2))
     stored = [r["id"] for r in part.buffer.of("a")]
     assert stored == ["s1/a/0", "s1/a/1", "s2/a/0", "s2/a/1"]
 
-    def drawn(part: Staged, steps: range) -> list[str]:
+    def drawn(part: RetryUntilSolved, steps: range) -> list[str]:
         grown = [part.grow(tasks("a"), StepSession(lambda s: WRONG, step=step)) for step in steps]
         return [str(forest.info[-1]["sampled_as"]) for forest in grown]
 
     found = drawn(part, range(3, 403))
     assert all(abs(found.count(name) - 100) < 35 for name in stored)
     assert drawn(part, range(3, 13)) == found[:10]
-    newest = Staged(4, 2, choice="recent")
+    newest = RetryUntilSolved(4, 2, choice="recent")
     newest.load_state_dict(part.state_dict())
     assert set(drawn(newest, range(3, 13))) == {"s2/a/1"}
 
@@ -182,7 +182,7 @@ def test_a_reused_row_is_in_the_statistics_and_has_no_gradient() -> None:
     for coef, rows in ((None, [-0.5] * 3 + [0.0]), (1.0, [-0.5] * 3 + [1.5])):
         keys = {} if coef is None else {"rollout.coef": coef}
         m = gxpo.method("ar3po", {"credit.eps": 0.0, **keys})
-        part = Staged(4, 2, coef=m.rollout.coef)
+        part = RetryUntilSolved(4, 2, coef=m.rollout.coef)
         part.load_state_dict(remembering()[0].state_dict())
         forest = part.grow(tasks("a"), StepSession(lambda s: WRONG, step=2))
         now = forest.path_behaviour_logprob.clone().requires_grad_()
@@ -195,15 +195,15 @@ def test_a_reused_row_is_in_the_statistics_and_has_no_gradient() -> None:
 
 def test_refusals_of_reuse() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.choice"):
-        Staged(choice="all")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"rollout\.coef is a weight"):
-        Staged(coef=-1.0)
+        RetryUntilSolved(choice="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"rollout\.coef is -1.0; it is 0 or more"):
+        RetryUntilSolved(coef=-1.0)
     with pytest.raises(ConfigError, match=r"rollout\.max_stored"):
-        Staged(max_stored=0)
+        RetryUntilSolved(max_stored=0)
 
 
 def test_episodes_have_stages_too() -> None:
-    part = Staged(4, 2)
+    part = RetryUntilSolved(4, 2)
     with EnvPool(source(ENV), workers=0) as envs:
         for step in (1, 2, 3):
             now = world_session(envs, rules=EpisodeRules(3), sampling=Sampling(max_new_tokens=1), step=step)
@@ -225,7 +225,7 @@ def test_episodes_have_stages_too() -> None:
 # ---------------------------------------------------------------- the ratio of a reused row
 @pytest.mark.parametrize(("over", "reused"), [("proximal", 1.0), ("behaviour", math.exp(0.3))])
 def test_the_ratio_of_a_reused_row_is_evaluated_anew_or_over_the_recorded_log_probs(over: str, reused: float) -> None:
-    part = Staged(4, 2, coef=1.0)
+    part = RetryUntilSolved(4, 2, coef=1.0)
     part.load_state_dict(remembering()[0].state_dict())
     forest = part.grow(tasks("a"), StepSession(lambda s: WRONG, step=2))
     old = forest.to_path(torch.tensor([o == "replay" for o in forest.origin]), "R")

@@ -60,10 +60,10 @@ def test_what_was_filtered_out_and_what_shaping_added_is_not_kept() -> None:
     forest = part.grow(tasks("a"), StepSession(fading, step=1))
     kept = forest.select([0, 2])
     part.observe(kept.with_rewards(kept.outcome - 0.5))
-    assert [r["id"] for r in part.buffer.groups["s1/a"]] == ["s1/a/0", "s1/a/2"]
-    assert [r["reward"] for r in part.buffer.groups["s1/a"]] == [0, 0]
+    assert [r["id"] for r in part.buffer.kept["s1/a"]] == ["s1/a/0", "s1/a/2"]
+    assert [r["reward"] for r in part.buffer.kept["s1/a"]] == [0, 0]
     part.observe(forest)  # nothing is held any more
-    assert len(part.buffer.groups["s1/a"]) == 2
+    assert len(part.buffer.kept["s1/a"]) == 2
 
 
 # ---------------------------------------------------------------- drawn by weight
@@ -92,7 +92,7 @@ def test_a_draw_depends_on_its_key_alone_and_has_no_more_than_there_is() -> None
 def test_idle_rollouts_are_made_up_for_with_the_advantage_that_they_had() -> None:
     part = ReplayByAdvantage(4, fill=0.25)
     first = train(part, ["m", "a"], StepSession(fading, step=1))  # nothing is stored yet
-    assert set(first.origin) == {"policy"} and list(part.buffer.groups) == ["s1/m"]  # group a teaches nothing
+    assert set(first.origin) == {"policy"} and list(part.buffer.kept) == ["s1/m"]  # group a teaches nothing
     forest = part.grow(tasks("b", "c", "m"), StepSession(fading, step=2))  # 8 idle rollouts: 2 are drawn
     old = replayed(forest)
     assert forest.group == ["s2/b"] * 4 + ["s2/c"] * 4 + ["s2/m"] * 4 + ["s1/m/again"] * 4
@@ -127,7 +127,7 @@ def test_a_batch_that_teaches_everywhere_draws_nothing() -> None:
     part = ReplayByAdvantage(4)
     for step in (1, 2):
         assert set(train(part, ["m", "m"], StepSession(lambda s: int(s.attempt == 0), step=step)).origin) == {"policy"}
-    assert len(part.buffer.groups) == 4
+    assert len(part.buffer.kept) == 4
 
 
 def test_the_newest_groups_are_kept_and_unscored_rollouts_are_neither_idle_nor_stored() -> None:
@@ -136,7 +136,7 @@ def test_the_newest_groups_are_kept_and_unscored_rollouts_are_neither_idle_nor_s
         script = lambda s: (1, 0, UNSCORED, UNSCORED)[s.attempt]  # noqa: E731
         forest = train(part, ["m"], StepSession(script, step=step))
         assert set(forest.origin) == {"policy"}
-    assert {name: len(rows) for name, rows in part.buffer.groups.items()} == {"s2/m": 2, "s3/m": 2}
+    assert {name: len(rows) for name, rows in part.buffer.kept.items()} == {"s2/m": 2, "s3/m": 2}
 
 
 def test_supports_come_back() -> None:
@@ -152,13 +152,13 @@ def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
     part, other = make(), make()
     for step in (1, 2):
         train(part, ["m", "a"], StepSession(fading, step=step))
-    assert part == other and not other.buffer.groups and "buffer" not in repr(part)
+    assert part == other and not other.buffer.kept and "buffer" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict(), allow_nan=False)))
     for step in (3, 4):
         one, two = (train(p, ["b", "m", "c"], StepSession(fading, step=step)) for p in (part, other))
         assert one.to_records() == two.to_records() and "replay" in one.origin
     assert part.state_dict() == other.state_dict()
-    with pytest.raises(CheckpointError, match="stored groups"):
+    with pytest.raises(CheckpointError, match="stored rollouts"):
         other.load_state_dict({"stored": []})
 
 

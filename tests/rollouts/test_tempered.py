@@ -13,8 +13,8 @@ from tests.rollouts.resumed import check_resumed
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
+from gxpo.rollouts.hot_cold import HotColdReplay
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.tempered import Tempered
 
 
 class Heated(StepSession):
@@ -30,7 +30,7 @@ class Heated(StepSession):
         return super().sample(requests)
 
 
-def grown(part: Tempered, entropy: float | None, script: Any, names: Any = "abcdefgh") -> tuple[Forest, Heated]:
+def grown(part: HotColdReplay, entropy: float | None, script: Any, names: Any = "abcdefgh") -> tuple[Forest, Heated]:
     if entropy is not None:
         part.load_state_dict({"entropy": entropy})
     session = Heated(script, step=3)
@@ -44,7 +44,7 @@ def half(stream: Any) -> int:
 
 @pytest.mark.parametrize(("entropy", "heat", "m"), [(0.3, 1.2, 2), (0.5, 1.2, 2), (0.51, 0.8, 1)])
 def test_the_last_entropy_decides_on_temperature_and_number(entropy: float, heat: float, m: int) -> None:
-    forest, session = grown(Tempered(2), entropy, half)
+    forest, session = grown(HotColdReplay(2), entropy, half)
     assert [t for t, _ in session.asked] == [session.sampling.temperature, heat]
     again = session.asked[1][1]
     assert [(s.task, s.attempt, s.step) for s in again] == [(t, i, 3) for t in "ab" for i in (2, 3)]
@@ -55,7 +55,7 @@ def test_the_last_entropy_decides_on_temperature_and_number(entropy: float, heat
 
 
 def test_who_comes_in_is_compared_with_nobody_and_read_at_the_runs_temperature() -> None:
-    forest, session = grown(Tempered(2), 0.3, half)
+    forest, session = grown(HotColdReplay(2), 0.3, half)
     assert forest.group[:2] == forest.id[:2] == ["s3/a/tempered/0", "s3/b/tempered/0"]
     assert forest.compared.tolist() == [False] * 2 + [True] * 16
     assert forest.outcome[:2].tolist() == [1.0, 1.0] and forest.task[:2] == ["a", "b"]
@@ -70,7 +70,7 @@ def test_who_comes_in_is_compared_with_nobody_and_read_at_the_runs_temperature()
 
 def test_every_one_of_them_has_credit_one_and_the_others_what_they_had() -> None:
     """Groups of one right and one wrong answer of two: +-.5 unscaled, also for those whose place was taken."""
-    forest, _ = grown(Tempered(2), 0.3, half)
+    forest, _ = grown(HotColdReplay(2), 0.3, half)
     m = gxpo.method("aepo", {"credit.scale": "none"})
     credit = m.advantages(forest)
     found = [float(credit[forest.path_of(r)[0]]) for r in range(18)]
@@ -87,21 +87,21 @@ def test_every_one_of_them_has_credit_one_and_the_others_what_they_had() -> None
 
 def test_only_good_samples_come_in_and_only_so_many() -> None:
     everyone = lambda s: 1  # noqa: E731  no advantage in a group of equals
-    forest, session = grown(Tempered(2), 0.3, everyone)
+    forest, session = grown(HotColdReplay(2), 0.3, everyone)
     assert set(forest.origin) == {"policy"} and session.budget.discarded == 4 and bool(forest.path_trainable.all())
-    one, _ = grown(Tempered(2, most=1), 0.3, half)
+    one, _ = grown(HotColdReplay(2, most=1), 0.3, half)
     assert one.origin.count("tempered") == 1
-    strict, _ = grown(Tempered(2, least=0.8), 0.3, half)  # (1 - .5) / std .7071 = .7071
+    strict, _ = grown(HotColdReplay(2, least=0.8), 0.3, half)  # (1 - .5) / std .7071 = .7071
     assert strict.origin.count("tempered") == 0
     unscored = lambda s: UNSCORED if s.attempt == 2 else int(s.attempt == 1)  # noqa: E731
-    none, _ = grown(Tempered(2), 0.3, unscored)
+    none, _ = grown(HotColdReplay(2), 0.3, unscored)
     assert none.origin.count("tempered") == 0
-    most, session = grown(Tempered(2, share=1.0), 0.3, half, "ab")
+    most, session = grown(HotColdReplay(2, share=1.0), 0.3, half, "ab")
     assert most.origin == ["tempered"] * 2 + ["policy"] * 4 and len(session.asked[1][1]) == 4
 
 
 def test_the_entropy_is_measured_on_the_policys_own_samples() -> None:
-    part = Tempered(2)
+    part = HotColdReplay(2)
     first = train(part, "abcd", Heated(half, step=1))
     assert set(first.origin) == {"policy"}  # nothing is known in the first step
     known = part.state_dict()["entropy"]
@@ -123,6 +123,6 @@ def test_a_resumed_run_goes_on_exactly(tmp_path) -> None:
 def test_what_is_wrong_is_said() -> None:
     for bad in ({"group_size": 1}, {"share": 0.0}, {"most": 0}, {"target": 0.0}, {"low": 2.0}, {"high": math.inf}):
         with pytest.raises(ConfigError, match="rollout"):
-            Tempered(**bad)
+            HotColdReplay(**bad)
     with pytest.raises(CheckpointError, match="entropy"):
-        Tempered().load_state_dict({"groups": 1.0})
+        HotColdReplay().load_state_dict({"groups": 1.0})

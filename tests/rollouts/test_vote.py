@@ -10,7 +10,7 @@ import gxpo
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.vote import Vote
+from gxpo.rollouts.oversample_for_vote import OversampleForVote
 
 TASKS = [Task("a", "?"), Task("b", "?")]
 
@@ -39,7 +39,7 @@ def script(stream):
 def test_all_vote_and_the_first_are_returned():
     # a begins 0 1 2 0 1 2: a third each; b begins 0 1 1 1 1 1: 1/6, then 5/6
     session = Voting(script)
-    forest = Vote(group_size=2, n_votes=6).grow(TASKS, session)
+    forest = OversampleForVote(group_size=2, n_votes=6).grow(TASKS, session)
     assert session.calls == [12] and forest.id == ["s3/a/0", "s3/a/1", "s3/b/0", "s3/b/1"]
     assert forest.outcome.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 6, 5 / 6])
     assert session.budget.discarded == 8 and session.budget.rollouts == 12
@@ -47,22 +47,22 @@ def test_all_vote_and_the_first_are_returned():
 
 def test_what_is_kept_is_what_fewer_attempts_would_have_been():
     many, few = Voting(script), Voting(script)
-    kept, alone = Vote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
+    kept, alone = OversampleForVote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
     assert kept.token.tolist() == alone.token.tolist() and kept.group == alone.group
     assert many.budget.generated_tokens > few.budget.generated_tokens
 
 
 def test_twice_as_many_vote_unless_told():
-    assert Vote(8).votes == 16 and Vote(8, 8).votes == 8
+    assert OversampleForVote(8).votes == 16 and OversampleForVote(8, 8).votes == 8
     session = Voting(script)
-    same = Vote(3, 3).grow(TASKS, session)
+    same = OversampleForVote(3, 3).grow(TASKS, session)
     assert same.n_trajectories == 6 and session.budget.discarded == 0
     for wrong in ({"group_size": 4, "n_votes": 3}, {"group_size": 0}):
-        with pytest.raises(ConfigError, match="n_votes"):
-            Vote(**wrong)
+        with pytest.raises(ConfigError, match=r"n_votes|group_size is 0"):
+            OversampleForVote(**wrong)
 
 
 def test_ttrl_is_a_rollout_and_a_reward():
     m = gxpo.method("ttrl", {"rollout.group_size": 4})
-    assert isinstance(m.rollout, Vote) and m.rollout.votes == 8
+    assert isinstance(m.rollout, OversampleForVote) and m.rollout.votes == 8
     assert m.run_keys["reward"].value == "majority_vote"

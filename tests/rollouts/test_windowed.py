@@ -13,7 +13,7 @@ from tests.rollouts.scripted_session import ScriptedSession
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, StreamKey, Task
-from gxpo.rollouts.windowed import Windowed
+from gxpo.rollouts.partial import PartialRollouts
 
 END = 99
 
@@ -53,14 +53,14 @@ def written(forest: Forest, r: int) -> list[int]:
     return forest.token[forest.path_token[forest.path_of(r)]].tolist()
 
 
-def grown(part: Windowed, step: int, names: Sequence[str], limit: int = 6) -> tuple[Forest, Writing]:
+def grown(part: PartialRollouts, step: int, names: Sequence[str], limit: int = 6) -> tuple[Forest, Writing]:
     session = Writing(step, limit)
     return part.grow([Task(n, n, answer=int(n)) for n in names], session), session
 
 
 def test_three_steps() -> None:
     """Limit 6 in windows of 2; two attempts of tasks 1 (1 and 2 tokens and END) and 4 (4 and 5 tokens and END)."""
-    part = Windowed(group_size=2, windows=3)
+    part = PartialRollouts(group_size=2, windows=3)
     forest, session = grown(part, 1, ["1", "4"])
     assert forest.id == ["s1/1/0", "s1/1/1", "s1/4/0", "s1/4/1"] and session.sizes == [2] * 4
     assert [written(forest, r) for r in range(4)] == [[10, END], [10, 11], [10, 11], [10, 11]]
@@ -86,7 +86,7 @@ def test_three_steps() -> None:
 
 def test_the_limit_ends_a_rollout_and_windows_need_not_divide_it() -> None:
     """Limit 5 in windows of 2, 2 and 1: over after 5 tokens, not truncated, not scored yet: the verifier's."""
-    part = Windowed(group_size=1, windows=3)
+    part = PartialRollouts(group_size=1, windows=3)
     sizes = []
     for step, names in ((1, ["9"]), (2, []), (3, [])):
         forest, session = grown(part, step, names, limit=5)
@@ -97,7 +97,7 @@ def test_the_limit_ends_a_rollout_and_windows_need_not_divide_it() -> None:
 
 
 def test_one_window_is_the_plain_rollout() -> None:
-    forest, session = grown(Windowed(group_size=2, windows=1), 1, ["1", "3"])
+    forest, session = grown(PartialRollouts(group_size=2, windows=1), 1, ["1", "3"])
     assert not bool(forest.truncated.any()) and session.sizes == [6] * 4
     assert [written(forest, r)[-1] for r in range(4)] == [END] * 4
     assert session.streams == [StreamKey(5, 1, t, i) for t in ("1", "3") for i in range(2)]
@@ -105,7 +105,7 @@ def test_one_window_is_the_plain_rollout() -> None:
 
 def test_no_two_windows_share_random_numbers() -> None:
     """The same task in three steps, its attempts going on: every window has a stream of its own."""
-    part, streams = Windowed(group_size=2, windows=3), []
+    part, streams = PartialRollouts(group_size=2, windows=3), []
     for step in (1, 2, 3):
         streams += grown(part, step, ["9", "9"])[1].streams
     assert len(streams) == len(set(streams)) == 4 + 8 + 12
@@ -113,9 +113,9 @@ def test_no_two_windows_share_random_numbers() -> None:
 
 
 def test_a_resumed_run_goes_on_alike() -> None:
-    part = Windowed(group_size=2, windows=3)
+    part = PartialRollouts(group_size=2, windows=3)
     grown(part, 1, ["4"])
-    other = Windowed(group_size=2, windows=3)
+    other = PartialRollouts(group_size=2, windows=3)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     for step in (2, 3):
         one, two = grown(part, step, ["2"])[0], grown(other, step, ["2"])[0]
@@ -124,7 +124,7 @@ def test_a_resumed_run_goes_on_alike() -> None:
 
 
 def test_a_step_s_forest_does_not_change_later() -> None:
-    part = Windowed(group_size=1, windows=3)
+    part = PartialRollouts(group_size=1, windows=3)
     forest, _ = grown(part, 1, ["4"])
     records = forest.to_records()
     grown(part, 2, [])
@@ -132,15 +132,11 @@ def test_a_step_s_forest_does_not_change_later() -> None:
 
 
 def test_what_it_can_t_do_is_refused() -> None:
-    part, session = Windowed(group_size=1, windows=3), Writing(1)
-    session.envs = object()  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="no environment"):
-        part.grow([Task("1", "1")], session)
-    session = Writing(1)
+    part, session = PartialRollouts(group_size=1, windows=3), Writing(1)
     session.sampling = dataclasses.replace(session.sampling, top_k=3)
     with pytest.raises(ConfigError, match="top_k"):
         part.grow([Task("1", "1")], session)
     with pytest.raises(TaskError, match="no JSON"):
         part.grow([Task("1", "1", answer=torch.zeros(1))], Writing(1))
     with pytest.raises(ConfigError, match=r"rollout\.windows"):
-        Windowed(windows=0)
+        PartialRollouts(windows=0)

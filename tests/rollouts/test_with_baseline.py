@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.rollouts.replay_session import ENV, UNSCORED, StepSession, tasks, train
+from tests.rollouts.replay_session import UNSCORED, StepSession, tasks, train
 from tests.rollouts.resumed import check_resumed, parity
 
 import gxpo
-from gxpo.envs import EnvPool, source
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, StreamKey
+from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.with_baseline import WithBaseline
 
 ALWAYS = lambda stream: 1  # noqa: E731
 
@@ -37,14 +36,14 @@ class Asked(StepSession):
         return super().sample(requests)
 
 
-def grown(part: WithBaseline, script: Any = ALWAYS, names: Sequence[str] = ("a", "b"), **more: Any) -> tuple:
+def grown(part: BaselineRollouts, script: Any = ALWAYS, names: Sequence[str] = ("a", "b"), **more: Any) -> tuple:
     session = Asked(script, **more)
     return session.score(part.grow(tasks(*names), session)), session
 
 
 # ---------------------------------------------------------------- what stands beside a group
 def test_greedy_rows_are_there_and_nowhere_else() -> None:
-    forest, session = grown(WithBaseline(3, temperature=0.0))
+    forest, session = grown(BaselineRollouts(3, temperature=0.0))
     assert forest.group == ["s3/a"] * 4 + ["s3/b"] * 4
     assert forest.origin == (["policy"] * 3 + ["baseline"]) * 2
     assert forest.id[3] == "s3/a/baseline/0" and len(set(forest.id)) == 8
@@ -61,16 +60,16 @@ def test_greedy_rows_are_there_and_nowhere_else() -> None:
 
 
 def test_a_greedy_row_can_be_read_by_the_learner_and_samples_keep_their_support() -> None:
-    forest, session = grown(WithBaseline(2, temperature=0.0), sampling=Sampling(0.7, top_k=5, max_new_tokens=3))
+    forest, session = grown(BaselineRollouts(2, temperature=0.0), sampling=Sampling(0.7, top_k=5, max_new_tokens=3))
     assert [row["temperature"] for row in forest.sampling] == [0.7] * 6
     assert [row["top_k"] for row in forest.sampling] == [5, 5, 0] * 2
     assert [a[1:3] for a in session.asked] == [(0.7, 5), (0.7, 5), (0.0, 0), (0.0, 0)]
 
 
 def test_rows_of_the_reference_are_drawn_by_it_as_many_as_samples() -> None:
-    part = WithBaseline(3, 0, "reference")
+    part = BaselineRollouts(3, 0, "reference")
     forest, session = grown(part, names=["a", "a"])
-    assert part.policies == {"main": "trained", "reference": "frozen"} and WithBaseline(3).policies is None
+    assert part.policies == {"main": "trained", "reference": "frozen"} and BaselineRollouts(3).policies is None
     assert [a[0] for a in session.asked] == ["main", "main", "reference", "reference"]
     assert [s.attempt for s in session.asked[3][3]] == [3, 4, 5] and session.asked[3][3][0].task == "a#1"
     assert forest.group == ["s3/a"] * 6 + ["s3/a#1"] * 6
@@ -81,7 +80,7 @@ def test_rows_of_the_reference_are_drawn_by_it_as_many_as_samples() -> None:
 def test_nothing_changes_for_the_rows_that_are_trained() -> None:
     """GRPO's credit, loss and gradient with the rows beside them and without."""
     script = lambda s: (1, 0, 0, 1)[s.attempt]  # noqa: E731
-    forest, _ = grown(WithBaseline(3, temperature=0.0), script)
+    forest, _ = grown(BaselineRollouts(3, temperature=0.0), script)
     rows = torch.tensor([o == "policy" for o in forest.origin])
     sub, entries, m = forest.select(rows), forest.entries_of(rows), gxpo.method("grpo")
     logprob = (forest.path_behaviour_logprob + 0.1 * torch.arange(forest.n_entries) % 0.7).requires_grad_()
@@ -103,14 +102,14 @@ def credit_of(name: str, forest: Forest) -> list[float]:
 
 @pytest.mark.parametrize(("greedy", "expected"), [(1, [0, -1, -1]), (0, [1, 0, 0]), (UNSCORED, [0, 0, 0])])
 def test_remax_is_the_reward_less_the_greedy_answers(greedy: int, expected: list[float]) -> None:
-    forest, _ = grown(WithBaseline(3, temperature=0.0), lambda s: (1, 0, 0, greedy)[s.attempt], ["a"])
+    forest, _ = grown(BaselineRollouts(3, temperature=0.0), lambda s: (1, 0, 0, greedy)[s.attempt], ["a"])
     assert credit_of("remax", forest) == [*expected, 0]
 
 
 def test_pvpo_has_the_cards_numbers_and_measures_a_task_once() -> None:
     # two of four reference answers are right: V = .5, and A = .5, -.5, -.5, -.5
     script = lambda s: (1, 0, 0, 0, 1, 1, 0, 0)[s.attempt] if s.step == 1 else 1  # noqa: E731
-    part = WithBaseline(4, 4, "reference", once=True)
+    part = BaselineRollouts(4, 4, "reference", once=True)
     first = train(part, ["a"], Asked(script, step=1))
     assert credit_of("pvpo", first) == [0.5, -0.5, -0.5, -0.5, 0, 0, 0, 0]
     session = Asked(script, step=2)
@@ -122,7 +121,7 @@ def test_pvpo_has_the_cards_numbers_and_measures_a_task_once() -> None:
 
 
 def test_what_is_remembered_is_shaped_and_what_was_not_scored_is_measured_again() -> None:
-    part = WithBaseline(1, 2, "reference", once=True)
+    part = BaselineRollouts(1, 2, "reference", once=True)
     session = Asked(lambda s: UNSCORED if s.task == "b" and s.attempt else 1, step=1)
     forest = session.score(part.grow(tasks("a", "b"), session))
     part.observe(forest.with_rewards(forest.outcome - 0.25))
@@ -130,20 +129,20 @@ def test_what_is_remembered_is_shaped_and_what_was_not_scored_is_measured_again(
     session.step = 2
     part.grow(tasks("a", "b"), session)
     assert [a[3][0].task for a in session.asked if a[0] == "reference"] == ["a", "b", "b"]
-    forgetful = WithBaseline(1)
+    forgetful = BaselineRollouts(1)
     train(forgetful, ["a"], Asked(ALWAYS))
     assert forgetful.memory == {}
 
 
 def test_aapo_pairs_the_rows() -> None:
     # r = 1 0 1 1, r' = 0 0 1 0: mean .75, std .5: .25 / .500001, -.75 / .500001; gaps .28 0 0 .28
-    forest, _ = grown(WithBaseline(4, 0, "reference"), lambda s: (1, 0, 1, 1, 0, 0, 1, 0)[s.attempt], ["a"])
+    forest, _ = grown(BaselineRollouts(4, 0, "reference"), lambda s: (1, 0, 1, 1, 0, 0, 1, 0)[s.attempt], ["a"])
     assert credit_of("aapo", forest)[:4] == pytest.approx([0.78, -1.5, 0.5, 0.78], abs=4e-6)
 
 
 # ---------------------------------------------------------------- memory, settings
 def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
-    part, other = (WithBaseline(2, 3, "reference", once=True) for _ in range(2))
+    part, other = (BaselineRollouts(2, 3, "reference", once=True) for _ in range(2))
     script = lambda s: (s.attempt + s.step) % 3 % 2  # noqa: E731
     train(part, ["a", "b"], Asked(script, step=1))
     assert part == other and other.memory == {} and "memory" not in repr(part)
@@ -168,15 +167,7 @@ def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        WithBaseline(**wrong)
-
-
-def test_episodes_are_refused() -> None:
-    with EnvPool(source(ENV), workers=0) as envs:
-        session = Asked(ALWAYS)
-        session.envs = envs  # type: ignore[assignment]  # the scripted session has none
-        with pytest.raises(ConfigError, match="rollout=independent"):
-            WithBaseline().grow(tasks("a"), session)
+        BaselineRollouts(**wrong)
 
 
 # ---------------------------------------------------------------- runs

@@ -8,6 +8,7 @@ import gxpo
 from gxpo import tasks
 from gxpo.errors import ConfigError, TaskError
 from gxpo.methods import METHODS
+from gxpo.protocols import Task
 from gxpo.trainer.preflight import check_settings, check_world, learns_from_one
 from gxpo.worlds import World
 
@@ -58,9 +59,19 @@ def test_states_are_the_environments_to_give(name):
 
 
 def test_rollouts_of_prompts_are_refused_in_an_environment():
-    for name in ("scaf_grpo", "igrpo", "search_r2", "luffy", "dr_mas", "soft_grpo", "remax"):
+    for name in ("dr_mas", "soft_grpo"):
         with pytest.raises(ConfigError, match="is for tasks with one answer, and those of world are episodes"):
             check_world(gxpo.method(name), episodes("states", "expert", "legal"), "world")
+
+
+def test_hints_and_references_in_an_environment_are_its_experts():
+    for name in ("scaf_grpo", "luffy"):
+        world = episodes("states", "expert")
+        world.source.draw = lambda n, step: [Task("t", "", info={"seed": 0})]
+        check_world(gxpo.method(name), world, "world")
+        world.envs.provides = ("states",)
+        with pytest.raises(TaskError, match=r"expert\(\)"):
+            check_world(gxpo.method(name), world, "world")
 
 
 def test_every_task_of_a_list_is_looked_at_for_hints(tmp_path):

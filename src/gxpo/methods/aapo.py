@@ -13,7 +13,7 @@ has no gap. Groups of equal rewards learn where the reference fared otherwise.
 from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.objectives.surrogate import Unclipped
-from gxpo.rollouts.with_baseline import WithBaseline
+from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline
 
 aapo = Definition(
@@ -30,7 +30,7 @@ aapo = Definition(
         "credit.add.clipped_gap.value": "gap",
         "credit.add.clipped_gap.low": -0.2,
         "credit.add.clipped_gap.high": 0.28,
-        "rollout": WithBaseline,
+        "rollout": BaselineRollouts,
         "rollout.of": "reference",
         "rollout.baselines": 0,
         "signal.rollout_baseline": RolloutBaseline,

@@ -11,7 +11,7 @@ then. h is an estimate from sampled tokens, not the entropy. The first step, whi
 
 from gxpo.credit.for_origin import ConstantAdvantage
 from gxpo.keys import Definition
-from gxpo.rollouts.tempered import Tempered
+from gxpo.rollouts.hot_cold import HotColdReplay
 
 aepo = Definition(
     name="aepo",
@@ -23,7 +23,7 @@ aepo = Definition(
     idea="REINFORCE on samples of a tempered policy moves the entropy towards the temperature's side",
     formula="A = 1 on good samples at T = T_high if h <= H* else T_low, in the place of m of GRPO's rollouts",
     evidence="reference-code",
-    keys={"rollout": Tempered, "credit.add.for_origin": ConstantAdvantage},
+    keys={"rollout": HotColdReplay, "credit.add.for_origin": ConstantAdvantage},
     choices="H* 0.5, T 1.2 and 0.8; nothing more is drawn in step 1",
     cost="a quarter of the prompts are sampled twice",
     code="597358816/AEPO@b353a05441e9cedaed154d29aa75bcae472a6a27 verl/trainer/ray_trainer.py "

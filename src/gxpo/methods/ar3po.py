@@ -16,7 +16,7 @@ easy prompts, and the baseline, no longer unbiased.
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.staged import Staged
+from gxpo.rollouts.retry import RetryUntilSolved
 
 ar3po = Definition(
     name="ar3po",
@@ -27,7 +27,7 @@ ar3po = Definition(
     idea="more answers for prompts that resist, fewer for easy ones, and an old right answer where all fail",
     formula="n_q = k min(stages until a success, S); A = (r - mean_q) / std_q; L = sum clip loss / tokens",
     evidence="secondary",
-    keys={"rollout": Staged, "objective.clip_high": 0.28, "objective.aggregate": "token_mean"},
+    keys={"rollout": RetryUntilSolved, "objective.clip_high": 0.28, "objective.aggregate": "token_mean"},
     choices="k = 4, S = 2; a random stored success replaces the last failure, in the statistics without a gradient",
     cost="saves samples: k (1 + (1 - p)^k) answers of a prompt of pass rate p, for S = 2",
 )

@@ -13,7 +13,7 @@ objective has a KL; the coefficient is not given.
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.with_baseline import WithBaseline
+from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline
 
 pvpo = Definition(
@@ -29,7 +29,7 @@ pvpo = Definition(
     keys={
         "credit.center": "baseline",
         "credit.scale": "none",
-        "rollout": WithBaseline,
+        "rollout": BaselineRollouts,
         "rollout.of": "reference",
         "rollout.baselines": 8,
         "rollout.once": True,

@@ -14,7 +14,7 @@ unless the greedy answer fared alike.
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.with_baseline import WithBaseline
+from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline
 
 remax = Definition(
@@ -31,7 +31,7 @@ remax = Definition(
     keys={
         "credit.center": "baseline",
         "credit.scale": "none",
-        "rollout": WithBaseline,
+        "rollout": BaselineRollouts,
         "rollout.temperature": 0.0,
         "signal.rollout_baseline": RolloutBaseline,
     },

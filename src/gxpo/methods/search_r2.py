@@ -10,13 +10,13 @@ are one turn, the refiner answers with a step's number, 0 accepts; what can't be
 `rollout.delimiter`. A policy too small to write a step's number can cut at a random step (`rollout.where=uniform`) or
 at its least probable one (`low_probability`): both are ours, and cut always. R_proc, the share of retrieved chunks that
 a judge finds useful, needs that judge: `search_r2@paper` adds `reward.shape.process`, which reads component "process"
-of your reward; without it R = R_out. Tasks with one answer only: the paper's search episodes are refused. Held-out
-tasks are attempted by the actor alone.
+of your reward; without it R = R_out. In an environment the steps are turns. Held-out tasks are attempted by the actor
+alone.
 """
 
 from gxpo.keys import Definition
 from gxpo.rewards.shape import Shape
-from gxpo.rollouts.revise import Revise
+from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
 
 search_r2 = Definition(
     name="search_r2",
@@ -28,13 +28,13 @@ search_r2 = Definition(
     idea="attempts are cut at the first flawed step and go on from there; who finds the flaw is trained with them",
     formula="y' = y_{<k} + suffix, k from the refiner; R = R_out (1 + R_proc); A as GRPO for actor and refiner tokens",
     evidence="paper",
-    keys={"rollout": Revise},
+    keys={"rollout": CutAndRegenerate},
     paper_defaults={
         "reward.shape.process": Shape,
         "reward.shape.process.function": "process_bonus",
         "rollout.group_size": 5,
     },
     choices="judge and trimmer in one turn; one revision; no process reward unless one is given (@paper asks for it); "
-    "rollout.where=uniform or low_probability stand in for a refiner; single-turn tasks only",
+    "rollout.where=uniform or low_probability stand in for a refiner",
     cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",
 )

@@ -15,7 +15,7 @@ varies; the paper fills up to a constant one. Until something has ended, and the
 from gxpo.credit.gae import Gae
 from gxpo.keys import Definition
 from gxpo.objectives.value import ValueRegression
-from gxpo.rollouts.windowed import Windowed
+from gxpo.rollouts.partial import PartialRollouts
 from gxpo.weighting.token_weight import TokenWeight
 
 t_ppo = Definition(
@@ -28,7 +28,7 @@ t_ppo = Definition(
     formula="A_t = r_t + V_{t+1} - V_t + l A_{t+1}, V(s_l) := V(s_{l-1}) if unfinished; V fits the return if finished",
     evidence="secondary",
     keys={
-        "rollout": Windowed,
+        "rollout": PartialRollouts,
         "credit": Gae,
         "credit.lam": 0.95,
         "credit.target_lam": 1.0,

@@ -10,7 +10,7 @@ alone, never for training. A confident wrong majority is learnt: watch `reward_v
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.vote import Vote
+from gxpo.rollouts.oversample_for_vote import OversampleForVote
 
 ttrl = Definition(
     name="ttrl",
@@ -21,7 +21,7 @@ ttrl = Definition(
     idea="no labels: an attempt is paid for agreeing with the majority of its group",
     formula="y = argmax_a #{i: a_i = a} over n_votes; r_i = verify(o_i, y); A as in GRPO over the first G",
     evidence="reference-code",
-    keys={"rollout": Vote, "reward": "majority_vote"},
+    keys={"rollout": OversampleForVote, "reward": "majority_vote"},
     paper_defaults={
         "rollout.group_size": 32,
         "rollout.n_votes": 64,

@@ -12,7 +12,7 @@ between models is not part of this.
 """
 
 from gxpo.keys import Definition
-from gxpo.rollouts.allotted import Allotted
+from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 v0 = Definition(
     name="v0",
@@ -24,7 +24,7 @@ v0 = Definition(
     idea="the rollout budget of a step is allotted before sampling, by what each task is predicted to teach",
     formula="max sum_q n_q (1 - p_q) (1 - (1 - p_q)^(n_q - 1)), sum_q n_q fixed",
     evidence="secondary",
-    keys={"rollout": Allotted},
+    keys={"rollout": AdaptiveGroupSize},
     choices="p from each task's own past in place of a pretrained value model; greedy allotment",
     cost="none in samples; two numbers a task in the checkpoint; pays only where tasks come round again",
 )

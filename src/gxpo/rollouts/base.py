@@ -61,15 +61,19 @@ class Round:
         """Names of the attempts' groups, in order."""
         return list(dict.fromkeys(e.group for e in self.episodes))
 
-    @cached_property
+    @property
     def forest(self) -> Forest:
-        """The round's attempts, not scored; the bases of forks have to be in the same round."""
+        """The round's attempts, scored only if that was asked for; the bases of forks have to be in the same round."""
+        return vars(self).get("scored", self._written)
+
+    @cached_property
+    def _written(self) -> Forest:
         return self.play.forest(self.episodes)
 
     @cached_property
     def scored(self) -> Forest:
         """The round's attempts with their outcomes and verdicts."""
-        return self.play.session.score(self.forest)
+        return self.play.session.score(self._written)
 
     def all_wrong(self, rollout: str) -> list[str]:
         """Names of the groups in which an attempt is known to be wrong and none to be right."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -34,7 +34,10 @@ from gxpo.protocols import (
 )
 from gxpo.rollouts.again import Wording
 from gxpo.rollouts.build import action, dotted, forest_of, name_draws, record
-from gxpo.rollouts.context import Context, Prompt, text_of
+from gxpo.rollouts.context import Context, Prompt, messages_of, text_of
+
+if TYPE_CHECKING:
+    Actor = Callable[["Sequence[Episode]", "Play"], "list[Completion | None]"]
 
 AGENT = "agent"
 LIMITS = ("turns", "context")  # ends of an episode that was cut
@@ -63,6 +66,7 @@ class Attempts:
     hidden      the wording is for sampling alone: what is trained is the attempt under the task's own words
                 (`objective.context`: sampled trains it under the wording all the same)
     policy      who acts
+    actor       who acts in the policy's place: the next action of each of these episodes, None where it knows none
     sampling    how its tokens are drawn, and `read` how the records say they were; None: as the run's are
     measured    attempts that are scored, and neither compared nor trained nor counted in a denominator
     origin, info  as the records say
@@ -78,6 +82,7 @@ class Attempts:
     wording: Wording | None = None
     hidden: bool = False
     policy: str = "main"
+    actor: Actor | None = None
     sampling: Sampling | None = None
     read: Sampling | None = None
     measured: bool = False
@@ -264,6 +269,15 @@ class Episode:
         return record(self.task, self.group, self.id, Sampling(), **columns)
 
 
+def within(completion: Completion, room: int) -> Completion:
+    """The first `room` tokens of a completion that had more room."""
+    if len(completion.tokens) <= room:
+        return completion
+    support = None if completion.support is None else completion.support[:room]
+    tokens, logprobs = completion.tokens[:room], completion.logprobs[:room]
+    return dataclasses.replace(completion, tokens=tokens, logprobs=logprobs, support=support, finish="length")
+
+
 class Fork(NamedTuple):
     """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
     after that many of its tokens. `key` and `name`: the stream and the name that it has from there on."""
@@ -280,13 +294,16 @@ class Play:
     """Attempts of one step of a run, under way together: a turn of many at a time, and forks that leave them.
 
     restorable  forks are wanted: where each episode stood before each of its turns is kept
+    at_once     forks within actions are sampled together, with room for the shortest beginning, and cut to their own;
+                else in as many calls as there are lengths, and nothing is generated that is cut off
 
     A turn is sampled under the stream (seed, step, draw, attempt, path, turn), so nothing depends on who else plays.
     Used as a context manager: what is still under way at the end is given up.
     """
 
-    def __init__(self, session: Session, *, restorable: bool = False) -> None:
-        self.session, self.restorable, self.world = session, restorable, session.envs is not None
+    def __init__(self, session: Session, *, restorable: bool = False, at_once: bool = False) -> None:
+        self.session, self.restorable, self.at_once = session, restorable, at_once
+        self.world = session.envs is not None
         self.envs: Envs = session.envs  # type: ignore[assignment]  # without a world nobody asks for it
         self.rules = session.episode if self.world else EpisodeRules()
         self.episodes: list[Episode] = []  # all that were begun; a fork after its base
@@ -465,24 +482,45 @@ class Play:
         """An action of every episode, then what the environments make of them."""
         if not running:
             return
-        ways: dict[Sampling | None, list[Episode]] = {}
+        ways: dict[tuple[Sampling | None, int], list[Episode]] = {}
+        others: dict[Actor, list[Episode]] = {}
         for episode in running:
-            ways.setdefault(self._sampling(episode, sampling), []).append(episode)
+            asked = episode.asked
+            if asked is not None and asked.actor is not None:
+                others.setdefault(asked.actor, []).append(episode)
+            else:
+                way = sampling or (asked.sampling if asked is not None else None)
+                ways.setdefault((way, self._widest(episode)), []).append(episode)
         actions: dict[Episode, Completion] = {}
-        for way, together in ways.items():
-            requests = self._requests(together)
-            sampled = self.session.sample(requests) if way is None else self.session.sample(requests, way)
-            actions |= zip(together, (c for group in sampled for c in group), strict=True)
-        self.take(running, [actions[episode] for episode in running])
+        for (way, _), together in ways.items():
+            actions |= zip(together, self._sampled(together, way), strict=True)
+        for actor, together in others.items():
+            known = zip(together, actor(together, self), strict=True)
+            actions |= {episode: said for episode, said in known if said is not None}
+        for episode in running:
+            if episode not in actions:
+                self._lost(episode)
+        self.take([e for e in running if e in actions], [actions[e] for e in running if e in actions])
 
-    def _sampling(self, episode: Episode, sampling: Sampling | None) -> Sampling | None:
-        """How its next action is drawn; None: as the run's are."""
-        if sampling is None and episode.asked is not None:
-            sampling = episode.asked.sampling
-        if not episode.kept:
-            return sampling
-        sampling = sampling or self.session.sampling
-        return dataclasses.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(episode.kept))
+    @staticmethod
+    def _lost(episode: Episode) -> None:
+        """An episode whose actor knows no action ends here, unscored."""
+        if len(episode.turns) == episode.inherited:
+            episode.act(Completion([], [], "none"))
+        episode.end = episode.failure = "lost"
+
+    def _widest(self, episode: Episode) -> int:
+        """Which of those that go on within an action are sampled together: 0, none of it is there yet."""
+        return min(1, len(episode.kept)) if self.at_once else len(episode.kept)
+
+    def _sampled(self, episodes: Sequence[Episode], sampling: Sampling | None) -> list[Completion]:
+        """An action of each, or what is left of it."""
+        requests, limit = self._requests(episodes), (sampling or self.session.sampling).max_new_tokens
+        if least := min(len(e.kept) for e in episodes):
+            sampling = dataclasses.replace(sampling or self.session.sampling, max_new_tokens=limit - least)
+        groups = self.session.sample(requests) if sampling is None else self.session.sample(requests, sampling)
+        flat = [completion for group in groups for completion in group]
+        return [within(c, limit - len(e.kept)) for e, c in zip(episodes, flat, strict=True)] if least else flat
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:
@@ -522,6 +560,19 @@ class Play:
         """Play these to their ends."""
         while running := self.running(episodes):
             self.turn(running, sampling)
+
+    def transcript(self, episode: Episode) -> str:
+        """What was said in an attempt: of a sample its answer, of an episode its actions and what came of each."""
+        said = [self.session.decode(episode.whole(turn)) for turn in range(len(episode.turns))]
+        if not self.world:
+            return said[0]
+        return "\n".join(line for pair in zip(said, self.came(episode), strict=True) for line in pair if line)
+
+    @staticmethod
+    def came(episode: Episode) -> list[str]:
+        """What the environment said to each action of an episode."""
+        read = [turn.get("observation_text") or "" for turn in episode.turns[1:]]
+        return [*read, text_of(messages_of(episode.said.observation))]
 
     # ------------------------------------------------------------ writing
     def forest(self, episodes: Sequence[Episode] | None = None) -> Forest:

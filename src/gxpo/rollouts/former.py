@@ -5,7 +5,14 @@ from __future__ import annotations
 from gxpo.former import Former
 
 FORMER = {
+    "allotted": Former("adaptive_group_size"),
     "budgets": Former("thinking_budgets"),
     "candidates": Former("step_candidates"),
     "continuations": Former("monte_carlo_values"),
+    "revise": Former("cut_and_regenerate"),
+    "staged": Former("retry_until_solved"),
+    "tempered": Former("hot_cold_replay"),
+    "vote": Former("oversample_for_vote"),
+    "windowed": Former("partial_rollouts"),
+    "with_baseline": Former("baseline_rollouts"),
 }

@@ -1,19 +1,20 @@
-"""Tasks that a whole group got wrong are tried again with a hint in the prompt."""
+"""Hints on failure (Scaf-GRPO, GHPO): tasks that a whole group got wrong are tried again with part of a solution."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from gxpo.errors import ConfigError, TaskError, one_of
+from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Request, Session, StreamKey, Task
-from gxpo.rollouts.again import action, check_template, groups_all_wrong, need_single_turn, record, reworded
-from gxpo.rollouts.build import name_draws
-from gxpo.rollouts.independent import Independent
+from gxpo.keys import show
+from gxpo.protocols import Task
+from gxpo.rollouts.again import Wording, check_template
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.reference import solutions_of
 
 Solution = Callable[[Task], "str | None"]
 
@@ -21,11 +22,15 @@ Solution = Callable[[Task], "str | None"]
 def prefix(text: str, fraction: float, cut: str = "words") -> str:
     """The first round(`fraction` x length) characters; halves are rounded to the even number.
 
-    cut  "words": of these, what comes before a word that would be cut in two, unless that is nothing | "characters"
+    cut  "words": of these, what comes before a word that would be cut in two, unless that is nothing | "characters" |
+         "lines": whole lines, at least one
 
     >>> [prefix("48/2 = 24 in May", f) for f in (0.25, 0.5, 0.75)], prefix("48/2 = 24 in May", 0.5, "characters")
     (['48/2', '48/2 =', '48/2 = 24 in'], '48/2 = 2')
     """
+    if cut == "lines":
+        lines = text.splitlines()
+        return "\n".join(lines[: max(1, round(fraction * len(lines)))])
     n = round(fraction * len(text))
     if cut == "characters" or n >= len(text):
         return text[:n]
@@ -52,89 +57,52 @@ def hints_of(task: Task, solution: Solution, fractions: Sequence[float], cut: st
     worked = solution(task)
     if worked is None:
         raise TaskError(
-            f"task {task.id!r} has no hints: give info['hints'], [] for none, or a worked solution as info['solution']"
+            f"task {task.id!r} has no hints: give info['hints'], [] for none, or a worked solution as info['solution'] "
+            "(an environment's is the way of its expert())"
         )
     return [prefix(worked, f, cut) for f in fractions]
 
 
-@dataclass(frozen=True)
-class _Ladder:
-    """What both ways of hinting share: fields, and how an attempt under a hint is made and recorded."""
+class _Hints(Rollout):
+    """What both ways of hinting share: fields, and attempts under a hint."""
 
-    group_size: int = 8
-    warmup_steps: int = 0
-    fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
-    template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}"
-    cut: Literal["words", "characters"] = "words"
-
-    provides = ("states",)
-    single_turn = True
+    group_size: Count
+    warmup_steps: int
+    fractions: Sequence[float]
+    template: str
+    cut: Literal["words", "characters"]
 
     def check_task(self, task: Task, solution: Solution) -> None:
         """TaskError where there are no hints for a task: known before the first step, wanted after the warm-up."""
-        self._hints(task, solution)
-
-    def _hints(self, task: Task, solution: Solution) -> list[str]:
-        return hints_of(task, solution, self.fractions, self.cut)
+        hints_of(task, solution, self.fractions, self.cut)
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"rollout.group_size must be at least 1, not {self.group_size!r}")
         if not self.fractions or not all(0 <= f <= 1 for f in self.fractions):
             raise ConfigError(f"rollout.fractions are shares of a solution, from 0 to 1, not {self.fractions!r}")
         check_template("rollout.template", self.template, ("prompt", "hint"))
-        one_of("rollout.cut", self.cut, ("words", "characters"))
 
-    def _unaided(
-        self, tasks: Sequence[Task], session: Session, name: str
-    ) -> tuple[Forest, dict[str, tuple[Task, str]]]:
-        """Attempts without a hint, and of the groups to be tried again the task and the name of its draw."""
-        need_single_turn(session, name, "puts hints into the prompts")
-        forest = Independent(self.group_size).grow(tasks, session)
-        if session.step <= self.warmup_steps:
-            return forest, {}
-        forest = session.score(forest)
-        draws = zip(tasks, name_draws(tasks, Counter()), strict=True)
-        drawn = {f"s{session.step}/{draw}": (task, draw) for task, draw in draws}
-        return forest, {group: drawn[group] for group in groups_all_wrong(forest, name)}
+    def _wrong(self, newest: Round, play: Play) -> list[Draw]:
+        """Draws to be tried again."""
+        wrong = newest.all_wrong(show(self)) if play.session.step > self.warmup_steps else ()
+        return [draw for draw in play.drawn if draw.group in wrong]
 
-    def _attempts(self, session: Session, asked: Sequence[tuple[Task, str, int, str]], samples: int) -> Forest:
-        """`samples` attempts at each (task, draw, level, hint), scored.
+    def _hints(self, draws: Sequence[Draw], play: Play) -> list[list[str]]:
+        """Of each draw."""
+        solution = solutions_of([d.task for d in draws if "hints" not in d.task.info], play.session)
+        cut = "lines" if play.world else self.cut  # no half of an action
+        return [hints_of(draw.task, solution, self.fractions, cut) for draw in draws]
 
-        The prompt of a record is the task's own, `sampled_under` holds the hinted one. Attempt i under the hint of a
-        level has the stream (seed, step, draw, i, path (level,)).
-        """
-        contexts = [session.encode(reworded(task, self.template, hint=hint)) for task, _, _, hint in asked]
-        requests = [
-            Request(
-                context,
-                tuple(StreamKey(session.seed, session.step, draw, i, path=(level,)) for i in range(samples)),
-            )
-            for context, (_, draw, level, _) in zip(contexts, asked, strict=True)
-        ]
-        records: list[dict[str, Any]] = []
-        for (task, draw, level, _), request, group in zip(asked, requests, session.sample(requests), strict=True):
-            name, plain = f"s{session.step}/{draw}", list(session.encode(task))
-            for i, completion in enumerate(group):
-                turn = {**action(completion), "state": task.id, "sampled_under": list(request.prompt)}
-                records.append(
-                    record(
-                        task,
-                        name,
-                        f"{name}/hint{level}/{i}",
-                        session.sampling,
-                        prompt=plain,
-                        turns=[turn],
-                        truncated=completion.finish == "length",
-                        origin="hint",
-                        info={"hint": level},
-                    )
-                )
-        return session.score(Forest.from_records(records))
+    def _under(self, draw: Draw, level: int, hint: str, samples: int) -> Attempts:
+        """Attempts under a hint: attempt i has the stream (seed, step, draw, i, path (level,))."""
+        wording = Wording(self.template, {"hint": hint})
+        return draw.attempts(
+            samples, path=(level,), label=f"hint{level}", wording=wording, hidden=True, origin="hint",
+            info={"hint": level},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class LeastHint(_Ladder):
+class LeastHint(_Hints):
     """In a group that is all wrong, the first attempt gives way to one that is right with the least hint that does it.
 
     After `warmup_steps`, a task whose attempts are all wrong by `success` is tried once under each of its hints
@@ -149,35 +117,38 @@ class LeastHint(_Ladder):
                   with what it finds, as the tiny model, and reads no instructions
     cut           of a solution, see `prefix`
 
-    A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled".
+    A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled". In an environment
+    the hint stands in the message that begins each context, and the solution is its expert's actions, a line
+    each, of which whole ones are shown.
     """
 
+    group_size: Count = 8
     warmup_steps: int = 50
     fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75, 1.0])
     template: str = "{prompt}\nHints: {hint}"
+    cut: Literal["words", "characters"] = "words"
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        forest, wrong = self._unaided(tasks, session, "least_hint")
-        asked = [
-            (task, draw, level, hint)
-            for task, draw in wrong.values()
-            for level, hint in enumerate(self._hints(task, session.solution), 1)
-        ]
-        if not asked:
-            return forest
-        hinted = self._attempts(session, asked, 1)
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        wrong = self._wrong(rounds[0], play) if len(rounds) == 1 else []
+        hints = zip(wrong, self._hints(wrong, play), strict=True)
+        return [self._under(draw, level, hint, 1) for draw, given in hints for level, hint in enumerate(given, 1)]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        if len(rounds) == 1:
+            return rounds[0].forest
+        forest, hinted = (r.scored for r in rounds)
         least: dict[str, int] = {}
         for i, (group, right) in enumerate(zip(hinted.group, (hinted.success > 0).tolist(), strict=True)):
             if right:
                 least.setdefault(group, forest.n_trajectories + i)
-        session.budget.discarded += hinted.n_trajectories
+        play.session.budget.discarded += hinted.n_trajectories
         first = {group: row for row, group in reversed(list(enumerate(forest.group)))}
         rows = [least.get(g, i) if i == first[g] else i for i, g in enumerate(forest.group)]
         return Forest.concat([forest, hinted]).select(rows)
 
 
 @dataclass(frozen=True)
-class GrowingHint(_Ladder):
+class GrowingHint(_Hints):
     """A group that is all wrong is attempted again as a whole, with a hint that grows until an attempt is right.
 
     After `warmup_steps`, all attempts at a task that are all wrong by `success` are made anew under its first hint
@@ -192,26 +163,34 @@ class GrowingHint(_Ladder):
                   with what it finds, as the tiny model, and reads no instructions
     cut           of a solution, see `prefix`
 
-    A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled".
+    A hinted attempt is trained under the task's own prompt unless `objective.context` is "sampled". In an environment
+    the hint stands in the message that begins each context, and the solution is its expert's actions, a line
+    each, of which whole ones are shown.
     """
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        forest, wrong = self._unaided(tasks, session, "growing_hint")
-        hints = {group: self._hints(task, session.solution) for group, (task, _) in wrong.items()}
-        level = 1
-        while asked := [(*wrong[g], level, hints[g][level - 1]) for g in wrong if len(hints[g]) >= level]:
-            hinted = self._attempts(session, asked, self.group_size)
-            session.budget.discarded += hinted.n_trajectories
-            forest = _regrouped(forest, hinted)
-            wrong = {g: wrong[g] for g in groups_all_wrong(hinted, "growing_hint")}
-            level += 1
-        return forest
+    group_size: Count = 8
+    warmup_steps: int = 0
+    fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
+    template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}"
+    cut: Literal["words", "characters"] = "words"
 
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        level, wrong = len(rounds), self._wrong(rounds[-1], play)
+        hints = zip(wrong, self._hints(wrong, play), strict=True)
+        return [
+            self._under(draw, level, given[level - 1], self.group_size) for draw, given in hints if level <= len(given)
+        ]
 
-def _regrouped(forest: Forest, newer: Forest) -> Forest:
-    """The forest in which the groups of `newer` stand in the place of those of the same name."""
-    both = Forest.concat([forest, newer])
-    members: dict[str, dict[bool, list[int]]] = {}
-    for i, group in enumerate(both.group):
-        members.setdefault(group, {}).setdefault(i >= forest.n_trajectories, []).append(i)
-    return both.select([i for found in members.values() for i in found.get(True, found.get(False, []))])
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        newest: dict[str, list[int]] = {}
+        begin = 0
+        for r in rounds:
+            rows = range(begin, begin + len(r.episodes))
+            begin += len(r.episodes)
+            newest |= {group: [] for group in r.groups}
+            for row, episode in zip(rows, r.episodes, strict=True):
+                newest[episode.group].append(row)
+        play.session.budget.discarded += sum(len(r.episodes) for r in rounds[1:])
+        if len(rounds) == 1:
+            return rounds[0].forest
+        return Forest.concat([r.scored for r in rounds]).select([row for rows in newest.values() for row in rows])

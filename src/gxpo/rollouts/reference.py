@@ -1,9 +1,10 @@
-"""Reference answers as members of a group: nobody sampled them, so their behaviour log-probs are unknown.
+"""Reference answers as members of a group (LUFFY, GCPO): off-policy demonstrations without behaviour log-probs.
 
 A reference answer (`session.solution`) becomes the tokens that the policy would have to write: the text, and then the
-end that the policy's own answers have. It is scored by the task's verifier like any other. One that the verifier does
-not accept, or that is longer than the policy can answer, stays unscored: it is in no statistic and no loss, counted
-with the unscored rollouts, its `info["failure"]` says why, and a warning tells of the step's first one.
+end that the policy's own answers have. In an environment its expert plays an episode. The reference is scored by the
+task's verifier like any other. One that the verifier does not accept, or that is longer than the policy can answer,
+stays unscored: it is in no statistic and no loss, counted with the unscored rollouts, its `info["failure"]` says why,
+and a warning tells of the step's first one.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Sampling, Session, Task
-from gxpo.rollouts.build import forest_of, name_draws, requests
-from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.replay import side_by_side
-from gxpo.rollouts.staged import last_failed, without
+from gxpo.protocols import Completion, EnvFailure, Sampling, Session, Task
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Episode, Play
+from gxpo.rollouts.replay import last_failed, side_by_side, without
 
 DEMONSTRATION = "demonstration"
 
@@ -35,18 +35,21 @@ def reference_of(task: Task, solution: Callable[[Task], str | None]) -> str:
     if not text:
         raise TaskError(
             f"task {task.id!r} has no reference answer: give it one (info['solution']; in a .jsonl file a field "
-            "'solution'), or train with a method that needs none"
+            "'solution'; an environment's is its expert()), or train with a method that needs none"
         )
     return text
 
 
 def demonstration(task: Task, session: Session) -> Completion:
-    """The task's reference answer in tokens, ended as the policy's answers are.
+    """The task's reference answer in tokens; TaskError where there is none."""
+    return _in_tokens(reference_of(task, session.solution), session)
+
+
+def _in_tokens(text: str, session: Session) -> Completion:
+    """A text as the policy would have to write it, ended as the policy's answers are; log-probs are nan.
 
     The end is the chat format's first stop id; with `sampling.stop`, a text that holds a stop string ends with it.
-    Log-probs are nan. Raises TaskError where there is no reference answer.
     """
-    text = reference_of(task, session.solution)
     ends = [text.index(stop) + len(stop) for stop in session.sampling.stop if stop in text]
     closing = () if ends else session.chat.stop_ids[:1]
     tokens = [*session.tokenize(text[: min(ends, default=len(text))]), *closing]
@@ -65,7 +68,8 @@ def accepted(forest: Forest, session: Session) -> Forest:
     given = [r for r, origin in enumerate(forest.origin) if origin == DEMONSTRATION]
     bad: dict[int, str] = {}
     for r in given:
-        length, limit = len(forest.path_of(r)), session.sampling.max_new_tokens
+        limit = session.sampling.max_new_tokens
+        length = int(torch.bincount(forest.path_step[forest.path_of(r)]).max()) if len(forest.path_of(r)) else 0
         if length > limit:
             why = f"it has {length} tokens and sampling.max_new_tokens is {limit}"
         elif not bool(forest.scored[r]):
@@ -93,102 +97,115 @@ def accepted(forest: Forest, session: Session) -> Forest:
     )
 
 
-def _need_prompts(session: Session) -> None:
-    if session.envs is not None:
-        raise ConfigError(
-            "reference answers are put into groups of answers to a prompt, but the task is an environment: "
-            "set rollout=independent, or choose another task"
-        )
+def reference_actions(episodes: Sequence[Episode], play: Play) -> list[Completion | None]:
+    """What the reference does next in each attempt: of a prompt its answer, of an episode what its expert does.
 
-
-@dataclass(frozen=True)
-class ReferenceOnFailure:
-    """`group_size` samples of each task; where none succeeds, the reference answer takes the place of the last failure.
-
-    The row that is replaced is charged as discarded. Groups with a success, and groups without a known failure, are
-    left as they are. `success` decides, never the shaped outcome. Source: GCPO, arXiv 2510.07790.
+    None where an expert knows nothing that helps. Log-probs are nan: nobody sampled this.
     """
+    session = play.session
+    if not play.world:
+        return [demonstration(e.task, session) for e in episodes]
+    if play.rules.context == "summary":
+        raise ConfigError("an expert writes no summaries of its way: set env.context to full or window")
+    knows = play.envs.expert([e.name for e in episodes])
+    texts = [knows[e.name] for e in episodes]
+    return [None if text is None or isinstance(text, EnvFailure) else _in_tokens(text, session) for text in texts]
 
-    group_size: int = 8
 
-    provides = ("states",)
-    single_turn = True
+def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], str | None]:
+    """Worked solutions of these tasks: their own, or in an environment the actions of its expert, a line each."""
+    lacking = [task for task in tasks if session.solution(task) is None]
+    if session.envs is None or "expert" not in session.envs.provides or not lacking:
+        return session.solution
+    with Play(session) as play:
+        draws = [
+            Draw(task, f"{name}/solution", f"{name}/solution") for name, task in {t.id: t for t in lacking}.items()
+        ]
+        episodes = play.begin([draw.attempts(1, actor=reference_actions) for draw in draws])
+        play.finish(episodes)
+    ways = {e.task.id: "\n".join(session.decode(t["action"]) for t in e.turns) for e in episodes if e.failure is None}
+    return lambda task: ways.get(task.id) or session.solution(task)
+
+
+class _Given(Rollout):
+    """What both ways share: the reference makes attempts, and tasks without one are refused."""
 
     def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
         """TaskError where a task has no reference answer."""
         reference_of(task, solution)
 
-    def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise ConfigError(f"a reference answer is compared: rollout.group_size must be >= 2, not {self.group_size}")
-
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        _need_prompts(session)
-        forest = session.score(Independent(self.group_size).grow(tasks, session))
-        forest.need_verdicts("rollout reference")
-        task_of = dict(zip(dict.fromkeys(forest.group), tasks, strict=True))
-        solved = {g for g, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
-        failed = {g: r for g in task_of if g not in solved and (r := last_failed(forest, g)) is not None}
-        if not failed:
-            return forest
-        given = [task_of[g] for g in failed]
-        answers = [[demonstration(task, session)] for task in given]
-        prompts = [session.encode(task) for task in given]
-        gold = forest_of(given, list(failed), prompts, answers, unrestricted(session.sampling))
-        gold = gold.replace(origin=[DEMONSTRATION] * len(given), id=[f"{g}/reference" for g in failed])
-        session.budget.discarded += len(failed)
-        kept = without(forest, list(failed.values()))
-        return accepted(side_by_side(Forest.concat([kept, gold])), session)
+    def _given(self, draw: Draw, n: int, play: Play, first: int, label: str = "") -> Attempts:
+        read = unrestricted(play.session.sampling)
+        return draw.attempts(n, first=first, label=label, origin=DEMONSTRATION, actor=reference_actions, read=read)
 
 
 @dataclass(frozen=True)
-class ReferenceInGroup:
+class ReferenceOnFailure(_Given):
+    """`group_size` samples of each task; where none succeeds, the reference answer takes the place of the last failure.
+
+    The row that is replaced is charged as discarded. Groups with a success, and groups without a known failure, are
+    left as they are. `success` decides, never the shaped outcome. In an environment the reference is its expert.
+    Source: GCPO, arXiv 2510.07790.
+    """
+
+    group_size: Annotated[int, Ge(2)] = 8
+
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        if len(rounds) > 1:
+            return []
+        failed = self._failed(rounds[0])
+        return [self._given(d, 1, play, self.group_size, "reference") for d in play.drawn if d.group in failed]
+
+    @staticmethod
+    def _failed(first: Round) -> dict[str, int]:
+        """The last failure in each group without a success."""
+        forest = first.scored
+        forest.need_verdicts("rollout reference")
+        solved = {g for g, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
+        rows = {group: last_failed(forest, group) for group in first.groups if group not in solved}
+        return {group: row for group, row in rows.items() if row is not None}
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest = rounds[0].scored
+        if len(rounds) == 1:
+            return forest
+        failed = self._failed(rounds[0])
+        play.session.budget.discarded += len(failed)
+        kept = without(forest, list(failed.values()))
+        gold = rounds[1].forest
+        gold = gold.replace(id=[f"{group}/reference" for group in gold.group])
+        return accepted(side_by_side(Forest.concat([kept, gold])), play.session)
+
+
+@dataclass(frozen=True)
+class ReferenceInGroup(_Given):
     """Every group is `group_size - references` samples and `references` times the reference answer.
 
     statistics  "mixed": the answer is compared with the samples like any other member; "policy": group statistics are
                 of the samples alone, and the answer is measured against them (`compared` false)
 
-    Source: LUFFY, arXiv 2504.14945.
+    In an environment the reference is its expert. Source: LUFFY, arXiv 2504.14945.
     """
 
-    group_size: int = 8
-    references: int = 1
+    group_size: Count = 8
+    references: Count = 1
     statistics: Literal["mixed", "policy"] = "mixed"
 
-    provides = ("states",)
-    single_turn = True
-
-    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
-        """TaskError where a task has no reference answer."""
-        reference_of(task, solution)
-
     def __post_init__(self) -> None:
-        if not 1 <= self.references < self.group_size:
+        if self.references >= self.group_size:
             raise ConfigError(
                 f"rollout.references is {self.references}; it must be from 1 to rollout.group_size - 1 = "
                 f"{self.group_size - 1}"
             )
-        if self.statistics not in ("mixed", "policy"):
-            raise ConfigError(f"rollout.statistics is 'mixed' or 'policy', not {self.statistics!r}")
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        _need_prompts(session)
-        draws, sampled = name_draws(tasks, Counter()), self.group_size - self.references
-        prompts = [session.encode(task) for task in tasks]
-        members = [
-            [*own, *[demonstration(task, session)] * self.references]
-            for task, own in zip(tasks, session.sample(requests(prompts, draws, sampled, session)), strict=True)
-        ]
-        groups = [f"s{session.step}/{draw}" for draw in draws]
-        forest = forest_of(tasks, groups, prompts, members, session.sampling)
-        given = torch.arange(forest.n_trajectories) % self.group_size >= sampled
-        origin = [DEMONSTRATION if d else "policy" for d in given.tolist()]
-        read = dataclasses.asdict(unrestricted(session.sampling))
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        own = self.group_size - self.references
+        return [a for d in draws for a in (d.attempts(own), self._given(d, self.references, play, own))]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest = rounds[0].forest
+        given = torch.tensor([origin == DEMONSTRATION for origin in forest.origin], dtype=torch.bool)
         return accepted(
-            forest.replace(
-                origin=origin,
-                compared=~given if self.statistics == "policy" else forest.compared,
-                sampling=[dict(read) if d else own for d, own in zip(given.tolist(), forest.sampling, strict=True)],
-            ),
-            session,
+            forest.replace(compared=~given) if self.statistics == "policy" else forest,
+            play.session,
         )

@@ -1,18 +1,18 @@
-"""A group of refinements: the best of a few drafts is shown in the prompt of the attempts that are trained."""
+"""Self-refinement (iGRPO): the best of a few drafts is shown in the prompt of the attempts that are trained."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from gxpo.errors import ConfigError
+from annotated_types import Ge
+
 from gxpo.forest import Forest
-from gxpo.protocols import Request, Session, StreamKey, Task
-from gxpo.rollouts.again import check_template, need_single_turn, reworded
-from gxpo.rollouts.build import forest_of, name_draws, requests
+from gxpo.rollouts.again import Wording, check_template
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Play
 
 
 def best_of(outcome: Sequence[float]) -> int:
@@ -26,65 +26,44 @@ def best_of(outcome: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True)
-class BestDraft:
+class BestDraft(Rollout):
     """`n_drafts` drafts of each task are scored; the best, by outcome, goes into the prompt of `group_size` attempts.
 
     The attempts are the group; the context that they are trained under is the one with the draft. Drafts get no
     gradient: they are not in the forest, and are charged to `session.budget.discarded`. An attempt's info holds the
     draft's text and outcome. With `n_drafts` 0 this is independent sampling. Held-out tasks are attempted without a
-    draft.
+    draft. In an environment the draft is an episode: its actions and what came of each.
 
     group_size  attempts a task, all with the same draft
     n_drafts    drafts a task; draft i has the stream (seed, step, draw, i, path (0,))
     template    where the draft goes; of a chat, in the user's last message
     """
 
-    group_size: int = 8
-    n_drafts: int = 4
+    group_size: Count = 8
+    n_drafts: Annotated[int, Ge(0)] = 4
     template: str = "{prompt}\n\nAn earlier attempt:\n{draft}\n\nCheck it, and give a better answer.\n"
 
-    provides = ("states",)
-    single_turn = True
-
     def __post_init__(self) -> None:
-        if self.group_size < 1 or self.n_drafts < 0:
-            raise ConfigError(
-                f"rollout.group_size must be at least 1 and rollout.n_drafts at least 0, not {self.group_size!r} and "
-                f"{self.n_drafts!r}"
-            )
         check_template("rollout.template", self.template, ("prompt", "draft"))
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "best_draft", "shows drafts in the prompts")
-        draws = name_draws(tasks, Counter())
-        shown, drafts = self._with_drafts(tasks, draws, session) if self.n_drafts else (list(tasks), [{}] * len(tasks))
-        prompts = [session.encode(task) for task in shown]
-        completions = session.sample(requests(prompts, draws, self.group_size, session))
-        groups = [f"s{session.step}/{draw}" for draw in draws]
-        forest = forest_of(shown, groups, prompts, completions, session.sampling)
-        return forest.replace(info=[dict(draft) for draft in drafts for _ in range(self.group_size)])
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        if not self.n_drafts:
+            return [draw.attempts(self.group_size) for draw in draws]
+        return [draw.attempts(self.n_drafts, path=(0,), label="drafts", group=f"{draw.group}/drafts") for draw in draws]
 
-    def _with_drafts(
-        self, tasks: Sequence[Task], draws: Sequence[str], session: Session
-    ) -> tuple[list[Task], list[dict[str, Any]]]:
-        """The tasks with the best draft in their prompts, and what is noted of it."""
-        prompts = [session.encode(task) for task in tasks]
-        asked = [
-            Request(
-                prompt,
-                tuple(StreamKey(session.seed, session.step, draw, i, path=(0,)) for i in range(self.n_drafts)),
-            )
-            for prompt, draw in zip(prompts, draws, strict=True)
-        ]
-        sampled = session.sample(asked)
-        names = [f"s{session.step}/{draw}/drafts" for draw in draws]
-        outcome = session.score(forest_of(tasks, names, prompts, sampled, session.sampling)).outcome.tolist()
-        session.budget.discarded += len(outcome)
-        shown, notes = [], []
-        for i, (task, drafts) in enumerate(zip(tasks, sampled, strict=True)):
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        if len(rounds) > 1 or not self.n_drafts:
+            return []
+        outcome = rounds[0].scored.outcome.tolist()
+        play.session.budget.discarded += len(outcome)
+        out = []
+        for i, draw in enumerate(play.drawn):
             scores = outcome[i * self.n_drafts : (i + 1) * self.n_drafts]
             best = best_of(scores)
-            text = session.decode(drafts[best].tokens)
-            shown.append(reworded(task, self.template, draft=text))
-            notes.append({"draft": text, "draft_outcome": None if math.isnan(scores[best]) else scores[best]})
-        return shown, notes
+            text = play.transcript(rounds[0].episodes[i * self.n_drafts + best])
+            noted = {"draft": text, "draft_outcome": None if math.isnan(scores[best]) else scores[best]}
+            out.append(draw.attempts(self.group_size, wording=Wording(self.template, {"draft": text}), info=noted))
+        return out
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        return rounds[-1].forest

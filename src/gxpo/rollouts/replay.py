@@ -1,4 +1,4 @@
-"""Rollouts of earlier steps stand beside the fresh ones of the same task."""
+"""Experience replay of rollouts (RePO): those of earlier steps stand beside the fresh ones of the same task."""
 
 from __future__ import annotations
 
@@ -6,51 +6,40 @@ import hashlib
 import json
 import math
 import statistics
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.independent import Independent
+from gxpo.protocols import Session
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Play
 
 Json = dict[str, Any]
 Choice = Literal["all", "random", "recent", "highest", "max_variance"]
-CHOICES = ("all", "random", "recent", "highest", "max_variance")
 
 
-class ReplayBuffer:
-    """Trajectories of earlier steps by task: of each task the newest `per_task`, of tasks the `tasks` last used.
+class Store:
+    """Rollouts that are held until they have been trained on, and then stored as records in JSON values only: a resumed
+    run holds exactly what the stopped one held.
 
-    A trajectory is kept as its record of `gxpo.rollouts/1` (ids, behaviour log-probs, policy version, finish, support,
-    outcome, components, verdict), in JSON values only: a resumed run holds exactly what the stopped one held. A task is
-    used when something of it is stored or looked up. Where tasks come round in epochs of more than `tasks`, each is
-    dropped before it is seen again, and nothing is ever replayed. Memory: some 70 bytes a token.
+    They are held as the task scored them: what shaping then adds depends on the step, and is added anew when they come
+    back.
     """
 
-    def __init__(self, per_task: int, tasks: int) -> None:
-        if per_task < 1 or tasks < 1:
-            raise ConfigError(f"rollout.max_stored and rollout.max_tasks must be at least 1, not {per_task}, {tasks}")
-        self.per_task, self.tasks = per_task, tasks
-        self._stored: OrderedDict[str, list[Json]] = OrderedDict()  # the task last used stands last
+    kept: dict[str, list[Json]]
+    name: str  # in a checkpoint
+
+    def __init__(self) -> None:
         self._held: Forest | None = None
 
-    def of(self, task: str) -> list[Json]:
-        """What is stored of a task, oldest first."""
-        if task in self._stored:
-            self._stored.move_to_end(task)
-        return list(self._stored.get(task, ()))
-
     def hold(self, fresh: Forest) -> None:
-        """Rollouts that may be stored once they have been trained on.
-
-        They are held as the task scored them: what shaping then adds depends on the step, and is added anew when they
-        come back.
-        """
+        """Rollouts that may be stored once they have been trained on."""
         self._held = fresh
 
     def store(self, used: Forest) -> None:
@@ -60,22 +49,87 @@ class ReplayBuffer:
             return
         names = set(used.id)
         keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
-        for record in held.select(keep).to_records(share=False):
-            own = self._stored.setdefault(record["task"], [])
-            own.append(plain(record))
-            del own[: -self.per_task]
-            self._stored.move_to_end(record["task"])
-        while len(self._stored) > self.tasks:
-            self._stored.popitem(last=False)
+        self.add([plain(record) for record in held.select(keep).to_records(share=False)])
+
+    def add(self, records: Sequence[Json]) -> None:
+        """Store these, and drop what is too much."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stored": [[task, list(records)] for task, records in self._stored.items()]}
+        return {self.name: [[key, list(records)] for key, records in self.kept.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {"stored"}:
-            raise CheckpointError(f"the checkpoint's replay buffer holds {sorted(state)}, not 'stored'")
-        self._stored = OrderedDict((task, list(records)) for task, records in state["stored"])
+        if set(state) != {self.name}:
+            raise CheckpointError(f"the checkpoint's stored rollouts hold {sorted(state)}, not {self.name!r}")
+        self.kept = {key: list(records) for key, records in state[self.name]}
         self._held = None
+
+
+class ReplayBuffer(Store):
+    """Trajectories of earlier steps by task: of each task the newest `per_task`, of tasks the `tasks` last used.
+
+    A trajectory is kept as its record of `gxpo.rollouts/1` (ids, behaviour log-probs, policy version, finish, support,
+    outcome, components, verdict). A task is used when something of it is stored or looked up. Where tasks come round in
+    epochs of more than `tasks`, each is dropped before it is seen again, and nothing is ever replayed. Memory: some 70
+    bytes a token.
+    """
+
+    name = "stored"
+
+    def __init__(self, per_task: int, tasks: int) -> None:
+        super().__init__()
+        self.per_task, self.tasks = per_task, tasks
+        self.kept = {}  # the task last used stands last
+
+    def of(self, task: str) -> list[Json]:
+        """What is stored of a task, oldest first."""
+        if task in self.kept:
+            self.kept[task] = self.kept.pop(task)
+        return list(self.kept.get(task, ()))
+
+    def add(self, records: Sequence[Json]) -> None:
+        for record in records:
+            own = self.kept.pop(record["task"], [])
+            self.kept[record["task"]] = [*own, record][-self.per_task :]
+        while len(self.kept) > self.tasks:
+            del self.kept[next(iter(self.kept))]
+
+
+class StoredGroups(Store):
+    """The scored rollouts of earlier steps by group, oldest group first.
+
+    limit  groups that are kept, the newest; 0: those of the newest step
+    """
+
+    name = "groups"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.kept: dict[str, list[Json]] = {}
+
+    def add(self, records: Sequence[Json]) -> None:
+        if not self.limit:
+            self.kept.clear()
+        for record in records:
+            self.kept.setdefault(record["group"], []).append(record)
+        for name in list(self.kept)[: -self.limit] if self.limit else ():
+            del self.kept[name]
+
+
+class Remembers:
+    """A rollout whose `buffer` stores what it has trained."""
+
+    buffer: Store
+
+    def observe(self, forest: Forest) -> None:
+        self.buffer.store(forest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
 
 
 def plain(record: Mapping[str, Any]) -> Json:
@@ -153,8 +207,22 @@ def side_by_side(forest: Forest, groups: Sequence[str] | None = None) -> Forest:
     return forest.select(sorted(range(forest.n_trajectories), key=lambda r: place[names[r]]))
 
 
+def last_failed(forest: Forest, group: str) -> int | None:
+    """The group's last scored trajectory whose verdict is known and no success."""
+    failed = (forest.scored & (forest.success < 1)).tolist()
+    rows = [r for r, (name, bad) in enumerate(zip(forest.group, failed, strict=True)) if bad and name == group]
+    return rows[-1] if rows else None
+
+
+def without(forest: Forest, rows: Sequence[int]) -> Forest:
+    """The forest without these trajectories."""
+    keep = torch.ones(forest.n_trajectories, dtype=torch.bool)
+    keep[list(rows)] = False
+    return forest.select(keep)
+
+
 @dataclass(frozen=True)
-class Replay:
+class Replay(Remembers, Rollout):
     """`group_size` fresh samples of each task, and up to `replays` rollouts of it from earlier steps.
 
     replays     rows a task, once at least `min_stored` rollouts of it are stored
@@ -172,40 +240,30 @@ class Replay:
     sampled them. Source: RePO, arXiv 2506.09340.
     """
 
-    group_size: int = 8
-    replays: int = 8
+    group_size: Count = 8
+    replays: Count = 8
     choice: Choice = "highest"
     min_stored: int = 16
-    max_stored: int = 16
-    max_tasks: int = 10_000
+    max_stored: Count = 16
+    max_tasks: Count = 10_000
     statistics: Literal["split", "mixed"] = "split"
-    coef: float = 1.0
+    coef: Annotated[float, Ge(0)] = 1.0
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
-
-    provides = ("states",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
-        if self.choice not in CHOICES or self.statistics not in ("split", "mixed"):
+        if not 1 <= self.min_stored <= self.max_stored:
             raise ConfigError(
-                f"rollout.choice is one of {', '.join(CHOICES)} and rollout.statistics 'split' or 'mixed', not "
-                f"{self.choice!r} and {self.statistics!r}"
+                f"rollout.min_stored={self.min_stored} must be from 1 to rollout.max_stored={self.max_stored}"
             )
-        if self.replays < 1 or not 1 <= self.min_stored <= self.max_stored:
-            raise ConfigError(
-                f"rollout.replays={self.replays} must be at least 1, and rollout.min_stored={self.min_stored} from 1 "
-                f"to rollout.max_stored={self.max_stored}"
-            )
-        if not 0 <= self.coef < math.inf:
-            raise ConfigError(f"rollout.coef is a weight, finite and >= 0, not {self.coef}")
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        fresh = session.score(Independent(self.group_size).grow(tasks, session))
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        fresh = rounds[0].scored
         self.buffer.hold(fresh)
         task_of = dict(zip(fresh.group, fresh.task, strict=True))
         records, beside = [], list(fresh.group)
         for group, task in task_of.items():
-            chosen = self._chosen(task, group, session)
+            chosen = self._chosen(task, group, play.session)
             name = f"{group}/replay" if self.statistics == "split" else group
             records += [
                 as_replay(r, group=name, id=f"{group}/replay/{i}", weight=self.coef) for i, r in enumerate(chosen)
@@ -221,12 +279,3 @@ class Replay:
             return []
         key = (session.seed, session.step, group)
         return [stored[i] for i in choose([r["reward"] for r in stored], self.replays, self.choice, key)]
-
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)

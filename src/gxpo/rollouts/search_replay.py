@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
-from gxpo.rollouts.replay import ReplayBuffer, as_replay, side_by_side
+from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, side_by_side
 from gxpo.rollouts.search import Search
 
 
 @dataclass(frozen=True)
-class SearchReplay(Search):
+class SearchReplay(Remembers, Search):
     """`Search`, and for a group without a success up to `replays` of the task's stored solutions as further members.
 
     replays     the newest
@@ -57,12 +56,3 @@ class SearchReplay(Search):
             for i, record in enumerate(self.buffer.of(task_of[group])[-self.replays :])
         ]
         return side_by_side(Forest.concat([fresh, Forest.from_records(records)])) if records else fresh
-
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)

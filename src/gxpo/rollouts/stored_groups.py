@@ -1,61 +1,22 @@
-"""Whole groups of earlier steps come back: those of the last step, or single rollouts drawn by their advantage."""
+"""Replay of groups of earlier steps: all of the last step (PIPO), or single rollouts drawn by advantage (SSB)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt
 
 from gxpo import levels
-from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.replay import Json, as_replay, plain
-
-
-class StoredGroups:
-    """The scored rollouts of earlier steps by group, oldest group first, as records in JSON values only.
-
-    limit  groups that are kept, the newest; 0: those of the newest step
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.groups: dict[str, list[Json]] = {}
-        self._held: Forest | None = None
-
-    def hold(self, fresh: Forest) -> None:
-        """Rollouts, as the task scored them, that may be stored once they have been trained on."""
-        self._held = fresh
-
-    def store(self, used: Forest) -> None:
-        """Store those of the held rollouts that are scored and were part of the step's forest `used`."""
-        held, self._held = self._held, None
-        if held is None:
-            return
-        names = set(used.id)
-        keep = held.scored & torch.tensor([name in names for name in held.id], dtype=torch.bool)
-        if not self.limit:
-            self.groups.clear()
-        for record in held.select(keep).to_records(share=False):
-            self.groups.setdefault(record["group"], []).append(plain(record))
-        for name in list(self.groups)[: -self.limit] if self.limit else ():
-            del self.groups[name]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"groups": [[name, list(records)] for name, records in self.groups.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {"groups"}:
-            raise CheckpointError(f"the checkpoint's stored groups hold {sorted(state)}, not 'groups'")
-        self.groups = {name: list(records) for name, records in state["groups"]}
-        self._held = None
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.replay import Json, Remembers, StoredGroups, as_replay
 
 
 def _again(record: Json, *, trained: bool = True) -> Json:
@@ -71,34 +32,20 @@ def _beside(fresh: Forest, records: Sequence[Json]) -> Forest:
 
 
 @dataclass(frozen=True)
-class LastStepAgain:
+class LastStepAgain(Remembers, Rollout):
     """`group_size` fresh samples of each task, and after them all scored groups of the step before.
 
     A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
     group "GROUP/again". The task's scores come back; the method's own shaping is added anew.
     """
 
-    group_size: int = 8
+    group_size: Count = 8
     buffer: StoredGroups = field(init=False, repr=False, compare=False, default_factory=lambda: StoredGroups(0))
 
-    provides = ("states",)
-
-    def __post_init__(self) -> None:
-        Independent(self.group_size)
-
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        fresh = session.score(Independent(self.group_size).grow(tasks, session))
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        fresh = rounds[0].scored
         self.buffer.hold(fresh)
-        return _beside(fresh, [_again(r) for records in self.buffer.groups.values() for r in records])
-
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)
+        return _beside(fresh, [_again(r) for records in self.buffer.kept.values() for r in records])
 
 
 def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list[int]:
@@ -119,7 +66,7 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
 
 
 @dataclass(frozen=True)
-class ReplayByAdvantage:
+class ReplayByAdvantage(Remembers, Rollout):
     """`group_size` fresh samples of each task; those that teach nothing are made up for by stored rollouts that do.
 
     For every fresh rollout whose advantage in its group is 0, `fill` stored ones of any task are drawn with
@@ -133,46 +80,30 @@ class ReplayByAdvantage:
     gives it the advantage that it had. What is drawn depends on (seed, step) and on what was sampled before.
     """
 
-    group_size: int = 8
-    fill: float = 1.0
-    max_groups: int = 1024
+    group_size: Annotated[int, Ge(2)] = 8
+    fill: Annotated[float, Gt(0)] = 1.0
+    max_groups: Count = 1024
     buffer: StoredGroups = field(init=False, repr=False, compare=False)
-
-    provides = ("states",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer", StoredGroups(self.max_groups))
-        if self.group_size < 2 or self.max_groups < 1 or not 0 < self.fill < math.inf:
-            raise ConfigError(
-                f"rollout.group_size {self.group_size} must be at least 2, rollout.max_groups {self.max_groups} at "
-                f"least 1 and rollout.fill {self.fill} above 0"
-            )
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        fresh = session.score(Independent(self.group_size).grow(tasks, session))
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        fresh = rounds[0].scored
         group = fresh.ids("group", axis="R")
         taken = fresh.scored & fresh.compared
         self.buffer.hold(fresh.select(~levels.degenerate(torch.nan_to_num(fresh.outcome), group, taken)))
         idle = levels.normalize(torch.nan_to_num(fresh.outcome), group, taken) == 0
         wanted = int(self.fill * int((idle & taken).sum()))
-        stored = [record for records in self.buffer.groups.values() for record in records]
-        drawn = set(draw_by_weight(self._strengths(), wanted, (session.seed, session.step)))
+        stored = [record for records in self.buffer.kept.values() for record in records]
+        drawn = set(draw_by_weight(self._strengths(), wanted, (play.session.seed, play.session.step)))
         alive = {stored[i]["group"] for i in drawn}
         return _beside(fresh, [_again(r, trained=i in drawn) for i, r in enumerate(stored) if r["group"] in alive])
 
     def _strengths(self) -> list[float]:
         """|A| of every stored rollout."""
-        groups = list(self.buffer.groups.values())
+        groups = list(self.buffer.kept.values())
         ids = [g for g, records in enumerate(groups) for _ in records]
         outcome = torch.tensor([r["reward"] for records in groups for r in records], dtype=torch.float64)
         compared = torch.tensor([r.get("compared", True) for records in groups for r in records], dtype=torch.bool)
         return levels.normalize(outcome, torch.tensor(ids, dtype=torch.int64), compared).abs().tolist()
-
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)

@@ -1,29 +1,27 @@
-"""Good samples drawn hotter or colder than the policy take the place of some of its own, to steer its entropy."""
+"""Entropy control (AEPO): good samples of a hotter or colder policy take the place of some of its own."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt, Interval
 
 from gxpo import levels
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Request, Session, StreamKey, Task
-from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import forest_of, name_draws
-from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Play
 
 TEMPERED = "tempered"
 
 
 @dataclass(frozen=True)
-class Tempered:
+class HotColdReplay(Rollout):
     """`group_size` samples of each task; good ones of another temperature replace as many of the first of them.
 
     The first ceil(share * tasks) tasks are sampled once more, at `high` where the last step's entropy h was at most
@@ -41,59 +39,46 @@ class Tempered:
     Source: AEPO, arXiv 2510.08141, and its code. The credit of 1 is the part `constant_advantage`.
     """
 
-    group_size: int = 8
-    target: float = 0.5
-    high: float = 1.2
-    low: float = 0.8
-    share: float = 0.25
-    least: float = 0.05
-    most: int = 60
+    group_size: Annotated[int, Ge(2)] = 8
+    target: Annotated[float, Gt(0)] = 0.5
+    high: Annotated[float, Gt(0)] = 1.2
+    low: Annotated[float, Gt(0)] = 0.8
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.25
+    least: Annotated[float, Ge(0)] = 0.05
+    most: Count = 60
     _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    provides = ("states",)
-    single_turn = True
-
     def __post_init__(self) -> None:
-        if self.group_size < 2 or self.most < 1 or not 0 < self.share <= 1:
-            raise ConfigError(
-                f"rollout.group_size ({self.group_size}) is at least 2, rollout.most ({self.most}) at least 1, "
-                f"rollout.share ({self.share}) above 0, up to 1"
-            )
-        if not (self.target > 0 and 0 < self.low <= self.high < math.inf and self.least >= 0):
-            raise ConfigError(
-                f"rollout.target ({self.target}) is above 0, rollout.least ({self.least}) 0 or more, and "
-                f"0 < rollout.low ({self.low}) <= rollout.high ({self.high})"
-            )
+        if not self.low <= self.high:
+            raise ConfigError(f"rollout.low ({self.low}) is at most rollout.high ({self.high})")
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "tempered", "samples the prompts")
-        fresh = session.score(Independent(self.group_size).grow(tasks, session))
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         entropy = self._memory.get("entropy")
-        if entropy is None:
+        if entropy is None or len(rounds) > 1:
+            return []
+        heat = self.high if entropy <= self.target else self.low
+        drawn, own = play.drawn[: math.ceil(self.share * len(play.drawn) - 1e-9)], play.session.sampling
+        return [
+            draw.attempts(
+                self.group_size, first=self.group_size, label=TEMPERED, group=f"{draw.group}/{TEMPERED}",
+                sampling=dataclasses.replace(own, temperature=heat), read=own,
+            )
+            for draw in drawn
+        ]  # fmt: skip
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        fresh = rounds[0].scored
+        if len(rounds) == 1:
             return fresh
-        found = session.score(self._tempered(tasks[: math.ceil(self.share * len(tasks) - 1e-9)], entropy, session))
+        found = rounds[1].scored
         outcome, group = torch.nan_to_num(found.outcome), found.ids("group", axis="R")
         good = found.scored & (levels.normalize(outcome, group, found.scored) > self.least)
         m = min(self.most, int(good.sum()), fresh.n_trajectories)
-        m = m // 2 if entropy > self.target else m
-        session.budget.discarded += found.n_trajectories - m
+        m = m // 2 if self._memory["entropy"] > self.target else m
+        play.session.budget.discarded += found.n_trajectories - m
         if not m:
             return fresh
         return Forest.concat([_coming_in(found.select(good.nonzero().squeeze(1)[:m])), _without_first(fresh, m)])
-
-    def _tempered(self, tasks: Sequence[Task], entropy: float, session: Session) -> Forest:
-        """A second group of each task, not scored; its attempts are numbered on from the first one's."""
-        draws = name_draws(tasks, Counter())
-        prompts = [session.encode(task) for task in tasks]
-        attempts = range(self.group_size, 2 * self.group_size)
-        asked = [
-            Request(prompt, tuple(StreamKey(session.seed, session.step, draw, i) for i in attempts))
-            for prompt, draw in zip(prompts, draws, strict=True)
-        ]
-        heat = self.high if entropy <= self.target else self.low
-        completions = session.sample(asked, sampling=dataclasses.replace(session.sampling, temperature=heat))
-        groups = [f"s{session.step}/{draw}/{TEMPERED}" for draw in draws]
-        return forest_of(tasks, groups, prompts, completions, session.sampling)
 
     def observe(self, forest: Forest) -> None:
         """Takes the step's entropy from its own samples."""

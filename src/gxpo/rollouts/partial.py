@@ -1,4 +1,4 @@
-"""Rollouts are sampled a window at a time: who has not finished goes on in the next step."""
+"""Partial rollouts (T-PPO): sampled a window at a time, what is not finished goes on in the next step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Request, Sampling, Session, StreamKey, Task
-from gxpo.rollouts.build import name_draws
+from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.rollouts.build import Count, RolloutPart, name_draws
+from gxpo.rollouts.episodes import Attempts, Episode, Play
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Windowed:
+class PartialRollouts(RolloutPart):
     """`group_size` attempts at each task, at most a window of tokens a step; unfinished ones go on in later steps.
 
     windows  into how many windows `sampling.max_new_tokens` is divided: a window is that over `windows`, rounded up
@@ -30,34 +31,57 @@ class Windowed:
     turn's finish is "length". The groups of a step may lack members, so this is for credit that compares none.
 
     Deviation: T-PPO keeps the batch full by starting as many prompts as have finished; here each step starts the
-    run's number of tasks, and what goes on comes on top. Prompts only; environments and truncated supports (top_k,
-    top_p) are refused.
+    run's number of tasks, and what goes on comes on top. In an environment a window is a share of `env.max_turns`, and
+    what was done before is done again in the environment, not sampled. Truncated supports (top_k, top_p) are refused.
     """
 
-    group_size: int = 8
-    windows: int = 2
+    group_size: Count = 8
+    windows: Count = 2
     memory: list[Json] = field(init=False, repr=False, compare=False, default_factory=list)
 
-    single_turn = True
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1 or self.windows < 1:
-            raise ConfigError(
-                f"rollout.group_size and rollout.windows must be at least 1, not {self.group_size} and {self.windows}"
-            )
+    provides = ("states",)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if session.envs is not None or session.sampling.truncated_support:
+        if session.sampling.truncated_support:
             raise ConfigError(
-                "rollout windowed goes on with prompts under the whole vocabulary: choose a task that is no "
-                "environment, and leave sampling.top_k at 0 and sampling.top_p at 1"
+                "rollout partial_rollouts goes on under the whole vocabulary: leave sampling.top_k at 0 and "
+                "sampling.top_p at 1"
             )
-        attempts = [*self.memory, *self._begin(tasks, session)]
         session.know([_task(a["task"]) for a in self.memory])
+        if session.envs is not None:
+            return self._episodes(tasks, session)
+        attempts = [*self.memory, *self._begin(tasks, session)]
         self._sample(attempts, session)
         self.memory[:] = [a for a in attempts if not a["over"]]
         # records hold lists of their own: what a later window appends to an attempt is no part of this step's forest
         return Forest.from_records([_record(a, session.sampling) for a in attempts])
+
+    def _episodes(self, tasks: Sequence[Task], session: Session) -> Forest:
+        """Episodes that are under way are gone through again, and all go on for a window of turns."""
+        with Play(session) as play:
+            stored = list(self.memory)
+            groups = [f"s{a['born']}/{a['draw']}" for a in stored]
+            begun = zip(stored, groups, strict=True)
+            old = play.begin(Attempts(_task(a["task"]), a["draw"], [a["attempt"]], group, group) for a, group in begun)
+            for number in range(max((len(a["turns"]) for a in stored), default=0)):
+                known = [
+                    (e, Completion(t["action"], t["logprob"], t["finish"], policy_version=t["policy_version"]))
+                    for e, a in zip(old, stored, strict=True)
+                    for t in a["turns"][number : number + 1]
+                    if e.end is None
+                ]
+                play.take([e for e, _ in known], [said for _, said in known])
+            for episode, attempt in zip(old, stored, strict=True):
+                episode.label, episode.key = episode.id, dataclasses.replace(episode.key, path=(attempt["born"],))
+            episodes = old + play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
+            for _ in range(-(-play.rules.max_turns // self.windows)):
+                play.turn(play.running(episodes))
+            self.memory[:] = [_unfinished(e, session.step) for e in episodes if e.end is None]
+            lines = [e.record(dataclasses.asdict(session.sampling)) for e in episodes]
+            waiting = {"reward": 0.0, "rewards": {"env": 0.0}, "success": None, "truncated": True}
+            return Forest.from_records(
+                [line | waiting if e.end is None else line for e, line in zip(episodes, lines, strict=True)]
+            )
 
     def _begin(self, tasks: Sequence[Task], session: Session) -> list[Json]:
         draws = name_draws(tasks, Counter())
@@ -109,6 +133,18 @@ def _context(attempt: Json) -> tuple[int, ...]:
 def _stream(attempt: Json, session: Session) -> StreamKey:
     path = (attempt["born"],) if attempt["turns"] else ()
     return StreamKey(session.seed, session.step, attempt["draw"], attempt["attempt"], path, len(attempt["turns"]))
+
+
+def _unfinished(episode: Episode, step: int) -> Json:
+    """An episode that goes on in a later step: its actions, by which the environment and the context come back."""
+    kept = ("action", "logprob", "finish", "policy_version")
+    return {
+        "task": _stored(episode.task),
+        "draw": episode.key.task,
+        "born": episode.key.path[0] if episode.key.path else step,
+        "attempt": episode.key.attempt,
+        "turns": [{name: turn[name] for name in kept} for turn in episode.turns],
+    }
 
 
 def _stored(task: Task) -> Json:

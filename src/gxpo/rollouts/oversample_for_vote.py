@@ -1,8 +1,7 @@
-"""More attempts vote than are trained: all of a group are scored together, the first of them are kept."""
+"""More attempts than are trained, so that a majority vote has more voters (TTRL)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ import torch
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Play
 
 
 @dataclass(frozen=True)
-class Vote:
+class OversampleForVote(Rollout):
     """TTRL's vote-then-subsample: `n_votes` attempts a task are sampled and scored, the first `group_size` returned.
 
     group_size  attempts that are trained
@@ -28,16 +27,14 @@ class Vote:
     Source: TTRL (arXiv 2504.16084), `_select_top_k_per_prompt` of its code: the first, not the best.
     """
 
-    group_size: int = 8
+    group_size: Count = 8
     n_votes: int | None = None
 
-    provides = ("states",)
-
     def __post_init__(self) -> None:
-        if self.group_size < 1 or self.votes < self.group_size:
+        if self.votes < self.group_size:
             raise ConfigError(
-                f"rollout.n_votes={self.votes} must be at least rollout.group_size={self.group_size}, and that 1: "
-                "the attempts that are trained vote, too"
+                f"rollout.n_votes={self.votes} must be at least rollout.group_size={self.group_size}: the attempts "
+                "that are trained vote, too"
             )
 
     @property
@@ -45,12 +42,10 @@ class Vote:
         """Attempts a task."""
         return 2 * self.group_size if self.n_votes is None else self.n_votes
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        forest = session.score(Independent(self.votes).grow(tasks, session))
-        seen: Counter[str] = Counter()
-        kept = []
-        for group in forest.group:
-            kept.append(seen[group] < self.group_size)
-            seen[group] += 1
-        session.budget.discarded += len(kept) - sum(kept)
-        return forest.select(torch.tensor(kept, dtype=torch.bool))
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        return [draw.attempts(self.votes) for draw in draws]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        kept = torch.tensor([e.key.attempt < self.group_size for e in rounds[0].episodes], dtype=torch.bool)
+        play.session.budget.discarded += int((~kept).sum())
+        return rounds[0].scored.select(kept)

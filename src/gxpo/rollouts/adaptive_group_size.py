@@ -1,19 +1,19 @@
-"""A step's attempts are allotted to its tasks by how much contrast each is predicted to give."""
+"""Adaptive group sizes: split a fixed rollout budget across prompts by expected learning signal (V0)."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Interval
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Session, Task
-from gxpo.rollouts.again import need_single_turn
-from gxpo.rollouts.build import forest_of, name_draws, requests
+from gxpo.rollouts.base import Rollout
+from gxpo.rollouts.episodes import Attempts, Draw, Play
 
 
 def expected_contrast(n: int, rate: float) -> float:
@@ -59,7 +59,7 @@ def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) 
 
 
 @dataclass(frozen=True)
-class Allotted:
+class AdaptiveGroupSize(Rollout):
     """`group_size` attempts a task on average, allotted by `allot` to the tasks' predicted rates of success.
 
     least, most  attempts of one task
@@ -73,22 +73,15 @@ class Allotted:
     group_size: int = 8
     least: int = 2
     most: int = 128
-    discount: float = 0.8
-    prior: float = 1.0
+    discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
+    prior: Annotated[float, Gt(0)] = 1.0
     memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
-
-    provides = ("states",)
-    single_turn = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.group_size <= self.most:
             raise ConfigError(
                 f"rollout.least={self.least} <= rollout.group_size={self.group_size} <= rollout.most={self.most} must "
                 "hold, from 1 on: the group size is the mean of what is allotted"
-            )
-        if not 0 <= self.discount <= 1 or not self.prior > 0:
-            raise ConfigError(
-                f"rollout.discount is from 0 to 1 and rollout.prior above 0, not {self.discount} and {self.prior}"
             )
 
     def predict(self, tasks: Sequence[str]) -> list[float]:
@@ -98,21 +91,11 @@ class Allotted:
         own = (self.memory.get(task, (0.0, 0.0)) for task in tasks)
         return [(s + self.prior * overall) / (n + self.prior) for s, n in own]
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "allotted", "allots attempts")
-        rates = self.predict([task.id for task in tasks])
-        sizes = allot(rates, self.group_size * len(tasks), self.least, self.most)
-        draws = name_draws(tasks, Counter())
-        prompts = [session.encode(task) for task in tasks]
-        asked = [
-            request
-            for prompt, draw, size in zip(prompts, draws, sizes, strict=True)
-            for request in requests([prompt], [draw], size, session)
-        ]
-        groups = [f"s{session.step}/{draw}" for draw in draws]
-        forest = forest_of(tasks, groups, prompts, session.sample(asked), session.sampling)
-        predicted = [rate for rate, size in zip(rates, sizes, strict=True) for _ in range(size)]
-        return forest.replace(info=[{"predicted": rate} for rate in predicted])
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        rates = self.predict([draw.task.id for draw in draws])
+        sizes = allot(rates, self.group_size * len(draws), self.least, self.most)
+        each = zip(draws, sizes, rates, strict=True)
+        return [draw.attempts(size, info={"predicted": rate}) for draw, size, rate in each]
 
     # ------------------------------------------------------------ memory
     def observe(self, forest: Forest) -> None:

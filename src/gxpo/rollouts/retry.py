@@ -1,24 +1,23 @@
-"""A task is tried again only as long as no attempt at it has succeeded; after that, one success of old may help."""
+"""Retry in stages until one attempt succeeds; else a stored success comes back (AR3PO)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-import torch
+from annotated_types import Ge
 
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
-from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
-from gxpo.rollouts.replay import ReplayBuffer, as_replay, choose, side_by_side
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
 
 
 @dataclass(frozen=True)
-class Staged(Rollout):
+class RetryUntilSolved(Remembers, Rollout):
     """Attempts in stages of `stage_size`, up to `group_size`: a task leaves after the first stage with a success.
 
     With S stages of k, a group has k, 2k, ... or S k members (the last stage may be smaller); all its attempts are
@@ -42,31 +41,28 @@ class Staged(Rollout):
     Source: AR3PO, arXiv 2509.25808.
     """
 
-    group_size: int = 8
-    stage_size: int = 4
+    group_size: Count = 8
+    stage_size: Count = 4
     reuse: bool = True
     choice: Literal["random", "recent"] = "random"
-    coef: float = 0.0
-    max_stored: int = 8
-    max_tasks: int = 10_000
+    coef: Annotated[float, Ge(0)] = 0.0
+    max_stored: Count = 8
+    max_tasks: Count = 10_000
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
-        one_of("rollout.choice", self.choice, ("random", "recent"))
-        if not 0 <= self.coef < math.inf:
-            raise ConfigError(f"rollout.coef is a weight, finite and >= 0, not {self.coef}")
-        if not 1 <= self.stage_size <= self.group_size:
+        if not self.stage_size <= self.group_size:
             raise ConfigError(
                 f"rollout.stage_size is {self.stage_size}; it must be from 1 to rollout.group_size={self.group_size}"
             )
 
-    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         return [draw.attempts(self.stage_size) for draw in draws]
 
-    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         size = min(self.stage_size, self.group_size - len(rounds) * self.stage_size)
-        rounds[-1].scored.need_verdicts("rollout staged")
+        rounds[-1].scored.need_verdicts("rollout retry_until_solved")
         left = set(_unsolved(rounds))
         unsolved = [draw for draw in play.drawn if draw.group in left] if size > 0 else []
         again = play.draws([draw.task for draw in unsolved])
@@ -93,32 +89,9 @@ class Staged(Rollout):
         session.budget.discarded += len(replaced)
         return Forest.concat([without(forest, replaced), Forest.from_records(records)])
 
-    def observe(self, forest: Forest) -> None:
-        self.buffer.store(forest)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer.load_state_dict(state)
-
 
 def _unsolved(rounds: Sequence[Round]) -> list[str]:
     """Names of the groups without a success."""
     verdicts = [found for r in rounds for found in zip(r.scored.group, r.scored.success.tolist(), strict=True)]
     solved = {group for group, verdict in verdicts if verdict >= 1}
     return [group for group in rounds[0].groups if group not in solved]
-
-
-def last_failed(forest: Forest, group: str) -> int | None:
-    """The group's last scored trajectory whose verdict is known and no success."""
-    failed = (forest.scored & (forest.success < 1)).tolist()
-    rows = [r for r, (name, bad) in enumerate(zip(forest.group, failed, strict=True)) if bad and name == group]
-    return rows[-1] if rows else None
-
-
-def without(forest: Forest, rows: Sequence[int]) -> Forest:
-    """The forest without these trajectories."""
-    keep = torch.ones(forest.n_trajectories, dtype=torch.bool)
-    keep[list(rows)] = False
-    return forest.select(keep)
