@@ -7,46 +7,12 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from gxpo.cli_options import AllowKey, Json, Out, RunArgument, Sets, app, fail, quiet, say
 from gxpo.exact import ask_for_equal_bits
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-
-Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
-
-
-def _allow(names: list[str] | None) -> None:
-    if names:
-        from gxpo.server_keys import allow
-
-        allow(names)
-
-
-# Works by its callback alone: what may be sent is a matter of the process, not of a setting that a file could state.
-AllowKey = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-key",
-        metavar="NAME[@HOST]",
-        callback=_allow,
-        help="Environment variable that a `key_from` of the configuration may send to its server; may be given again.",
-    ),
-]
-
-
-def _say(text: str) -> None:
-    typer.echo(text)
 
 
 def _version(asked: bool) -> None:
@@ -61,7 +27,7 @@ def _version(asked: bool) -> None:
                 found.append(f"{name} {metadata.version(name)}")
             except metadata.PackageNotFoundError:
                 found.append(f"{name} not installed")
-        _say(", ".join(found))
+        say(", ".join(found))
         raise typer.Exit
 
 
@@ -230,10 +196,10 @@ def evaluate(
     finally:
         trainer.close()
     if as_json:
-        _say(json.dumps(figures))
+        say(json.dumps(figures))
         return
     for name, value in figures.items():
-        _say(f"{name:<20} {value:g}")
+        say(f"{name:<20} {value:g}")
 
 
 @app.command()
@@ -262,7 +228,7 @@ def methods(
     """
     from gxpo.explain.methods import show
 
-    _say(
+    say(
         show(
             name,
             symptom,
@@ -296,7 +262,7 @@ def parts(
     """
     from gxpo.explain.parts import show_parts
 
-    _say(show_parts(name, stage, as_json=as_json))
+    say(show_parts(name, stage, as_json=as_json))
 
 
 @app.command()
@@ -307,7 +273,7 @@ def schema() -> None:
     """
     from gxpo.records import Record
 
-    _say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
+    say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
 @app.command()
@@ -331,7 +297,7 @@ def plan(
     from gxpo.trainer.probe import probe as measure
 
     resolved = _resolved(config_file, sets, from_run)
-    _quiet()
+    quiet()
     _show_plan(resolved, measure(resolved, notify=lambda line: typer.echo(line, err=True)), as_json)
 
 
@@ -352,7 +318,7 @@ def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
-        _say(json.dumps({"plan": figures, "keys": keys} | ({"probe": measured} if measured else {}), indent=1))
+        say(json.dumps({"plan": figures, "keys": keys} | ({"probe": measured} if measured else {}), indent=1))
         return
     show_keys(resolved)
     show_plan(figures)
@@ -375,128 +341,16 @@ def export(
     """
     from gxpo.trainer.export import export as write
 
-    _quiet()
+    quiet()
     written = write(_found(run), directory, adapter=adapter, step=step, dtype=dtype)
     if as_json:
         files = {p.name: p.stat().st_size for p in sorted(written.iterdir())}
-        _say(json.dumps({"directory": str(written), "bytes": files}))
+        say(json.dumps({"directory": str(written), "bytes": files}))
         return
-    _say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
+    say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
 
 
-@app.command()
-def check_reward(
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:function, or a reward's name.")],
-    task: Annotated[str, typer.Option(help="A task's name, or a .jsonl file of prompts and answers.")],
-    n: Annotated[int, typer.Option("--n", help="Tasks.", min=2)] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds it may take for one completion.")] = 5.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a finding.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Try a reward on right, wrong and cheating completions before a policy does.
-
-    Example: gxpo check-reward my_rewards.py:exact --task data.jsonl
-    """
-    from gxpo.explain.check_reward import check, show
-
-    report = check(reward, task, n=n, timeout=timeout)
-    if as_json:
-        _say(json.dumps(report, indent=1))
-    else:
-        show(report)
-    if strict and report["findings"]:
-        raise typer.Exit(1)
-
-
-@app.command()
-def check_template(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, an id on the hub, or smollm2-135m.")],
-    template: Annotated[Path | None, typer.Option(help="A .jinja file instead of the tokenizer's own.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Play conversations in a model's chat template, and say what it does to earlier turns, tools and thinking.
-
-    Example: gxpo check-template smollm2-135m
-    """
-    from gxpo.explain.check_template import check
-
-    report = check(model, None if template is None else str(template))
-    _say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
-    if strict and not report.ok:
-        raise typer.Exit(1)
-
-
-@app.command()
-def check_env(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="my_env.py:MyEnv, or an environment's name.")],
-    options: Annotated[list[str] | None, typer.Option("--set", help="An option, as size=5.")] = None,
-    episodes: Annotated[int, typer.Option(help="Seeds to play.", min=1)] = 8,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Play an environment at random and by its expert, twice, and say what would go wrong in training.
-
-    Example: gxpo check-env sokoban --set style=bare
-    """
-    from dataclasses import asdict
-
-    from gxpo import config, envs
-    from gxpo.errors import TaskError
-
-    source = envs.source(task, {k: s.value for k, s in config.parse_set(options or []).items()})
-    if source is None:
-        known = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
-        raise TaskError(f"{task!r} is no environment; there are {known} and FILE.py:Class")
-    found = envs.check(source, seeds=range(episodes))
-    if as_json:
-        _say(json.dumps(asdict(found), indent=1))
-    else:
-        for name, value in asdict(found).items():
-            shown = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
-            _say(f"{name:<20} {shown if shown not in ('', None) else '-'}")
-    if strict and found.problems:
-        raise typer.Exit(1)
-
-
-@app.command()
-def signal(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As the setting `model`.")],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="As the setting `task`.")],
-    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="With commas between.")] = "grpo",
-    sizes: Annotated[str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes.")] = "4,8,16",
-    tasks: Annotated[int, typer.Option(help="Tasks to measure on.", min=3)] = 128,
-    sets: Sets = None,
-    allow_key: AllowKey = None,
-    as_json: Json = False,
-) -> None:
-    """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.
-
-    Rollouts of the tasks are generated and differentiated; no parameter moves. Says which group size needs the fewest
-    generated tokens for two batches to agree on where to go.
-
-    Example: gxpo signal tiny arithmetic --methods grpo,rloo --sizes 4,8
-    """
-    from gxpo import config
-    from gxpo.errors import ConfigError
-    from gxpo.explain.gradient_signal import advice, show
-    from gxpo.trainer.gradient_signal import as_rows, measure, recommended
-
-    _quiet()
-    try:
-        numbers = [int(x) for x in sizes.split(",")]
-    except ValueError:
-        raise ConfigError(f"--sizes {sizes!r}: give whole numbers with commas between, as in 4,8,16") from None
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    found = measure(
-        model, task, names, numbers, tasks, config.parse_set(sets or []), lambda line: typer.echo(line, err=True)
-    )
-    best, told_apart = recommended(found)
-    chosen = None if best is None else as_rows([best])[0]
-    if as_json:
-        _say(json.dumps({"rows": as_rows(found), "recommended": chosen, "advice": advice(chosen, told_apart)}))
-        return
-    show(as_rows(found), chosen, told_apart)
+from gxpo import cli_checks  # noqa: E402, F401  # its commands stand here in --help
 
 
 @app.command()
@@ -547,21 +401,7 @@ def bench(
 
     options = Options(threads, rounds, quick, anyway, out, plot, saved, python, vllm, as_json)
     if failure := run_bench(suite, names or [], options):
-        _fail(failure, 1)
-
-
-def _quiet() -> None:
-    """No progress bars: transformers has no setting for them but this."""
-    from gxpo.errors import need
-
-    need("transformers.utils.logging", "train").disable_progress_bar()
-
-
-def _fail(message: str, code: int = 2) -> NoReturn:
-    sys.stderr.write(" ".join(f"gxpo: {message}".splitlines()) + "\n")
-    sys.stderr.flush()
-    sys.stdout.flush()
-    sys.exit(code)
+        fail(failure, 1)
 
 
 def main() -> None:
@@ -579,9 +419,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _fail(*_described(error))
+        fail(*_described(error))
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        fail("interrupted", 130)
 
 
 def _described(error: Exception) -> tuple[str, int]:

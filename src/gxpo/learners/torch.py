@@ -24,7 +24,7 @@ from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, traine
 from gxpo.learners.optimiser import Optimiser, Schedule, States
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
-from gxpo.learners.soft import soft_inputs, with_densities
+from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
 from gxpo.memory import memory_is_short
 
 VALUE_HEAD = "value_head."  # before the names of its parameters
@@ -291,7 +291,9 @@ class TorchLearner(InProcess):
             return x.to(self.device)
 
         layers = readout.by_layer(names)
-        with nullcontext() if batch.policy is None else self.acting(batch.policy), soft_inputs(readout, batch):
+        soft = WEIGHT in batch.packing.forest.extras
+        acting = nullcontext() if batch.policy is None else self.acting(batch.policy)
+        with acting, soft_inputs(readout, batch) if soft else nullcontext():
             states = self._states(batch, readout, [layer for layer, _ in layers])
         place, target, temperature, support, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.reading
@@ -316,7 +318,8 @@ class TorchLearner(InProcess):
                 logits_at_once=self.logits_at_once,
                 given=own,
             )
-            found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
+            if soft:
+                found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
             out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()}
         return out
 

@@ -1,0 +1,58 @@
+"""What the commands of the command line share: the application, options that several take, how they print and fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
+
+
+def _allow(names: list[str] | None) -> None:
+    if names:
+        from gxpo.server_keys import allow
+
+        allow(names)
+
+
+# Works by its callback alone: what may be sent is a matter of the process, not of a setting that a file could state.
+AllowKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-key",
+        metavar="NAME[@HOST]",
+        callback=_allow,
+        help="Environment variable that a `key_from` of the configuration may send to its server; may be given again.",
+    ),
+]
+
+
+def say(text: str) -> None:
+    typer.echo(text)
+
+
+def quiet() -> None:
+    """No progress bars: transformers has no setting for them but this."""
+    from gxpo.errors import need
+
+    need("transformers.utils.logging", "train").disable_progress_bar()
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    sys.stderr.write(" ".join(f"gxpo: {message}".splitlines()) + "\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    sys.exit(code)
