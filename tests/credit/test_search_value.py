@@ -15,7 +15,7 @@ from tests import strategies
 from gxpo.credit.search_value import SearchValue, against_ends, search_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.trees import pieces_of
+from gxpo.reshape import pieces_of
 
 F64 = torch.float64
 

@@ -21,8 +21,8 @@ from gxpo.credit import GroupRelative
 from gxpo.credit.value_delta import VALUE, ValueDelta, value_delta
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
+from gxpo.reshape import pieces_of
 from gxpo.segments import SegmentTools, Surprising
-from gxpo.trees import pieces_of
 
 F64 = torch.float64
 NAN = math.nan

@@ -16,8 +16,8 @@ from tests.credit.test_search_value import tree
 from gxpo.credit import PieceReward, StepReward
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.reshape import pieces_of
 from gxpo.signals.merged_steps import MergedSteps, span_features, step_labels
-from gxpo.trees import pieces_of
 
 F64 = torch.float64
 

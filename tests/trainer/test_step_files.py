@@ -18,7 +18,7 @@ CIRCLES: list[set[str]] = [
     {"gxpo.chat.template"},
     {"gxpo.rewards.first_error", "gxpo.rewards.judged"},
 ]
-LONG = {"compose.py"}
+LONG = {"compose.py", "rollouts/episodes.py"}
 
 
 def called_files(run: Callable[[], object]) -> set[str]:
@@ -78,4 +78,4 @@ def test_no_imports_go_in_a_circle():
     graph = {name: {x for x in imports(path) if x in SOURCES and x != name} for name, path in SOURCES.items()}
     below = {name: reached(graph, name) for name in graph}
     circles = {frozenset({x for x in below[name] if name in below[x]}) for name in graph if name in below[name]}
-    assert {frozenset(c) for c in circles} <= {frozenset(c) for c in CIRCLES}
+    assert circles == set()

@@ -13,7 +13,8 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
 from gxpo.errors import GxpoError
-from gxpo.trees import begins_of, pieces_of, runs_of
+from gxpo.reshape import pieces_of
+from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -14,7 +14,7 @@ from torch import Tensor
 from gxpo.credit.group_relative import Statistic
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.trees import pieces_of
+from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -12,7 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
-from gxpo.trees import pieces_of
+from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

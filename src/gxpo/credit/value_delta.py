@@ -17,7 +17,7 @@ from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.branch_points import branch_values, less_where_longer
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.trees import pieces_of
+from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

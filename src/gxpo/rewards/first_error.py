@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.judges import Judge
 from gxpo.rewards.group_level import Failure
-from gxpo.rewards.judge import Judge
 from gxpo.rewards.judged import _Asking, prompt_of
 from gxpo.verdicts import care, ending, fenced, marker, number, numbered
 

@@ -24,7 +24,7 @@ from gxpo.rewards.code import CodeReward
 from gxpo.rewards.entities import Entities
 from gxpo.rewards.format import well_formed
 from gxpo.rewards.group_level import Grouped
-from gxpo.rewards.judged import judged
+from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
 from gxpo.rewards.numeric import Numeric

@@ -10,9 +10,9 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.reshape import pieces_of
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import RidgeProbe
-from gxpo.trees import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
