@@ -162,7 +162,7 @@ class Walk:
 
 
 class Teamwork(RolloutPart):
-    """Attempts of a team: who speaks, with which policies, for how long, and how held-out tasks are attempted."""
+    """Base of team rollouts: the roles and their policies, the length and the evaluation of a team's attempts."""
 
     graph: str | Graph
     policy: Literal["shared", "per_role"]
