@@ -4,6 +4,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 export MKL_CBWR ?= AUTO
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, each of which would compile gxpo anew
 
 BIN := .venv/bin
 INSTALL = $(BIN)/pip install -q -c constraints.txt
