@@ -75,6 +75,7 @@ class AdaptiveGroupSize(Rollout):
     most: int = 128
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Gt(0)] = 1.0
+    team: str = ""
     memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ every turn, and may add attempts to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -44,6 +44,9 @@ from gxpo.protocols import Session, Task
 from gxpo.rollouts.again import groups_all_wrong
 from gxpo.rollouts.build import Count, RolloutPart
 from gxpo.rollouts.episodes import Attempts, Draw, Episode, Fork, Play
+from gxpo.rollouts.graph import graph
+from gxpo.rollouts.team import Team, TeamPolicies
+from gxpo.rollouts.team_play import TeamPlay
 
 
 @dataclass(eq=False)
@@ -84,9 +87,22 @@ class Rollout(RolloutPart):
     """`group_size` independent attempts at each task; a subclass, a frozen dataclass, says what else there is."""
 
     group_size: Count
+    team: str = ""  # a part with this option works for teams, too (see `gxpo.rollouts.graph`); empty: one agent
 
     provides = ("states",)
     forks = False  # attempts may be left before one of their turns
+
+    @property
+    def max_turns(self) -> int:
+        """The most actions that an attempt at a prompt can have."""
+        return graph(self.team).longest if self.team else 1
+
+    @property
+    def evaluation(self) -> Callable[[int], Team]:
+        """How held-out tasks are attempted, where a team does it."""
+        if not self.team:
+            raise AttributeError("held-out tasks are attempted independently")
+        return lambda samples: Team(samples, self.team)
 
     def first(self, draws: Sequence[Draw], play: Play) -> Sequence[Attempts | Fork]:
         """The attempts that begin."""
@@ -106,13 +122,18 @@ class Rollout(RolloutPart):
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         """All rounds of a step."""
-        with Play(session, restorable=self.forks) as play:
+        with self._play(session) as play:
             rounds: list[Round] = []
             asked = self.first(play.draws(tasks), play)
             while asked or not rounds:
                 rounds.append(Round(self._played(play.begin(asked), play), play))
                 asked = self.then(rounds, play)
             return self.merge(rounds, play)
+
+    def _play(self, session: Session) -> Play:
+        if self.team:
+            return TeamPlay(session, TeamPolicies(graph(self.team), "shared", ()))
+        return Play(session, restorable=self.forks)
 
     def _played(self, episodes: list[Episode], play: Play) -> list[Episode]:
         """These attempts and all that join them, at their ends."""

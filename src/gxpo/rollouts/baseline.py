@@ -44,6 +44,7 @@ class BaselineRollouts(Rollout):
     of: Literal["current", "reference"] = "current"
     temperature: Annotated[float, Ge(0)] | None = None
     once: bool = False
+    team: str = ""
     memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class DynamicSampling(Rollout):
 
     group_size: Annotated[int, Ge(2)] = 8
     max_batches: int = 10
+    team: str = ""
 
     drops_equal_groups = True
 

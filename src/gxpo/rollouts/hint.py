@@ -127,6 +127,7 @@ class LeastHint(_Hints):
     fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75, 1.0])
     template: str = "{prompt}\nHints: {hint}"
     cut: Literal["words", "characters"] = "words"
+    team: str = ""
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         wrong = self._wrong(rounds[0], play) if len(rounds) == 1 else []
@@ -173,6 +174,7 @@ class GrowingHint(_Hints):
     fractions: Sequence[float] = field(default_factory=lambda: [0.25, 0.5, 0.75])
     template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}"
     cut: Literal["words", "characters"] = "words"
+    team: str = ""
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         level, wrong = len(rounds), self._wrong(rounds[-1], play)

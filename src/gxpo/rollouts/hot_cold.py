@@ -46,6 +46,7 @@ class HotColdReplay(Rollout):
     share: Annotated[float, Interval(gt=0, le=1)] = 0.25
     least: Annotated[float, Ge(0)] = 0.05
     most: Count = 60
+    team: str = ""
     _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class OversampleForVote(Rollout):
 
     group_size: Count = 8
     n_votes: int | None = None
+    team: str = ""
 
     def __post_init__(self) -> None:
         if self.votes < self.group_size:

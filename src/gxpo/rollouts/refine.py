@@ -42,6 +42,7 @@ class BestDraft(Rollout):
     group_size: Count = 8
     n_drafts: Annotated[int, Ge(0)] = 4
     template: str = "{prompt}\n\nAn earlier attempt:\n{draft}\n\nCheck it, and give a better answer.\n"
+    team: str = ""
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt", "draft"))

@@ -248,6 +248,7 @@ class Replay(Remembers, Rollout):
     max_tasks: Count = 10_000
     statistics: Literal["split", "mixed"] = "split"
     coef: Annotated[float, Ge(0)] = 1.0
+    team: str = ""
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

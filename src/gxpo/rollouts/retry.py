@@ -48,6 +48,7 @@ class RetryUntilSolved(Remembers, Rollout):
     coef: Annotated[float, Ge(0)] = 0.0
     max_stored: Count = 8
     max_tasks: Count = 10_000
+    team: str = ""
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

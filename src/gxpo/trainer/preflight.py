@@ -91,7 +91,7 @@ def check_world(method: Method, world: World, task: str) -> None:
         if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
             provided.discard("states")
             advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"
-        if getattr(method.rollout, "single_turn", False):
+        if getattr(method.rollout, "single_turn", False) or getattr(method.rollout, "team", ""):
             raise ConfigError(
                 f"rollout {show(method.rollout)} is for tasks with one answer, and those of {task} are episodes: set "
                 "rollout=independent"
