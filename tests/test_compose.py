@@ -405,3 +405,21 @@ def test_left_over_options_make_no_part():
     with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):
         made = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
     assert made.credit == gxpo.method("grpo").credit
+
+
+def test_the_field_s_words_are_accepted():
+    """advantage.* is credit.*; TRL's and verl's names of the old and the rollout policy's log-probs."""
+    for given in ({"advantage.scale": "none"}, {"advantage": {"scale": "none"}}):
+        assert gxpo.method("grpo", given).credit == gxpo.method("grpo", {"credit.scale": "none"}).credit
+    forest = gxpo.Forest.from_completions([[1]], [[[2], [3]]], [[1.0, 0.0]])
+    now, old, rollout = (torch.tensor([-1.0, x], dtype=torch.float64) for x in (-1.5, -1.2, -0.9))
+    named = gxpo.PolicyTokens(now, old_logprob=old, rollout_logprob=rollout)
+    plain = gxpo.PolicyTokens(now, rollout, proximal_logprob=old)
+    assert named.old_logprob is old and named.rollout_logprob is rollout
+    m = gxpo.method("tis")
+    assert float(m.loss(forest, named).value) == float(m.loss(forest, plain).value)
+    given = [{"rollout_logprob": rollout}, {"behaviour_logprob": rollout}]
+    one, other = (float(m.loss(forest, plain, signals=s).value) for s in given)
+    assert one == other
+    with pytest.raises(TypeError, match="old_logprob and proximal_logprob are one"):
+        gxpo.PolicyTokens(now, rollout, old_logprob=old, proximal_logprob=old)

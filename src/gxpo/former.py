@@ -104,8 +104,10 @@ def table(folder: str) -> Mapping[str, Former]:
 
 
 def setting(key: str, value: Any = None) -> str:
-    """The new key of a setting that is stated under its former one."""
+    """The key of a setting that is stated under its former one, or under another word (`advantage.scale`)."""
     head, _, rest = key.partition(".")
+    if head == "advantage":  # the field's word for the stage, accepted beside "credit"
+        return "credit" + key.removeprefix("advantage")
     if head == "reward" and (isinstance(value, Mapping) if not rest else rest.split(".")[0] not in _REWARD_STAGES):
         new = f"scoring.weights.{rest}" if rest else "scoring.weights"
     else:

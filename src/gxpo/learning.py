@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from gxpo.forest import Forest
+
+T = TypeVar("T")
 
 
 class Output(str):
@@ -43,16 +46,37 @@ class Output(str):
         return made
 
 
+ALIASES = {"old_logprob": "proximal_logprob", "rollout_logprob": "behaviour_logprob"}  # TRL's and verl's names
+
+
+def _aliased(kind: type[T]) -> type[T]:
+    """A dataclass that takes its fields by their names in `ALIASES` too."""
+    init = kind.__init__
+
+    @wraps(init)
+    def named(self: Any, *args: Any, **given: Any) -> None:
+        for other, name in ALIASES.items():
+            if other in given:
+                if name in given:
+                    raise TypeError(f"{kind.__name__}: {other} and {name} are one: give one of them")
+                given[name] = given.pop(other)
+        init(self, *args, **given)
+
+    kind.__init__ = named
+    return kind
+
+
+@_aliased
 @dataclass(frozen=True)
 class PolicyTokens:
-    """What the policies say of every path token; each tensor is [P].
+    """Log-probs of the current, rollout, old and reference policies at every action token; each tensor is [P].
 
     logprob            current policy, carries the gradient
-    behaviour_logprob  who sampled (nan = unknown)
+    behaviour_logprob  rollout policy, which sampled (nan = unknown); also `rollout_logprob`
     reference_logprob  frozen reference, for KL
     entropy            of the current policy's distribution at the token (nats), carries the gradient
-    proximal_logprob   the learner's policy at the start of the step; without it the ratio is
-                       logprob - behaviour_logprob
+    proximal_logprob   old policy: the learner's at the start of the step; also `old_logprob`; without it the ratio
+                       is logprob - behaviour_logprob
     value              value head; `outputs`: further named outputs
     """
 
@@ -69,6 +93,16 @@ class PolicyTokens:
         for name, x in self._tensors().items():
             if x.shape != shape:
                 raise ValueError(f"PolicyTokens.{name} has shape {tuple(x.shape)}, logprob has {tuple(shape)}")
+
+    @property
+    def rollout_logprob(self) -> Tensor:
+        """`behaviour_logprob`."""
+        return self.behaviour_logprob
+
+    @property
+    def old_logprob(self) -> Tensor | None:
+        """`proximal_logprob`."""
+        return self.proximal_logprob
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {

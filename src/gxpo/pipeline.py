@@ -286,7 +286,7 @@ class Method:
             raise GxpoError(
                 f"pol.logprob has shape {tuple(pol.logprob.shape)}; the forest has {forest.n_entries} path tokens"
             )
-        held = dict(signals or {})
+        held = dict(Signals(signals))
         held.setdefault("behaviour_logprob", pol.behaviour_logprob.detach().double())
         proximal = pol.behaviour_logprob if pol.proximal_logprob is None else pol.proximal_logprob
         held["proximal_logprob"] = proximal.detach().double()

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from gxpo.compose import hints_of
 from gxpo.errors import ConfigError
+from gxpo.options import hints_of
 from gxpo.parts import CREDITS
 
 CENTERS = ("mean", "leave_one_out", "median", "none")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gxpo import envs
-from gxpo.compose import Unexecuted
 from gxpo.config import Resolved
 from gxpo.keys import show
+from gxpo.options import Unexecuted
 from gxpo.settings import RunSettings
 
 

@@ -1,4 +1,4 @@
-"""The signals of a step: a mapping that knows which axis each of them is on."""
+"""Signals of a step: named tensors and the axis of each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from gxpo.errors import MissingSignal
 from gxpo.forest import Forest
+from gxpo.learning import ALIASES
 from gxpo.reshape import kept
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {  # name -> (axis, what it is)
@@ -22,13 +23,15 @@ BUILT_IN: Mapping[str, tuple[str, str]] = {  # name -> (axis, what it is)
 
 
 class Signals(Mapping[str, Any]):
-    """A read-only mapping whose missing keys say what they are and who provides them.
+    """Named tensors of a step, read-only; a missing one raises with what it is and which part provides it.
+
+    `old_logprob` and `rollout_logprob` (TRL's and verl's names) are `proximal_logprob` and `behaviour_logprob`.
 
     axes   name -> "R" | "S" | "T" of the signals that are not on P
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None) -> None:
-        self._values = dict(values or {})
+        self._values = {ALIASES.get(name, name): x for name, x in (values or {}).items()}
         self.axes = dict(axes or {})
 
     @classmethod
@@ -36,12 +39,13 @@ class Signals(Mapping[str, Any]):
         cls, forest: Forest, given: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None
     ) -> Signals:
         """`given` and the sampler's log-probs from the forest, which stand for an absent proximal policy too."""
-        values = dict(given or {})
+        values = {ALIASES.get(name, name): x for name, x in (given or {}).items()}
         values.setdefault("behaviour_logprob", forest.path_behaviour_logprob)
         values.setdefault("proximal_logprob", values["behaviour_logprob"])
         return cls(values, {**(given.axes if isinstance(given, Signals) else {}), **(axes or {})})
 
     def __getitem__(self, name: str) -> Any:
+        name = ALIASES.get(name, name)
         if name not in self._values:
             what = BUILT_IN.get(name.partition("@")[0], ("", "no part of this method provides it"))[1]
             raise MissingSignal(f"signal {name!r} is missing ({what}): pass it as signals={{{name!r}: ...}}")
