@@ -18,6 +18,11 @@ from gxpo.ranges import snake
 STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update")
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")
+_IN_DOC = {  # where a method's docstring says what
+    "idea": re.compile(r"\A(?:[^\n:]+: )?(.+?)(?=\n\n|\Z)", re.DOTALL),
+    "formula": re.compile(r"\A.+?\n\n(?!Choices\. )(.+?)(?=\n\n|\nChoices\. |\Z)", re.DOTALL),
+    "choices": re.compile(r"^Choices\. (.+?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE),
+}
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,16 @@ class Definition:
     evidence  "reference-code": the authors' own code was read; "paper": their equations; "secondary": somebody else's
               port or summary; "reconstruction": an abstract and general knowledge, never called verified
     code      the authors' code that was read, "OWNER/NAME@COMMIT PATH..." on GitHub: what "reference-code" means
+    doc       the docstring of its file: "NAME: IDEA.", the mathematics, and a paragraph "Choices. ..." on what its
+              sources leave open. From it come `idea`, `choices` and `formula` (the second paragraph) where they are not
+              stated; mathematics of several lines needs a `formula` of one line, for listings and compositions
     """
 
     name: str
     title: str
     arxiv: str
-    idea: str
-    formula: str
+    idea: str = field(default="", kw_only=True)
+    formula: str = field(default="", kw_only=True)
     evidence: str  # one of EVIDENCE
     keys: Mapping[str, Any] = field(default_factory=dict)
     paper_defaults: Mapping[str, Any] = field(default_factory=dict)  # what NAME@paper adds
@@ -45,8 +53,13 @@ class Definition:
     alias_of: str | None = None
     code: str = ""
     renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # former key -> new: see `gxpo.former`
+    doc: str | None = None
 
     def __post_init__(self) -> None:
+        told = inspect.cleandoc(self.doc or "")
+        for name, pattern in _IN_DOC.items():
+            if not getattr(self, name) and (found := pattern.search(told)):
+                object.__setattr__(self, name, " ".join(found[1].split()).removesuffix("."))
         if self.evidence not in EVIDENCE:
             raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
         if self.code and not CODE.fullmatch(self.code):

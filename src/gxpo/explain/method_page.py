@@ -136,8 +136,6 @@ def _docstring(name: str) -> str:
 
 def _facts(row: Mapping[str, Any]) -> str:
     facts = {
-        "idea": row["idea"],
-        "formula": f"`{row['formula']}`",
         "code": ", ".join(f"[{link.partition('github.com/')[2]}]({link})" for link in row["code"]),
         "keys": _keys(row["defaults"]) or "none: it is the base",
         "paper": _keys(row["paper_defaults"]),
@@ -146,7 +144,6 @@ def _facts(row: Mapping[str, Any]) -> str:
         "requires": ", ".join(row["requires"]),
         "cost": row["cost"],
         "equal groups": f"`{row['on_equal']}`: {EQUAL[row['on_equal']]}",
-        "choices": row["choices"],
         "merges with": merges(row),
         "refuses": ", ".join(f"`{x}`" for x in row["refuses"]),
         "alias of": f"[{row['alias_of']}]({row['alias_of']}.md)" if row["alias_of"] else "",

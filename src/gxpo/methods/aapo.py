@@ -1,4 +1,4 @@
-r"""AAPO: the gap to the reference's answer is added to the group advantage; no ratio, no clip.
+r"""AAPO: group advantage plus the clipped reward gap to the reference model (advantage momentum); no ratio, no clip.
 
 A_i = (r_i - mean) / (std + eps) + clip(r_i - r'_i, -0.2, 0.28), r'_i of the i-th of G answers of the reference
 L   = - sum_it A_i log pi(o_it) / tokens
@@ -18,11 +18,11 @@ from gxpo.signals.rollout_baseline import RolloutBaseline
 
 aapo = Definition(
     name="aapo",
+    doc=__doc__,
     title="AAPO: Enhance the Reasoning Capabilities of LLMs with Advantage Momentum",
     arxiv="2505.14264",
     authors="Xiong, Jian and Zhou, Jingbo and Ye, Jingyong and Huang, Qiang and Dou, Dejing",
     year=2025,
-    idea="how far an answer is ahead of the reference's keeps a signal where the group has none",
     formula="A_i = (r_i - mean) / std + clip(r_i - r'_i, -0.2, 0.28); L = -sum A log pi / tokens",
     evidence="reference-code",
     keys={
@@ -39,7 +39,6 @@ aapo = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "optim.lr": 1e-6},
-    choices="gradient of -A log pi through an unbounded ratio, which is 1 at one update a step",
     cost="as many answers of the reference as of the policy: twice the generation; needs learner.lora_rank",
     code="JianxXiong/AAPO@b8aac37cf06d26c9308fa5f86e9e03eb085dc322 open-rs/trainer/AAPOTrainer.py "
     "open-rs/configs/AAPO.yaml",

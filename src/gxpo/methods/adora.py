@@ -1,4 +1,4 @@
-r"""ADORA: a task's rollouts count in full only while its longest success is longer than its failures.
+r"""ADORA: length-based advantage weight: 1 if the longest correct rollout exceeds the mean wrong length, else 0.1.
 
 w = 1 if max_correct L > mean_wrong L, else 0.1, for the whole group;   A' = w A
 
@@ -12,19 +12,17 @@ from gxpo.weighting.group_weight import GroupWeight
 
 adora = Definition(
     name="adora",
+    doc=__doc__,
     title="ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning",
     arxiv="2602.10019",
     authors="Ren, Qingnan and Huang, Shiting and Fang, Zhen and Chen, Zehui and Chen, Lin and Li, Lijun and Zhao, Feng",
     year=2026,
-    idea="rollouts in which length does not pay are held down, so that long reasoning grows where it does",
-    formula="A' = A if max_correct L > mean_wrong L else 0.1 A",
     evidence="reference-code",
     keys={
         "weight.length_signal": GroupWeight,
         "weight.length_signal.statistic": "long_pays",
         "weight.length_signal.curve": "one_or",
     },
-    choices="the length rule for texts; groups all right weigh 1, all wrong 0.1 (the code for images: 0.1 and 1)",
     code="ShadeCloak/ADORA@c518485324b136e0fea6a7f280c1d224f94d13d5 ADORA/verl/trainer/ppo/core_algos.py "
     "ADORA_VL/openrlhf/trainer/ppo_utils/experience_maker_vl.py",
 )

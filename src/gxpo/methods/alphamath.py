@@ -1,5 +1,4 @@
-r"""AlphaMath: a search labels its own steps; the policy imitates the solutions it found, a head learns the steps'
-values.
+r"""AlphaMath: imitation of MCTS rollouts weighted by outcome, plus a value head fitted to the tree's state values.
 
 V(s) = mean outcome of the search's attempts through the state after a step
 L = mean over attempts and tokens of -r log policy  +  0.5 mean over steps of (value(step's last token) - V)^2 / 2
@@ -22,11 +21,11 @@ from gxpo.rollouts.search import Search
 
 alphamath = Definition(
     name="alphamath",
+    doc=__doc__,
     title="AlphaMath Almost Zero: process Supervision without process",
     arxiv="2405.03553",
     authors="Chen, Guoxin and Liao, Minpeng and Li, Chengxi and Fan, Kai",
     year=2024,
-    idea="the values that a tree search leaves at its nodes replace annotations of steps",
     formula="L = mean -r log pi + 0.5 mean_steps (value - V)^2 / 2, V the mean outcome of the search below the step",
     evidence="reference-code",
     code="MARIO-Math-Reasoning/Super_MARIO@c11d2f2f974c mcts_math/nodes/mcts_node.py mcts_math/agents/mcts.py "
@@ -53,6 +52,5 @@ alphamath = Definition(
         "credit.add.tree_progress.progress": "credit.add.tree_progress.factor",
         "credit.add.tree_progress.at": "credit.add.tree_progress.target",
     },
-    choices="online: imitation of each step's right attempts; the search without the value head's estimates",
     cost="a sampling call for every piece of the search; a value head",
 )

@@ -1,4 +1,4 @@
-r"""APMPO: a power mean over each answer's tokens, nearer to the geometric one as rewards rise, and a clip that widens.
+r"""APMPO: adaptive power mean of token ratios, with an upper clip bound that adapts to the rewards.
 
 J_i = sgn(A_i) (mean_t phi_t^p)^(1/p), phi_t = |min(rho_t A_i, clip(rho_t, 1 - 0.2, 1 + e) A_i)|;   L = -mean_i J_i
 p = exp(-0.8 mu),   e = 0.2 + 0.2 tanh(mu / (sigma + 1e-6));   mu, sigma: mean and std of the step's rewards
@@ -13,14 +13,13 @@ from gxpo.objectives.power_mean import PowerMean
 
 apmpo = Definition(
     name="apmpo",
+    doc=__doc__,
     title="Adapt to Thrive! Adaptive Power-Mean Policy Optimization for Improved LLM Reasoning",
     arxiv="2605.04066",
     authors="Huang, Yiming and Shi, Zhenbo and Gao, Shuzheng and Gao, Cuiyun and Han, Peiyi and Liu, Chuanyi",
     year=2026,
-    idea="from the arithmetic mean of GRPO towards the geometric one of GMPO as the policy gets better",
     formula="L = -mean_i sgn(A) M_p(|min(rho A, clip(rho) A)|), p = exp(-0.8 mean r), upper clip by mean r / std r",
     evidence="secondary",
     keys={"objective": PowerMean},
     paper_defaults={"objective.kl.coef": 0.001},
-    choices="PPO's signed minimum; statistics of the optimiser step; the upper bound never below 0.2",
 )

@@ -1,4 +1,4 @@
-r"""AR3PO: a prompt is sampled in stages until one answer is right; if none is, one right answer of old is reused.
+r"""AR3PO: adaptive rollout in stages until a prompt has a success, and reuse of a stored correct answer.
 
 Stage s = 1..S: k answers to every prompt that has no right one yet, so n_q is k, 2k, ... or S k. After S stages without
 one, and with right answers of earlier steps stored: one of them takes the place of a wrong row, r = 1.
@@ -20,14 +20,13 @@ from gxpo.rollouts.retry import RetryUntilSolved
 
 ar3po = Definition(
     name="ar3po",
+    doc=__doc__,
     title="Improving Sampling Efficiency in RLVR through Adaptive Rollout and Response Reuse",
     arxiv="2509.25808",
     authors="Zhang, Yuheng and Yao, Wenlin and Yu, Changlong and others",
     year=2025,
-    idea="more answers for prompts that resist, fewer for easy ones, and an old right answer where all fail",
     formula="n_q = k min(stages until a success, S); A = (r - mean_q) / std_q; L = sum clip loss / tokens",
     evidence="secondary",
     keys={"rollout": RetryUntilSolved, "objective.clip_high": 0.28, "objective.aggregate": "token_mean"},
-    choices="k = 4, S = 2; a random stored success replaces the last failure, in the statistics without a gradient",
     cost="saves samples: k (1 + (1 - p)^k) answers of a prompt of pass rate p, for S = 2",
 )

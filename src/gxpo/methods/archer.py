@@ -1,4 +1,4 @@
-r"""ArCHer: critics over utterances, twice each, and a policy gradient over tokens with a learned baseline.
+r"""ArCHer: hierarchical actor-critic with utterance-level double Q and V critics and a token-level policy gradient.
 
 A   = min(Q1, Q2) - min(V1, V2) of the utterance;   credit of a token: A - b_t, b_t a baseline fitted to A
 Q_i -> r + gamma V_i(next turn), V_i -> Q_i(what was said): squared errors;   actor: -A log pi, no ratio, no clip
@@ -23,11 +23,11 @@ HEADS = ("q1", "q2", "v1", "v2", "baseline")
 
 archer = Definition(
     name="archer",
+    doc=__doc__,
     title="ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL",
     arxiv="2402.19446",
     authors="Zhou, Yifei and Zanette, Andrea and Pan, Jiayi and Levine, Sergey and Kumar, Aviral",
     year=2024,
-    idea="utterances have values, learned by temporal differences; tokens are trained to say the better ones",
     formula="A = min(Q1, Q2) - min(V1, V2); L = -mean (A - b_t) rho_t + squared errors of Q, V and b",
     evidence="reference-code",
     keys={
@@ -37,8 +37,6 @@ archer = Definition(
         **{f"objective.add.{name}.head": name for name in HEADS},
     },
     paper_defaults={"credit.discount": 0.95},
-    choices="on policy: no replay, no second sampling, no slow targets; each critic learns from half of the rollouts; "
-    "the token baseline, off in their configurations, is on",
     cost="a forward pass for five values at the start of the step; five vectors of parameters",
     code="YifeiZhou02/ArCHer@7c771a7610cb34e54ba53d69d1fb7337103e5648 archer/algorithms/archer/trainer.py "
     "archer/models/archer_agent.py archer/models/critic.py scripts/config/default.yaml",

@@ -1,4 +1,4 @@
-r"""ARPO: episodes branch after turns in which the policy was more surprised than in its first.
+r"""ARPO: entropy-based adaptive branching of agent rollouts after uncertain turns, with GRPO advantages.
 
 P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  H_t the mean -log p of the turn's first 20 tokens;
 N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch;  A = GRPO's over all n.
@@ -17,18 +17,16 @@ from gxpo.rollouts.branching import BranchAtSurprise
 
 arpo_agentic = Definition(
     name="arpo_agentic",
+    doc=__doc__,
     title="Agentic Reinforced Policy Optimization",
     arxiv="2507.19849",
     authors="Dong, Guanting and Mao, Hangyu and Ma, Kai and Bao, Licheng and Chen, Yifei and Wang, Zhongyuan and "
     "Chen, Zhongxia and Du, Jiazhen and Wang, Huiyang and Zhang, Fuzheng and Zhou, Guorui and Zhu, Yutao and "
     "Wen, Ji-Rong and Dou, Zhicheng",
     year=2025,
-    idea="attempts branch where a tool's answer has left the policy unsure of how to go on",
     formula="P(branch) = clip(p_b + w (H_t - H_1), 0, 1), p_b 0.5, w 0.2; A = (R - mean_g) / std_g over all attempts",
     evidence="reference-code",
     keys={"rollout": BranchAtSurprise},
-    choices="surprise of the sampled tokens for the entropy of the ten likeliest; a mean over tokens, where the code's "
-    "normalised sum is up to 1.7 times as large",
     cost="fewer generated tokens an attempt: turns before a branch are shared; the environment is restored for each",
     code="dongguanting/ARPO@e257337d1f105ba685057cb662c75e509d1c7b34 "
     "ARPO/verl_arpo_entropy/verl/workers/rollout/vllm_rollout/vllm_rollout_with_tools.py "

@@ -1,4 +1,4 @@
-r"""ASPO (tool-integrated reasoning): a bounded bonus on the advantage for reaching for code early.
+r"""ASPO (tool-integrated reasoning): advantage shaping for early code use, clipped to a share of |A|.
 
 right answers of a group that use code:  A_i += clip(delta (p_i - mean p) / mean L, -k |A_i|, k |A_i|)
 p the token at which the code begins, L the answer's length, delta = -2, k = 0.7: the sign of A never turns
@@ -15,11 +15,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 aspo = Definition(
     name="aspo",
+    doc=__doc__,
     title="Understanding Tool-Integrated Reasoning",
     arxiv="2508.19201",
     authors="Lin, Heng and Xu, Zhongwen",
     year=2025,
-    idea="shape the advantage, not the reward, so that early code is encouraged and correctness still decides",
     formula="A += clip(delta (p - mean p) / mean L, -k|A|, k|A|) for right answers with code",
     evidence="paper",
     keys={
@@ -31,6 +31,5 @@ aspo = Definition(
         "signal.first_match": FirstMatch,
     },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 96},
-    choices="a pattern for code; delta -2, k 0.7 of the paper's text, not its figures",
     renamed={"weight.early_use.delta": "weight.early_use.strength"},
 )

@@ -1,4 +1,4 @@
-r"""AT-GRPO: the group is one cell (instance, agent, turn) of K candidates from one observation; on along the best.
+r"""AT-GRPO: one group per agent and turn in multi-agent teams, with tree-sampled candidates; the best one goes on.
 
 r_c = alpha team_c + local_c;   A_c = (r_c - mean_cell r) / (std_cell r + eps);   c* = first argmax_c r_c goes on
 
@@ -17,12 +17,11 @@ from gxpo.rollouts.team_cells import TeamCells
 
 at_grpo = Definition(
     name="at_grpo",
+    doc=__doc__,
     title="Stronger Together: On-Policy Reinforcement Learning for Collaborative LLMs",
     arxiv="2510.11062",
     authors="Zhao, Yujie and Hu, Lanxiang and Wang, Yang and Hou, Minmin and Zhang, Hao and Ding, Ke and Zhao, Jishen",
     year=2025,
-    idea="only candidates that answered one and the same prompt are compared: a group for each agent and turn",
-    formula="r = alpha team + local; A = (r - mean_cell) / std_cell; the team goes on with the first best candidate",
     evidence="reference-code",
     code="pettingllms-ai/PettingLLMs@a054fb18b83f4dc7c1d49aba3b71669d1f93ca71 "
     "pettingllms/trainer/multi_agents_execution_engine.py pettingllms/trainer/multi_agents_ppo_trainer.py "
@@ -35,6 +34,5 @@ at_grpo = Definition(
         "learner.lora_rank": 16,
         "learner.lora_alpha": 32.0,
     },
-    choices="rewards of a cell are read before one candidate is selected (the reference's later agents have no signal)",
     cost="group_size samples for every turn of every agent",
 )

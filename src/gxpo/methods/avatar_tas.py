@@ -1,4 +1,4 @@
-r"""AVATAR: the two ends of an answer count more than its middle, and old answers are judged by what is usual now.
+r"""AVATAR: U-shaped token weights over the answer; replayed rollouts against the prompt's moving mean outcome.
 
 w_t   = 1 + 0.3 (2 t - 1)^2, t from 0 to 1 along the answer; not divided out
 fresh:    A = (R - mean_g) / std_g over the task's fresh rollouts
@@ -21,11 +21,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 avatar_tas = Definition(
     name="avatar_tas",
+    doc=__doc__,
     title="AVATAR: Reinforcement Learning to See, Hear, and Reason Over Video",
     arxiv="2508.03100",
     authors="Kulkarni, Yogesh and Fazli, Pooyan",
     year=2025,
-    idea="a U-shaped weight over an answer's tokens; replayed answers against the task's moving mean",
     formula="w_t = 1 + 0.3 (2 t - 1)^2; replayed: A = (R - mean of the newest 20 of q) / std of the replayed",
     evidence="secondary",
     keys={
@@ -41,6 +41,5 @@ avatar_tas = Definition(
         "objective.ratio_over": "behaviour",
     },
     paper_defaults={"rollout.group_size": 4, "rollout.replays": 4, "rollout.min_stored": 4},
-    choices="token ratio; replays of the drawn task, without tiers or hints; no std where replays are equal",
     cost="K more trajectories a task in the update; about 70 bytes of memory for every stored token",
 )

@@ -1,4 +1,4 @@
-r"""BNPO: the centred reward is divided by how common the task's difficulty is, by a Beta fitted to the step.
+r"""BNPO: advantages normalised by a Beta density fitted to the success rates of the step.
 
 A = (r - p) / f(p; alpha, beta), p = mean_g r;   alpha = max(1, 1 + a / 3), beta = max(1, 1 + b / 3)
 a = k m, b = k (1 - m), k = m (1 - m) / v - 1;   m, v mean and variance (ddof 1) of p over the step's groups
@@ -16,11 +16,11 @@ from gxpo.weighting.group_weight import GroupWeight
 
 bnpo = Definition(
     name="bnpo",
+    doc=__doc__,
     title="BNPO: Beta Normalization Policy Optimization",
     arxiv="2506.02864",
     authors="Xiao, Changyi and Zhang, Mengdi and Cao, Yixin",
     year=2025,
-    idea="the scale of the advantage follows the distribution of success rates as the policy changes",
     formula="A = (r - p) / BetaPDF(p; alpha, beta), alpha and beta by moments of p over the step's groups",
     evidence="reference-code",
     keys={"credit.scale": "none", "weight.beta_density": GroupWeight, "weight.beta_density.curve": "beta_density"},
@@ -33,7 +33,6 @@ bnpo = Definition(
         "tasks.per_step": 32,
         "optim.lr": 1e-6,
     },
-    choices="p by verdicts; groups without contrast and steps of equal p weigh 1 (code: undefined or 1e6)",
     code="changyi7231/BNPO@a9c51b9848283286ff3c51afbba2a867977a2e36 recipe/bnpo/src/bnpo_ray_trainer.py "
     "recipe/bnpo/run.sh",
 )

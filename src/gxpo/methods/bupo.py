@@ -1,4 +1,4 @@
-r"""BuPO: for some steps the policy of an inner layer is trained in the place of the model's own, from below upwards.
+r"""BuPO: bottom-up policy optimization: train the policy of an inner layer first, then that of the whole model.
 
 pi^k = softmax(head(norm(h_k))), h_k the hidden state after layer k;   rho = pi^k / pi^k at the start of the step
 L = GRPO's with that rho for the first 30 steps, with the usual one afterwards; rollouts are the whole model's always
@@ -17,12 +17,12 @@ from gxpo.signals.layer_logprob import LayerLogprob
 
 bupo = Definition(
     name="bupo",
+    doc=__doc__,
     title="Bottom-up Policy Optimization: Your Language Model Policy Secretly Contains Internal Policies",
     arxiv="2512.19673",
     authors="Tan, Yuqiao and Wang, Minzheng and He, Shizhu and Liao, Huanxuan and Zhao, Chengfeng and Lu, Qiunan and "
     "Liang, Tian and Zhao, Jun and Liu, Kang",
     year=2025,
-    idea="lower layers learn first: the head on a lower layer's state is a policy that can be trained",
     formula="rho = pi^k / pi^k_old, pi^k = softmax(head(norm(h_k))), for 30 steps; then GRPO",
     evidence="reference-code",
     keys={"objective": InnerLayer, "signal.layer_logprob": LayerLogprob, "signal.layer_logprob.steps": 30},
@@ -35,7 +35,6 @@ bupo = Definition(
         "rollout.group_size": 8,
     },
     refuses={"objective.ratio_over": ("behaviour",)},
-    choices="the final norm before the head (code: none, in @paper); a share of the depth, 0.15, not a layer's number",
     cost="a forward pass for the inner layer's log-probs in each of the first steps; a second pass through the head",
     code="Trae1ounG/BuPO@d3a85c698912d612c1cdb3edaa9011f450d23344 verl/workers/actor/dp_actor.py "
     "verl/models/custom_model/modeling_qwen3.py run_code/BuPO_qwen3.sh",

@@ -1,4 +1,4 @@
-r"""CAPO (calibration): each right answer against each wrong one, most where the policy preferred the wrong one.
+r"""CAPO (calibration): logistic AUC surrogate over correct-wrong pairs, masked by reference perplexity.
 
 A_i = sum over wrong j of s(l_j - l_i) if right, -sum over right j of s(l_i - l_j) if wrong
 s(t) = sigmoid(t/tau) / tau;   l = mean_t log old;   loss = GRPO's with A_i, times m_i
@@ -15,11 +15,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 capo_calibration = Definition(
     name="capo_calibration",
+    doc=__doc__,
     title="Calibration-Aware Policy Optimization for Reasoning LLMs",
     arxiv="2604.12632",
     authors="Wang, Ziqi and Lou, Xingzhou and Wu, Meiqi and Wen, Zhengqi and Zhang, Junge",
     year=2026,
-    idea="a logistic surrogate of the AUC makes likelihood tell right answers from wrong ones, while learning them",
     formula="A_i = +-sum over the other label of sigmoid(+-(l_j - l_i) / tau) / tau, masked by reference perplexity",
     evidence="secondary",
     keys={
@@ -30,6 +30,5 @@ capo_calibration = Definition(
         "weight.reference_perplexity.unit": "trajectory",
     },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "optim.lr": 1e-6},
-    choices="tau 0.6; no normaliser over pairs; the mask leaves statistics alone",
     cost="a reference model and a forward pass of it; pairs within groups",
 )

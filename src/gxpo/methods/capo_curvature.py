@@ -1,4 +1,4 @@
-r"""CAPO (curvature): tokens whose own step would, to second order, do harm or move the policy far are masked.
+r"""CAPO (curvature): mask tokens by a second-order model of the update (Hessian and Fisher of the last layer).
 
 g = A (e_a - p) h^T in the head's weights, D = lr sign(g):  m_H = g.D + D.H.D / 2,  m_F = D.F.D / 2
 keep where low <= m_H <= high and m_F <= most;   H.D.D = A [((e_a - p).Dh)^2 - Dh.(diag p - p p^T).Dh]
@@ -20,11 +20,11 @@ from gxpo.weighting.curvature import Curvature
 
 capo_curvature = Definition(
     name="capo_curvature",
+    doc=__doc__,
     title="Stabilizing Policy Gradients for Sample-Efficient Reinforcement Learning in LLM Reasoning",
     arxiv="2510.00819",
     authors="Melo, Luckeciano C. and Abate, Alessandro and Gal, Yarin",
     year=2025,
-    idea="a second-order model of the last layer tells which tokens would make the update unstable",
     formula="w = [low <= m_H <= high][m_F <= most], m_H and m_F in closed form from p, |h|_1, A",
     evidence="reference-code",
     code="luckeciano/stable-pg-llm@933fe0176b140ffa4390e021feb6e8d7da1bd735 src/open_r1/grpo_entropy_trainer.py "
@@ -37,6 +37,5 @@ capo_curvature = Definition(
         "optim.lr": 1.5e-5,
         "credit.scale": "none",
     },
-    choices="quantiles that reject at most 8 % of tokens; the step is lr sign(g), not Adam's running one",
     cost="a forward pass for hidden states before the update",
 )

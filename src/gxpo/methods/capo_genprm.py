@@ -1,4 +1,4 @@
-r"""CAPO: a judge lists the wrong steps of an attempt; their tokens are paid less.
+r"""CAPO (generative PRM): penalise steps that LLM critiques call wrong; token-level group normalisation.
 
 R_t = 2 * outcome - 1 * [the token's step is voted wrong];   A_t = (R_t - mean) / (std + 1e-6), mean and population std
 over all tokens of all attempts of the group.   4 critiques; wrong is what all of them call wrong ("intersection")
@@ -18,11 +18,11 @@ from gxpo.signals.step_judge import StepJudge
 
 capo_genprm = Definition(
     name="capo_genprm",
+    doc=__doc__,
     title="CAPO: Towards Enhancing LLM Reasoning through Verifiable Generative Credit Assignment",
     arxiv="2508.02298",
     authors="Xie, Guofu and Shi, Yunsheng and Tian, Hongtao and Yao, Ting and Zhang, Xiao",
     year=2025,
-    idea="a language model reads the attempt and names its wrong steps; several critiques vote",
     formula="R_t = 2 outcome - [step voted wrong]; A_t = (R_t - mean) / std over all tokens of the group",
     evidence="secondary",
     keys={
@@ -33,6 +33,5 @@ capo_genprm = Definition(
         "signal.step_judge.critiques": 4,
         "signal.step_judge.temperature": 1.0,
     },
-    choices="C = 2, P = 1, intersection of 4 critiques; steps end with an empty line; unjudged steps are not penalised",
     cost="4 critiques of every attempt by a judge of your choice",
 )

@@ -1,6 +1,6 @@
-r"""CISPO: the importance weight is bounded and detached; every token keeps its gradient.
+r"""CISPO: clipped, detached importance weights on log pi, so that every token keeps its gradient.
 
-l_t = -stop(min(rho_t, ratio_max)) A log pi(o_t), token mean over the batch
+l_t = -stop(min(rho_t, 1.28)) A log pi(o_t), token mean over the batch; 1.28 is `objective.ratio_max`
 
 Choices. Upper bound only, as the paper trains (eq. 4 and 5); it does not publish the bound, nor code: 1.28 (absolute)
 is clip-higher's. The paper divides by the tokens of a question's answers, this by those of the batch; it also has
@@ -14,13 +14,11 @@ from gxpo.objectives import Truncate
 
 cispo = Definition(
     name="cispo",
+    doc=__doc__,
     title="MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention",
     arxiv="2506.13585",
     authors="MiniMax",
     year=2025,
-    idea="clip the weight, not the update: rare tokens that start a new thought are not dropped",
-    formula="L = sum -stop(min(rho, 1.28)) A log pi / tokens",
     evidence="paper",
     keys={"objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
-    choices="ratio_max 1.28, absolute; no lower bound",
 )

@@ -1,5 +1,4 @@
-r"""Clip-Cov: a few of the tokens whose credit and log-prob go together, which cost the policy its entropy, are not
-trained.
+r"""Clip-Cov: entropy control by masking a few tokens of high covariance between advantage and log-prob.
 
 cov_t = (A_t - mean A)(log pi_t - mean log pi) over the step's tokens;   loss: PPO's clip, token mean, but 0 for
 k = max(1, 2e-4 N) tokens drawn among those with 1 < cov < 5 that the clip leaves alone
@@ -18,11 +17,11 @@ from gxpo.objectives.surrogate_clips import CovarianceClip
 
 clip_cov = Definition(
     name="clip_cov",
+    doc=__doc__,
     title="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
     arxiv="2505.22617",
     authors="Cui, Ganqu and Zhang, Yuchen and Chen, Jiacheng and others",
     year=2025,
-    idea="entropy falls by the covariance of credit and log-prob: hold back the tokens in which it is greatest",
     formula="L = sum_t [t not drawn] max(-A rho, -A clip(rho)) / tokens, max(1, 2e-4 N) of those of 1 < cov < 5",
     evidence="reference-code",
     code="PRIME-RL/Entropy-Mechanism-of-RL@88505792fd97 verl/trainer/ppo/core_algos.py recipe/dapo/7b_clip_cov.sh "
@@ -32,5 +31,4 @@ clip_cov = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"objective.clip_low": 1.0, "objective.clip_high": 1.0},
-    choices="the trainer's clip, [0, 2] in @paper; the step is the set; a keyed draw; KL-Cov as the other gate",
 )

@@ -1,4 +1,4 @@
-r"""CoPG: every sample is the others' baseline, and what it earns is less what it has moved from the reference.
+r"""CoPG: contrastive policy gradient: leave-one-out baseline on KL-regularised rewards, off policy without ratios.
 
 R_i = r_i - beta D_i, D_i = sum_t (log policy - log reference), of the policy as it is now
 gradient = -mean_i (R_i - mean_{j != i} R_j) grad log policy(o_i), the bracket held fixed;   beta 0.1
@@ -16,15 +16,14 @@ from gxpo.objectives.sequence_losses import SquaredLogRatio
 
 copg = Definition(
     name="copg",
+    doc=__doc__,
     title="Contrastive Policy Gradient: Aligning LLMs on sequence-level scores in a supervised-friendly fashion",
     arxiv="2406.19185",
     authors="Flet-Berliac, Yannis and Grinsztajn, Nathan and Strub, Florian and others",
     year=2024,
-    idea="contrast regularised rewards of samples of one prompt: right for any sampler, without importance sampling",
     formula="grad = -mean_i [(r - beta D)_i - mean_{j != i} (r - beta D)_j] grad log pi(o_i), D = log(pi/ref)",
     evidence="secondary",
     keys={"objective": SquaredLogRatio, "objective.baseline": "others", "objective.ratio_over": "reference"},
     refuses={"objective.kl.place": ("reward",)},
-    choices="leave-one-out over the group; beta 0.1; sums over tokens",
     cost="a frozen reference model and its forward pass over the rollouts",
 )

@@ -1,4 +1,4 @@
-r"""COPO: where a group's attempts agree, the group is measured against the other groups of the step.
+r"""COPO: blend of within-group and between-group advantages, weighted by the entropy of the group's answers.
 
 A = w A_in + (1 - w) A_between;   w = 1 / (1 + exp(-20 (H - 1.5))),  H = entropy of the group's answers in bits
 A_in = GRPO's;   A_between = (R_g - mean R) / (std R + eps),  R_g = mean_g r, over the groups of the step
@@ -17,17 +17,15 @@ from gxpo.signals.answer_clusters import AnswerClusters
 
 copo = Definition(
     name="copo",
+    doc=__doc__,
     title="COPO: Consistency-Aware Policy Optimization",
     arxiv="2508.04138",
     authors="Han, Jinghang and Chen, Jiawei and Shao, Hang and Ma, Hao and Li, Mingcheng and Shen, Xintian and "
     "Zheng, Lihao and Chen, Wei and Wei, Tao and Zhang, Lihua",
     year=2025,
-    idea="groups that agree, right or wrong, still learn: from how they do among the step's groups",
     formula="A = w A_GRPO + (1 - w)(mean_g r - mean)/std over groups, w = sigmoid(20 (H(answers) - 1.5))",
     evidence="reference-code",
     code="hijih/copo-code@f66883fb89271d4664bfdd9ca98acf6d28d3887b verl/trainer/ppo/core_algos.py",
     keys={"credit": ConsistencyBlended, "signal.answer_clusters": AnswerClusters},
     paper_defaults={"rollout.group_size": 6},
-    choices="one blended advantage for two blended objectives; answers by exact string; entropy in bits as in the "
-    "code, constants as in the paper",
 )

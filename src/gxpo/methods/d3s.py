@@ -1,4 +1,4 @@
-r"""D3S: of the rollouts those whose advantages vary most, of their tokens those with large |A| H; both masks relax.
+r"""D3S: dual down-sampling: rollouts of maximal advantage variance, tokens of largest |A| H (entropy); both relax.
 
 N of M rollouts: the j smallest and N - j largest A with the greatest variance;   tokens: the top K % by |A_t| H_t
 share at progress p: (1 - p) first + p last
@@ -13,15 +13,14 @@ from gxpo.weighting.down_sampling import DownSampling
 
 d3s = Definition(
     name="d3s",
+    doc=__doc__,
     title="Learning More with Less: A Dynamic Dual-Level Down-Sampling Framework for Efficient Policy Optimization",
     arxiv="2509.22115",
     authors="Wang, Chao and Yang, Tao and Tian, Hongtao and Shi, Yunsheng and Ma, Qiyao and Liu, Xiaotao and "
     "Yao, Ting and Ding, Wenbo",
     year=2025,
-    idea="learn from the rollouts that differ most, and in them from the tokens that are uncertain and matter",
     formula="rows: max Var(A) subset; tokens: top share of |A| H; shares grow over training",
     evidence="secondary",
     keys={"weight.down_sampling": DownSampling},
-    choices="rows over the step; shares 0.5 to 1; kept rows weigh M / N",
     cost="a forward pass for entropies before the update; dropped rows need none with gradient",
 )

@@ -1,4 +1,4 @@
-r"""DAPO: clip-higher, token mean, dynamic sampling, overlong shaping; no KL.
+r"""DAPO: dynamic sampling, clip-higher, token mean and overlong reward shaping; no KL.
 
 L = sum_{i,t} max(-A rho, -A clip(rho, 0.8, 1.28)) / number of tokens of the batch; A as in GRPO.
 Rollout: groups whose verdicts are all equal are dropped and refilled (reads `success`, never the shaped reward).
@@ -14,11 +14,11 @@ from gxpo.rollouts import DynamicSampling
 
 dapo = Definition(
     name="dapo",
+    doc=__doc__,
     title="DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
     arxiv="2503.14476",
     authors="Yu, Qiying and Zhang, Zheng and Zhu, Ruofei and others",
     year=2025,
-    idea="more room upwards, tokens weigh equally, groups without contrast are replaced, long answers are taxed",
     formula="L = sum max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.28)) / tokens; r += overlong penalty",
     evidence="reference-code",
     keys={
@@ -28,7 +28,6 @@ dapo = Definition(
         "reward.add.overlong": Overlong,
     },
     paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6, "tasks.per_step": 512},
-    choices="no dual clip; overlong buffer is a fifth of sampling.max_new_tokens",
     cost="dropped groups are sampled too: their tokens are charged",
     code="verl-project/verl-recipe@48ea0a797fa29867ea0ad92aff7d284eec7d4be3 dapo/dapo_ray_trainer.py "
     "dapo/run_dapo_qwen2.5_32b.sh",

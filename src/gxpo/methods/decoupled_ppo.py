@@ -1,11 +1,12 @@
-r"""Decoupled PPO: what the ratio is clipped against is not who sampled; the difference is a weight of its own.
+r"""Decoupled PPO: clip against the proximal policy, with an importance weight from the behaviour policy (AReaL).
 
 rho = pi / proximal, clipped;   w = proximal / behaviour, 0 where it exceeds 5;   l = w max(-A rho, -A clip(rho))
 
-Choices. The proximal policy is the learner's at the start of the step, as in AReaL, where it is recomputed before the
-update. Tokens of w > 5 are masked (AReaL's former default; there it is now asked for by `rejection_sampling`;
-`weight.mismatch_mask.token_max`), not truncated, and stay in the denominators. With a truncation at 2 in place of the
-mask the same form is `tis`. Over the behaviour policy the ratio would hold w already: refused.
+Choices. The form is Hilton et al.'s (arXiv 2110.00641). The proximal policy is the learner's at the start of the step,
+as in AReaL, where it is recomputed before the update. Tokens of w > 5 are masked (AReaL's former default; there it is
+now asked for by `rejection_sampling`; `weight.mismatch_mask.token_max`), not truncated, and stay in the denominators.
+With a truncation at 2 in place of the mask the same form is `tis`. Over the behaviour policy the ratio would hold w
+already: refused.
 """
 
 from gxpo.keys import Definition
@@ -13,12 +14,11 @@ from gxpo.weighting.mismatch import MismatchMask, Truncated
 
 decoupled_ppo = Definition(
     name="decoupled_ppo",
+    doc=__doc__,
     title="AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language Reasoning",
     arxiv="2505.24298",
     authors="Fu, Wei and Gao, Jiaxuan and Shen, Xujie and others",
     year=2025,
-    idea="stale data is corrected by a weight, and the clip is about the policy that the update starts from",
-    formula="L = mean w max(-A rho, -A clip(rho)), rho = pi / pi_prox, w = [pi_prox / pi_mu <= 5] pi_prox / pi_mu",
     evidence="reference-code",
     keys={
         "weight.mismatch": Truncated,
@@ -28,7 +28,6 @@ decoupled_ppo = Definition(
         "weight.mismatch_mask.token_max": 5.0,
     },
     refuses={"objective.ratio_over": ("behaviour",)},
-    choices="mask above 5 (AReaL's former default); token level; the form is Hilton et al.'s, arXiv 2110.00641",
     cost="a forward pass over the rollouts before the update",
     code="inclusionAI/AReaL@4aef98d8d818af55b43621aaadba047ae10f4e77 areal/utils/functional/functional.py "
     "areal/api/cli_args.py",

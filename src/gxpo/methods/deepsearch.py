@@ -1,4 +1,4 @@
-r"""DeepSearch: Monte-Carlo tree search inside training; a piece of an attempt is credited with what its node is worth.
+r"""DeepSearch: Monte Carlo tree search inside training, with node-level Q values as advantages.
 
 terminal: v = 1 right, -1 wrong; one of an expansion is backed up, a right one before a wrong one, of these the surest
 node d of a path of D pieces: Q_d = sum w_d over successes below, else - sum w_d over failures;
@@ -23,19 +23,18 @@ from gxpo.rollouts.search import Search
 
 deepsearch = Definition(
     name="deepsearch",
+    doc=__doc__,
     title="DeepSearch: Overcome the Bottleneck of Reinforcement Learning with Verifiable Rewards via Monte Carlo Tree "
     "Search",
     arxiv="2509.25454",
     authors="Wu, Fang and Xuan, Weihao and Qi, Heli and Lu, Ximing and Tu, Aaron and Li, Li Erran and Choi, Yejin",
     year=2025,
-    idea="search decides what is tried next, and a node that ever led to a right answer is credited for it",
     formula="A_t = (tanh Q_d - mean v) / std v over the tree; Q_d = sum max((d+1)/(D+1), .1) over successes below d, "
     "without any - over failures",
     evidence="reference-code",
     keys={"credit": SearchValue, "rollout": Search},
     paper_defaults={"rollout.chunks": 32},
     refuses={"objective.kl.place": ("reward",)},
-    choices="trees whose attempts all end alike have credit 0; children drawn by softmax; pieces of 1/8 of an answer",
     cost="every expansion samples 4 pieces, of which most lead to no attempt; a sampling call for every piece",
     code="smiles724/DeepSearch@daf9067b87cf4229f364bd1ccd9136a6e8b68072 deepsearch/utils/mcts.py "
     "deepsearch/reward_manager/advantage_fn.py deepsearch/rollout/sglang_mcts_wrapper.py",

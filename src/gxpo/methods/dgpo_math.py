@@ -1,4 +1,4 @@
-r"""DGPO: every task is given the same total credit, and then harder tasks more.
+r"""DGPO: difficulty-balanced advantages (mean absolute deviation), and a softmax weight that favours hard prompts.
 
 A_i = G (r_i - mean) / (sum_j |r_j - mean| + 1e-4):   sum_i |A_i| = G in every mixed group; GRPO gives most at p = 1/2
 w_q = S softmax_q(-p_q / 2) over the S mixed groups of the step, p_q the share that is right (all wrong counts as 1)
@@ -14,12 +14,12 @@ from gxpo.weighting.group_weight import GroupWeight
 
 dgpo_math = Definition(
     name="dgpo_math",
+    doc=__doc__,
     title="Harder Is Better: Boosting Mathematical Reasoning via Difficulty-Aware GRPO and Multi-Aspect Question "
     "Reformulation",
     arxiv="2601.20614",
     authors="Dai, Yanqi and Ji, Yuxiang and Zhang, Xiao and others",
     year=2026,
-    idea="mean absolute deviation for std, so that tasks weigh the same; then a softmax over difficulty",
     formula="A = w_q (r - mean_g) / mean_g |r - mean_g|, w = S softmax(-p / 2) over the mixed groups",
     evidence="reference-code",
     keys={
@@ -29,6 +29,5 @@ dgpo_math = Definition(
         "weight.difficulty_softmax.curve": "difficulty_softmax",
         "objective.aggregate": "token_mean",
     },
-    choices="difficulty over the step's mixed groups; an all-wrong group counts as easiest, as in the code",
     code="AMAP-ML/MathForge@83edda024759f052a4a715eb2c2e553fb9da25ca trl-0.20.0/trl/trainer/grpo_trainer.py",
 )

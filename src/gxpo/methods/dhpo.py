@@ -1,4 +1,4 @@
-r"""DHPO: one surrogate of token and sequence ratios, each clipped in its own region before they are mixed.
+r"""DHPO: mixture of token-level and sequence-level importance ratios, each clipped in its own range.
 
 s_i = exp(mean_t log rho_{i,t});   m_t = w_t clip(rho_t, 1 +- 0.2) + (1 - w_t) clip(s_i, 1 - 3e-4, 1 + 4e-4)
 L = mean_i mean_t -A m_t;   w = 1/2, or the token's entropy between its trajectory's extremes (`mixing: entropy`)
@@ -14,15 +14,14 @@ from gxpo.objectives.surrogate_clips import HybridClip
 
 dhpo = Definition(
     name="dhpo",
+    doc=__doc__,
     title="Orchestrating Tokens and Sequences: Dynamic Hybrid Policy Optimization for RLVR",
     arxiv="2601.05607",
     authors="Min, Zijun and Liu, Bingshuai and Wang, Ante and Zhang, Long and Zeng, Anxiang and Zhang, Haibo and "
     "Su, Jinsong",
     year=2026,
-    idea="token ratios tell tokens apart, sequence ratios are steady: mix them after each is clipped",
     formula="L = mean_i mean_t -A (w clip(rho, 1 +- 0.2) + (1 - w) clip(s, 1 - 3e-4, 1 + 4e-4)), w = 1/2",
     evidence="secondary",
     keys={"objective.surrogate": HybridClip},
     refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
-    choices="averaged mixing; GRPO's and GSPO's widths; plain clips; min-max entropies within the trajectory",
 )

@@ -1,5 +1,4 @@
-r"""DisCO: scores of correct answers above those of wrong ones, under a KL constraint; no question weighs more by its
-difficulty.
+r"""DisCO: discriminative objective (correct scores against log-sum-exp of wrong ones) under a KL constraint.
 
 s_i = mean_t log policy;   J_g = mean_P s - tau log mean_N e^(s/tau);   D = mean_t (log old - log policy)
 L = -mean_g J_g + (beta / 2) max(0, D - delta)^2,   tau 10, delta 1e-4, beta 1e3
@@ -17,11 +16,11 @@ from gxpo.objectives.sequence_losses import Discriminative
 
 disco = Definition(
     name="disco",
+    doc=__doc__,
     title="DisCO: Reinforcing Large Reasoning Models with Discriminative Constrained Optimization",
     arxiv="2505.12366",
     authors="Li, Gang and Lin, Ming and Galanti, Tomer and Tu, Zhengzhong and Yang, Tianbao",
     year=2025,
-    idea="rank correct answers above wrong ones, hard wrong ones first, inside a trust region",
     formula="L = -mean_g [mean_P s - tau log mean_N e^(s/tau)] + (beta/2) max(0, KL(old || pi) - delta)^2",
     evidence="reference-code",
     code="Optimization-AI/DisCO@bd2b078129347a87c10fbb64df12ed50dce59947 verl/verl/trainer/ppo/core_algos.py "
@@ -29,6 +28,5 @@ disco = Definition(
     keys={"objective": Discriminative},
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 128, "update.minibatches": 4, "optim.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
-    choices="s = mean log-prob, tau 10; constraint over the whole optimiser step, on all groups",
     cost="groups without both labels are run too",
 )

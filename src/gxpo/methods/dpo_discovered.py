@@ -1,4 +1,4 @@
-r"""Discovered PO: a drift function that meta-learning found, written in closed form.
+r"""Discovered PO: discovered policy optimisation: a meta-learned drift function in place of the clip.
 
 J = A rho - f;   A > 0: f = relu(z - 2 tanh(z / 2)), z = (rho - 1) A;   A < 0: f = relu(z - 0.6 tanh(z / 0.6)),
 z = A log rho
@@ -15,14 +15,13 @@ from gxpo.objectives.surrogate_penalties import Drift
 
 dpo_discovered = Definition(
     name="dpo_discovered",
+    doc=__doc__,
     title="Discovered Policy Optimisation",
     arxiv="2210.05639",
     authors="Lu, Chris and Kuba, Jakub Grudzien and Letcher, Alistair and others",
     year=2022,
-    idea="subtract a drift that grows with what the policy has gained, in the shape that meta-learning found",
     formula="J = A rho - relu(z - s tanh(z / s)), z = (rho - 1) A, s = 2 | z = A log rho, s = 0.6",
     evidence="reference-code",
     code="luchris429/purejaxrl@31756b197773 purejaxrl/dpo_continuous_action.py",
     keys={"objective.surrogate": Drift, "objective.aggregate": "token_mean"},
-    choices="renamed, since DPO is direct preference optimization; the loss only",
 )

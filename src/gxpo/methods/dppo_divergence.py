@@ -1,4 +1,4 @@
-r"""DPPO (divergence): tokens are let go by how far their probability moved, not by what factor.
+r"""DPPO (divergence): trust-region mask by the change of token probability (TV or binary KL), not by ratio.
 
 out: A > 0 and p - q > 0.2, or A < 0 and p - q < -0.2;   l = -stop(min(rho, 20)) A log pi, token mean
 p and q: the token's probability under the policy and under who sampled it.
@@ -19,12 +19,12 @@ from gxpo.objectives.surrogate_weights import DivergenceMask
 
 dppo_divergence = Definition(
     name="dppo_divergence",
+    doc=__doc__,
     title="Rethinking the Trust Region in LLM Reinforcement Learning",
     arxiv="2602.04879",
     authors="Qi, Penghui and Zhou, Xiangxin and Liu, Zichen and Pang, Tianyu and Du, Chao and Lin, Min and Lee, "
     "Wee Sun",
     year=2026,
-    idea="a trust region in probability: rare tokens may move by large factors, likely ones not",
     formula="l = -[|p - q| <= 0.2 or moving back] stop(min(rho, 20)) A log pi",
     evidence="reference-code",
     code="sail-sg/Stable-RL@c6af1d119c0f verl/trainer/ppo/core_algos.py verl/workers/config/actor.py",
@@ -42,5 +42,4 @@ dppo_divergence = Definition(
         "objective.divergence_low": 0.15,
         "objective.divergence_high": 0.15,
     },
-    choices="total variation, 0.2 both ways; over the behaviour policy; ratio at most 20 (sources: 3 and 1e4)",
 )

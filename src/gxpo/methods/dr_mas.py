@@ -1,4 +1,4 @@
-r"""Dr. MAS: each agent of a team is measured against its own calls in the group, not against everybody's.
+r"""Dr. MAS: per-agent advantage normalisation in multi-agent teams: each agent's own mean and std in the group.
 
 A = (R - mean_{q,k} R) / (std_{q,k} R + eps) for every call of agent k at query q; R the team's outcome
 
@@ -15,15 +15,13 @@ from gxpo.rollouts.team import Team
 
 dr_mas = Definition(
     name="dr_mas",
+    doc=__doc__,
     title="Dr. MAS: Stable Reinforcement Learning for Multi-Agent LLM Systems",
     arxiv="2602.08847",
     authors="Feng, Lang and Zheng, Longtao and He, Shuo and Zhang, Fuxiang and An, Bo",
     year=2026,
-    idea="agents of a team are normalised apart, because one baseline for all fits none of them",
-    formula="A = (R - mean_{query, agent} R) / (std_{query, agent} R + 1e-6), over calls",
     evidence="reference-code",
     keys={"credit.among": ("agent",), "credit.unit": "step", "rollout": Team},
-    choices="statistics over calls, not attempts; an agent's only call in a group has 0 (reference: its raw outcome)",
     cost="one sample per turn of each attempt",
     code="langfengQ/DrMAS@19c632bc0f75730b6db98d90b5035ee9bb7f66d1 verl/trainer/ppo/core_algos.py "
     "verl/trainer/ppo/ray_trainer.py",

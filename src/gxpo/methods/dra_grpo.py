@@ -1,4 +1,4 @@
-r"""DRA-GRPO: attempts that say the same share their reward.
+r"""DRA-GRPO: diversity-aware reward adjustment: semantically similar rollouts share their reward.
 
 r'_i = r_i / sum_{j in g} cos(e_i, e_j);   A as in GRPO (or, with dr_grpo, as in Dr. GRPO) over r'
 
@@ -14,17 +14,15 @@ from gxpo.signals.mean_hidden import MeanHidden
 
 dra_grpo = Definition(
     name="dra_grpo",
+    doc=__doc__,
     title="DRA-GRPO: Exploring Diversity-Aware Reward Adjustment for R1-Zero-Like Training of Large Language Models",
     arxiv="2505.09655",
     authors="Chen, Xiwen and Zhu, Wenhui and Qiu, Peijie and Dong, Xuanzhao and Wang, Hao and Wu, Haiyu and Li, Huayu "
     "and Sotiras, Aristeidis and Wang, Yalin and Razi, Abolfazl",
     year=2025,
-    idea="rewards of semantically redundant answers are divided among them",
-    formula="r' = r / sum_j cos(e_i, e_j) over the group; A = (r' - mean_g r') / (std_g r' + eps)",
     evidence="reference-code",
     keys={"credit": DiversityAdjusted, "signal.mean_hidden": MeanHidden},
     paper_defaults={"credit.eps": 1e-4, "rollout.group_size": 6, "optim.lr": 1e-6, "sampling.temperature": 0.7},
-    choices="within the group, not the local batch; sums held at 1; the policy's hidden states for an encoder",
     cost="a forward pass over the rollouts before the update",
     code="xiwenc1/DRA-GRPO@088266167eb844482be2f0b98b5a60f7951b7050 src/open_r1/trl/trainer/grpo_trainer.py "
     "recipes/dra_grpo.yaml",

@@ -1,4 +1,4 @@
-r"""E-GRPO: a wrong answer earns by the entities of the solution that its thoughts mention.
+r"""E-GRPO: partial reward for wrong answers by the share of the solution's entities in the reasoning.
 
 R = 1 if right; 0.3 * rate / (largest rate of the group) if wrong; 0 if wrong and cut at a limit;   A as in GRPO
 
@@ -16,14 +16,12 @@ from gxpo.rewards.shape import Shape
 
 e_grpo = Definition(
     name="e_grpo",
+    doc=__doc__,
     title="Repurposing Synthetic Data for Fine-grained Search Agent Supervision",
     arxiv="2510.24694",
     authors="Zhao, Yida and Li, Kuan and Wu, Xixi and Zhang, Liwen and Zhang, Dingchu and Li, Baixuan and others",
     year=2025,
-    idea="near misses are told from failures by the entities that they mention",
-    formula="R = 1 if right, else 0.3 rate / max_g rate; A as GRPO",
     evidence="paper",
     keys={"reward.shape.entity_match": Shape, "reward.shape.entity_match.function": "entity_match"},
     paper_defaults={"rollout.group_size": 8},
-    choices="entities in all that an attempt says, case aside; no penalty for format; overlong attempts in the loss",
 )

@@ -1,4 +1,4 @@
-r"""EDGE-GRPO: advantages are divided by how hesitant an answer was, relative to the rest of the step.
+r"""EDGE-GRPO: entropy-driven advantages: divided by the answer's entropy relative to the mean of the step.
 
 A'_i = A_i H / H_i;   H_i = mean_t entropy of answer i, H = mean_i H_i over the step
 
@@ -15,12 +15,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 edge_grpo = Definition(
     name="edge_grpo",
+    doc=__doc__,
     title="EDGE-GRPO: Entropy-Driven GRPO with Guided Error Correction for Advantage Diversity",
     arxiv="2507.21848",
     authors="Zhang, Xingjian and Wen, Siwei and Wu, Wenjun and Huang, Lei",
     year=2025,
-    idea="sure answers are rewarded more when right and punished more when wrong",
-    formula="A' = A mean(H) / H_i, H_i the answer's mean token entropy",
     evidence="reference-code",
     keys={
         "weight.relative_entropy": TokenWeight,
@@ -29,7 +28,6 @@ edge_grpo = Definition(
         "weight.relative_entropy.unit": "trajectory",
     },
     paper_defaults={"credit.eps": 1e-4},
-    choices="entropy detached, over the answer's tokens, factor in [0.1, 10]; guided error correction is not built",
     cost="a forward pass over the rollouts before the update, with entropies",
     code="ZhangXJ199/EDGE-GRPO@cbe13ca8e21af39f7b4c791bc6226348267dbfb2 trl_edge/trainer/grpo_aha_trainer.py",
 )

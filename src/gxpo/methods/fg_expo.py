@@ -1,4 +1,4 @@
-r"""FG-ExPO: questions of middling accuracy count most, and the KL coefficient grows with the step's accuracy.
+r"""FG-ExPO: Gaussian weight on prompts of medium accuracy, and a KL coefficient that grows with batch accuracy.
 
 w_q = exp(-(acc_q - 1/2)^2 / (2 sigma^2)) / mean over questions;   beta = beta_0 s(10 (acc - 1/2)), s the logistic
 
@@ -14,19 +14,17 @@ from gxpo.weighting.group_weight import GroupWeight
 
 fg_expo = Definition(
     name="fg_expo",
+    doc=__doc__,
     title="FG-ExPO: Frontier-Guided Exploration-Prioritized Policy Optimization via Adaptive KL and Gaussian "
     "Curriculum",
     arxiv="2605.11403",
     authors="Lin, Mingxiong and Gong, Zhangquan and Tang, Maowen and Li, Qian and Wang, Chuangchuang and Ma, Jian and "
     "Huang, Sutian and Tang, Kai and Lu, Haonan",
     year=2026,
-    idea="a failing policy is let loose, a succeeding one held; questions at the frontier weigh most",
-    formula="w_q = Gaussian(acc_q; 1/2, sigma) / mean; beta = beta_0 f(acc), f rising from 0 to 1",
     evidence="reconstruction",
     keys={
         "weight.gaussian_rate": GroupWeight,
         "weight.gaussian_rate.curve": "gaussian_rate",
         "objective.kl.control": ByAccuracy,
     },
-    choices="sigma 1/4; logistic of slope 10; weights for draws; the last step's accuracy; no KL until its coef is set",
 )

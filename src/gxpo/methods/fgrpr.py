@@ -1,4 +1,4 @@
-r"""FGRPR: a number is paid by how near it is to the true one.
+r"""FGRPR: graded (fuzzy) reward for numeric answers by relative error.
 
 R = (1.5 - gap if gap < 0.5 else 0) + format;   gap = |y - y'| / |y|;   A as in GRPO over R
 
@@ -12,17 +12,15 @@ from gxpo.keys import Definition
 
 fgrpr = Definition(
     name="fgrpr",
+    doc=__doc__,
     title="CrowdVLM-R1: Expanding R1 Ability to Vision Language Model for Crowd Counting using Fuzzy Group Relative "
     "Policy Reward",
     arxiv="2504.03724",
     authors="Wang, Zhiqiang and Feng, Pengbin and Lin, Yanbin and Cai, Shuzhang and Bian, Zongao and Yan, Jinghua and "
     "Zhu, Xingquan",
     year=2025,
-    idea="a graded reward for numeric answers: near misses earn most of it",
-    formula="R = (1.5 - gap)[gap < 0.5] + format, gap = |y - y'| / |y|; A as GRPO",
     evidence="reference-code",
     keys={"scoring.weights": {"numeric": 1.0, "format": 1.0, "correct": 0.0}},
-    choices="negative numbers, decimals and y = 0 are read; the code reads digits alone",
     code="yeyimilk/CrowdVLM-R1@2ef4f31aa5e9c2560054c928c13aaa77af0dd703 "
     "VLM-R1/src/open-r1-multimodal/src/open_r1/grpo_rec.py",
 )

@@ -1,4 +1,4 @@
-r"""FiberPO: the log-ratio is split into the trajectory's mean and the token's residual; each is clipped by itself.
+r"""FiberPO: trajectory mean and token residual of the log-ratio, each clipped separately.
 
 a_i = mean_t log rho_{i,t};   r_{i,t} = exp(clip(a_i, +-0.2) + clip(log rho_{i,t} - a_i, +-0.2))
 L = mean_i mean_t -A r
@@ -15,14 +15,13 @@ from gxpo.objectives.surrogate_clips import NestedClip
 
 fiberpo = Definition(
     name="fiberpo",
+    doc=__doc__,
     title="Fibration Policy Optimization",
     arxiv="2603.08239",
     authors="Li, Chang and Tsu, Tshihao and Zhang, Yaren and Xue, Chao and He, Xiaodong",
     year=2026,
-    idea="a trust region for the trajectory and one for each token's deviation from it",
     formula="L = mean_i mean_t -A exp(clip(a, d) + clip(log rho - a, e)), a = mean_t log rho, d = e = 0.2",
     evidence="secondary",
     keys={"objective.surrogate": NestedClip},
     refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
-    choices="residual from the unclipped mean; trajectory and token levels only",
 )

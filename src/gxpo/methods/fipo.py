@@ -1,4 +1,4 @@
-r"""FIPO: a token's loss counts more where the rest of its trajectory has become likelier since it was sampled.
+r"""FIPO: token weights from the future KL: the discounted sum of log-ratios of the rest of the trajectory.
 
 F_t = sum_{k >= t} g^{k-t} log rho_k, g = 2^(-1/32), tokens of rho > 10 left out;   f_t = clip(exp(F_t), 1, 1.2)
 l_t = stop(f_t) * DAPO's clipped loss, dual clip at 10; f is held in [0.8, 1] where A < 0 and rho > 10; token mean
@@ -16,12 +16,12 @@ from gxpo.objectives.surrogate_clips import FutureDrift
 
 fipo = Definition(
     name="fipo",
+    doc=__doc__,
     title="FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization",
     arxiv="2603.19835",
     authors="Ma, Chiyu and Yang, Shuo and Huang, Kexin and Lu, Jinda and Meng, Haoming and Wang, Shangshang and "
     "Ding, Bolin and Vosoughi, Soroush and Wang, Guoyin and Zhou, Jingren",
     year=2026,
-    idea="the drift of what follows a token says how much the token matters",
     formula="L = sum stop(clip(exp(sum_{k>=t} g^{k-t} log rho_k), 1, 1.2)) max(-A rho, -A clip(rho)) / tokens",
     evidence="reference-code",
     code="qwenpilot/FIPO@ee25452087c73ead4278b7f80766cac4fe18bf74 verl/trainer/ppo/core_algos.py "
@@ -33,6 +33,5 @@ fipo = Definition(
         "update.minibatches": 4,
     },
     paper_defaults={"rollout.group_size": 16, "tasks.per_step": 512, "update.minibatches": 8, "optim.lr": 1e-6},
-    choices="constants of the script: half-life 32, f in [1, 1.2], dual clip and filter at 10; four updates a step",
     cost="where an optimiser step is cut, a forward pass more: what is dropped changes what all is divided by",
 )

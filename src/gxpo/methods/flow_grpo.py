@@ -1,4 +1,4 @@
-r"""Flow-GRPO: the ODE of a flow becomes an SDE of equal marginals, whose steps are then Gaussian actions.
+r"""Flow-GRPO: GRPO for flow matching models: ODE-to-SDE sampling, denoising steps as Gaussian actions.
 
 std_k   = a sqrt(sigma_k / (1 - sigma_k)),  s_k = std_k sqrt(-dt_k),  x_{k+1} ~ N(mean_k, s_k^2), a 0.7
 rho_k   = exp(logp_k - logp_k^old), logp_k the mean over the latent's dimensions
@@ -17,11 +17,11 @@ from gxpo.rollouts.denoise import Denoise
 
 flow_grpo = Definition(
     name="flow_grpo",
+    doc=__doc__,
     title="Flow-GRPO: Training Flow Matching Models via Online RL",
     arxiv="2505.05470",
     authors="Liu, Jie and Liu, Gongye and Liang, Jiajun and others",
     year=2025,
-    idea="denoising steps of an SDE with the flow's own marginals are the actions",
     formula="A = clamp((r - mean_g) / (std_batch + eps), 5); L = mean_ik max(-A rho_k, -A clip(rho_k, 1 +- 1e-4))",
     evidence="reference-code",
     keys={
@@ -33,7 +33,6 @@ flow_grpo = Definition(
         "objective.clip_high": 1e-4,
     },
     paper_defaults={"rollout.group_size": 24, "optim.lr": 3e-4, "sampling.temperature": 0.7},
-    choices="std of the batch (reference default); last step by the ODE; log-density a mean over dimensions",
     cost="one velocity evaluation a denoising step, in sampling and in training",
     code="yifan123/flow_grpo@ac4c86e8cae021841f1fde853d340e0db67690dd scripts/train_sd3.py "
     "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py flow_grpo/stat_tracking.py config/grpo.py",

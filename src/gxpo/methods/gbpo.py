@@ -1,4 +1,4 @@
-r"""GBPO: the ratio is regressed on the best one within bounds, which the side of the group's median tells.
+r"""GBPO: regression of the ratio on its bounded optimum, 1 + e above the group median and 1 - e below.
 
 max E[A rho] subject to |rho - 1| <= e is solved by rho* = 1 + e sign(A - median A)
 L = mean of |A| |rho - (1 + e sign(r - median))|,   A = (r - mean) / (std + 1e-6),   e = 0.2
@@ -16,15 +16,13 @@ from gxpo.objectives.surrogate_penalties import RatioTarget
 
 gbpo = Definition(
     name="gbpo",
+    doc=__doc__,
     title="Bounded Ratio Reinforcement Learning",
     arxiv="2604.18578",
     authors="Ao, Yunke and Chen, Le and Lee, Bruce and others",
     year=2026,
-    idea="the best policy of bounded ratio is known in closed form: regress the ratio on it",
     formula="L = mean |A| |rho - (1 + e sign(r - median))|, A = (r - mean) / std, e = 0.2",
     evidence="reference-code",
     code="bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py ttrl/Qwen2.5-Math/math.sh",
     keys={"objective.surrogate": RatioTarget},
-    choices="the hard target (the scripts' temperature is 1e-4); sequence mean and no KL, where the scripts have a "
-    "token mean and KL 0.001",
 )

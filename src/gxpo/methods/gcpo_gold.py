@@ -1,4 +1,4 @@
-r"""GCPO: where every rollout of a group fails, the reference answer takes the place of one of them.
+r"""GCPO: reference (golden) answer in place of one rollout of an all-wrong group, with GSPO's sequence clip.
 
 max_i r_i = 0:  o_G <- reference answer, r_G <- 1 (what the verifier gives it).  A = GRPO's on the group as it then is.
 s_i = exp(mean_t (log pi - log pi_old));  L = mean_i max(-A_i s_i, -A_i clip(s_i, 1 - 3e-4, 1 + 4e-4));  no KL
@@ -19,11 +19,11 @@ from gxpo.rollouts.reference import ReferenceOnFailure
 
 gcpo_gold = Definition(
     name="gcpo_gold",
+    doc=__doc__,
     title="GCPO: When Contrast Fails, Go Gold",
     arxiv="2510.07790",
     authors="Wu, Hao and Liu, Wei",
     year=2025,
-    idea="a reference answer gives a group of failures something to be compared with",
     formula="all wrong: o_G = reference; s = exp(mean_t log rho); L = mean_i max(-A s, -A clip(s, 1 - 3e-4, 1 + 4e-4))",
     evidence="secondary",
     keys={
@@ -34,6 +34,5 @@ gcpo_gold = Definition(
         "objective.on_unknown_behaviour": "one",
     },
     refuses={"objective.aggregate": ("token_mean",)},
-    choices="clip widths of GSPO (the paper's were not found); the last failure is replaced; all-right groups stay",
     cost="a replaced rollout was sampled all the same; reference answers must be given",
 )

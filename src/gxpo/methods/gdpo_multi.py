@@ -1,4 +1,4 @@
-r"""GDPO: several rewards, each normalised in its group by itself, so that none drowns in another's spread.
+r"""GDPO: multi-reward GRPO: each reward is normalised within its group before the weighted sum.
 
 z_k = (r_k - mean_g r_k) / (std_g r_k + 1e-4);   s = sum_k w_k z_k;   A = (s - mean_batch s) / (std_batch s + 1e-4)
 
@@ -12,15 +12,13 @@ from gxpo.keys import Definition
 
 gdpo_multi = Definition(
     name="gdpo_multi",
+    doc=__doc__,
     title="GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
     arxiv="2601.05242",
     authors="Liu, Shih-Yang and Dong, Xin and Lu, Ximing and others",
     year=2026,
-    idea="normalise each reward in its group by itself, then weigh, sum and normalise over the batch",
-    formula="A = norm_batch(sum_k w_k (r_k - mean_g r_k) / (std_g r_k + eps))",
     evidence="reference-code",
     keys={"credit": Decoupled},
-    choices="batch normalisation over trajectories (TRL), over tokens as in verl with credit.over=tokens",
     code="NVlabs/GDPO@b080e63d0126870ad08acc8ebc3f04b728175a9e trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py "
     "verl-GDPO/verl/trainer/ppo/ray_trainer.py",
 )

@@ -1,4 +1,4 @@
-r"""GHPO: where a whole group fails, all of it is attempted again with a growing part of the solution in the prompt.
+r"""GHPO: all-wrong groups are sampled again with a growing prefix of the reference solution as a hint.
 
 Rollout: while the verdicts of a group are all wrong, all G attempts are made anew under q + a sentence + s[: n], n =
 round(f |s|), f = 0.25, 0.5, 0.75, s the solution. The newest attempts are the group, and are trained under the prompt
@@ -18,18 +18,16 @@ from gxpo.rollouts.hint import GrowingHint
 
 ghpo = Definition(
     name="ghpo",
+    doc=__doc__,
     title="GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning",
     arxiv="2507.10628",
     authors="Liu, Ziru and Gong, Cheng and Fu, Xinyu and Liu, Yaofang and Chen, Ran and Hu, Shoubo and others",
     year=2025,
-    idea="an all-wrong group is rolled out anew under a growing prefix of the reference solution",
     formula="while all wrong: o_i ~ pi(q + s[: round(f |s|)]), f = 1/4, 1/2, 3/4; A, L as GRPO under that prompt",
     evidence="reference-code",
     code="hkgc-1/GHPO@af0a7dd859eafca17531bd7b01c76ccb3e36e0c0 src/ghpo/ghpo_trainer.py "
     "recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml",
     keys={"rollout": GrowingHint, "objective.context": "sampled"},
     paper_defaults={"credit.eps": 1e-4, "optim.lr": 1e-6, "sampling.max_new_tokens": 2048},
-    choices="hints end with a whole word (the code: anywhere); verdicts decide, not the first reward column; nothing "
-    "is cut off the prompt after the hint is added",
     cost="up to three more groups for each all-wrong one: their tokens are charged",
 )

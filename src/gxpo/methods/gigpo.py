@@ -1,4 +1,4 @@
-r"""GiGPO: a second, finer advantage among the steps of a group that began in the same environment state.
+r"""GiGPO: trajectory-level group advantage plus step-level advantage among steps from the same (anchor) state.
 
 A^E = (R_i - mean_g R) / (std_g R + eps)            over trajectories (eq. 3)
 A^S = (G_t - mean_s G) / (std_s G + eps)            over the steps of the group in the same state s (eq. 7)
@@ -18,11 +18,11 @@ from gxpo.keys import Definition
 
 gigpo = Definition(
     name="gigpo",
+    doc=__doc__,
     title="Group-in-Group Policy Optimization for LLM Agent Training",
     arxiv="2505.10978",
     authors="Feng, Lang and Xue, Zhenghai and Liu, Tingcong and An, Bo",
     year=2025,
-    idea="steps that start from the same state of the group are compared with one another",
     formula="A = (R - mean_g) / std_g + w (G_t - mean_state) / std_state, w = 1, discount 0.95",
     evidence="reference-code",
     keys={"credit": Relative, "credit.add.state": StateRelative},
@@ -32,6 +32,5 @@ gigpo = Definition(
         **{f"credit.{name}": f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
     },
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
-    choices="episode level over trajectories (paper, eq. 3), not over steps (reference default); both levels with std",
     code="langfengQ/DrMAS@3b556f2c0373fe23d6b637cbd3673c076713aebe gigpo/core_gigpo.py",
 )

@@ -1,4 +1,4 @@
-r"""GPG: the plain policy gradient with the group's mean as baseline, made up for groups that teach nothing.
+r"""GPG: plain policy gradient with a group-mean baseline, rescaled for zero-variance groups; no ratio, clip or KL.
 
 A_i = alpha (r_i - mean_g r);   alpha = B / (B - M), M of the step's B rollouts in groups of equal rewards
 L   = -mean_i mean_t A_i log pi: no ratio, no clip, no reference
@@ -15,11 +15,11 @@ from gxpo.weighting.group_weight import GroupWeight
 
 gpg = Definition(
     name="gpg",
+    doc=__doc__,
     title="GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning",
     arxiv="2504.02546",
     authors="Chu, Xiangxiang and Huang, Hailang and Zhang, Xiao and Wei, Fei and Wang, Yong",
     year=2025,
-    idea="REINFORCE with the group's mean, its mean taken over the groups that have something to teach",
     formula="A = B / (B - M) (r - mean_g r); L = -mean_i mean_t A log pi",
     evidence="reference-code",
     keys={
@@ -29,6 +29,5 @@ gpg = Definition(
         "weight.valid_share.statistic": "credited",
         "weight.valid_share.curve": "over_share",
     },
-    choices="F_norm 1; no resampling below a share of valid groups",
     code="AMAP-ML/GPG@e096da8ce527a1636272469cee383ba71ec4a511 R1-V/src/r1-v/src/open_r1/trainer/grpo_trainer.py",
 )

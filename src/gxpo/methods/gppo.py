@@ -1,4 +1,4 @@
-r"""GPPO: tokens that the clip would cut keep the gradient of the bound.
+r"""GPPO: gradient-preserving clip: tokens beyond the clip range keep a bounded gradient.
 
 held above: l = -A (1 + e) rho / stop(rho);   held below: l = -A (1 - e) rho / stop(rho);   else -A min(rho, c if A < 0)
 The value is PPO's. A rewarded token that has gone up far enough is still pushed, at the bound's weight; a punished one
@@ -17,11 +17,11 @@ from gxpo.objectives.surrogate_clips import PreservingClip
 
 gppo = Definition(
     name="gppo",
+    doc=__doc__,
     title="Klear-Reasoner: Advancing Reasoning Capability via Gradient-Preserving Clipping Policy Optimization",
     arxiv="2508.07629",
     authors="Su, Zhenpeng and Pan, Leiyu and Bai, Xue and others",
     year=2025,
-    idea="clip the weight of a token's gradient at the bound, and not the gradient",
     formula="l = max(-A rho, -A b rho / stop(rho)), b = clip(rho, 1 - e, 1 + e); for A < 0 at most -A c",
     evidence="reference-code",
     code="Kwai-Klear/KlearReasoner@3422f6d36a8251cb1c86a7b943c7c815850864fd verl/trainer/ppo/core_algos.py "
@@ -35,5 +35,4 @@ gppo = Definition(
         "update.minibatches": 8,
         "optim.lr": 1e-6,
     },
-    choices="c = 3, the code's default (scripts: 10); branch by PPO's condition; factors on value and gradient",
 )

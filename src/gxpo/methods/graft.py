@@ -1,4 +1,4 @@
-r"""GRAFT: the group's trajectories grown together at equal states; a step is credited with the change of value.
+r"""GRAFT: state graph merged from the group's trajectories; step advantages are TD errors of its Bellman values.
 
 V(s)    = mean over the steps that left s of r + 0.99 V(s'), solved over the whole graph (Bellman); 0 at the end
 delta_t = r_t + 0.99 V(s_{t+1}) - V(s_t);   A_t = delta_t / std of the deltas of the steps out of s_t
@@ -18,12 +18,12 @@ from gxpo.keys import Definition
 
 graft = Definition(
     name="graft",
+    doc=__doc__,
     title="Back to the Definition: Estimating Step-Level Advantages via Trajectory Graphs for Agentic Reinforcement "
     "Learning",
     arxiv="2609.28963",
     authors="Yao, Xincheng and Fu, Haobo and Liu, Weiming and Zhang, Chongyang",
     year=2026,
-    idea="all trajectories of a group are one graph, whose states' values say what each step has changed",
     formula="V(s) = mean of r + 0.99 V(s') over the steps out of s; A_t = z of r_t + 0.99 V(s_{t+1}) - V(s_t) at s_t",
     evidence="paper",
     keys={
@@ -33,5 +33,4 @@ graft = Definition(
         "credit.scale": "std",
         "objective.ratio": "turn",
     },
-    choices="lambda adds nothing over exact values and is left out; sample std; mean over trajectories, not steps",
 )

@@ -1,4 +1,4 @@
-r"""GraphGPO: a step is worth what is left to success from where it led, in the graph of the group's trajectories.
+r"""GraphGPO: step-level advantage by shortest distance to success in the group's state graph, added to GRPO's.
 
 d(s) = fewest steps from s to success in the union of the group's trajectories; largest + 1 where nothing leads there
 R_t  = 10 * 0.1^d(s_{t+1})
@@ -18,11 +18,11 @@ from gxpo.keys import Definition
 
 graph_gpo = Definition(
     name="graph_gpo",
+    doc=__doc__,
     title="Beyond Trajectory-Level Attribution: Graph-Based Credit Assignment for Agentic Reinforcement Learning",
     arxiv="2605.26684",
     authors="Cheng, Xin and He, Shuo and Feng, Lang and Xu, Haiyang and Yan, Ming and Feng, Lei and An, Bo",
     year=2026,
-    idea="a step is judged by how near to success it led, along any way that some trajectory of the group found",
     formula="A = (R - mean_g) / std_g + (R_t - mean_state) / std_state, R_t = 10 * 0.1^d(s_{t+1})",
     evidence="reference-code",
     keys={"credit": Relative, "credit.add.graph": GraphReturn},
@@ -34,7 +34,6 @@ graph_gpo = Definition(
             for name in ("discount", "history", "state", "similar", "form", "worth")
         },
     },
-    choices="the recipe's return, without the step itself; episode level over trajectories (recipe: over steps)",
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/GraphGPO/core_graph.py "
     "recipe/GraphGPO/graphgpo_ray_trainer.py",
 )

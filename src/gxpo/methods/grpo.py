@@ -1,4 +1,4 @@
-r"""GRPO: the base that every other method states its differences from.
+r"""GRPO: group-normalised advantages, PPO clip, sequence mean; the base of all other methods.
 
 A_i = (r_i - mean_g r) / (std_g r + 1e-6), one degree of freedom; the same for every token of the trajectory.
 L   = mean_i mean_t max(-A rho, -A clip(rho, 0.8, 1.2)) + coef * k3(policy || reference), coef 0 here.
@@ -12,13 +12,12 @@ from gxpo.keys import Definition
 
 grpo = Definition(
     name="grpo",
+    doc=__doc__,
     title="DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
     arxiv="2402.03300",
     authors="Shao, Zhihong and Wang, Peiyi and Zhu, Qihao and others",
     year=2024,
-    idea="the other rollouts of the group are the baseline and the scale; no value network",
     formula="A = (r - mean_g) / (std_g + eps); L = mean_i mean_t max(-A rho, -A clip(rho, 1 - 0.2, 1 + 0.2))",
     evidence="paper",
     paper_defaults={"objective.kl.coef": 0.04, "rollout.group_size": 64, "optim.lr": 1e-6},
-    choices="ddof 1, eps 1e-6 (verl); clip 0.2 (not in the paper); KL 0, the paper's 0.04 under grpo@paper",
 )

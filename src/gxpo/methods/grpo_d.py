@@ -1,4 +1,4 @@
-r"""GRPO-D: the KL coefficient follows a schedule: little at first, to explore, more later, to keep what was found.
+r"""GRPO-D: KL coefficient schedule: low early to explore, high late to exploit.
 
 L = L_GRPO + beta(s) mean k3;   w = 0.3 t of the run's t steps, b and B the least and the most, 0 and 0.02
 beta(s) = m - (m - b) s / w, m = (b + B) / 2, until s = w;   b + (B - b) (s - w) / (t - w) from then on
@@ -13,11 +13,11 @@ from gxpo.objectives.control import Schedule
 
 grpo_d = Definition(
     name="grpo_d",
+    doc=__doc__,
     title="OThink-MR1: Stimulating multimodal generalized reasoning capabilities via dynamic reinforcement learning",
     arxiv="2503.16081",
     authors="Liu, Zhiyuan and Zhang, Yuting and Liu, Feng and Zhang, Changwang and Sun, Ying and Wang, Jun",
     year=2025,
-    idea="explore under a loose KL early, exploit under a tight one late",
     formula="L = L_GRPO + beta(step) k3, beta from 0.01 to 0 in the first 0.3 of the run, then to 0.02",
     evidence="paper",
     keys={
@@ -25,6 +25,5 @@ grpo_d = Definition(
         "objective.kl.control.shape": "dip",
         "objective.kl.control.to": 0.02,
     },
-    choices="eq. 3 (middle, least, most), not the text (rising throughout); the geometry task's ends 0 and 0.02",
     cost="the reference's log-probs",
 )

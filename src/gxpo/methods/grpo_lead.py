@@ -1,4 +1,4 @@
-r"""GRPO-LEAD: correct answers are worth more the shorter they are, wrong ones cost, and hard tasks weigh more.
+r"""GRPO-LEAD: length-dependent reward for correct answers, penalty for wrong ones, difficulty-aware weights.
 
 R_i = exp(-0.05 z_i) if correct, -1 if wrong;   z_i = (L_i - mean L) / (std L + eps) over the group's correct answers
 A'_i = A_i w(rho) if A_i > 0, A_i w(1 - rho) otherwise;   w(p) = 0.4 + 1.1 / (1 + exp(10 (p - 0.75))),  rho = c / G
@@ -18,12 +18,12 @@ from gxpo.rewards.shape import Shape
 
 grpo_lead = Definition(
     name="grpo_lead",
+    doc=__doc__,
     title="GRPO-LEAD: A Difficulty-Aware Reinforcement Learning Approach for Concise Mathematical Reasoning in "
     "Language Models",
     arxiv="2504.09696",
     authors="Zhang, Jixiao and Zuo, Chunsheng",
     year=2025,
-    idea="length-dependent reward for correct answers, a penalty for wrong ones, difficulty-aware advantages",
     formula="R = exp(-a z_L) or -1; A' = A w(rho) if A > 0 else A w(1 - rho), w logistic",
     evidence="reference-code",
     keys={
@@ -40,6 +40,4 @@ grpo_lead = Definition(
     },
     code="aeroplanepaper/GRPO-LEAD@9344bef verl/verl/trainer/main_ppo.py verl/verl/trainer/ppo/core_algos.py "
     "verl/verl/trainer/ppo/ray_trainer.py deepscaler/rewards/math_reward.py scripts/train/ds_14b_sft_stage1.sh",
-    choices="sample std of lengths over correct answers (as coded); w re-evaluated at 1 - rho (not 1 - w); the code's "
-    "4,000 tokens and its prices of unreadable and repetitive answers are options",
 )

@@ -1,4 +1,4 @@
-r"""GRPO-S (DR-IRL): hard tasks weigh more; hard is what is unlike a demonstration, and what earns less than it.
+r"""GRPO-S (DR-IRL): group weights by difficulty: distance to a demonstration and reward gap to it.
 
 w = s(d_g) / s(mean d) * s(mean of the gaps that are no outliers) / s(mean gap), s the logistic;   loss = GRPO's times w
 d_g = 1 - mean cos(e_i, e_demonstration);   gap_g = r_demonstration - mean_g r;   means over the step's groups
@@ -17,12 +17,12 @@ from gxpo.weighting.group_weight import GroupWeight
 
 grpo_s = Definition(
     name="grpo_s",
+    doc=__doc__,
     title="Inverse Reinforcement Learning with Dynamic Reward Scaling for LLM Alignment",
     arxiv="2503.18991",
     authors="Cheng, Ruoxi and Ma, Haoxuan and Wang, Weixin and Duan, Ranjie and Liu, Jiexi and Jia, Xiaoshuang and "
     "Qin, Simeng and Cao, Xiaochun and Liu, Yang and Jia, Xiaojun",
     year=2025,
-    idea="groups far from a demonstration, in words and in reward, weigh more",
     formula="w = s(d_g) / s(mean d) * s(mean kept gap) / s(mean gap); L = L_GRPO with w",
     evidence="secondary",
     keys={
@@ -31,6 +31,5 @@ grpo_s = Definition(
         "weight.hardness.curve": "hardness",
         "signal.mean_hidden": MeanHidden,
     },
-    choices="within a step, not a category; hidden states, not clauses; right attempts stand in for demonstrations",
     cost="a forward pass over the rollouts before the update",
 )

@@ -1,4 +1,4 @@
-r"""GRPO-VPS: to GRPO's advantage each segment adds what it raised the policy's belief in the right answer by.
+r"""GRPO-VPS: segment-level bonus for the rise in the policy's probability of the correct answer.
 
 C_k = pi_old(a* | x, z_<=k, cue), the product over a*'s tokens, teacher-forced; C_0 of the prompt alone
 A_k = A_i + alpha (C_k - C_(k-1)) on the tokens of segment k; alpha 1
@@ -19,13 +19,13 @@ from gxpo.signals.answer_belief import AnswerBelief
 
 grpo_vps = Definition(
     name="grpo_vps",
+    doc=__doc__,
     title="GRPO-VPS: Enhancing Group Relative Policy Optimization with Verifiable Process Supervision for Effective "
     "Reasoning",
     arxiv="2604.20659",
     authors="Wang, Jingyi and Zhu, Lei and Weng, Tengjin and Wu, Song-Li and Tan, Haochen and Chen, Jierun and "
     "Tao, Chaofan and Bai, Haoli and Hou, Lu and Shang, Lifeng and Zhang, Xiao-Ping",
     year=2026,
-    idea="segments that raise the policy's belief in the right answer are given more than the others",
     formula="A_k = (R - mean_g) / std_g + alpha (C_k - C_(k-1)), C_k = pi(a* | x, z_<=k)",
     evidence="secondary",
     keys={
@@ -40,6 +40,5 @@ grpo_vps = Definition(
         "credit.add.progress.alpha": "credit.add.progress.factor",
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
-    choices="alpha 1 and the entropy quantile 0.8 are ours; the joint probability, as in the paper",
     cost="a forward pass for entropies, one over the rollouts and, after every segment, over cue and answer",
 )

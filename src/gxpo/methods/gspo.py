@@ -1,4 +1,4 @@
-r"""GSPO: one length-normalised ratio per sequence, clipped as a whole.
+r"""GSPO: sequence-level, length-normalised importance ratio with a sequence-level clip.
 
 s_i = exp(mean_t log rho_{i,t});   l_i = max(-A_i s_i, -A_i clip(s_i, 1 - 3e-4, 1 + 4e-4));   L = mean_i l_i
 
@@ -12,15 +12,13 @@ from gxpo.keys import Definition
 
 gspo = Definition(
     name="gspo",
+    doc=__doc__,
     title="Group Sequence Policy Optimization",
     arxiv="2507.18071",
     authors="Zheng, Chujie and Liu, Shixuan and Li, Mingze and others",
     year=2025,
-    idea="the unit of the ratio is the unit of the reward: the sequence",
-    formula="s = exp(mean_t log rho); L = mean_i max(-A s, -A clip(s, 1 - 3e-4, 1 + 4e-4))",
     evidence="paper",
     keys={"objective.ratio": "sequence", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
     paper_defaults={"update.minibatches": 4},
     refuses={"objective.aggregate": ("token_mean",)},
-    choices="GSPO-token form: the same for trajectory-constant credit",
 )

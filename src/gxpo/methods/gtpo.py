@@ -1,4 +1,4 @@
-r"""GTPO: what right and wrong answers share is not unlearned, and answers that the policy was unsure of are left out.
+r"""GTPO: protect tokens shared by good and bad answers (conflict tokens), mask high-entropy answers; no clip, no KL.
 
 conflict token: in the run of equal tokens at the start, or at the end, of answers with A > 0 and with A < 0
 w = 2 there where A > 0 (4 in both runs), 0 where A < 0;   answers with mean entropy above 0.7 (about ln 2) have w = 0
@@ -19,11 +19,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 gtpo = Definition(
     name="gtpo",
+    doc=__doc__,
     title="GTPO: Trajectory-Based Policy Optimization in Large Language Models",
     arxiv="2508.03772",
     authors="Simoni, Marco and Fontana, Aleksandar and Rossolini, Giulio and Saracino, Andrea",
     year=2025,
-    idea="tokens shared by good and bad answers are protected, and very uncertain answers are not trained",
     formula="A = r - mean_g r - 0.1 mean H; w = 2 | 0 on shared starts and ends, 0 where mean H > 0.7; L = -w A log pi",
     evidence="reference-code",
     keys={
@@ -42,7 +42,6 @@ gtpo = Definition(
         "credit.add.entropy_cost.coef": "credit.add.entropy_cost.factor",
         "weight.entropy_ceiling.most": "weight.entropy_ceiling.high",
     },
-    choices="not divided by the number of conflict tokens; sides after the entropy cost (code: before it); no std",
     cost="a forward pass for entropies before the update",
     code="winstonsmith1897/GTPO@5d33811e8ea1cf76c665db65b247cef9d1e436dd gtpo/gtpo_training.py",
 )

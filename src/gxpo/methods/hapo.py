@@ -1,4 +1,4 @@
-r"""HAPO: credit over the group's tokens, and a clip and a credit that follow each token's entropy.
+r"""HAPO: token-level group normalisation, with clip range and advantage scale that follow each token's entropy.
 
 A_i = (r_i - mean) / (std + 1e-6), mean and population std over all tokens of the group, each with its answer's reward
 h_t = log H_t - Q_0.8(log H) over its extremes, in [-1, 1];   clip to [1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0))]
@@ -17,11 +17,11 @@ from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip
 
 hapo = Definition(
     name="hapo",
+    doc=__doc__,
     title="From Uniform to Heterogeneous: Tailoring Policy Optimization to Every Token's Nature",
     arxiv="2509.16591",
     authors="Liu, Zheng and Liu, Mengjie and Wen, Siwei and others",
     year=2025,
-    idea="tokens of high entropy explore, those of low entropy are noise to be put down: treat them differently",
     formula="A over the group's tokens; clip 1 - 0.2 (1 - min(h, 0)), 1 + 0.2 (1 + max(h, 0)); A (1 + h) by region",
     evidence="reference-code",
     code="starriver030515/HAPO@7671dde3e268779a949954ec75ed3edda45f7e0a verl/trainer/ppo/core_algos.py "
@@ -33,5 +33,4 @@ hapo = Definition(
         "objective.surrogate": EntropyAdaptiveClip,
         "objective.aggregate": "token_mean",
     },
-    choices="h in [-1, 1], so that the low-entropy branch runs; current entropies over the step; no temperature by it",
 )

@@ -1,4 +1,4 @@
-r"""HGPO: steps of one state are compared in nested groups, those that also share the state before, two before, ...
+r"""HGPO: hierarchical step groups: advantages averaged over groups that share the last one, two, three states.
 
 key_h(t) = (s_{t-h}, ..., s_t),  h = 0..K, K = 2;   G_t the return with discount 0.95
 A_h = (G_t - mean) / (std + eps) over the group's steps with the same key_h, std over all of them (ddof 0)
@@ -16,15 +16,14 @@ from gxpo.keys import Definition
 
 hgpo = Definition(
     name="hgpo",
+    doc=__doc__,
     title="Hierarchy-of-Groups Policy Optimization for Long-Horizon Agentic Tasks",
     arxiv="2602.22817",
     authors="He, Shuo and Feng, Lang and Wei, Qi and Cheng, Xin and Feng, Lei and An, Bo",
     year=2026,
-    idea="a step is compared with those of its state, and the more so the more of their history is the same",
     formula="A = sum_h w_h A_h / sum_h w_h, A_h over steps with equal (s_{t-h}, ..., s_t), w_h = h + 1, h = 0..2",
     evidence="reference-code",
     keys={"credit": HistoryGroups},
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
-    choices="weights h + 1 (paper), not h + 2 (recipe); levels of equal returns left out, exact zeros not",
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/hgpo/core_hgpo.py",
 )

@@ -1,4 +1,4 @@
-r"""HICRA: tokens of phrases that plan are given more of what is won, and less of what is lost.
+r"""HICRA: hierarchy-aware advantages: a bonus of alpha |A| on planning tokens.
 
 A'_t = A + alpha |A| where token t is of a planning phrase, A elsewhere; alpha 0.2
 
@@ -18,12 +18,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 hicra = Definition(
     name="hicra",
+    doc=__doc__,
     title="Emergent Hierarchical Reasoning in LLMs through Reinforcement Learning",
     arxiv="2509.03646",
     authors="Wang, Haozhe and Xu, Qixin and Liu, Che and Wu, Junhong and Lin, Fangzhen and Chen, Wenhu",
     year=2025,
-    idea="planning tokens are pushed up against the tokens that carry plans out",
-    formula="A'_t = A + alpha |A| [t in a planning phrase], alpha = 0.2",
     evidence="paper",
     keys={
         "segment": Spans,
@@ -33,5 +32,4 @@ hicra = Definition(
         "weight.labelled.keep": "raised",
     },
     paper_defaults={"credit.scale": "none"},
-    choices="the base's std, which the paper's equations leave out; phrases of ours; document frequency, no clusters",
 )

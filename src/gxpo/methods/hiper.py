@@ -1,4 +1,4 @@
-r"""HiPER: a policy that says whether it goes on with its sub-goal, which it has, and what it does; credit for each.
+r"""HiPER: options-style agent (switch, sub-goal and action tokens) with a separate advantage for each level.
 
 A turn: <switch>KEEP|SWITCH</switch><subgoal>...</subgoal><action>...</action>; an option: turns up to the next SWITCH
 action tokens    A_t = r_t + g V' - VL_t + g l A_{t+1} inside the option; V' = VL_{t+1}, at its end VH of the next
@@ -6,7 +6,7 @@ sub-goal tokens  where an option begins: D = sum_j g^j r_j + g^d VH(next) - VH, 
 switch tokens    T_t - VT_t;  T_t = r_t + g T_{t+1}, g VH(next) at the option's end
 each of the three over its own turns: (A - mean) / (std + 1e-8)
 
-Choices, after the released code and its scripts: g = l = 1, l_H 0.95; a keep costs 0.3 / T, one with another sub-goal
+Choices. After the released code and its scripts: g = l = 1, l_H 0.95; a keep costs 0.3 / T, one with another sub-goal
 than before 0.3; truncated episodes are worth what was expected at their last turn. The first switch tag decides: any
 word in it but KEEP begins an option, with or without a sub-goal; without one, or with none in it, the turn goes on. A
 turn without an action is the action as a whole. The switch advantage is the return's, not the option-critic form that
@@ -27,12 +27,12 @@ HEADS = ("low", "high", "switch")
 
 hiper = Definition(
     name="hiper",
+    doc=__doc__,
     title="HiPER: Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model Agents",
     arxiv="2602.16165",
     authors="Peng, Jiangweizhi and Liu, Yuanxin and Zhou, Ruida and Fleming, Charles and Wang, Zhaoran and "
     "Garcia, Alfredo and Hong, Mingyi",
     year=2026,
-    idea="sub-goals that last are one decision each, with the reward and the discount of the time that they take",
     formula="A = A_low on action tokens + A_high on sub-goal tokens where an option begins + (T - VT) on switch tokens",
     evidence="reference-code",
     keys={
@@ -53,6 +53,5 @@ hiper = Definition(
     paper_defaults={"objective.kl.coef": 0.01, "optim.lr": 1e-6},
     code="JonP07/HiPER-agent@9d3c118 hiper_hae/core_hae.py hiper_hae/hier_mask.py verl/trainer/ppo/ray_trainer.py "
     "example_scripts/HiPER_trainer/run_alfworld.sh",
-    choices="switch credit T - VT; penalties, lambdas and truncation as in the scripts; thinking has credit 0",
     cost="a forward pass for three values at the start of the step; three vectors of parameters",
 )

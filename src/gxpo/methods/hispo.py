@@ -1,4 +1,4 @@
-r"""HisPO: where sampler and learner disagree, on an answer or on a token, nothing is trained; the rest is clipped.
+r"""HisPO: mask answers and tokens by the mismatch of sampler and learner, then a dual-clipped surrogate; no KL.
 
 r_dis = old / sampler;   m_t = [|exp(mean_t log r_dis) - 1| <= 0.1] [|r_dis_t - 1| <= 0.5]
 l_t = -m_t A rho, rho = policy / sampler, held at 1.2 (A > 0), at 0.8 and 3 (A < 0)
@@ -17,11 +17,11 @@ from gxpo.weighting.mismatch import MismatchMask
 
 hispo = Definition(
     name="hispo",
+    doc=__doc__,
     title="LongCat-Flash-Prover: Advancing Native Formal Reasoning via Agentic Tool-Integrated Reinforcement Learning",
     arxiv="2603.21065",
     authors="Wang, Jianing and Zhang, Jianfei and Guo, Qi and others",
     year=2026,
-    idea="split the importance weight into engine mismatch and staleness: mask by the first, clip by both",
     formula="l = -[mean r_dis in 1 +- 0.1] [r_dis_t in 1 +- 0.5] min(A rho, A clip(rho; 0.8, 1.2; 3))",
     evidence="paper",
     keys={
@@ -34,6 +34,5 @@ hispo = Definition(
         "weight.mismatch_mask.sequence_max": 1.1,
     },
     paper_defaults={"objective.aggregate": "sequence_sum"},
-    choices="thresholds are ours, none is published; the clip is on policy / sampler",
     cost="a forward pass over the rollouts before the update",
 )

@@ -1,4 +1,4 @@
-r"""HRM: a reward model that learns from single steps and from consecutive ones as one; its scores credit the steps.
+r"""HRM: hierarchical reward model trained on single steps and merged step pairs, scoring steps for the advantage.
 
 f: probe on hidden states, examples (step, V) and (step before + step as one, V); V = mean outcome after the step
 r_k = f(step_k)
@@ -19,12 +19,12 @@ from gxpo.signals.merged_steps import MergedSteps
 
 hrm = Definition(
     name="hrm",
+    doc=__doc__,
     title="Towards Hierarchical Multi-Step Reward Models for Enhanced Reasoning in Large Language Models",
     arxiv="2503.13551",
     authors="Wang, Teng and Jiang, Zhangyi and He, Zhenqi and Yang, Wenhan and Zheng, Yanan and Li, Zeyu and "
     "He, Zifan and Tong, Shenyang and Gong, Hailei",
     year=2025,
-    idea="a reward model learns from two consecutive steps as one, too: an error that is put right is none",
     formula="A = (R - mean_g) / std_g + (r_k - mean_g) / std_g, r_k a probe's score of step k, trained on pairs, too",
     evidence="reference-code",
     code="tengwang0318/hierarchial_reward_model@cc638d02c9bf self-training/construct_hrm_train_data.py "
@@ -37,6 +37,5 @@ hrm = Definition(
         "signal.merged_steps": MergedSteps,
     },
     renamed={"credit.step_weight": "credit.add.process.weight"},
-    choices="a linear probe on the policy in the place of a language model; its scores as credit, which is ours",
     cost="a forward pass for hidden states; a closed-form regression; the buffer in the checkpoint",
 )

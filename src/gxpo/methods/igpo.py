@@ -1,4 +1,4 @@
-r"""IGPO: a turn is rewarded by how much likelier it made the right answer to the policy itself.
+r"""IGPO: information-gain turn rewards: the rise in the policy's own probability of the correct answer.
 
 b_t = exp(mean_j log pi_old(a*_j | what stands before turn t + 1, cue, a*_<j)), a* the right answer, teacher-forced
 r_t = b_t - b_(t-1) for every turn but the last, which has the outcome; b_0 of the first prompt
@@ -22,19 +22,17 @@ from gxpo.signals.answer_belief import AnswerBelief
 
 igpo = Definition(
     name="igpo",
+    doc=__doc__,
     title="Information Gain-based Policy Optimization: A Simple and Effective Approach for Multi-Turn LLM Agents",
     arxiv="2510.14967",
     authors="Wang, Guoqing and Dai, Sunhao and Ye, Guangze and Gan, Zeyu and Yao, Wei and Deng, Yong and Wu, Xiaofeng "
     "and Ying, Zhenzhe",
     year=2025,
-    idea="each turn is rewarded by the rise in the policy's own probability of the right answer",
     formula="r_t = b_t - b_(t-1), r_T = R; A_t = sum_(k>=t) (r_k - mean_g) / std_g over all turns of the group",
     evidence="reference-code",
     code="GuoqingWang1/IGPO@745078b5a35d0b84d3d9184e0f0de05ed04e11ad verl/trainer/ppo/core_algos.py "
     "scrl/llm_agent/generation.py verl/utils/reward_score/info_gain.py train.sh",
     keys={"credit": PooledTurns, "signal.answer_belief": AnswerBelief, "signal.answer_belief.answered": True},
     paper_defaults={"credit.ddof": 0, "objective.kl.coef": 0.001, "rollout.group_size": 16, "optim.lr": 1e-6},
-    choices="the paper's joint scale with the code's floor of 1e-4 under the std (its script: outcomes and gains "
-    "apart, gains of logs); the last turn has the task's outcome",
     cost="a forward pass over the rollouts and, after every turn, over cue and answer",
 )

@@ -1,4 +1,4 @@
-r"""iGRPO: the best of a few drafts is put into the prompt, and GRPO trains the refinements.
+r"""iGRPO: iterative GRPO: the best of N drafts goes into the prompt, and its refinements are trained.
 
 d* = argmax_j r(d_j) over N drafts d_j ~ pi_old(.|q), the first on ties; q' = template(q, d*)
 o_i ~ pi_old(.|q'), i = 1..G; A and L as in GRPO, with pi(.|q'). Drafts get no gradient. Held-out tasks are attempted
@@ -15,16 +15,15 @@ from gxpo.rollouts.refine import BestDraft
 
 igrpo = Definition(
     name="igrpo",
+    doc=__doc__,
     title="iGRPO: Self-Feedback-Driven LLM Reasoning",
     arxiv="2602.09000",
     authors="Hatamizadeh, Ali and Prabhumoye, Shrimai and Gitman, Igor and Lu, Ximing and Han, Seungju and Ping, Wei "
     "and Choi, Yejin and Kautz, Jan",
     year=2026,
-    idea="attempts are conditioned on the best of the policy's own drafts and trained to beat it",
     formula="d* = argmax_j r(d_j), d_j ~ pi(q); o_i ~ pi(q + d*); A, L as GRPO under q + d*",
     evidence="paper",
     keys={"rollout": BestDraft},
     paper_defaults={"rollout.group_size": 4, "optim.lr": 1e-6},
-    choices="4 drafts beside 8 refinements; the template's wording; an unscored draft is below all others",
     cost="n_drafts more rollouts a group, and a prompt longer by the draft",
 )

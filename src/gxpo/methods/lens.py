@@ -1,4 +1,4 @@
-r"""LENS: a wrong answer costs by how sure the policy was of it, so that groups without a success train too.
+r"""LENS: confidence-weighted penalty on wrong answers, so that all-wrong groups have a gradient too.
 
 p_i = exp(mean_t log old);   r'_i = r_i - (1/G) (1 - r_i) p_i / (D - p_i);   J = J[mixed] + 0.25 J[all-wrong groups]
 D = max(1 / mean_i(r_i / p_i), 2 max_j p_j), without a success 2 max_j p_j;  all-wrong groups are centred, not scaled
@@ -14,14 +14,13 @@ from gxpo.rewards.confidence import ConfidencePenalty
 
 lens = Definition(
     name="lens",
+    doc=__doc__,
     title="Don't Waste Mistakes: Leveraging Negative RL-Groups via Confidence Reweighting",
     arxiv="2510.08696",
     authors="Feng, Yunzhen and Jain, Parag and Hartshorn, Anthony and Duan, Yaqi and Kempe, Julia",
     year=2025,
-    idea="confident mistakes cost more, which tells the answers of an all-wrong group apart",
     formula="r' = r - (1 - r) p / (G (D - p)), p = exp(mean log old); A = z(r'), all wrong: 0.25 (r' - mean)",
     evidence="paper",
     keys={"reward.add.confidence_penalty": ConfidencePenalty, "credit": NegativeGroups},
     paper_defaults={"rollout.group_size": 16, "tasks.per_step": 32},
-    choices="length-normalised probabilities throughout; penalty by verdict, beside other rewards",
 )

@@ -1,4 +1,4 @@
-r"""Lite PPO: the group's mean as baseline and the batch's std as scale, a token mean, and nothing else.
+r"""Lite PPO: group-mean baseline, batch std and token mean; no critic, no KL.
 
 A_i = (r_i - mean_g r) / (std_batch r + 1e-6);   L = sum_{i,t} max(-A rho, -A clip(rho, 1 +- 0.2)) / tokens
 
@@ -12,15 +12,13 @@ from gxpo.keys import Definition
 
 lite_ppo = Definition(
     name="lite_ppo",
+    doc=__doc__,
     title="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
     arxiv="2508.08221",
     authors="Liu, Zihe and Liu, Jiashun and He, Yancheng and others",
     year=2025,
-    idea="of many tricks two are enough: scale credit by the batch, count every token alike",
-    formula="A = (r - mean_g) / (std_batch + 1e-6); L = sum max(-A rho, -A clip(rho, 1 +- 0.2)) / tokens",
     evidence="reference-code",
     code="alibaba/ROLL@8eb27cc2dc34 roll/utils/functionals.py roll/pipeline/rlvr/actor_worker.py",
     keys={"credit.scale": "batch_std", "objective.aggregate": "token_mean"},
     paper_defaults={"rollout.group_size": 8, "sampling.temperature": 0.99},
-    choices="std of raw rewards over the step, one degree of freedom; eps as in GRPO",
 )

@@ -1,4 +1,4 @@
-r"""LUFFY: every group holds a teacher's answer, whose tokens have a shaped probability in the place of a ratio.
+r"""LUFFY: off-policy teacher answer in each group, with policy shaping pi / (pi + 0.1) in place of the ratio.
 
 Group: G - n samples and n reference answers (n = 1);  A_i = r_i - mean over the whole mixed group, no std
 samples:  l = -A rho, without a clip
@@ -21,11 +21,11 @@ from gxpo.rollouts.reference import ReferenceInGroup
 
 luffy = Definition(
     name="luffy",
+    doc=__doc__,
     title="Learning to Reason under Off-Policy Guidance",
     arxiv="2504.14945",
     authors="Yan, Jianhao and Li, Yafu and Hu, Zican and others",
     year=2025,
-    idea="a teacher's answer in every group, its unlikely tokens kept alive by shaping",
     formula="A = r - mean_g; L = mean_i sum_t (-A rho on samples, -A pi / (pi + 0.1) on reference answers) / horizon",
     evidence="reference-code",
     code="ElliottYan/LUFFY@01f4ae066249e6965ce0d5512ccdf99a12895c74 luffy/verl/verl/mix_src/mix_core_alg.py "
@@ -39,6 +39,5 @@ luffy = Definition(
     },
     paper_defaults={"objective.entropy.coef": 0.001, "optim.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
     refuses={"objective.ratio": ("sequence",)},
-    choices="mean over the mixed group; no clip; sum over tokens by a constant length; gamma 0.1",
     cost="one sample fewer a group; reference answers must be given",
 )

@@ -1,4 +1,4 @@
-r"""LUSPO: GSPO with every answer's loss times its length, so that short answers are not favoured.
+r"""LUSPO: length-unbiased GSPO: the loss of each sequence times its length.
 
 s_i = exp(mean_t log rho);   l_i = max(-A_i s_i, -A_i clip(s_i, 1 - 2e-3, 1 + 2.5e-3));   L = mean_i |o_i| l_i
 
@@ -12,12 +12,11 @@ from gxpo.keys import Definition
 
 luspo = Definition(
     name="luspo",
+    doc=__doc__,
     title="Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR",
     arxiv="2602.05261",
     authors="Liu, Fanfan and Yin, Youyang and Shi, Peng and Yang, Siqi and Zeng, Zhixiong and Qiu, Haibo",
     year=2026,
-    idea="a sequence-level loss counts once for each of its tokens",
-    formula="L = mean_i |o_i| max(-A s, -A clip(s, 1 - 2e-3, 1 + 2.5e-3)), s = exp(mean_t log rho)",
     evidence="paper",
     keys={
         "objective.ratio": "sequence",
@@ -27,5 +26,4 @@ luspo = Definition(
         "objective.horizon": 1.0,
     },
     refuses={"objective.aggregate": ("sequence_mean",)},
-    choices="sums as they stand, as in the paper and in TRL",
 )

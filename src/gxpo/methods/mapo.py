@@ -1,4 +1,4 @@
-r"""MAPO: the more certain a group's outcome, the more its credit is scaled by the mean instead of the std.
+r"""MAPO: mixed advantages: z-score for uncertain groups, percent deviation from the mean for certain ones.
 
 l = 1 - 4 p (1 - p), p = share of the group that is right
 A_i = (1 - l) (r_i - mean) / (std + eps) + l (r_i - mean) / (mean + eps)
@@ -15,16 +15,15 @@ from gxpo.keys import Definition
 
 mapo = Definition(
     name="mapo",
+    doc=__doc__,
     title="MAPO: Mixed Advantage Policy Optimization",
     arxiv="2509.18849",
     authors="Huang, Wenke and Zhang, Quan and Fang, Yiyang and others",
     year=2025,
-    idea="percent deviation from the mean for groups of certain outcome, z-score for open ones",
     formula="A = (1 - l) (r - mean) / std + l (r - mean) / mean, l = 1 - 4 p (1 - p)",
     evidence="reference-code",
     code="WenkeHuang/MAPO@debcfd3fe97f48200bfefb5fea65c8febc4788d6 code/verl/trainer/core_algos.py "
     "code/verl/trainer/ray_trainer.py code/verl/workers/actor/config.py",
     keys={"credit": MixedScale},
     paper_defaults={"objective.aggregate": "token_mean"},
-    choices="sample std, as coded, its token mean in @paper; p from the verdicts",
 )

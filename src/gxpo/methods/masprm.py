@@ -1,4 +1,4 @@
-r"""MASPRM: a search over the calls of a team values every agent's step; a head learns the values, agents their steps'.
+r"""MASPRM: tree search over the calls of a multi-agent team; each call's advantage is its value difference.
 
 V(s) = mean outcome of the search's attempts through the state after a call
 A = V(after the call) - V(before it) for every token of it
@@ -20,11 +20,11 @@ from gxpo.rollouts.team_search import TeamSearch
 
 masprm = Definition(
     name="masprm",
+    doc=__doc__,
     title="MASPRM: Multi-Agent System Process Reward Model",
     arxiv="2510.24803",
     authors="Yazdani, Milad and Mostajabdaveh, Mahdi and Zhou, Zirui and Xiong, Ying",
     year=2025,
-    idea="returns of a search over who says what are values of each agent's step, without labels of steps",
     formula="A = V(s') - V(s), V the mean outcome of the search below; value head: mean_calls (value - V(s'))^2",
     evidence="reference-code",
     code="milad1378yz/MASPRM@9480f7422ffb src/mcts.py src/train/preprocess_data.py src/train/trainer.py",
@@ -44,6 +44,5 @@ masprm = Definition(
         "credit.progress": "credit.factor",
         "credit.at": "credit.target",
     },
-    choices="the values credit the policy, which the authors do not do; no guidance by the head at inference",
     cost="4 candidates for every call that the search goes on from; a value head",
 )

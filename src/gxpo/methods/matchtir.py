@@ -1,4 +1,4 @@
-r"""MatchTIR: tool calls are matched with those of a reference; turns are paid for theirs, and compared by their number.
+r"""MatchTIR: turn rewards by bipartite matching of tool calls with a reference; outcome and turn-level advantages.
 
 S(p, g) = [same tool] (1 + J(argument names) + #equal arguments) / (2 + #arguments of g);   one-to-one matching of calls
 r_t     = mean of S over the turn's calls, 0 for a call without a partner; of an answering turn, F1 of the sets of words
@@ -19,11 +19,11 @@ from gxpo.rewards.matched_calls import MatchedCalls
 
 matchtir = Definition(
     name="matchtir",
+    doc=__doc__,
     title="MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
     arxiv="2601.10712",
     authors="Qu, Changle and Dai, Sunhao and Cai, Hengyi and Xu, Jun and Wang, Shuaiqiang and Yin, Dawei",
     year=2026,
-    idea="each tool call earns its likeness to the one of the reference that it is matched with",
     formula="A = (z_g(sum_t r_t) + z_t(r_t + 0.9 D_{t+1})) / 2, r_t the mean likeness of the turn's matched calls",
     evidence="reference-code",
     keys={
@@ -51,5 +51,4 @@ matchtir = Definition(
     },
     code="quchangle1/MatchTIR@f614ce1 Code/verl/utils/reward_score/tool.py Code/verl/trainer/ppo/core_algos.py "
     "Scripts/run.sh",
-    choices="optimal matching (the code: greedy); a turn alone at its number has 0 there (the code: its raw return)",
 )

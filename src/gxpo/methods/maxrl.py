@@ -1,4 +1,4 @@
-r"""MaxRL: towards the gradient of the log-likelihood of success, which weighs a task by 1 / its success rate.
+r"""MaxRL: maximum-likelihood RL: centred rewards divided by the group mean instead of the std.
 
 A_i = (r_i - mean_g r) / (mean_g r + 1e-6): for rewards 0 and 1, (1 - p) / p for a success and -1 for a failure.
 
@@ -14,16 +14,14 @@ from gxpo.keys import Definition
 
 maxrl = Definition(
     name="maxrl",
+    doc=__doc__,
     title="Maximum Likelihood Reinforcement Learning",
     arxiv="2602.02710",
     authors="Tajwar, Fahim and Zeng, Guanning and Zhou, Yueer and others",
     year=2026,
-    idea="divide by the group's mean instead of its std: maximum likelihood of success, not its rate",
-    formula="A = (r - mean_g) / (mean_g + eps)",
     evidence="reference-code",
     code="tajwarfahim/maxrl@c0698ebb439a81ae1c6b01a842df3f2541816b4d verl/trainer/ppo/core_algos.py "
     "verl/trainer/config/ppo_trainer.yaml maze/maze_17.sh qwen3_experiments/run_qwen3_training.sh",
     keys={"credit.scale": "mean"},
     paper_defaults={"objective.aggregate": "token_mean"},
-    choices="mean not above 0: credit 0; no lower bound on the mean; the code's token mean in @paper",
 )

@@ -1,4 +1,4 @@
-r"""MC-GRPO: the median is the baseline, so that one lucky rollout of a few does not make the others look bad.
+r"""MC-GRPO: median-centred advantages for small groups, scaled by the median absolute deviation.
 
 m = median of the group of G + 1;   d = median |r - m|;   A_i = (r_i - m) / (d + 1e-3)
 The median rollout itself has credit 0 and is left out of the loss: G are trained.
@@ -15,11 +15,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 mc_grpo = Definition(
     name="mc_grpo",
+    doc=__doc__,
     title="MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
     arxiv="2601.22582",
     authors="Kim, Youngeun",
     year=2026,
-    idea="median for mean, median absolute deviation for std, one rollout more that is only compared",
     formula="A = (r - median) / (median |r - median| + 1e-3); the median rollout is not trained",
     evidence="reference-code",
     keys={
@@ -38,7 +38,6 @@ mc_grpo = Definition(
         "update.epochs": 2,
         "optim.lr": 2e-6,
     },
-    choices="lower median; A is +-1000 for the minority of 0/1 rewards, as in the code; no rescaling by its share",
     cost="one rollout more a task",
     code="lotusroot-kim/MC-GRPO@da077455d4cb53c715e194c5334abc63d2fd41f2 src/open_r1/grpo_trainer_math.py "
     "src/open_r1/grpo_trainer_gsm.py",

@@ -1,5 +1,4 @@
-r"""MDPO: each step approximately solves a mirror descent step, a linear gain less the KL from the old policy, by
-several updates.
+r"""MDPO: mirror descent policy optimization: annealed KL penalty to the old policy, several updates a step.
 
 L = mean over tokens of -A rho + (1 / t_k) (rho log rho - rho + 1),   t_k = 1 - k / K over the run, not below 0.05
 Over all policies the minimum is pi_{k+1}(a) ~ pi_k(a) exp(t_k A(a)): no clip.
@@ -18,11 +17,11 @@ from gxpo.objectives.surrogate import Unclipped
 
 mdpo = Definition(
     name="mdpo",
+    doc=__doc__,
     title="Mirror Descent Policy Optimization",
     arxiv="2005.09814",
     authors="Tomar, Manan and Shani, Lior and Efroni, Yonathan and Ghavamzadeh, Mohammad",
     year=2020,
-    idea="a trust region as a penalty that gets stronger over the run, solved by several updates",
     formula="L = mean -A rho + (1 / t_k) (rho log rho - rho + 1), t_k = 1 - k / K",
     evidence="reference-code",
     code="manantomar/Mirror-Descent-Policy-Optimization@c9bd3ba080e3 mdpo_on/mdpo.py mdpo_on/run_mujoco.py",
@@ -34,5 +33,4 @@ mdpo = Definition(
         "update.epochs": 4,
     },
     paper_defaults={"update.epochs": 10},
-    choices="sampled KL that is 0 with its gradient on policy, not KL of distributions; four updates; t_k >= 0.05",
 )

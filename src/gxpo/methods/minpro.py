@@ -1,4 +1,4 @@
-r"""MinPRO: a token's importance weight carries the smallest ratio of its prefix, in the place of the prefix's product.
+r"""MinPRO: off-policy token weight: the ratio times the minimum ratio of the prefix, capped and detached.
 
 w_t = rho_t min_{u<t} rho_u (w_1 = rho_1);   l_t = -stop(min(w_t, ratio_max)) A log pi(o_t), the mean over all tokens
 Exactly, a token sampled by another policy is corrected by prod_{u<=t} rho_u: by its own ratio and by that of the state
@@ -16,13 +16,12 @@ from gxpo.objectives.ratio_trajectory import Prefix
 
 minpro = Definition(
     name="minpro",
+    doc=__doc__,
     title="A Step Back: Prefix Importance Ratio Stabilizes Policy Optimization",
     arxiv="2601.22718",
     authors="Lei, Shiye and Cheng, Zhihao and Tao, Dacheng",
     year=2026,
-    idea="a token's state was sampled by the old policy too: the prefix's least ratio stands for its product",
     formula="L = mean over tokens of -stop(min(rho_t min_{u<t} rho_u, 1.28)) A log pi",
     evidence="secondary",
     keys={"objective.ratio": Prefix, "objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
-    choices="bounded at 1.28 and not from below; exclusive prefix",
 )

@@ -1,4 +1,4 @@
-r"""MT-GRPO: turns that use a tool are compared by what the tool gave, on top of the outcome.
+r"""MT-GRPO: turn-level advantages from tool results, added to the outcome advantage.
 
 A_k    = A^O + A^T_k for a turn k that a result follows;   A = A^O for the last turn
 A^O    = (R - mean_g) / (std_g + 1e-4);   A^T_k = (r_k - mean) / (std + 1e-4) over the group's turns of number k
@@ -20,11 +20,11 @@ from gxpo.rewards.tool_result import ToolResult
 
 mt_grpo = Definition(
     name="mt_grpo",
+    doc=__doc__,
     title="Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit Assignment",
     arxiv="2505.11821",
     authors="Zeng, Siliang and Wei, Quan and Brown, William and Frunza, Oana and Nevmyvaka, Yuriy and Hong, Mingyi",
     year=2025,
-    idea="what a tool gave is credited to the turn that called it, the outcome to all turns",
     formula="A_k = (R - mean_g) / std_g + (r_k - mean) / std over turns of number k; the last turn: first part alone",
     evidence="reference-code",
     keys={
@@ -51,5 +51,4 @@ mt_grpo = Definition(
     code="SiliangZeng/Multi-Turn-RL-Agent@7dbdd08 verifiers/trainers/mt_grpo_env_trainer.py "
     "verifiers/trainers/grpo_env_trainer.py verifiers/rubrics/triviaqa_rubric.py verifiers/rubrics/tool_rubric.py "
     "scripts/run_mt_grpo.sh",
-    choices="K turns compared by their number are an extension of ours; no result: the outcome's part alone",
 )

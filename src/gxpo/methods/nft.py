@@ -1,4 +1,4 @@
-r"""NFT: fine-tuning on successes and on failures, these by the negative policy that the positive one implies.
+r"""NFT: negative-aware fine-tuning: likelihood on correct answers, an implicit negative policy on wrong ones.
 
 Of a group with success rate q, old = q positive + (1 - q) negative; the policy is trained as the positive one:
 success: l_t = -log rho_t;   failure: l_t = -log max((1 - q rho_t) / (1 - q), 1), the floor on the value alone
@@ -18,16 +18,15 @@ from gxpo.objectives.sequence_losses import ImplicitNegative
 
 nft = Definition(
     name="nft",
+    doc=__doc__,
     title="Bridging Supervised Learning and Reinforcement Learning in Math Reasoning",
     arxiv="2505.18116",
     authors="Chen, Huayu and Zheng, Kaiwen and Zhang, Qinsheng and others",
     year=2025,
-    idea="failures are samples of a negative policy, which the positive one and the old one determine",
     formula="l = -log rho if right, else -log max((1 - q rho) / (1 - q), 1); L = mean_i sum_t (1 - q) l / horizon",
     evidence="reference-code",
     keys={"objective": ImplicitNegative},
     paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6, "objective.horizon": 1000.0},
     refuses={"objective.kl.place": ("reward",)},
-    choices="w(q) = 1 - q, floor 1, token ratios, sum over tokens by a constant: the code's script",
     code="NVlabs/NFT@b358faeb691391b500bfdabe667f9450aab6e70f dp_actor.py train_7B.sh",
 )

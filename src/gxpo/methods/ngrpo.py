@@ -1,4 +1,4 @@
-r"""NGRPO: a made-up rollout of the best reward joins every group's statistics: all-wrong groups are pushed down.
+r"""NGRPO: virtual maximum-reward rollout in each group, so that all-wrong groups learn; asymmetric clip.
 
 mean+, std+ over r_1 ... r_G and r_max (one degree of freedom);   A_i = (r_i - mean+) / (std+ + 1e-6)
 L = mean over tokens of max(-A rho, -A clip(rho, 1 - 0.16, 1 + 0.24))
@@ -14,11 +14,11 @@ from gxpo.keys import Definition
 
 ngrpo = Definition(
     name="ngrpo",
+    doc=__doc__,
     title="NGRPO: Negative-enhanced Group Relative Policy Optimization",
     arxiv="2509.18851",
     authors="Nan, Gongrui and Chen, Siye and Huang, Jing and others",
     year=2025,
-    idea="a virtual rollout of maximal reward gives all-wrong groups negative credit; asymmetric clip",
     formula="A = (r - mean+) / (std+ + eps) over the group and r_max; clip 0.16 / 0.24",
     evidence="reference-code",
     keys={
@@ -28,7 +28,6 @@ ngrpo = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6},
-    choices="r_max 1; all-correct groups are kept (credit 0), not filtered; a group of one follows the formula",
     code="nangongrui-ngr/NGRPO@e7a380415a64cd8ac102504c38a5f86069022f35 verl/trainer/ppo/core_algos.py "
     "train_scripts/train_qwen2.5-math-7b_ngrpo.sh",
 )

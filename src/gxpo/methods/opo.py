@@ -1,4 +1,4 @@
-r"""OPO: the variance-optimal baseline when a trajectory's squared score norm grows with its length.
+r"""OPO: optimal (length-weighted) reward baseline for exactly on-policy training; no std.
 
 A_i = r_i - sum_j L_j r_j / sum_j L_j;   mean over tokens
 
@@ -14,14 +14,12 @@ from gxpo.keys import Definition
 
 opo = Definition(
     name="opo",
+    doc=__doc__,
     title="On-Policy RL with Optimal Reward Baseline",
     arxiv="2505.23585",
     authors="Hao, Yaru and Dong, Li and Wu, Xun and others",
     year=2025,
-    idea="length-weighted mean as the baseline of least variance; no std",
-    formula="A = r - sum_j L_j r_j / sum_j L_j",
     evidence="reference-code",
     code="microsoft/LMOps@4f2a9deb5f08e459fd44c2e4792344d78ca89fc3 opo/verl/trainer/ppo/core_algos.py opo/README.md",
     keys={"credit": LengthWeighted, "objective.aggregate": "token_mean"},
-    choices="token mean, as in the verl that it patches; a group of one has credit 0 (verl's port keeps its reward)",
 )

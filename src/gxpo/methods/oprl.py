@@ -1,4 +1,4 @@
-r"""OPRL (iStar): step rewards from a second model, trained as the policy goes to prefer its better trajectories.
+r"""OPRL (iStar): implicit step rewards from an online preference-trained model, added to the outcome advantage.
 
 r_t = beta (log phi(a_t) - log pi_old(a_t)), summed over the action's tokens; beta 0.05
 A   = A^E + 1.0 A^S;   A^E = (R - mean_g) / std_g over trajectories, A^S = (r_t - mean_g) / std_g over the group's steps
@@ -10,9 +10,9 @@ leave-one-out without a std and r_t over the step's largest |r|: `oprl@paper`. R
 has seen that step's outcomes. Where gxpo differs. Their baseline of A^S is over the first row of each trajectory that
 the batch happens to hold, and with that number of trajectories; here over all steps of the group, as their comment
 says. Their pairs are successes (acc > 0) against failures, here different outcomes. Their mean over pairs and their
-largest |r| are a device's, here the step's. Their loss is a token mean with the dual clip at 3, and 0.1 is taken off
-both rewards of an invalid action. With phi = pi_old all step rewards are 0, and the credit is GRPO's. Steps of a group
-of equal outcomes may differ: it learns.
+largest |r| are a device's, here the step's. The ratio is the token's. Their loss is a token mean with the dual clip at
+3, and 0.1 is taken off both rewards of an invalid action. With phi = pi_old all step rewards are 0, and the credit is
+GRPO's. Steps of a group of equal outcomes may differ: it learns.
 """
 
 from gxpo.credit import Relative
@@ -21,12 +21,12 @@ from gxpo.signals.implicit_reward import ImplicitReward
 
 oprl = Definition(
     name="oprl",
+    doc=__doc__,
     title="Agentic Reinforcement Learning with Implicit Step Rewards",
     arxiv="2509.19199",
     authors="Liu, Xiaoqian and Wang, Ke and Wu, Yuchuan and Huang, Fei and Li, Yongbin and Zhang, Junge and "
     "Jiao, Jianbin",
     year=2025,
-    idea="a model trained to prefer the better trajectories rewards each step by how much likelier it finds it",
     formula="r_t = beta log phi/pi_old; A = (R - mean_g) / std_g + (r_t - mean_g) / std_g over the group's steps",
     evidence="reference-code",
     code="Tongyi-ConvAI/Qwen-Character@1de87a220bc06fb8402c7680809f7e5e4b49f4ea CharacterRL-iStar/istar/core_istar.py "
@@ -51,6 +51,5 @@ oprl = Definition(
         "optim.lr": 5e-7,
         "signal.implicit_reward.lr": 1e-6,
     },
-    choices="istar_grpo, istar_rloo of their scripts in @paper; step baselines over the whole group; token's ratio",
     cost="a second model with an optimiser: a forward pass for the step rewards, a training step of its own",
 )

@@ -1,4 +1,4 @@
-r"""OSPO: in a fleet of like agents, those that act at the same time are the group; a step's own reward is enough.
+r"""OSPO: one-step group advantage for fleets of like agents: those that act at the same time are the group.
 
 A = (r - mean_t r) / (std_t r + 1e-8) - (change of the std of earnings at t);   std of the population
 
@@ -13,16 +13,14 @@ from gxpo.keys import Definition
 
 ospo = Definition(
     name="ospo",
+    doc=__doc__,
     title="One Step is Enough: Multi-Agent Reinforcement Learning based on One-Step Policy Optimization for Order "
     "Dispatch on Ride-Sharing Platforms",
     arxiv="2507.15351",
     authors="Zhao, Zijian and Li, Sen",
     year=2025,
-    idea="like agents at one time are each other's baseline, so that nothing after the step needs to be estimated",
-    formula="A = (r - mean_t r) / (std_t r + 1e-8) - d std_t(earnings)",
     evidence="reference-code",
     keys={"credit": TurnRelative},
     paper_defaults={"objective.clip_high": 0.28, "objective.entropy.coef": 0.05},
-    choices="earnings of the agents that act at the time (code: of all); no KL to a target network",
     code="RS2002/OSPO@02ed2da285833bf9cf3e28a81859c22c8688c836 OSPO/Platform.py OSPO/Worker.py",
 )

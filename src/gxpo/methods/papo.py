@@ -1,4 +1,4 @@
-r"""PAPO: a bonus for depending on what was shown: divergence from the same policy with the observation masked.
+r"""PAPO: KL between the full and the masked observation as a perception bonus, with an entropy penalty.
 
 L = L_GRPO - coef mean_t k3 + entropy_coef mean_t (-log policy),   k3 = e^d - d - 1, d = log masked - log policy
 coef 0.01, entropy_coef 0.03; 60% of the observation hidden
@@ -15,11 +15,11 @@ from gxpo.signals.masked_observation import MaskedObservation
 
 papo = Definition(
     name="papo",
+    doc=__doc__,
     title="Perception-Aware Policy Optimization for Multimodal Reasoning",
     arxiv="2507.06448",
     authors="Wang, Zhenhailong and Guo, Xuehang and Stoica, Sofia and others",
     year=2025,
-    idea="what the policy says should change when it can't see: a KL bonus, with an entropy brake",
     formula="L = L_GRPO - c mean k3(pi(.|o), pi(.|masked o)) + e mean(-log pi)",
     evidence="reference-code",
     keys={
@@ -27,7 +27,6 @@ papo = Definition(
         "objective.add.masked_kl.kl_max": 10.0,
         "signal.masked_observation": MaskedObservation,
     },
-    choices="text tokens for patches, 0.6 hidden; token mean; the constant entropy of the masked policy left out",
     cost="a forward pass over the rollouts with masked observations",
     code="MikeWangWZHL/PAPO@fb63bf4533b78da5a2bb17bc812375dcb620887d verl/workers/actor/dp_actor.py "
     "verl/trainer/core_algos.py examples/configs/config_grpo_papo.yaml",

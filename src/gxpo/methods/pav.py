@@ -1,4 +1,4 @@
-r"""PAV: beside the outcome, each step is paid the progress that it makes for a prover, a policy other than the trained.
+r"""PAV: process advantages: step progress under a prover policy (best of K), added to the outcome advantage.
 
 A = (R - mean_g R) + alpha (V^mu(end of the step) - V^mu(its beginning)),   alpha 5
 V^mu = 1 - (1 - V)^K: mu is the best of K = 4 attempts of the policy, V the mean outcome of 9 continuations
@@ -19,12 +19,12 @@ from gxpo.segments import Delimiter
 
 pav = Definition(
     name="pav",
+    doc=__doc__,
     title="Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arxiv="2410.08146",
     authors="Setlur, Amrith and Nagpal, Chirag and Fisch, Adam and Geng, Xinyang and Eisenstein, Jacob and "
     "Agarwal, Rishabh and Agarwal, Alekh and Berant, Jonathan and Kumar, Aviral",
     year=2024,
-    idea="a step is worth what it does for a prover that can still tell good steps from bad ones",
     formula="A = R - mean_g + 5 (V^mu(next step) - V^mu(this step)), V^mu = 1 - (1 - V)^4",
     evidence="secondary",
     keys={
@@ -36,6 +36,5 @@ pav = Definition(
         "segment": Delimiter,
         "segment.text": ",",
     },
-    choices="measured progress instead of a trained verifier; best of 4 of the policy as prover; outcomes not scaled",
     cost="9 continuations from every step of every attempt, generated and thrown away",
 )

@@ -1,4 +1,4 @@
-r"""PIPO: once the next batch shows whether an update helped, the batch it was made on is learned from again.
+r"""PIPO: retrospective replay of the previous batch, scaled by the improvement of the mean reward since.
 
 xi   = (mean reward now - mean of the last K) / std of the last K;   phi = xi, or 0.1 xi where it is negative
 r^_i = phi G A_i / sum_j |A_j| for the rollouts of the step before: one clipped step on them, then GRPO's on the new
@@ -25,12 +25,12 @@ from gxpo.signals.improvement import Improvement
 
 pipo = Definition(
     name="pipo",
+    doc=__doc__,
     title="Policy Improvement Reinforcement Learning",
     arxiv="2604.00860",
     authors="Wang, Huaiyang and Li, Xiaojie and Wang, Deqing and Zhou, Haoyi and Huang, Zixuan and Yang, Yaodong and "
     "Li, Jianxin and Ban, Yikun",
     year=2026,
-    idea="updates after which rewards rose are made a second time, those after which they fell are taken back a little",
     formula="r^_i = phi(xi) G A_i / sum_j |A_j| on the previous batch, then A on the new one",
     evidence="reference-code",
     code="JacckMa/pipo_verl@8e8e63fbb4dd0b4fa990c46860854cf59fc60145 verl/trainer/ppo/layback_utils.py "
@@ -42,6 +42,5 @@ pipo = Definition(
         "update": ReplayedFirst,
         "objective.ratio_over": "behaviour",
     },
-    choices="the paper's window and std, not the code's; PPO's minimum in the replay; the old batch in one step",
     cost="a second update a step on the stored rollouts of the step before; 40-49% more time by the paper",
 )

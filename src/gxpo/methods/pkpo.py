@@ -1,4 +1,4 @@
-r"""PKPO: the gradient of pass@k, each attempt by what it adds to the best of k - 1 others.
+r"""PKPO: unbiased policy gradient of pass@k (leave-one-out maximum).
 
 A_i = k mean_J (max(r_i, max_J r) - max_J r),   J: all sets of k - 1 of the group's other attempts
 rewards 0 and 1: A_i = k C(n-c, k-1) / C(n-1, k-1) for a success, 0 for a failure
@@ -17,13 +17,12 @@ from gxpo.keys import Definition
 
 pkpo = Definition(
     name="pkpo",
+    doc=__doc__,
     title="Pass@K Policy Optimization: Solving Harder Reinforcement Learning Problems",
     arxiv="2505.15201",
     authors="Walder, Christian and Karkhanis, Deep",
     year=2025,
-    idea="pass@k's own gradient: an attempt counts by what it adds to the best of k - 1 others",
     formula="A = k mean_J (max(r, max_J r) - max_J r), J of k - 1 others; [correct] k C(n-c, k-1) / C(n-1, k-1)",
     evidence="secondary",
     keys={"credit": PassAtK, "credit.kind": "sloo_minus_one"},
-    choices="eq. 33, graded rewards; k 2; MaxRL's port, which is biased, is credit.kind leave_one_out",
 )

@@ -1,4 +1,4 @@
-r"""POAD: an action is decomposed into its tokens, and time passes between actions only.
+r"""POAD: action decomposition: GAE over the tokens of an action, discounted between actions only.
 
 inside an action:  delta_j = V_{j+1} - V_j,               A_j = delta_j + lambda A_{j+1}
 its last token:    delta = r + gamma V(next action) - V,   A = delta + gamma lambda A(next action)
@@ -17,11 +17,11 @@ from gxpo.objectives.value import ValueRegression
 
 poad = Definition(
     name="poad",
+    doc=__doc__,
     title="Reinforcing Language Agents via Policy Optimization with Action Decomposition",
     arxiv="2405.15821",
     authors="Wen, Muning and Wan, Ziyu and Zhang, Weinan and Wang, Jun and Wen, Ying",
     year=2024,
-    idea="credit for each token of an action, and no discount for saying it in more of them",
     formula="A_j = V_{j+1} - V_j + l A_{j+1} inside an action; r + g V' - V + g l A' at its last token",
     evidence="reference-code",
     keys={
@@ -31,7 +31,6 @@ poad = Definition(
         "objective.add.value": ValueRegression,
     },
     paper_defaults={"credit.whiten": "token", "objective.entropy.coef": 0.01},
-    choices="discount and lambda of the released code, its whitening in @paper; a head on the policy's own body",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
     code="morning9393/ADRL@5ec1aa5450d150906455056c2a6718fcaeb2d12b mappo/utils/language_buffer.py mappo/config.py "
     "mappo/trainers/llm_trainer_tppo.py",

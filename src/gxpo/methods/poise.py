@@ -1,4 +1,4 @@
-r"""POISE: the policy's hidden states tell how a task will go; a rollout's baseline is read off those of its siblings.
+r"""POISE: leave-one-out baseline from a linear probe on the hidden states of sibling rollouts.
 
 phi_j = [mean hidden state of the last 10 prompt tokens; of the last 10 action tokens; entropy statistics]
 g     = linear regression of the siblings' mean outcome on phi, over the newest rollouts of the steps before
@@ -17,17 +17,15 @@ from gxpo.signals.value_probe import ValueProbe
 
 poise = Definition(
     name="poise",
+    doc=__doc__,
     title="Your Language Model is Its Own Critic: Reinforcement Learning with Value Estimation from Actor's Internal "
     "States",
     arxiv="2605.07579",
     authors="Choi, Yunho and Lim, Jongwon and Ahn, Woojin and Oh, Minjae and Shim, Jeonghoon and Jo, Yohan",
     year=2026,
-    idea="a linear probe on the policy's hidden states is the critic, and it looks at the rollout's siblings",
     formula="A_i = r_i - mean_{j != i} g(phi_j), g linear in hidden states and entropies, fitted on earlier steps",
     evidence="paper",
     keys={"credit.center": "baseline", "credit.scale": "none", "signal.value_probe": ValueProbe},
     paper_defaults={"rollout.group_size": 2},
-    choices="ridge 0.1 and the last layer; entropy mean, standard deviation, maximum; fitted before the step's own "
-    "outcomes are known",
     cost="a forward pass for hidden states and entropies; a closed-form regression; the buffer in the checkpoint",
 )

@@ -1,4 +1,4 @@
-r"""Polychromic objectives: a set of attempts is scored by mean reward times diversity, and its members share the score.
+r"""Polychromic objectives: set-level reward (mean reward times diversity), shared by the members of each set.
 
 f(set) = mean R * (number of different attempts) / n;   A_i = mean of f over sets with i - mean of f over all sets
 
@@ -13,13 +13,11 @@ from gxpo.keys import Definition
 
 polychromic = Definition(
     name="polychromic",
+    doc=__doc__,
     title="Polychromic Objectives for Reinforcement Learning",
     arxiv="2509.25424",
     authors="Hamid, Jubayer Ibn and Orney, Ifdita Hasan and Xu, Ellen and Finn, Chelsea and Sadigh, Dorsa",
     year=2025,
-    idea="reward sets of attempts that are good and differ: a wrong but different attempt can gain from its set",
-    formula="A_i = E[f | i in set] - E[f], f = mean R * (different attempts / n)",
     evidence="secondary",
     keys={"credit": SetRelative},
-    choices="all sets of 2 instead of drawn ones; told apart by tokens; the group's start is the only branching state",
 )

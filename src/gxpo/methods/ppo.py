@@ -1,4 +1,4 @@
-r"""PPO's dual clip: for A < 0 the loss is bounded too, min(clip loss, -A ratio_max).
+r"""PPO: dual clip, which bounds the loss at ratio_max |A| for negative advantages; objective only, no critic.
 
 The plain PPO clip is the base's gate; there is no critic here, only the objective.
 Choices. ratio_max 3.0 (absolute), as in verl and in the code of the authors' group (Tencent's Honor of Kings Arena,
@@ -11,14 +11,13 @@ from gxpo.objectives import DualClip
 
 ppo = Definition(
     name="ppo",
+    doc=__doc__,
     title="Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip)",
     arxiv="1912.09729",
     authors="Ye, Deheng and Liu, Zhao and Sun, Mingfei and others",
     year=2020,
-    idea="PPO's clip, bounded as well where a bad token has become likelier",
     formula="A < 0: l = min(max(-A rho, -A clip(rho, 0.8, 1.2)), -A 3); A >= 0: PPO's clip",
     evidence="reference-code",
     code="tencent-ailab/hok_env@c6e0029a5e4b6e037a049804fdbe23ac74484311 aiarena/1v1/common/algorithm_torch.py",
     keys={"objective.surrogate": DualClip},
-    choices="objective only: the advantage is the base's, not GAE with a critic",
 )

@@ -1,4 +1,4 @@
-r"""ProGRPO: an answer that the policy is surer of than of the prompt gains less, an unsure one more.
+r"""ProGRPO: advantage shift by confidence: less for confident answers, more for uncertain ones.
 
 A'_i = A_i + alpha (c(q) - c(o_i)) where the group has a correct answer, A_i where all are wrong;  alpha 0.3
 c = geometric mean of token probabilities: of the prompt over all its tokens, of an answer over its least probable 20%
@@ -15,12 +15,12 @@ from gxpo.signals.prompt_confidence import PromptConfidence
 
 progrpo = Definition(
     name="progrpo",
+    doc=__doc__,
     title="Back to Basics: Revisiting Exploration in Reinforcement Learning for LLM Reasoning via Generative "
     "Probabilities",
     arxiv="2602.05281",
     authors="Li, Pengyi and Goncharova, Elizaveta and Kuznetsov, Andrey and Oseledets, Ivan",
     year=2026,
-    idea="advantages shift from confident answers to unsure ones, against collapse onto a single path",
     formula="A' = A + a (c(q) - c(o)) if any of the group is correct, else A",
     evidence="secondary",
     keys={
@@ -32,6 +32,5 @@ progrpo = Definition(
     renamed={
         "credit.add.confidence_gap.alpha": "credit.add.confidence_gap.factor",
     },
-    choices="alpha 0.3; answer confidence over the least probable 20% of tokens, prompt confidence over all",
     cost="a forward pass over the distinct prompts",
 )

@@ -1,4 +1,4 @@
-r"""ProRAG: the outcome against the group, and the score of a process reward model against all tokens of the group.
+r"""ProRAG: step scores of a process reward model, normalised over the group's tokens, added to GRPO's advantage.
 
 A_t = (R - mean_g R) / (std_g R + 1e-4) + 0.5 z_t;   z_t = (s_t - mu) / (std + 1e-8), s_t the score of the token's step,
 mu and std (population) over all tokens of all attempts of the group, so that a long step moves them more
@@ -16,11 +16,11 @@ from gxpo.signals.step_judge import StepJudge
 
 prorag = Definition(
     name="prorag",
+    doc=__doc__,
     title="ProRAG: Process-Supervised Reinforcement Learning for Retrieval-Augmented Generation",
     arxiv="2601.21912",
     authors="Wang, Zhao and Zhao, Ziliang and Dou, Zhicheng",
     year=2026,
-    idea="a process reward model's step scores, standardised over the group's tokens, are added to GRPO's credit",
     formula="A_t = (R - mean_g) / std_g + 0.5 (s_t - mu) / std, mu and std over all tokens of the group",
     evidence="reference-code",
     keys={
@@ -33,7 +33,6 @@ prorag = Definition(
         "signal.step_judge": StepJudge,
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-5},
-    choices="the scorer is named by the user; steps are turns or segments; eps added to the std",
     cost="a score for every step, by a model or a judge of your choice",
     code="lilinwz/ProRAG@c7a64110d0c900561fde4292f234b97dfe633e94 prorag/rl/trainer.py prorag/rl/train.py",
 )

@@ -1,4 +1,4 @@
-r"""W-REINFORCE: right answers count 0.1, wrong ones -1, without a baseline; PSR and NSR train one kind only.
+r"""W-REINFORCE: correct answers weigh 0.1, wrong ones -1, no baseline; PSR and NSR train one kind only.
 
 A = lambda if right, -1 if wrong; lambda = 0.1;   L = mean over tokens
 PSR: `--set weight.by_sign.positive=1 --set weight.by_sign.negative=0`;   NSR: `weight.by_sign.positive=0`
@@ -17,11 +17,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 psr_nsr = Definition(
     name="psr_nsr",
+    doc=__doc__,
     title="The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning",
     arxiv="2506.01347",
     authors="Zhu, Xinyu and Xia, Mengzhou and Wei, Zhepei and others",
     year=2025,
-    idea="learn mostly from mistakes: positive samples at a tenth of the weight, no baseline",
     formula="A = 0.1 if right, -1 if wrong",
     evidence="reference-code",
     code="TianHongZXY/RLVR-Decomposed@a5d4e7c1df60 verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py "
@@ -38,6 +38,4 @@ psr_nsr = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6, "objective.entropy.coef": 1e-3},
-    choices="lambda as a weight on positive credit, so that it can be put on any other credit, too; rows that PSR or "
-    "NSR leave out stay in the denominator",
 )

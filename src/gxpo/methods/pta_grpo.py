@@ -1,4 +1,4 @@
-r"""PTA-GRPO: plans and several executions of each are one group; an attempt is also paid for what its plan is worth.
+r"""PTA-GRPO: plan-then-act rollouts: several executions of each plan, plus a reward for the plan's success rate.
 
 n plans z of a task, m executions of each: r_plan(z) = mean_j correct(z, j)
 r_zj = r_out(z, j) + l r_plan(z);   A_zj = (r_zj - mean) / (std + eps) over all n m attempts, on plan and execution
@@ -16,11 +16,11 @@ from gxpo.rollouts.plan_execute import Planned
 
 pta_grpo = Definition(
     name="pta_grpo",
+    doc=__doc__,
     title="Plan Then Action: High-Level Planning Guidance Reinforcement Learning for LLM Reasoning",
     arxiv="2510.01833",
     authors="Dou, Zhihao and Zhao, Qinjian and Wan, Zhongwei and others",
     year=2025,
-    idea="a plan is scored by the success of the attempts that followed it, and they all share that score",
     formula="r = r_out + l mean_j correct(z, j); A = (r - mean_g) / std_g over all plans and executions of the task",
     evidence="secondary",
     keys={
@@ -30,6 +30,5 @@ pta_grpo = Definition(
         "reward.add.plan_success": Shape,
         "reward.add.plan_success.function": "plan_success",
     },
-    choices="weight 0.5 is a guess; no length term, no supervised first stage",
     cost="none beyond the base's attempts: a plan is sampled once for its executions",
 )

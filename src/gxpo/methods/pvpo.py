@@ -1,4 +1,4 @@
-r"""PVPO: the baseline of a task is what the model that training starts from scored on it, measured once.
+r"""PVPO: fixed per-prompt baseline: the reference model's mean reward, measured once.
 
 V(q) = (1 / M) sum_j r(o_j), o_j from the reference;   A_i = r_i - V(q), not scaled;   then PPO's clip as in GRPO
 
@@ -18,13 +18,12 @@ from gxpo.signals.rollout_baseline import RolloutBaseline
 
 pvpo = Definition(
     name="pvpo",
+    doc=__doc__,
     title="PVPO: Pre-Estimated Value-Based Policy Optimization for Agentic Reasoning",
     arxiv="2508.21104",
     authors="Feng, Wenfeng and Zhao, Penghong and Jiang, Guochao and Hao, Chuzhan and Zhang, Yuewei and Liu, Guohua "
     "and Wang, Hao",
     year=2025,
-    idea="a fixed baseline for every task, measured with the reference before the task is trained on",
-    formula="A_i = r_i - V(q), V(q) = mean reward of M answers of the reference",
     evidence="paper",
     keys={
         "credit.center": "baseline",
@@ -41,6 +40,5 @@ pvpo = Definition(
         "tasks.per_step": 32,
         "optim.lr": 1e-6,
     },
-    choices="measured at a task's first visit, M = 8, never renewed; the paper's data filter is left out",
     cost="M more answers for every task, once; one number a task in the checkpoint; needs learner.lora_rank",
 )

@@ -1,4 +1,4 @@
-r"""Skywork R1V2's selective sample buffer: rollouts without advantage are made up for by stored ones with some.
+r"""Skywork R1V2 (SSB): selective sample buffer: zero-advantage rollouts are made up for by replay in proportion to |A|.
 
 stored: groups of unequal rewards.   For every fresh rollout with A = 0 one stored one, P(i) in proportion to |A_i|
 L = mean over fresh and drawn rows of GRPO's clipped loss, the drawn rows' A and ratio those of their own group and time
@@ -16,15 +16,14 @@ from gxpo.rollouts.stored_groups import ReplayByAdvantage
 
 r1v2_ssb = Definition(
     name="r1v2_ssb",
+    doc=__doc__,
     title="Skywork R1V2: Multimodal Hybrid Reinforcement Learning for Reasoning",
     arxiv="2504.16656",
     authors="Chris and Wei, Yichen and Peng, Yi and Wang, Xiaokun and Qiu, Weijie and Shen, Wei and Xie, Tianyidan and "
     "Pei, Jiangbo and Zhang, Jianhao and Hao, Yunzhuo and Song, Xuchen and Liu, Yang and Zhou, Yahui",
     year=2025,
-    idea="a buffer of rollouts with advantage keeps the batch full when more and more groups teach nothing",
     formula="top up a batch with stored (o_i, A_i), P(i) ~ |A_i|, one for each fresh A = 0",
     evidence="secondary",
     keys={"rollout": ReplayByAdvantage, "objective.ratio_over": "behaviour"},
-    choices="one drawn for each idle rollout; the buffer alone, without MPO",
     cost="more trajectories in the update; about 70 bytes of memory for every stored token",
 )

@@ -1,4 +1,4 @@
-r"""R2VPO: the second moment of the ratio is held below a limit by a multiplier, in the place of the clip.
+r"""R2VPO: ratio-variance constraint with a Lagrange multiplier, in place of the clip.
 
 max E[A rho] subject to E[(rho - 1)^2] <= d:   J = A rho - c (rho - 1)^2
 c <- max(0, c + 0.1 (mean (rho - 1)^2 - d))
@@ -15,13 +15,12 @@ from gxpo.objectives.surrogate_penalties import RatioVariance
 
 r2vpo = Definition(
     name="r2vpo",
+    doc=__doc__,
     title="Ratio-Variance Regularized Policy Optimization for Efficient LLM Fine-tuning",
     arxiv="2601.03320",
     authors="Luo, Yu and Han, Shuo and Hu, Yihan and Li, Dong and Hao, Jianye",
     year=2026,
-    idea="constrain the variance of the ratio by a dual variable: a brake for all tokens and a cut for none",
     formula="J = A rho - c (rho - 1)^2, c <- [c + eta (mean (rho - 1)^2 - d)]_+",
     evidence="secondary",
     keys={"objective.surrogate": RatioVariance},
-    choices="c 0.04, limit 0.04, step 0.1 are not the paper's; tokens without credit are not penalised",
 )

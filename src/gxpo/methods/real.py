@@ -1,4 +1,4 @@
-r"""REAL: the verdict is a label, and the policy a classifier whose logit is its mean log-ratio to the old one.
+r"""REAL: rewards as labels: logistic classification loss per group on mean log-ratios.
 
 s_i = mean_t (log policy - log old)
 L = sum over groups with both labels [log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau))] / all groups,   tau 0.5
@@ -15,17 +15,16 @@ from gxpo.objectives.sequence_losses import Classification
 
 real = Definition(
     name="real",
+    doc=__doc__,
     title="Rewards as Labels: Revisiting RLVR from a Classification Perspective",
     arxiv="2602.05630",
     authors="Zhai, Zepeng and Chen, Meilin and Zhao, Jiaxuan and Qian, Junlang and Shen, Lei and Lu, Yuan",
     year=2026,
-    idea="a verifiable reward is a class label: a logistic loss per group, anchored at log-ratio 0",
     formula="L = mean_g log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau)), s = mean_t log(pi/old)",
     evidence="reference-code",
     keys={"objective": Classification},
     paper_defaults={"rollout.group_size": 8, "optim.lr": 2e-6},
     refuses={"objective.kl.place": ("reward",)},
-    choices="labels from the verdict, never from a shaped reward; the sum form; mean over all groups",
     code="Red-RL/REAL@1c30726a1c7606e717091b4b8cf1fc156a06039f verl/verl/trainer/ppo/core_algos.py "
     "scripts/train/1.5b_real.sh",
 )

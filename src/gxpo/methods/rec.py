@@ -1,4 +1,4 @@
-r"""REC: group-relative REINFORCE is off-policy as it is; the clip alone, without importance weights, makes it stable.
+r"""REC: off-policy group-relative REINFORCE with a one-sided clip and without importance weights.
 
 A_i = r_i - mean;   l_t = -m_t A_i log pi(o_t), token mean;   m = 1 where rho <= 1.2 (A > 0), rho >= 0.8 (A < 0)
 
@@ -15,16 +15,14 @@ from gxpo.objectives.surrogate_weights import RatioMask
 
 rec = Definition(
     name="rec",
+    doc=__doc__,
     title="Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm: Demystifying Some Myths About GRPO and Its "
     "Friends",
     arxiv="2509.24203",
     authors="Yao, Chaorui and Chen, Yanxi and Sun, Yuchang and others",
     year=2025,
-    idea="what stabilises GRPO off policy is its clip, not its importance weight: keep the one, drop the other",
-    formula="l = -[rho <= 1 + e (A > 0), rho >= 1 - e (A < 0)] A log pi, A = r - mean, e = 0.2",
     evidence="reference-code",
     keys={"objective.surrogate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
-    choices="the one-sided mask without importance weights; mean without std; RED-Drop left out",
     code="agentscope-ai/Trinity-RFT@1d7fae4a63f5e3a30e1927559d28a348a2167dd6 "
     "trinity/algorithm/policy_loss_fn/rec_policy_loss.py",
 )

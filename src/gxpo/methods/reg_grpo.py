@@ -1,4 +1,4 @@
-r"""Reg-GRPO: the group's z-scored log-ratios are regressed on its z-scored rewards; no clip, no min.
+r"""Reg-GRPO: regression of group-normalised log-ratios on group-normalised rewards; no clip.
 
 D_i = sum_t (log policy - log old);   z(D)_i = 10 (D_i - mean D) / max(1, std of 10 D);   A_i = (r_i - mean r) / std r
 L = mean_g (1/2) sum_i (z(D)_i - A_i)^2 / (G - 1)
@@ -16,14 +16,13 @@ from gxpo.objectives.sequence_losses import GroupVariance
 
 reg_grpo = Definition(
     name="reg_grpo",
+    doc=__doc__,
     title="DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO",
     arxiv="2506.07464",
     authors="Park, Jinyoung and Na, Jeehye and Kim, Jinyoung and Kim, Hyunwoo J.",
     year=2025,
-    idea="predict the advantage: a regression of normalised log-ratios in the place of a clipped ratio",
     formula="L = mean_g (1/2) sum_i [(D_i - mean D) / max(0.1, std D) - A_i]^2 / (G - 1), D = sum_t log(pi/old)",
     evidence="paper",
     keys={"objective": GroupVariance, "objective.standardise": True, "objective.beta": 10.0},
     refuses={"objective.kl.place": ("reward",)},
-    choices="std of D no less than 0.1 nats (it is 0 on the first update); no augmentation of prompts",
 )

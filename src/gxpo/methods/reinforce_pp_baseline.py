@@ -1,4 +1,4 @@
-r"""REINFORCE++-baseline: the group's mean is taken off, then the batch is whitened over its trainable tokens.
+r"""REINFORCE++-baseline: group-mean baseline, then batch normalisation over all trainable tokens.
 
 a_i = r_i - mean_g r;   A_{i,t} = (a_i - mean) / sqrt(var + 1e-8) over tokens of the batch
 
@@ -13,17 +13,14 @@ from gxpo.keys import Definition
 
 reinforce_pp_baseline = Definition(
     name="reinforce_pp_baseline",
+    doc=__doc__,
     title="REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
     arxiv="2501.03262",
     authors="Hu, Jian and Liu, Jason Klein and Xu, Haotian and Shen, Wei",
     year=2025,
-    idea="group mean as baseline, batch std as scale",
-    formula="a = r - mean_g; A = (a - mean_batch) / sqrt(var_batch + 1e-8) over trainable tokens",
     evidence="reference-code",
     code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
     "openrlhf/models/loss.py openrlhf/models/utils.py",
     keys={"credit": BatchWhiten, "credit.center": "mean"},
     paper_defaults={"credit.ddof": 0, "objective.aggregate": "token_mean"},
-    choices="OpenRLHF's population variance and token mean in @paper; a group of one has a = 0 (verl keeps the raw "
-    "reward)",
 )

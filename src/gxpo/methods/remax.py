@@ -1,4 +1,4 @@
-r"""ReMax: the policy's most likely answer is the baseline of its samples.
+r"""ReMax: REINFORCE with the reward of the greedy answer as baseline.
 
 A_i = r_i - r(greedy answer to the same prompt);   the same for every token, nothing is scaled
 
@@ -19,12 +19,11 @@ from gxpo.signals.rollout_baseline import RolloutBaseline
 
 remax = Definition(
     name="remax",
+    doc=__doc__,
     title="ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models",
     arxiv="2310.10505",
     authors="Li, Ziniu and Xu, Tian and Zhang, Yushun and Lin, Zhihang and Yu, Yang and Sun, Ruoyu and Luo, Zhi-Quan",
     year=2023,
-    idea="the reward of the greedy answer is the baseline: no critic, no group",
-    formula="A_i = r_i - r(argmax answer)",
     evidence="reference-code",
     code="liziniu/ReMax@536ba49cc2f9a1a76941045388a44757e2533e75 step3_rlhf_finetuning/remax_trainer.py "
     "step3_rlhf_finetuning/training_scripts/llama2/run_llama2_7b.sh",
@@ -36,6 +35,5 @@ remax = Definition(
         "signal.rollout_baseline": RolloutBaseline,
     },
     paper_defaults={"rollout.group_size": 1},
-    choices="samples share one greedy answer; base loss; no discount (code: 0.99 a token); no KL in the baseline",
     cost="one more generated answer a prompt, which nothing is learned from",
 )

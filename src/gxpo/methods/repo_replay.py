@@ -1,4 +1,4 @@
-r"""RePO: every task's group of fresh rollouts has a group of replayed ones beside it.
+r"""RePO: replay-enhanced GRPO: a group of replayed rollouts of each prompt in addition to the fresh group.
 
 B_q: the newest 16 rollouts of task q with the log-probs that they were sampled with. From 16 stored on, K = 8 of them
 are drawn each time q comes round.
@@ -21,16 +21,15 @@ from gxpo.rollouts.replay import Replay
 
 repo_replay = Definition(
     name="repo_replay",
+    doc=__doc__,
     title="RePO: Replay-Enhanced Policy Optimization",
     arxiv="2506.09340",
     authors="Li, Siheng and Zhou, Zhanhui and Lam, Wai and Yang, Chao and Lu, Chaochao",
     year=2025,
-    idea="rollouts of earlier steps are trained on again beside the fresh ones of the same prompt",
     formula="L = mean over G + K rows of c_i mean_t max(-A rho, -A clip(rho)), A over fresh and replayed rows apart",
     evidence="reference-code",
     keys={"rollout": Replay, "objective.ratio_over": "behaviour"},
     paper_defaults={"credit.eps": 1e-4, "sampling.top_k": 50, "optim.lr": 1e-6},
-    choices="one mean over all rows, as the reference (paper: one mean each); selection by the task's outcome",
     cost="K more trajectories a task in the update; about 70 bytes of memory for every stored token",
     code="SihengLi99/RePO@119fef699104b52adf915ca630b8b03400b0e0ea src/replay_grpo_trainer.py "
     "scripts/train_replay_grpo.slurm",

@@ -1,4 +1,4 @@
-r"""RiskPO: rewards of several tasks are added up, and the lower tail of the sums is raised rather than their mean.
+r"""RiskPO: risk-sensitive advantages (CVaR and RVaR of the lower tail) over bundles of prompts.
 
 S_j = sum of the j-th attempts at the 5 tasks of a bundle;   q_a, q_b tracked quantiles of S, a = 0.2, b = 0.9
 A_S = (1.5 CVaR / a + RVaR / (b - a)) / 2.5 / std S,   CVaR = -(q_a - S)+, RVaR = (S - q_a)+ - (S - q_b)+ - (q_b - q_a)
@@ -17,11 +17,11 @@ from gxpo.keys import Definition
 
 riskpo = Definition(
     name="riskpo",
+    doc=__doc__,
     title="RiskPO: Risk-based Policy Optimization via Verifiable Reward for LLM Post-Training",
     arxiv="2510.00911",
     authors="Ren, Tao and Jiang, Jinyang and Yang, Hui and others",
     year=2025,
-    idea="bundles of tasks are scored by a mix of value-at-risk measures, so that hard ones keep their weight",
     formula="A = (1.5 CVaR_a(S) / a + RVaR_ab(S) / (b - a)) / 2.5 / (std S std_g r), S summed over a bundle",
     evidence="reference-code",
     code="RTkenny/RiskPO@65ec40c935f5726aa2d80160d9056b1236d5551e verl/trainer/ppo/core_algos.py "
@@ -34,5 +34,4 @@ riskpo = Definition(
         "update.minibatches": 2,
         "optim.lr": 1e-6,
     },
-    choices="settings of the MATH script: no advantage is positive; quantiles are tracked (in the code they get lost)",
 )

@@ -1,4 +1,4 @@
-r"""RLOO: the baseline is the mean of the *other* rollouts, so that it does not depend on the one it is taken from.
+r"""RLOO: REINFORCE leave-one-out: the baseline is the mean reward of the other rollouts of the group.
 
 A_i = r_i - mean_{j != i} r_j = G / (G - 1) (r_i - mean_g r)
 
@@ -12,13 +12,11 @@ from gxpo.keys import Definition
 
 rloo = Definition(
     name="rloo",
+    doc=__doc__,
     title="Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
     arxiv="2402.14740",
     authors="Ahmadian, Arash and Cremer, Chris and Galle, Matthias and others",
     year=2024,
-    idea="leave-one-out mean as an unbiased baseline",
-    formula="A = r - mean of the other rollouts of the group",
     evidence="secondary",
     keys={"credit.center": "leave_one_out", "credit.scale": "none"},
-    choices="the advantage only; the aggregation stays the base's",
 )

@@ -1,4 +1,4 @@
-r"""ROSE: answers branch where the policy was unsure, or afresh; a stretch is credited with what it did to the value.
+r"""ROSE: tree rollouts branched at uncertain tokens; advantages are value differences between branch points.
 
 A(tokens from branch point j to j + 1) = V(j + 1) - V(j), and R - V of the last point for the rest;
 V(j) = mean outcome of the answers through point j. 8 answers: with probability 0.5 a new one begins at the prompt, else
@@ -18,12 +18,12 @@ from gxpo.rollouts.tree import Tree
 
 rose = Definition(
     name="rose",
+    doc=__doc__,
     title="Reinforced Efficient Reasoning via Semantically Diverse Exploration",
     arxiv="2601.05053",
     authors="Zhao, Ziqi and Ren, Zhaochun and Zou, Jiahong and Yang, Liu and Xu, Zhiwei and Ge, Xuri and "
     "Chen, Zhumin and Ma, Xinyu and Shi, Daiting and Wang, Shuaiqiang and Yin, Dawei and Xin, Xin",
     year=2026,
-    idea="branch points cut an answer into stretches, and the answers through a point say what it is worth",
     formula="A = V(next branch point) - V(branch point), R - V(last) at the end; V the mean outcome through a point",
     evidence="reference-code",
     keys={
@@ -38,7 +38,6 @@ rose = Definition(
         "objective.aggregate": "sequence_sum",
     },
     paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},
-    choices="-log p of the sampled token, not the semantic metric; values by point of the tree, not by position",
     cost="a sampling call for each of 8 answers of a prompt; their beginnings are shared",
     code="ZiqiZhao1/ROSE-rl@2142dc79ceabea43e195dc64b54e150c7b228a4b verl/trainer/ppo/core_algos.py "
     "verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py example.sh",

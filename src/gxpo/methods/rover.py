@@ -1,4 +1,4 @@
-r"""ROVER: the policy is the softmax of the values of acting at random, which a Bellman regression on log-ratios fits.
+r"""ROVER: random policy valuation: Bellman regression of log-ratios on values of the uniform policy.
 
 Q_t = log policy - log old;   y_t = r_i - mean_g r + u_{t+1}, u = change of mean_v log policy(v | s) since the old one
 L = mean over tokens of (Q_t - stop(y_t))^2, u = 0 after the last token
@@ -18,16 +18,15 @@ from gxpo.signals.mean_logprob import MeanLogprob
 
 rover = Definition(
     name="rover",
+    doc=__doc__,
     title="Random Policy Valuation is Enough for LLM Reasoning with Verifiable Rewards",
     arxiv="2509.24981",
     authors="He, Haoran and Ye, Yuxiao and Cai, Qingpeng and others",
     year=2025,
-    idea="value the uniformly random policy and sample from the softmax of its values: diversity stays",
     formula="L = mean_t (Q_t - stop(r - mean_g r + u_{t+1}))^2, Q = log(pi/old), u = change of mean_v log pi(v|s)",
     evidence="reference-code",
     keys={"objective": UniformValue, "signal.mean_logprob": MeanLogprob},
     refuses={"objective.kl.place": ("reward",)},
-    choices="rewards centred, not scaled; the whole target detached; the step's first policy is the old one",
     cost="a forward pass over the rollouts before the update",
     code="tinnerhrhe/ROVER@b0fa5878a0c7a29a9d18205b19d024b779b0609c Countdown/verl/trainer/ppo/core_algos.py "
     "Countdown/verl/workers/actor/dp_actor.py Countdown/verl/utils/torch_functional.py",

@@ -1,4 +1,4 @@
-r"""S-GRPO: a group in which nearly all verdicts agree weighs less, since the few that differ may be errors.
+r"""S-GRPO: noise-aware group weights: groups of nearly equal verdicts weigh less, as verdicts may be wrong.
 
 w = (1 - 2q) t (1 - t) / (sd(p) sd(t)),  p = k / n,  t = clip((p - q) / (1 - 2q), 0, 1),  sd(x) = sqrt(x (1 - x) + 1e-8)
 A' = w A: with q = 0.1 a lone success of 8 weighs 0.42, an even group 0.8; with q = 0.15 the lone one weighs 0
@@ -13,11 +13,11 @@ from gxpo.weighting.group_weight import GroupWeight
 
 s_grpo = Definition(
     name="s_grpo",
+    doc=__doc__,
     title="Mitigating Think-Answer Mismatch in LLM Reasoning Through Noise-Aware Advantage Reweighting",
     arxiv="2508.05928",
     authors="Shen, Si and Shen, Peijun and Zhao, Wenhua and Zhu, Danhao",
     year=2025,
-    idea="each verdict may be wrong with probability q: groups near all-right or all-wrong weigh less, or nothing",
     formula="A' = w A; w = (1 - 2q) sd(t)^2 / (sd(p) sd(t)), t = clip((p - q) / (1 - 2q), 0, 1)",
     evidence="reference-code",
     keys={"weight.noise_aware": GroupWeight, "weight.noise_aware.curve": "noise_aware"},
@@ -27,7 +27,6 @@ s_grpo = Definition(
         "rollout.group_size": 8,
         "optim.lr": 1e-6,
     },
-    choices="q 0.10 of the scripts' 0.10 and 0.15; the advantage stays divided by the std, as in the code",
     code="shenpeijun0212/S-GRPO@75c354075441add65f368b98e858b489471af63d train/train_S-GRPO.py "
     "train/Qwen2.5-math-1.5B_S-GRPO.sh",
 )

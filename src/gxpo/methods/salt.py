@@ -1,4 +1,4 @@
-r"""SALT: a step that several trajectories of the group took has the mean of their advantages.
+r"""SALT: step-level advantages by trajectory graph: steps shared by several rollouts get their mean advantage.
 
 A_i    = (R_i - mean_g) / (std_g + eps)
 A'_it  = mean of A_j over all steps (j, k) of the group that are the same edge as (i, t)
@@ -17,14 +17,13 @@ from gxpo.keys import Definition
 
 salt = Definition(
     name="salt",
+    doc=__doc__,
     title="SALT: Step-level Advantage Assignment for Long-horizon Agents via Trajectory Graph",
     arxiv="2510.20022",
     authors="Li, Jiazheng and Wang, Yawei and Yan, Qiaojing and Tian, Yijun and Xu, Zhichao and Song, Huan and "
     "Xu, Panpan and Cheong, Lin Lee",
     year=2025,
-    idea="steps that several trajectories share are judged by all of them, the others by their own outcome",
     formula="A'_it = mean of A_j over the group's steps with the same (history, state, action, next state)",
     evidence="secondary",
     keys={"credit": SharedEdges},
-    choices="a history of one state before the step; actions equal token by token; GRPO's advantage as the base",
 )

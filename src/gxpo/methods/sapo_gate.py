@@ -1,4 +1,4 @@
-r"""SAPO (soft adaptive): a sigmoid in the place of the clip; punished tokens fade a little sooner.
+r"""SAPO (soft adaptive): sigmoid of the ratio in place of the clip, with a temperature for each sign of A.
 
 l = -A (4 / tau) sigmoid(tau (rho - 1)),   tau = 1 for A > 0, 1.05 for A < 0
 Its gradient is that of -A rho times 4 p (1 - p), p the sigmoid: 1 at ratio 1, nothing far from it.
@@ -12,13 +12,12 @@ from gxpo.objectives.surrogate_penalties import Sigmoid
 
 sapo_gate = Definition(
     name="sapo_gate",
+    doc=__doc__,
     title="Soft Adaptive Policy Optimization",
     arxiv="2511.20347",
     authors="Gao, Chang and Zheng, Chujie and Chen, Xiong-Hui and others",
     year=2025,
-    idea="a smooth gate with a temperature for each sign: off-policy tokens fade, and none is cut",
     formula="l = -A (4 / tau) sigmoid(tau (rho - 1)), tau 1.0 | 1.05",
     evidence="secondary",
     keys={"objective.surrogate": Sigmoid},
-    choices="as in verl and TRL",
 )

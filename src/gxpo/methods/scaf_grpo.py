@@ -1,4 +1,4 @@
-r"""Scaf-GRPO: where a whole group fails, the least hint with which the policy succeeds, in the place of one attempt.
+r"""Scaf-GRPO: scaffolded hints: in an all-wrong group the least sufficient hint replaces one rollout.
 
 Rollout, after 50 steps: a group whose attempts are all wrong is tried once under each hint, from the least to the
 most; with L* = min {level : right}, that attempt stands in the place of the group's first. If no hint helps, the group
@@ -22,11 +22,11 @@ from gxpo.rollouts.hint import LeastHint
 
 scaf_grpo = Definition(
     name="scaf_grpo",
+    doc=__doc__,
     title="Scaf-GRPO: Scaffolded Group Relative Policy Optimization for Enhancing LLM Reasoning",
     arxiv="2510.19807",
     authors="Zhang, Xichen and Wu, Sitong and Zhu, Yinghao and Tan, Haoru and Yu, Shaozuo and He, Ziyi and Jia, Jiaya",
     year=2025,
-    idea="an all-wrong group gets one attempt that the least sufficient hint made right",
     formula="L* = min {level: r(o ~ pi(q + h_level)) > 0}; o_1 <- o_L*, trained under q + h_L*; A, L as GRPO",
     evidence="reference-code",
     code="dvlab-research/Scaf-GRPO@1085db539b929ea6fed5ec3b71e3ea4c48c27612 hint_mix_grpo/trainer/ray_trainer.py "
@@ -38,7 +38,5 @@ scaf_grpo = Definition(
         "optim.lr": 1e-6,
         "sampling.max_new_tokens": 2048,
     },
-    choices="dead groups by verdict, not by reward 0; all tiers are tried, also planning, which the code leaves out; "
-    "without hints of its own a task's are quarters of its solution, cut between words",
     cost="one more rollout for each hint of an all-wrong group",
 )

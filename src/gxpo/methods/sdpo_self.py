@@ -1,4 +1,4 @@
-r"""SDPO: the policy learns, token by token, what its own past would have said, had it seen a right answer.
+r"""SDPO: self-distillation: the averaged policy, shown a correct answer of the group, is the token-level teacher.
 
 L = mean_t min(rho_t, 2) D_t over the tokens of rollouts that have a right peer in their group; no credit
 D = (1/2) KL(S || M) + (1/2) KL(T || M), M = (S + T) / 2, over the teacher's 100 likeliest ids and a bucket of the rest
@@ -24,19 +24,18 @@ from gxpo.signals.self_teacher import SelfTeacher
 
 sdpo_self = Definition(
     name="sdpo_self",
+    doc=__doc__,
     title="Reinforcement Learning via Self-Distillation",
     arxiv="2601.20802",
     authors="Hübotter, Jonas and Lübeck, Frederike and Behric, Lejs and Baumann, Anton and Bagatella, Marco and "
     "Marta, Daniel and Hakimi, Ido and Shenfeld, Idan and Kleine Buening, Thomas and Guestrin, Carlos and "
     "Krause, Andreas",
     year=2026,
-    idea="the policy, shown a right answer of the group, is its own teacher at every token of its other answers",
     formula="L = mean_t min(rho_t, 2) JSD_a(pi(.|s_t), teacher(.|right answer, s_t)), a = 0.5, top 100 and the rest",
     evidence="reference-code",
     code="lasgroup/SDPO@0e6d5106abe69f578c63bf38a9394e22905c8773 verl/trainer/ppo/core_algos.py "
     "verl/trainer/ppo/ray_trainer.py verl/trainer/config/actor/actor.yaml verl/trainer/config/sdpo.yaml",
     keys={"objective": Distillation, "signal.self_teacher": SelfTeacher},
     refuses={"objective.kl.place": ("reward",)},
-    choices="buckets by the teacher; no feedback of the environment; no correction for the sampler's mismatch",
     cost="a second model; a forward pass of it over the rollouts that have a right peer",
 )

@@ -1,4 +1,4 @@
-r"""Search-R2: a refiner, the same policy, finds the first flawed step; what follows is cut and written anew.
+r"""Search-R2: actor and refiner: cut the attempt at its first flawed step, then regenerate the rest.
 
 y ~ pi; the refiner accepts y or names step k; y' = y_{<k} + suffix, suffix ~ pi(. | q, y_{<k}); at most M times
 R = R_out (1 + R_proc); A as in GRPO over the final trajectories, shared by the actor's and the refiner's tokens, each
@@ -20,12 +20,12 @@ from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
 
 search_r2 = Definition(
     name="search_r2",
+    doc=__doc__,
     title="Search-R2: Enhancing Search-Integrated Reasoning via Actor-Refiner Collaboration",
     arxiv="2602.03647",
     authors="He, Bowei and Hu, Minda and Xu, Zenan and Wang, Hongru and Zong, Licheng and Chen, Yankai and Ma, Chen "
     "and Liu, Xue and Zhou, Pluto and King, Irwin",
     year=2026,
-    idea="attempts are cut at the first flawed step and go on from there; who finds the flaw is trained with them",
     formula="y' = y_{<k} + suffix, k from the refiner; R = R_out (1 + R_proc); A as GRPO for actor and refiner tokens",
     evidence="paper",
     keys={"rollout": CutAndRegenerate},
@@ -34,7 +34,5 @@ search_r2 = Definition(
         "reward.shape.process.function": "process_bonus",
         "rollout.group_size": 5,
     },
-    choices="judge and trimmer in one turn; one revision; no process reward unless one is given (@paper asks for it); "
-    "rollout.where=uniform or low_probability stand in for a refiner",
     cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",
 )

@@ -1,4 +1,4 @@
-r"""SEED-GRPO: the less a group agrees on the answer, the smaller its update.
+r"""SEED-GRPO: advantages scaled down by the semantic entropy of the group's answers.
 
 SE  = -(1/K) sum_k log p_k over the group's K answers;   A_i = (r_i - mean_g r) w,  w = 1 - alpha SE / log G
 no division by the group's std;   alpha = 1
@@ -19,11 +19,11 @@ from gxpo.weighting.group_weight import GroupWeight
 
 seed_grpo = Definition(
     name="seed_grpo",
+    doc=__doc__,
     title="SEED-GRPO: Semantic Entropy Enhanced GRPO for Uncertainty-Aware Policy Optimization",
     arxiv="2505.12346",
     authors="Chen, Minghan and Chen, Guikun and Wang, Wenguan and Yang, Yi",
     year=2025,
-    idea="updates shrink with the semantic entropy of the group's answers",
     formula="A = (r - mean_g)(1 - alpha SE / log G), SE = -(1/K) sum_k log p_k over distinct answers",
     evidence="paper",
     keys={
@@ -39,5 +39,4 @@ seed_grpo = Definition(
         "objective.horizon": 3000.0,
         "rollout.group_size": 8,
     },
-    choices="answers by exact string; shares of attempts, not likelihoods; alpha 1 (the paper's runs: 0.02), linear",
 )

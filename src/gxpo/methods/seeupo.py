@@ -1,4 +1,4 @@
-r"""SeeUPO: turns are updated from the last to the first, each with credit corrected by what later turns' updates did.
+r"""SeeUPO: sequential turn updates in reverse order, with advantages corrected by the later turns' ratios.
 
 A = the outcome less its group's mean, over the batch's std, held in +-3;  c = 1;  for turns k = T .. 1 (from the end):
   one step on   max(-c A rho_k, -c A clip(rho_k, 0.8, 1.2))
@@ -20,11 +20,11 @@ from gxpo.learners.turns_reversed import TurnsReversed
 
 seeupo = Definition(
     name="seeupo",
+    doc=__doc__,
     title="SeeUPO: Sequence-Level Agentic-RL with Convergence Guarantees",
     arxiv="2602.06554",
     authors="Hu, Tianyi and Fu, Qingxu and Chen, Yanxi and Liu, Zhaoyang and Ding, Bolin",
     year=2026,
-    idea="a turn is an agent: agents are updated in reverse order, each knowing how those after it have changed",
     formula="for k = T..1: a step on turn k with credit c A; c <- clip(c clip(exp mean_{t in k} log pi_new/pi_old))",
     evidence="reference-code",
     code="modelscope/AgentEvolver@e59dea41e7211f31d04993bbb28c6666bd153e73 "
@@ -40,6 +40,5 @@ seeupo = Definition(
         "objective.ratio": "turn",
     },
     paper_defaults={"rollout.group_size": 8, "optim.lr": 1e-6, "objective.kl.coef": 0.002},
-    choices="pi_old is the policy before each turn's step; turns by their number; those without a turn sit out",
     cost="an update and a forward pass for each turn of the longest trajectory",
 )

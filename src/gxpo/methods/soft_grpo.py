@@ -1,4 +1,4 @@
-r"""SofT-GRPO: thinking in mixtures of tokens, trained by the density of the Gumbel noise that mixes them.
+r"""SofT-GRPO: GRPO for soft thinking (mixtures of tokens), by the density of the Gumbel noise.
 
 p on its top-k/top-p support;  y = log p + g,  g ~ Gumbel held in [-1.5, 3];  input = softmax(y / 0.1) @ embeddings
 log pi(step) = mean over ids with log p > -3 of (-g' - e^{-g'}),  g' = y - log p_theta held in [-1.5, 3]
@@ -14,17 +14,16 @@ from gxpo.rollouts.soft_thinking import SoftThinking
 
 soft_grpo = Definition(
     name="soft_grpo",
+    doc=__doc__,
     title="SofT-GRPO: Surpassing Discrete-Token LLM Reinforcement Learning via Gumbel-Reparameterized Soft-Thinking "
     "Policy Optimization",
     arxiv="2511.06411",
     authors="Zheng, Zhi and Lee, Wee Sun",
     year=2025,
-    idea="a soft thinking step has a density through the noise that makes it, so GRPO's ratio exists",
     formula="y = log p + g; log pi = mean_k(-g' - e^{-g'}), g' = clamp(y - log p_theta, -1.5, 3); L = L_GRPO",
     evidence="reference-code",
     keys={"rollout": SoftThinking},
     paper_defaults={"objective.kl.coef": 0.001},
-    choices="old support, renormalised; counted ids by the sampler's p; mean over ids, as in the code",
     cost="as sampling and training with stored support; mixtures of K embeddings",
     code="zz1358m/SofT-GRPO-master@2b9d8ec6d8f022f2aefe7a1c2512dcb9924cddfe "
     "verl-0.4.x/verl/utils/torch_functional.py verl-0.4.x/verl/workers/actor/dp_actor.py",

@@ -1,4 +1,4 @@
-r"""SPA-RL: an estimator learns what each turn adds to the outcome; turns are paid that, and a bonus for being done.
+r"""SPA-RL: stepwise progress attribution: a learned estimator redistributes the outcome over turns; GAE.
 
 c_t = E(hidden state at the last token of turn t),   E: minimise (sum_t c_t - R)^2 over trajectories
 r_t = c_t + 0.5 [the action was carried out],   A by GAE over turns;   L = PPO's clip + 0.5 mean (V - target)^2 / 2
@@ -20,11 +20,11 @@ from gxpo.signals.progress_estimator import ProgressEstimator
 
 spa_rl = Definition(
     name="spa_rl",
+    doc=__doc__,
     title="SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution",
     arxiv="2505.20732",
     authors="Wang, Hanlin and Leong, Chak Tou and Wang, Jiashuo and Wang, Jian and Li, Wenjie",
     year=2025,
-    idea="a late reward is handed out to the turns by an estimator whose shares add up to it",
     formula="r_t = c_t + 0.5 grounded_t, c fitted so that sum_t c_t = R; GAE over turns",
     evidence="reference-code",
     keys={
@@ -36,8 +36,6 @@ spa_rl = Definition(
         "signal.progress_estimator": ProgressEstimator,
     },
     paper_defaults={"optim.lr": 3e-6},
-    choices="the estimator is a head on the policy's hidden states, trained on line; the paper's formula, not the "
-    "released script's",
     cost="forward passes for hidden states and values; a small network with its optimiser",
     code="WangHanLinHenry/SPA-RL-Agent@ed200874d726ef25d52851bd47f12f2b1408b545 prm/train_our_progress_model.py "
     "prm/rl_data_org.py ppo/step_ppotrainer.py",

@@ -1,4 +1,4 @@
-r"""SPAE: reasoning steps are judged by how right and how sure the policy would be if it had to answer after them.
+r"""SPAE: step-level advantages from the probability of the correct answer and the confidence after each step.
 
 Phi_k = 1.5 acc conf + 0.5 acc - conf after step k: acc the mean probability of the right answer's tokens, conf
         exp(-mean entropy) there;   d_k = Phi_k - Phi_(k-1), 0 for the first
@@ -24,12 +24,12 @@ from gxpo.signals.answer_belief import AnswerBelief
 
 spae = Definition(
     name="spae",
+    doc=__doc__,
     title="Step Potential Advantage Estimation: Harnessing Intermediate Confidence and Correctness for Efficient "
     "Mathematical Reasoning",
     arxiv="2601.03823",
     authors="Wu, Fei and Zhang, Zhenrong and Chang, Qikai and Zhang, Jianshu and Liu, Quan and Du, Jun",
     year=2026,
-    idea="steps that bring the answer nearer are given more, and steps after it was found less",
     formula="A = whiten((R - mean_g) f + xi g), Phi = 1.5 acc conf + 0.5 acc - conf after each step",
     evidence="secondary",
     keys={
@@ -41,6 +41,5 @@ spae = Definition(
         "signal.answer_belief.cue": "\n**Final Answer**\n\\boxed{",
         "signal.answer_belief.reduce": "mean_prob",
     },
-    choices="confidence teacher-forced on the right answer (paper: 5 sampled answers); acc the mean probability",
     cost="a forward pass over the rollouts and, after every step, over cue and answer",
 )

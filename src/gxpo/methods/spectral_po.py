@@ -1,4 +1,4 @@
-r"""SPO (later SGPO): in groups where all are wrong, an attempt is paid by how far it gets before its first error.
+r"""SPO (later SGPO): partial reward in all-wrong groups by the position of the first wrong step.
 
 RTS = steps before the first error / steps;   r = 1 if right; 1 / (1 + exp(-5 (RTS - 1/2))) if all of the group are
 wrong; else 0;   A as in GRPO
@@ -14,14 +14,13 @@ from gxpo.rewards.shape import Shape
 
 spectral_po = Definition(
     name="spectral_po",
+    doc=__doc__,
     title="Spectral Policy Optimization: Coloring your Incorrect Reasoning in GRPO",
     arxiv="2505.11595",
     authors="Chen, Peter and Li, Xiaopeng and Li, Ziniu and Chen, Xi and Lin, Tianyi",
     year=2025,
-    idea="groups without a right answer learn from the position of the first error",
     formula="r = 1 if right, else sigmoid(5 (RTS - 0.5)) in all-wrong groups; A as GRPO",
     evidence="secondary",
     keys={"reward.shape.correct_prefix": Shape, "reward.shape.correct_prefix.function": "correct_prefix"},
-    choices="partial credit in all-wrong groups only; rising in RTS; the share comes from a judge of your choice",
     cost="a judge's answer for each attempt",
 )

@@ -1,4 +1,4 @@
-r"""SPO: values by continuations at a few cut points, where the policy was unsure; confident tokens have no credit.
+r"""SPO: segment-level advantages by Monte Carlo values at low-probability cut points; confident tokens masked.
 
 A segment begins before every 5th token of probability < 0.9 (SPO-chain);  V = mean outcome of 9 continuations
 A = V(end of the segment) - V(its beginning), the outcome at the end of the last; 0 on tokens of probability > 0.9
@@ -21,11 +21,11 @@ from gxpo.segments import Surprising
 
 spo_segment = Definition(
     name="spo_segment",
+    doc=__doc__,
     title="Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large Language Models",
     arxiv="2505.23564",
     authors="Guo, Yiran and Xu, Lijie and Liu, Jie and Ye, Dan and Qiu, Shuang",
     year=2025,
-    idea="few segments, cut where the policy was unsure, so that their values can be measured by sampling",
     formula="A = (V(end of segment) - V(begin)) [p <= 0.9], V the mean outcome of 9 continuations",
     evidence="reference-code",
     keys={
@@ -36,7 +36,6 @@ spo_segment = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
-    choices="the prompt is valued; confident tokens stay in the denominator; not whitened (the code's runs are)",
     cost="9 continuations from every cut, generated and thrown away",
     code="AIFrameResearch/SPO@b9fc6a263dec54e28137fd488a9b9c0e0d026025 "
     "src/treetune/episode_generators/math_episode_generator_with_mc_advantages.py",

@@ -1,4 +1,4 @@
-r"""SPO (Simple Policy Optimization): a quadratic penalty whose optimum lies where PPO would clip.
+r"""SPO (Simple Policy Optimization): quadratic ratio penalty with its optimum at PPO's clip bound.
 
 J = A rho - |A| (rho - 1)^2 / (2 e),   e = 0.2;   dJ/drho = A - |A| (rho - 1) / e
 
@@ -12,14 +12,12 @@ from gxpo.objectives.surrogate_penalties import QuadraticPenalty
 
 spo_simple = Definition(
     name="spo_simple",
+    doc=__doc__,
     title="Simple Policy Optimization",
     arxiv="2401.16025",
     authors="Xie, Zhengpeng and Zhang, Qiang and Yang, Fan and Hutter, Marco and Xu, Renjing",
     year=2024,
-    idea="penalise the ratio quadratically, so that its best value is the bound itself",
-    formula="J = A rho - |A| (rho - 1)^2 / (2 e), e = 0.2",
     evidence="reference-code",
     keys={"objective.surrogate": QuadraticPenalty},
-    choices="the loss, on group-relative credit; no clamp on the ratio",
     code="MyRepositories-hub/Simple-Policy-Optimization@9fdeda315b00cee82d1dc4e10c01db200c97e909 mujoco/trainer.py",
 )

@@ -1,13 +1,13 @@
-r"""SRPO: right rollouts are trained by GRPO, wrong ones by a teacher that has seen a right one.
+r"""SRPO: sample routing: GRPO on correct rollouts, self-distillation (SDPO) on wrong ones.
 
 L = (1 / N) [sum over tokens of routed-to-GRPO rollouts of max(-A rho, -A clip(rho)) +
              sum over tokens of the others of v_t min(rho_t, 2) D_t],   N = all trainable tokens of the step
 v = exp(-beta H_t) / mean exp(-beta H), H the teacher's entropy;   D and the teacher as in SDPO (`sdpo_self`)
 Wrong rollouts whose group has no right one have no teacher, and stay with GRPO; there their credit is 0 anyway.
 
-Choices. Read in notes on the paper. Advantages are over the whole group, before the routing. The mean of v is over the
-distilled tokens of the optimiser step. Another account has (1 - H / log V)^a for v. Where in the prompt the right
-answer stands, and the buckets: as in `sdpo_self`. The name is three other methods' too (`srpo_history`).
+Choices. Read in notes on the paper. Advantages are over the whole group, before the routing. beta is 1. The mean of v
+is over the distilled tokens of the optimiser step. Another account has (1 - H / log V)^a for v. Where in the prompt the
+right answer stands, and the buckets: as in `sdpo_self`. The name is three other methods' too (`srpo_history`).
 """
 
 from gxpo.keys import Definition
@@ -17,12 +17,12 @@ from gxpo.weighting.token_weight import TokenWeight
 
 srpo_routing = Definition(
     name="srpo_routing",
+    doc=__doc__,
     title="Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing",
     arxiv="2604.02288",
     authors="Li, Gengsheng and Yang, Tianyu and Fang, Junfeng and Song, Mingyang and Zheng, Mao and Guo, Haiyun and "
     "Zhang, Dan and Wang, Jinqiao and Chua, Tat-Seng",
     year=2026,
-    idea="reward what went right, correct what went wrong token by token, and trust the teacher where it is sure",
     formula="L = (sum_right clip(A rho) + sum_wrong [exp(-H_t) / mean] min(rho_t, 2) JSD_t) / all tokens",
     evidence="secondary",
     keys={
@@ -44,6 +44,5 @@ srpo_routing = Definition(
         "optim.lr": 5e-6,
     },
     refuses={"objective.aggregate": ("sequence_mean", "sequence_sum")},
-    choices="mean of v over the optimiser step; teacher and buckets as in sdpo_self; beta 1",
     cost="a second model; a forward pass of it over the wrong rollouts that have a right peer",
 )

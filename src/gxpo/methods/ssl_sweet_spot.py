@@ -1,4 +1,4 @@
-r"""SSL: beside the verdict, tiers of progress are paid, each a larger step than the one before.
+r"""SSL: tiered progress rewards in addition to the verdict, with growing steps (sweet-spot learning).
 
 R = C + alpha S;   C = 1 if solved, else 0;   S = v_k for progress s in [t_k, t_{k+1}), 0 = v_0 < v_1 < ... < 1, steps
 never shrink;   A: GRPO's
@@ -15,14 +15,13 @@ from gxpo.rewards.shape import Shape
 
 ssl_sweet_spot = Definition(
     name="ssl_sweet_spot",
+    doc=__doc__,
     title="SSL: Sweet Spot Learning for Differentiated Guidance in Agentic Optimization",
     arxiv="2601.22491",
     authors="Wu, Jinyang and Yang, Changpeng and Shen, Yuhao and Xu, Fangzhi and Ni, Bolin and Liao, Chonghua and "
     "Liu, Yuchen and Wang, Hongzhen and Nie, Shuai and Zhang, Shuai and Luo, Haoran and Xu, Jiaming",
     year=2026,
-    idea="tiered rewards that grow towards the best attempts tell failures apart, and successes",
     formula="R = [solved] + alpha v_k, s in [t_k, t_{k+1}), v_{k+1} - v_k not shrinking; A as GRPO",
     evidence="reconstruction",
     keys={"reward.shape.tiered": Shape, "reward.shape.tiered.function": "tiered"},
-    choices="tiers at 1/4, 1/2, 3/4 worth 0.1, 0.25, 0.5, alpha 1 (ours); progress is a component of your reward",
 )

@@ -1,4 +1,4 @@
-r"""StepGRPO (R1-VL): rewards for key steps of the solution, and for reasoning whose parts are there and in order.
+r"""StepGRPO (R1-VL): rewards for key steps of the solution and for complete, ordered reasoning.
 
 R = outcome + 0.1 k / N + [four headings there, steps numbered 1, 2, ..., the answer after them];   A as in GRPO
 
@@ -16,14 +16,13 @@ from gxpo.rewards.shape import Shape
 
 step_grpo_r1vl = Definition(
     name="step_grpo_r1vl",
+    doc=__doc__,
     title="R1-VL: Learning to Reason with Multimodal Large Language Models via Step-wise Group Relative Policy "
     "Optimization",
     arxiv="2503.12937",
     authors="Zhang, Jingyi and Huang, Jiaxing and Yao, Huanjin and Liu, Shunyu and Zhang, Xikun and Lu, Shijian and "
     "Tao, Dacheng",
     year=2025,
-    idea="a reasoning path is paid for the key steps that it contains and for being complete and in order",
-    formula="R = outcome + 0.1 k / N + [complete and in order]; A as GRPO",
     evidence="reference-code",
     keys={
         "reward.shape.key_step_reward": Shape,
@@ -41,5 +40,4 @@ step_grpo_r1vl = Definition(
     },
     code="jingyi0000/R1-VL@679be5c src/r1-vl/src/open_r1/grpo.py src/r1-vl/src/open_r1/trainer/grpo_trainer.py "
     "src/r1-vl/run_grpo_7b.sh",
-    choices="as coded: key steps inside numbered steps alone; the paper's order of background and steps is not checked",
 )

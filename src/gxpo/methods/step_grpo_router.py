@@ -1,4 +1,4 @@
-r"""Step-GRPO (R1-Router): every step behind an expert's history is a GRPO prompt of its own, rewarded by its kind.
+r"""Step-GRPO (R1-Router): single-step GRPO behind an expert's history, with a reward for each kind of step.
 
 rows (question, expert's history up to step t); G samples of the next step;  A = z within (question, t)
 r = 0.5 cos(query, the expert's) + 0.5 [the same source alone is asked]    on a step that asks a source
@@ -16,16 +16,15 @@ from gxpo.rollouts.expert_prefix import ExpertSteps
 
 step_grpo_router = Definition(
     name="step_grpo_router",
+    doc=__doc__,
     title="Learning to Route Queries Across Knowledge Bases for Step-wise Retrieval-Augmented Reasoning",
     arxiv="2505.22095",
     authors="Peng, Chunyi and Xu, Zhipeng and Liu, Zhenghao and Li, Yishan and Yan, Yukun and Wang, Shuo and "
     "Liu, Zhiyuan and Gu, Yu and Yu, Minghe and Yu, Ge and Sun, Maosong",
     year=2025,
-    idea="one step at a time is sampled behind an expert's history, and compared with others of that very step",
     formula="A = z over G samples of step t given the expert's steps before t; r by the kind of step",
     evidence="reference-code",
     keys={"rollout": ExpertSteps, "reward.shape.agreement": Agreement},
-    choices="cosine of word counts, not of embeddings; one step of each task's way, drawn anew every time",
     cost="one action a sample, where an episode has many; an expert has to be there",
     code="OpenBMB/R1-Router@c0a0c1ba3480c0a9832cf85cf6f3e085a31d2b7e Easy-R1/verl/utils/reward_score/step.py",
 )

@@ -1,15 +1,15 @@
-r"""StepORLM: preferences between a group's attempts, each weighted by how far apart their qualities are (W-DPO).
+r"""StepORLM: weighted DPO (W-DPO) on pairs of the group, by their difference in outcome and process quality.
 
 a right attempt is better than a wrong one, w = 1; of two right or two wrong ones, the one whose process a judge finds
 better, w = |q_better - q_worse|, q the outcome: what is verified, and what the judge adds to it (`reward`)
 s_i = sum_t (log policy - log reference);   l = -w log sigmoid(beta (s_better - s_worse)), beta 0.1
 L = mean over groups of the mean over the group's pairs of l
 
-Choices. From a detailed summary, which writes no reference; the authors' code is public but was not to be had. q is the
-share of steps that the judge finds right, there. Every two attempts of different quality are a pair, beta is DPO's, and
-the weights of a group's pairs are not normalised. Without a judge among the rewards the
-quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that judges, and is
-refined by what the solver finds; a judge of the run's settings has its place. Credit is not read.
+Choices. From a detailed summary, which writes no reference model (here a frozen one, as in DPO); the authors' code is
+public but was not to be had. q is the share of steps that the judge finds right, there. Every two attempts of different
+quality are a pair, beta is DPO's, and the weights of a group's pairs are not normalised. Without a judge among the
+rewards the quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that
+judges, and is refined by what the solver finds; a judge of the run's settings has its place. Credit is not read.
 """
 
 from gxpo.keys import Definition
@@ -17,12 +17,12 @@ from gxpo.objectives.preference_pairs import PreferencePairs
 
 steporlm = Definition(
     name="steporlm",
+    doc=__doc__,
     title="StepORLM: A Self-Evolving Framework With Generative Process Supervision For Operations Research Language "
     "Models",
     arxiv="2509.22558",
     authors="Zhou, Chenyu and Xu, Tianyi and Lin, Jianghao and Ge, Dongdong",
     year=2025,
-    idea="a pair of attempts teaches as much as their qualities differ, by outcome and by judged process",
     formula="L = mean_g mean_pairs -w log sigmoid(beta (s_w - s_l)), s = sum_t log(pi/ref)",
     evidence="secondary",
     keys={
@@ -32,6 +32,5 @@ steporlm = Definition(
         "objective.verdict_first": True,
     },
     refuses={"objective.kl.place": ("reward",)},
-    choices="all pairs of different quality; a frozen reference; no generative reward model",
     cost="a frozen reference model and its forward pass over the rollouts",
 )

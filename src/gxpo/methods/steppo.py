@@ -1,4 +1,4 @@
-r"""StepPO: PPO on steps of an agent: GAE over turns, whitened over turns, given to every token of the turn.
+r"""StepPO: turn-level PPO for agents: GAE over turns, whitened over turns.
 
 delta_k = r_k + gamma V_{k+1} - V_k;   A_k = delta_k + gamma lambda A_{k+1};   A = (A_k - mean) / (std + 1e-8)
 L = PPO's clip by the token's ratio + 0.5 mean_t (V_t - (A_k + V_k))^2 / 2 over all tokens of the turn
@@ -15,12 +15,12 @@ from gxpo.objectives.value import ValueRegression
 
 steppo = Definition(
     name="steppo",
+    doc=__doc__,
     title="StepPO: Step-Aligned Policy Optimization for Agentic Reinforcement Learning",
     arxiv="2604.18401",
     authors="Wang, Daoyu and Li, Qingchuan and Cheng, Mingyue and Yu, Shuo and Ouyang, Jie and Liu, Qi and "
     "Chen, Enhong",
     year=2026,
-    idea="steps, not tokens, are what a critic values and what advantages are whitened over",
     formula="A_k = r_k + g V_{k+1} - V_k + g l A_{k+1}; A = (A_k - mean) / (std + 1e-8) over the batch's turns",
     evidence="reference-code",
     keys={
@@ -29,7 +29,6 @@ steppo = Definition(
         "credit.whiten": "turn",
         "objective.add.value": ValueRegression,
     },
-    choices="the released code's: token ratio, value trained on all tokens of the turn, whitened over turns",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
     code="AgentR1/StepPO@26107f1d6d4c5438abe29b21a6ad085d8d1d4ac9 arft/core_algos.py arft/ray_agent_trainer.py",
 )

@@ -1,4 +1,4 @@
-r"""T-PPO: PPO on windows of rollouts; who is not finished trains the policy now, and the critic once it is.
+r"""T-PPO: truncated rollouts: PPO on windows of tokens; the critic is trained once a rollout is finished.
 
 rollout: at most half of its tokens a step; an unfinished one goes on in the next step
 policy:  the tokens of the newest window. A_t of an unfinished rollout: GAE backwards with V(s_l) := V(s_{l-1}), nothing
@@ -20,11 +20,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 t_ppo = Definition(
     name="t_ppo",
+    doc=__doc__,
     title="Truncated Proximal Policy Optimization",
     arxiv="2506.15050",
     authors="Fan, Tiantian and Liu, Lingjun and Yue, Yu and Chen, Jiaze and others",
     year=2025,
-    idea="unfinished rollouts train the policy, by a value carried on past the cut; the critic waits for the end",
     formula="A_t = r_t + V_{t+1} - V_t + l A_{t+1}, V(s_l) := V(s_{l-1}) if unfinished; V fits the return if finished",
     evidence="secondary",
     keys={
@@ -40,6 +40,5 @@ t_ppo = Definition(
         "objective.add.value": ValueRegression,
     },
     paper_defaults={"rollout.windows": 3},
-    choices="lambda 0.95 (critic 1); two windows; no tail of tokens is left out; the number of rollouts varies",
     cost="a forward pass for the values at the start of the step; one vector of parameters",
 )

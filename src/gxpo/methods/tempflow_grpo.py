@@ -1,4 +1,4 @@
-r"""TempFlow-GRPO: one noisy step at a time, and more weight to the steps that can change more.
+r"""TempFlow-GRPO: branches at each denoising step of a flow model, weighted by the noise of the step.
 
 From each initial noise the ODE's path; at each step k but the last, 6 branches take step k by the SDE and go on by the
 ODE. Only the branched step is trained, and compared with the branches of the same step:
@@ -20,11 +20,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 tempflow_grpo = Definition(
     name="tempflow_grpo",
+    doc=__doc__,
     title="TempFlow-GRPO: When Timing Matters for GRPO in Flow Models",
     arxiv="2508.04324",
     authors="He, Xiaoxuan and Fu, Siming and Zhao, Yuke and others",
     year=2025,
-    idea="branches leave a deterministic path at every step, so each step has a reward of its own",
     formula="A_k = clamp((r - mean_k) / (std_k + eps), 5); w_k = s_k / mean s; L = mean w_k max(-A rho, -A clip rho)",
     evidence="reference-code",
     keys={
@@ -38,7 +38,6 @@ tempflow_grpo = Definition(
         "objective.clip_high": 1e-4,
     },
     paper_defaults={"sampling.temperature": 0.7},
-    choices="weights from the mean of s_k, not the code's 2.25; groups over all seeds; last step not branched",
     cost="a seed takes T + branches * T (T - 1) / 2 velocity evaluations; training one for each branch",
     code="Shredded-Pork/TempFlow-GRPO@e66824eca96d2b41cfd70fd1879650ae1ea5892e scripts/train_sd3_pr.py "
     "flow_grpo/diffusers_patch/sd3_sde_with_logprob_perstep.py",

@@ -1,4 +1,4 @@
-r"""TempSamp-R1: the ground truth is a member of the group, and a soft threshold keeps it from setting all others back.
+r"""TempSamp-R1: ground truth as a member of the group, with a soft-thresholded reward.
 
 Group: G - 1 samples and one reference answer
 r~ = 0.8 + 0.01 ln(1 + d) for d = r - 0.8 >= 0, else 0.8 - (e^-d - 1) / (e - 1);   A = GRPO's of r~ over all G
@@ -17,12 +17,12 @@ from gxpo.rollouts.reference import ReferenceInGroup
 
 tempsamp_r1 = Definition(
     name="tempsamp_r1",
+    doc=__doc__,
     title="TempSamp-R1: Effective Temporal Sampling with Reinforcement Fine-Tuning for Video LLMs",
     arxiv="2509.18056",
     authors="Li, Yunheng and Cheng, Jing and Jia, Shaoyong and Kuang, Hangyi and Jiao, Shaohui and Hou, Qibin and "
     "Cheng, Ming-Ming",
     year=2025,
-    idea="the ground truth among the samples, its lead over them compressed",
     formula="r~ = tau + 0.01 ln(1 + d) or tau - (e^-d - 1) / (e - 1), d = r - tau; A = (r~ - mean_g) / std_g",
     evidence="paper",
     keys={
@@ -32,6 +32,5 @@ tempsamp_r1 = Definition(
         "objective.on_unknown_behaviour": "one",
     },
     paper_defaults={"rollout.group_size": 4},
-    choices="tau 0.8; ratio of the reference answer over the policy at the start of the step",
     cost="one sample fewer a group; reference answers must be given",
 )

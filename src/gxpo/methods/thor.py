@@ -1,4 +1,4 @@
-r"""THOR: GRPO on whole episodes, a second GRPO on single steps whose call failed, and a little imitation of the good.
+r"""THOR: episode-level GRPO, step-level GRPO on regenerated failing tool calls, and imitation of positive tokens.
 
 L = L_episodes + L_steps + 0.01 mean_{t: A_t > 0} -log pi(t)
 steps: an episode's failing call, cut before the call, is written anew n times; r_j = 1 where it can be carried out,
@@ -18,12 +18,12 @@ from gxpo.rollouts.regenerate import Regenerate
 
 thor = Definition(
     name="thor",
+    doc=__doc__,
     title="THOR: Tool-Integrated Hierarchical Optimization via RL for Mathematical Reasoning",
     arxiv="2509.13761",
     authors="Chang, Qikai and Zhang, Zhenrong and Hu, Pengfei and Du, Jun and Ma, Jiefeng and Pan, Yicheng and "
     "Zhang, Jianshu and Liu, Quan and Gao, Jianqing",
     year=2025,
-    idea="a call that failed is written anew several times and judged by whether it works: a second, finer group",
     formula="L = GRPO over episodes + GRPO over rewritten failing steps (r = it works) + 0.01 mean_{A > 0} -log pi",
     evidence="reference-code",
     keys={"rollout": Regenerate, "objective.add.positive": PositiveLikelihood},
@@ -34,7 +34,6 @@ thor = Definition(
         "objective.clip_high": 0.28,
         "objective.aggregate": "token_mean",
     },
-    choices="first failing call of an episode; no second group where none failed; prefixes keep their token ids",
     cost="`samples` more actions for as many failed episodes as there are tasks",
     code="JingMog/THOR@eeabad026970a96fb20851a1e89d3a1509590ac2 verl/workers/actor/dp_actor.py "
     "verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py run_code_grpo.sh",

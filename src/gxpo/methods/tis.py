@@ -1,4 +1,4 @@
-r"""TIS: a weight that corrects tokens sampled by an engine that is not quite the learner.
+r"""TIS: truncated importance sampling between sampler and learner.
 
 w_t = min(proximal / behaviour, 2.0), detached, multiplied on the gated loss; it changes no denominator.
 
@@ -14,12 +14,11 @@ from gxpo.weighting import Truncated
 
 tis = Definition(
     name="tis",
+    doc=__doc__,
     title="Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
     arxiv="",
     authors="Yao, Feng and Liu, Liyuan and Zhang, Dinghuai and others",
     year=2025,
-    idea="truncated importance weights between sampler and learner",
-    formula="w = min(pi_proximal / pi_behaviour, 2)",
     evidence="reference-code",
     code=(
         "yaof20/verl@1e413344a2f31aefdbd05457843274f84dff9f2d verl/trainer/ppo/core_algos.py "
@@ -27,6 +26,5 @@ tis = Definition(
     ),
     keys={"weight.mismatch": Truncated},
     refuses={"objective.ratio_over": ("behaviour",)},
-    choices="token level, cap 2, as in the authors' script",
     cost="a forward pass over the rollouts before the update",
 )

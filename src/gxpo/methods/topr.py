@@ -1,4 +1,4 @@
-r"""TOPR: successes are learned without a ratio, failures with one that is at most 1.
+r"""TOPR: tapered off-policy REINFORCE: no ratio for successes, ratio truncated at 1 for failures.
 
 A > 0: l = -A log pi(y);   A < 0: l = -stop(min(pi(y) / mu(y), 1)) A log pi(y);   L = mean_i l_i
 
@@ -16,12 +16,11 @@ from gxpo.objectives.surrogate_weights import Tapered
 
 topr = Definition(
     name="topr",
+    doc=__doc__,
     title="Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
     arxiv="2503.14286",
     authors="Le Roux, Nicolas and Bellemare, Marc G. and Lebensold, Jonathan and others",
     year=2025,
-    idea="importance weights for failures only, cut at 1: successes may be as off-policy as they like",
-    formula="L = mean_i -stop(w_i) A_i log pi(y_i), w = 1 for A > 0, min(pi(y) / mu(y), 1) for A < 0",
     evidence="secondary",
     keys={
         "objective.surrogate": Tapered,
@@ -31,5 +30,4 @@ topr = Definition(
         "objective.horizon": 1.0,
         "credit.scale": "none",
     },
-    choices="the paper's ratio of the whole answer; group mean as baseline, no std; sums as they stand",
 )

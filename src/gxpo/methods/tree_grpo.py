@@ -1,4 +1,4 @@
-r"""Tree-GRPO: attempts grown as trees, compared within the tree and over all trees of the prompt.
+r"""Tree-GRPO: tree rollouts; advantages normalised within the tree and over all trees of the prompt.
 
 A_i = z_prompt(R_i) + z_tree(R_i),  z(x) = (x - mean) / (std + 1e-6), one degree of freedom; the same for every token of
 the leaf's whole path, inherited ones included, so a token that m leaves share is trained with the sum of m credits.
@@ -17,11 +17,11 @@ from gxpo.rollouts.tree import Tree
 
 tree_grpo = Definition(
     name="tree_grpo",
+    doc=__doc__,
     title="Tree Search for LLM Agent Reinforcement Learning",
     arxiv="2509.21240",
     authors="Ji, Yuxiang and Ma, Ziyu and Wang, Yong and Chen, Guanhua and Chu, Xiangxiang and Wu, Liaoni",
     year=2025,
-    idea="attempts share beginnings, and leaves of one tree tell which of its branches was right",
     formula="A = z_prompt(R) + z_tree(R) of the leaf, on its whole path",
     evidence="reference-code",
     keys={
@@ -31,7 +31,6 @@ tree_grpo = Definition(
         "rollout": Tree,
     },
     paper_defaults={"objective.kl.coef": 1e-3},
-    choices="a tree of one leaf adds 0, not its raw reward; steps are turns, or stretches of the answer to a prompt",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
     code="AMAP-ML/Tree-GRPO@90b170995d996d772d68117e0c7bd0b8fe00d393 verl/trainer/ppo/ray_trainer_ts.py "
     "verl/trainer/ppo/core_algos.py search_r1/llm_agent/tree_node.py",

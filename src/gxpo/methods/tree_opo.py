@@ -1,10 +1,10 @@
-r"""Tree-OPO: completions of prefixes from a search tree; advantages respect which prefix stands below which.
+r"""Tree-OPO: completions of tree-search prefixes; advantages by a quadratic program with prefix-order constraints.
 
 a = argmin |a - (r - mean r)|^2 / 2   with sum a = 0, |a|^2 <= n, and a_i + 0.01 <= a_j for
   (i, j): i failed, j succeeded, prefix i is a proper prefix of prefix j
   (i, j): both failed at sibling prefixes, a success extends prefix i and none prefix j
 
-Choices (from secondary notes; there is no code). `credit.how: expectation`, `optimistic` or `pessimistic` are the
+Choices. From secondary notes; there is no code. `credit.how: expectation`, `optimistic` or `pessimistic` are the
 heuristics, a_i = r_i - 0.5 V(prefix i), centred; 0.5 is a recollection. No division by the std, as recommended: it
 would undo what prefixes of different difficulty say. The prefixes are a teacher's (`rollout.tree`: its rollouts);
 without one the policy searches for them in every step. The second rule favours the branch that nobody has proven, for
@@ -18,14 +18,13 @@ from gxpo.rollouts.prefixes import Prefixes
 
 tree_opo = Definition(
     name="tree_opo",
+    doc=__doc__,
     title="Tree-OPO: Off-policy Monte Carlo Tree-Guided Advantage Optimization for Multistep Reasoning",
     arxiv="2509.09284",
     authors="Huang, Bingning and Nguyen, Tu and Zimmer, Matthieu",
     year=2025,
-    idea="rewards of completions that began at different places are compared under the order of the places",
     formula="a = projection of r - mean r on {sum a = 0, |a|^2 <= n, a_i + d <= a_j for ordered prefixes i, j}",
     evidence="secondary",
     keys={"credit": PrefixOrdered, "rollout": Prefixes},
-    choices="the quadratic program, heuristics as an option; without a teacher's tree the policy's own search",
     cost="without a file, a search for prefixes in every step; a small quadratic program a group",
 )

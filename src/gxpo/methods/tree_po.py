@@ -1,4 +1,4 @@
-r"""TreePO: a leaf is compared with the leaves below each of its ancestors, and with all of the prompt.
+r"""TreePO: leaf advantages averaged over the subtrees of all ancestors, weighted by subtree size.
 
 A_i = sum_d |G_d| (R_i - mean over G_d) / sum_d |G_d|, G_d the leaves below its d-th ancestor, the prompt's first;
 then (A - mean) / sqrt(var + 1e-8) over the tokens of the batch; the same for all tokens of the leaf's path
@@ -16,18 +16,16 @@ from gxpo.rollouts.tree import Tree
 
 tree_po = Definition(
     name="tree_po",
+    doc=__doc__,
     title="TreePO: Bridging the Gap of Policy Optimization and Efficacy and Inference Efficiency with Heuristic "
     "Tree-based Modeling",
     arxiv="2508.17445",
     authors="Li, Yizhi and Gu, Qingshui and Wen, Zhoufutu and Li, Ziniu and Xing, Tianshun and others",
     year=2025,
-    idea="leaves that share more of their way are compared with each other again, in every subtree that they share",
     formula="A = whiten(sum_d |G_d| (R - mean_{G_d}) / sum_d |G_d|) over the subtrees d that the leaf is in",
     evidence="reference-code",
     keys={"credit": AncestorGroups, "rollout": Tree, "rollout.rounds": 2},
     paper_defaults={"credit.weight": "equal"},
-    choices="subtrees by size (the code's default; training script: alike), each set of leaves once; branches at ends "
-    "of steps",
     cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
     code="multimodal-art-projection/TreePO@f05552394e734ea2838cf9e3b8191f5093319dcf verl/trainer/ppo/core_algos.py "
     "recipe/treepo/run_treepo_train.sh",

@@ -1,4 +1,4 @@
-r"""TreeRL: branches at the most surprising tokens; a token's credit is what its node did to the chance of success.
+r"""TreeRL: tree search branched at high-surprisal tokens; process reward from global and local node advantages.
 
 V(s) = mean outcome of the leaves below node s;  GA = V(s) - V(root), LA = V(s) - V(parent);
 A(token of s) = (GA + LA) / sqrt(leaves below s);  6 trees, each branching twice at the 2 tokens of largest -log p.
@@ -19,11 +19,11 @@ from gxpo.rollouts.tree import Tree
 
 tree_rl = Definition(
     name="tree_rl",
+    doc=__doc__,
     title="TreeRL: LLM Reinforcement Learning with On-Policy Tree Search",
     arxiv="2506.11902",
     authors="Hou, Zhenyu and Hu, Ziniu and Li, Yujiang and Lu, Rui and Tang, Jie and Dong, Yuxiao",
     year=2025,
-    idea="leaves below a node say what the node is worth: a process reward without a reward model",
     formula="A(s) = (V(s) - V(root) + V(s) - V(parent)) / sqrt(leaves(s)), V the mean outcome of the leaves below",
     evidence="reference-code",
     code=(
@@ -38,9 +38,5 @@ tree_rl = Definition(
         "rollout.branches": 2,
     },
     paper_defaults={"sampling.temperature": 1.2, "optim.lr": 1.5e-6},
-    choices=(
-        "the paper's formula; the released code divides values by sqrt(leaves) before their difference is taken "
-        "(credit.form: released); all leaves are trained"
-    ),
     cost="30 leaves a prompt, their beginnings shared; a sampling call for every length of a beginning",
 )

@@ -1,4 +1,4 @@
-r"""TRPA: rewards are levels, two different levels are a preference, and a KL holds the policy near the old one.
+r"""TRPA: online preference loss (DPO form) over reward levels, with a KL trust region to the old policy.
 
 z_i = mean_t (log policy - log reference);   l = -log sigmoid(0.1 c (z_better - z_worse)), c = 2.5 if better is right
 L = mean over groups of the mean over pairs of l + 0.001 mean KL(policy || old)
@@ -19,12 +19,12 @@ from gxpo.objectives.preference_pairs import PreferencePairs
 
 trpa = Definition(
     name="trpa",
+    doc=__doc__,
     title="Trust Region Preference Approximation: A simple and stable reinforcement learning algorithm for LLM "
     "reasoning",
     arxiv="2504.04524",
     authors="Su, Xuerui and Xie, Shufang and Liu, Guoqing and others",
     year=2025,
-    idea="rule-based levels give preferences instead of rewards: online DPO over all pairs, in a trust region",
     formula="L = mean_pairs -log sigmoid(c beta (z_w - z_l)) + 0.001 KL(pi||old), z = mean_t log(pi/ref), c 2.5 or 1",
     evidence="reference-code",
     keys={
@@ -40,7 +40,6 @@ trpa = Definition(
     },
     paper_defaults={"rollout.group_size": 16, "optim.lr": 4e-7},
     refuses={"objective.kl.place": ("reward",)},
-    choices="levels are distinct outcomes; 2.5 by the verdict; mean over pairs, then over groups",
     cost="a frozen reference model and its forward pass over the rollouts",
     code="XueruiSu/Trust-Region-Preference-Approximation@f372585ed6ec230aa354feb9c8e24e970b615846 "
     "verl/trainer/ppo/core_algos.py verl/workers/actor/dp_actor.py main_TRPA.sh",

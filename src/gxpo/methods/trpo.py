@@ -1,4 +1,4 @@
-r"""TRPO: the natural gradient of the surrogate, as far as a mean KL of 0.01 allows.
+r"""TRPO: trust region policy optimization: natural gradient with line search under a KL limit of 0.01.
 
 max E_old[rho A]  subject to  E[KL(pi_old || pi)] <= delta:
 H x = g with H = F + 0.1 I by 10 conjugate gradients;  theta <- theta + c sqrt(2 delta / x^T H x) x,  c = 1, 1/2, 1/4...
@@ -18,11 +18,11 @@ from gxpo.objectives.surrogate import Unclipped
 
 trpo = Definition(
     name="trpo",
+    doc=__doc__,
     title="Trust Region Policy Optimization",
     arxiv="1502.05477",
     authors="Schulman, John and Levine, Sergey and Moritz, Philipp and Jordan, Michael I. and Abbeel, Pieter",
     year=2015,
-    idea="the surrogate is believed only where the new policy is near the old one, so nearness bounds the step",
     formula="theta += c sqrt(2 delta / x'Hx) x, H x = g, H = F + 0.1 I; c halves until E[rho A] is better and "
     "KL(old||new) <= 1.5 delta",
     evidence="reference-code",
@@ -33,6 +33,5 @@ trpo = Definition(
         "objective.surrogate": Unclipped,
         "objective.aggregate": "token_mean",
     },
-    choices="sampled-token Fisher and KL; group-relative credit; means over tokens",
     cost="11 gradients and some 25 forward passes a step; four copies of the trained parameters",
 )

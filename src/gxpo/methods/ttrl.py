@@ -1,4 +1,4 @@
-r"""TTRL: the group's majority answer is the label; more attempts vote than are trained.
+r"""TTRL: test-time RL with the majority vote as label; more rollouts vote than are trained.
 
 y = most frequent answer of the n_votes attempts (ties: first seen);   r_i = verify(o_i, y);   A as in GRPO over the
 first G of them.
@@ -14,11 +14,11 @@ from gxpo.rollouts.oversample_for_vote import OversampleForVote
 
 ttrl = Definition(
     name="ttrl",
+    doc=__doc__,
     title="TTRL: Test-Time Reinforcement Learning",
     arxiv="2504.16084",
     authors="Zuo, Yuxin and Zhang, Kaiyan and Qu, Shang and others",
     year=2025,
-    idea="no labels: an attempt is paid for agreeing with the majority of its group",
     formula="y = argmax_a #{i: a_i = a} over n_votes; r_i = verify(o_i, y); A as in GRPO over the first G",
     evidence="reference-code",
     keys={"rollout": OversampleForVote, "reward": "majority_vote"},
@@ -30,7 +30,6 @@ ttrl = Definition(
         "optim.lr": 5e-7,
         "objective.kl.coef": 1e-3,
     },
-    choices="a group without any answer has reward 0; the label decides through the task's verifier",
     cost="n_votes attempts are sampled for each group of G (twice as many by default)",
     code="PRIME-RL/TTRL@3e2cc9376dc7486256f6021b37c4353d0e1abe2b verl/verl/workers/reward_manager/ttrl.py "
     "verl/verl/utils/reward_score/ttrl/auto_verify.py verl/examples/ttrl/aime.sh",

@@ -1,4 +1,4 @@
-r"""TW-GRPO: positions at which the answers of a group go apart weigh more.
+r"""TW-GRPO: token weights by position: larger where the answers of a group diverge.
 
 w_t = 1 + 0.4 (D_t - min D) / (max D - min D);   loss = GRPO's times w_t
 D_t = mean_i sum_v (e^d - d - 1), d = mean_j l_jtv - l_itv held in [-11, 11]
@@ -16,12 +16,12 @@ from gxpo.weighting.token_weight import TokenWeight
 
 tw_grpo = Definition(
     name="tw_grpo",
+    doc=__doc__,
     title="Reinforcing Video Reasoning with Focused Thinking",
     arxiv="2505.24718",
     authors="Dang, Jisheng and Wu, Jingze and Wang, Teng and Lin, Xuanhui and Zhu, Nannan and Chen, Hongbo and "
     "Zheng, Wei-Shi and Wang, Meng and Chua, Tat-Seng",
     year=2025,
-    idea="tokens at positions of high disagreement within the group carry the information, and the weight",
     formula="w_t = 1 + (a - 1) minmax_t(D_t), D_t the answers' divergence from their mean at position t; a = 1.4",
     evidence="reference-code",
     keys={
@@ -32,7 +32,6 @@ tw_grpo = Definition(
         "signal.disagreement": DisagreementSignal,
     },
     paper_defaults={"objective.aggregate": "token_mean", "objective.clip_high": 0.28, "credit.eps": 1e-4},
-    choices="weights detached; unweighted sum over the vocabulary, as in the code; soft rewards are not built",
     cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",
     code="longmalongma/TW-GRPO@aa529ffca7ae408e4f3df7ba71cb0dc58544c6b7 src/open_r1/trainer/grpo_trainer.py",
 )

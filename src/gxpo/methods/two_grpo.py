@@ -1,4 +1,4 @@
-r"""2-GRPO: two rollouts a task. The better is pushed up and the worse down, as in DPO; a tie teaches nothing.
+r"""2-GRPO: groups of two rollouts, a contrastive pair as in DPO.
 
 A = (r - mean) / (std + 1e-6) with the population's std: (1, -1) where the two differ, (0, 0) where they do not.
 With ratios rho, o_1 the better: J = 1/2 [ mean_t min(rho_1, 1.2) - mean_t max(rho_2, 0.8) ]
@@ -12,14 +12,13 @@ from gxpo.keys import Definition
 
 two_grpo = Definition(
     name="two_grpo",
+    doc=__doc__,
     title="It Takes Two: Your GRPO Is Secretly DPO",
     arxiv="2510.00977",
     authors="Wu, Yihong and Ma, Liheng and Ding, Lei and others",
     year=2025,
-    idea="groups of two: GRPO is a contrast of pairs, and a pair is enough",
     formula="A = (1, -1) where r_1 > r_2, (0, 0) where they are equal",
     evidence="paper",
     keys={"credit.ddof": 0, "rollout.group_size": 2},
-    choices="population std, so that A is exactly 1 and -1 up to eps; sample std gives 0.7071",
     cost="none beyond the base; an eighth of the rollouts of groups of 16",
 )

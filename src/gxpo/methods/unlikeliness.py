@@ -1,4 +1,4 @@
-r"""Unlikeliness: correct answers are worth less the likelier they were, so that rare ones are reinforced too.
+r"""Unlikeliness: reward discount for likely correct answers, so that rare ones are reinforced.
 
 r'_i = r_i (1 - 0.25 rank_i / G);   rank: of the mean log-prob under the sampler within the group, 0 the least likely
 
@@ -13,19 +13,17 @@ from gxpo.rewards.shape import Shape
 
 unlikeliness = Definition(
     name="unlikeliness",
+    doc=__doc__,
     title="Rewarding the Unlikely: Lifting GRPO Beyond Distribution Sharpening",
     arxiv="2506.02355",
     authors="He, Andre and Fried, Daniel and Welleck, Sean",
     year=2025,
-    idea="a discount on correct answers by their rank in likelihood, against sharpening what is already likely",
-    formula="r' = r (1 - b rank / G), rank by mean log-prob, 0 the least likely; b = 0.25",
     evidence="reference-code",
     keys={
         "reward.shape.likelihood_discount": Shape,
         "reward.shape.likelihood_discount.function": "likelihood_discount",
     },
     paper_defaults={"update.epochs": 2, "objective.kl.coef": 0.1},
-    choices="length-normalised; ties share a rank; groups of equal verdicts are left alone",
     code="AndreHe02/rewarding-unlikely-release@ca1cff05ebdf2cfe9737fd416897da838a93e11a "
     "verl/trainer/ppo/ray_lean_trainer.py examples/lean/grpo.sh",
 )

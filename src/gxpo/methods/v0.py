@@ -1,4 +1,4 @@
-r"""V0: attempts go where a predicted rate of success says that they will give contrast.
+r"""V0: adaptive group sizes: split a fixed rollout budget across prompts by predicted success rate.
 
 U(n, p) = n (1 - p) (1 - (1 - p)^(n - 1)): expected failures beside a success, of n attempts at success rate p
 max sum_q U(n_q, p_q) with sum_q n_q = the budget and 2 <= n_q <= 128, greedily;   A = GRPO's over the n_q rows
@@ -16,15 +16,14 @@ from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 v0 = Definition(
     name="v0",
+    doc=__doc__,
     title="V_0: A Generalist Value Model for Any Policy at State Zero",
     arxiv="2602.03584",
     authors="Zhang, Yi-Kai and Yao, Zhiyuan and Hao, Hongyan and Sun, Yueqing and Gu, Qi and Su, Hui and "
     "Cai, Xunliang and Zhan, De-Chuan and Ye, Han-Jia",
     year=2026,
-    idea="the rollout budget of a step is allotted before sampling, by what each task is predicted to teach",
     formula="max sum_q n_q (1 - p_q) (1 - (1 - p_q)^(n_q - 1)), sum_q n_q fixed",
     evidence="secondary",
     keys={"rollout": AdaptiveGroupSize},
-    choices="p from each task's own past in place of a pretrained value model; greedy allotment",
     cost="none in samples; two numbers a task in the checkpoint; pays only where tasks come round again",
 )

@@ -1,4 +1,4 @@
-r"""V0.5: the baseline lies between the group's mean and a prediction for the task, by how noisy the mean is.
+r"""V0.5: shrinkage baseline between the group mean and a value prior, weighted by the variance of the mean.
 
 w   = min(1, (v / n) / (mean - V)^2), v = 1/4 the most that the variance of one reward can be, n rollouts
 A_i = r_i - (w V + (1 - w) mean)
@@ -22,16 +22,15 @@ from gxpo.signals.task_mean import TaskMean
 
 v05 = Definition(
     name="v05",
+    doc=__doc__,
     title="V_{0.5}: Generalist Value Model as a Prior for Sparse RL Rollouts",
     arxiv="2603.10848",
     authors="Zhang, Yi-Kai and Sun, Yueqing and Hao, Hongyan and Gu, Qi and Cai, Xunliang and Zhan, De-Chuan and "
     "Ye, Han-Jia",
     year=2026,
-    idea="with few rollouts a prediction is a better baseline than their mean, until they contradict it",
     formula="A_i = r_i - (w V + (1 - w) mean), w = min(1, 1 / (4 n) / (mean - V)^2)",
     evidence="secondary",
     keys={"credit": ShrinkageBaseline, "credit.variance": "bound", "signal.task_mean": TaskMean},
     paper_defaults={"rollout.group_size": 4},
-    choices="V from the task's own past in place of a pretrained value model; no std; no sequential budget",
     cost="two numbers a task in the checkpoint; pays only where tasks come round again",
 )

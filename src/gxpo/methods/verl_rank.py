@@ -1,4 +1,4 @@
-r"""VERL: a bonus for answers whose hidden states take up more directions than usual, or gain them faster.
+r"""VERL: advantage bonus by the effective rank of hidden states, its velocity and its acceleration.
 
 ER  = exp(-sum p ln p), p = singular values of the centred states over their sum
 ERV = mean over prefixes of ER_j - mean(ER_1..ER_(j-1)), every 40 tokens;   ERA = mean of its differences
@@ -17,12 +17,12 @@ from gxpo.signals.effective_rank import EffectiveRank
 
 verl_rank = Definition(
     name="verl_rank",
+    doc=__doc__,
     title="Beyond the Exploration-Exploitation Trade-off: A Hidden State Approach for LLM Reasoning in RLVR",
     arxiv="2509.23808",
     authors="Huang, Fanding and Huang, Guanbo and Fan, Xiao and He, Yi and Liang, Xiao and Chen, Xiao and "
     "Jiang, Qinting and Khan, Faisal Nadeem and Jiang, Jingyan and Wang, Zhi",
     year=2025,
-    idea="the effective rank of hidden states, and how it grows, decide a bonus that never turns credit around",
     formula="A' = A + min(relu(Phi), |A| / kappa), Phi = beta tanh(dev ER) + (1 - beta) tanh(dev ERV)",
     evidence="reference-code",
     keys={
@@ -35,7 +35,6 @@ verl_rank = Definition(
         "credit.kappa": "credit.add.bonus.kappa",
         "credit.at": "credit.add.bonus.at",
     },
-    choices="the bonus on all tokens (paper; code: the last); usual values begin with the first step's means",
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
     code="hf618/VERL@3de68f16e447647d3f80d11fdbe5816137b515aa verl/trainer/reward_manager_versions.py "
     "verl/trainer/ppo/ray_trainer.py verl/trainer/metrics_utils.py train.sh",

@@ -1,4 +1,4 @@
-r"""VESPO: the whole answer's importance weight, reshaped so that neither end of it matters.
+r"""VESPO: smooth variational kernel on the sequence-level importance weight, in place of the clip.
 
 W = pi(y) / mu(y);   phi(W) = W^k e^(lambda (1 - W));   l_t = -stop(phi(W)) A log pi(o_t), token mean
 (k, lambda) = (2, 3) for A > 0, (3, 2) for A < 0
@@ -16,11 +16,11 @@ from gxpo.objectives.surrogate_weights import Gamma
 
 vespo = Definition(
     name="vespo",
+    doc=__doc__,
     title="VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
     arxiv="2602.10693",
     authors="Shen, Guobin and Zhao, Chenxiao and Cheng, Xiang and Huang, Lei and Yu, Xing",
     year=2026,
-    idea="a smooth kernel on the sequence's importance weight in place of clips and length normalisation",
     formula="l = -stop(W^k e^(lambda (1 - W))) A log pi, W = pi(y) / mu(y)",
     evidence="reference-code",
     code="FloyedShen/VESPO@aa1f3045c346 recipe/vespo/code/core_algos.py recipe/vespo/run/sync/vespo_N_8.sh",
@@ -30,5 +30,4 @@ vespo = Definition(
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },
-    choices="W over the behaviour policy, where the authors' synchronous runs have the proximal one",
 )

@@ -1,4 +1,4 @@
-r"""VinePPO: the value of the state before each reasoning step, by continuations from it, instead of a critic.
+r"""VinePPO: Monte Carlo values of reasoning steps, by continuations from each, instead of a critic.
 
 V(s) = mean outcome of 9 continuations from s;  A_t = r_t + V(s_{t+1}) - V(s_t) for all tokens of step t,
 r_t = 0 before the last step, whose V(s_{t+1}) is 0 and whose r_t the outcome;  PPO's clip, a mean over tokens.
@@ -17,12 +17,12 @@ from gxpo.segments import Delimiter
 
 vineppo = Definition(
     name="vineppo",
+    doc=__doc__,
     title="VinePPO: Refining Credit Assignment in RL Training of LLMs",
     arxiv="2410.01679",
     authors="Kazemnejad, Amirhossein and Aghajohari, Milad and Portelance, Eva and Sordoni, Alessandro and Reddy, Siva "
     "and Courville, Aaron and Le Roux, Nicolas",
     year=2024,
-    idea="the policy itself says what a state is worth: it is continued from there, several times",
     formula="A = r + V(next step) - V(this step), V the mean outcome of 9 continuations",
     evidence="reference-code",
     keys={
@@ -33,7 +33,6 @@ vineppo = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
-    choices="not whitened (the code's runs are); the prompt valued once a group; steps end with a comma",
     cost="9 continuations from every step of every attempt, generated and thrown away",
     code="McGill-NLP/VinePPO@efe7228469f21bad8cc8d4e44a3f688ed8cc6aac "
     "src/treetune/episode_generators/math_episode_generator_with_mc_advantages.py "

@@ -1,4 +1,4 @@
-r"""DGRPO (VITAL): groups that do well already count less.
+r"""DGRPO (VITAL): difficulty-aware GRPO: groups of high mean reward weigh less.
 
 w = 1/2 + 1/2 clamp((easy - D) / (easy - hard), 0, 1), D = the group's mean outcome;   loss = GRPO's times w
 with `vital_dgrpo@paper` also S = clamp((IoU - low) / (high - low), 0, 1) in place of IoU
@@ -15,12 +15,12 @@ from gxpo.weighting.group_weight import GroupWeight
 
 vital_dgrpo = Definition(
     name="vital_dgrpo",
+    doc=__doc__,
     title="Thinking With Videos: Multimodal Tool-Augmented Reinforcement Learning for Long Video Reasoning",
     arxiv="2508.04416",
     authors="Zhang, Haoji and Gu, Xin and Li, Jiawen and Ma, Chixiang and Bai, Sule and Zhang, Chubin and Zhang, Bowen "
     "and Zhou, Zhichao and He, Dongliang and Tang, Yansong",
     year=2025,
-    idea="rescale hard tasks' rewards, and weigh groups down the more they earn already",
     formula="w = 0.5 + 0.5 clamp((easy - mean_g r) / (easy - hard), 0, 1); L = L_GRPO with w",
     evidence="secondary",
     keys={
@@ -36,6 +36,4 @@ vital_dgrpo = Definition(
         "rollout.group_size": 8,
         "optim.lr": 1e-6,
     },
-    choices="a weight after the normalisation, which would cancel it; thirds of the outcome's range; @paper reads "
-    "component iou",
 )

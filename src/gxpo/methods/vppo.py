@@ -1,4 +1,4 @@
-r"""VPPO: only the tokens that depend most on what was shown are trained, and dependent trajectories count more.
+r"""VPPO: train only the tokens most dependent on the observation; weigh trajectories by their dependence.
 
 D_t = e^d - d - 1, d = log masked - log policy: held in [0, 10]; w_t = [D_t among the top 40% of its trajectory] scale_i
 scale_i = 0.9 + 0.1 x_i / mean x, x_i = mean_t D_t brought to [0, 1] by the step's extremes;   loss = GRPO's times w
@@ -16,11 +16,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 vppo = Definition(
     name="vppo",
+    doc=__doc__,
     title="Spotlight on Token Perception for Multimodal Reinforcement Learning",
     arxiv="2510.09285",
     authors="Huang, Siyuan and Qu, Xiaoye and Li, Yafu and others",
     year=2025,
-    idea="the learning signal goes to the tokens and trajectories that depend on the observation",
     formula="w = [k3(pi, pi masked) in the top 40% of o_i] (0.9 + 0.1 x_i / mean x); L = L_GRPO with w",
     evidence="reference-code",
     keys={
@@ -35,7 +35,6 @@ vppo = Definition(
         "objective.add.masked_kl.coef": 0.0,
         "objective.add.masked_kl.entropy_coef": 0.06,
     },
-    choices="text tokens for patches; top 40% and 0.9 from the scripts (defaults of the code: 20%, 0.8)",
     cost="two forward passes over the rollouts before the update, one with masked observations",
     code="huaixuheqing/VPPO-RL@a23c54b83565c48e9e1fb54cc1e18a1c63557c99 verl/workers/actor/dp_actor.py "
     "examples/configs/train_vppo_7b.sh",

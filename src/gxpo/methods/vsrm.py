@@ -1,4 +1,4 @@
-r"""VSRM: a reasoning step is paid the change that it made to the share of right answers, given at once.
+r"""VSRM: verifiable stepwise rewards: the change in success rate of answers forced after each reasoning step.
 
 acc_j = mean outcome of 5 answers asked for after the first j steps;  d_j = acc_{j+1} - acc_j;
 r_j = d_k 0.7^(k - j), d_k the first of d_j ... d_{j+4} that is not 0, and 0 if all are (steps that lead nowhere)
@@ -20,11 +20,11 @@ from gxpo.segments import Delimiter
 
 vsrm = Definition(
     name="vsrm",
+    doc=__doc__,
     title="Promoting Efficient Reasoning with Verifiable Stepwise Reward",
     arxiv="2508.10293",
     authors="Yue, Chuhuai and Dong, Chengqi and Gao, Yinan and He, Hang and Chai, Jiajun and Yin, Guojun and Lin, Wei",
     year=2025,
-    idea="steps after which answers are no better are paid nothing, steps that mislead are charged",
     formula="A = whiten(R + sum of later r_j), r_j the next change of the answers' success rate, 0.7 a step away",
     evidence="reference-code",
     keys={
@@ -37,7 +37,6 @@ vsrm = Definition(
         "segment.text": ",",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "optim.lr": 1e-6},
-    choices="REINFORCE++; a step's reward on all its tokens; no charge for the form; unended chains lack a last value",
     cost="5 short answers after every step of every attempt, generated and thrown away",
     code="1benwu1/VSRM-Efficient-LRMs@e4e928b4307056d7b04b2a06a76e518481245760 verl/workers/rollout_postprocess.py",
 )

@@ -1,4 +1,4 @@
-r"""XRPO: correct answers that were unlikely for their group are reinforced more.
+r"""XRPO: advantage bonus for correct answers of low likelihood within their group (novelty sharpening).
 
 s_i = mean_t log policy;  eta_i = exp(s_i - mean_j s_j);  A'_i = A_i + min(max(2.5 (1 - eta_i), 0), 0.5 A_i) if correct
 
@@ -13,12 +13,11 @@ from gxpo.weighting.token_weight import TokenWeight
 
 xrpo = Definition(
     name="xrpo",
+    doc=__doc__,
     title="XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation",
     arxiv="2510.06672",
     authors="Bamba, Udbhav and Fang, Minghao and Yu, Yifan and Zheng, Haizhong and Lai, Fan",
     year=2025,
-    idea="low-probability yet correct answers get a bonus, bounded by a share of their advantage",
-    formula="A' = A + min(max(l (1 - exp(s - mean s)), 0), k A) if correct; l = 2.5, k = 0.5",
     evidence="secondary",
     keys={
         "weight.novelty": TokenWeight,
@@ -28,7 +27,6 @@ xrpo = Definition(
         "weight.novelty.strength": 2.5,
         "weight.novelty.bound": 0.5,
     },
-    choices="the sharpening alone: adaptive allocation of rollouts and in-context seeding are not built",
     cost="a forward pass over the rollouts before the update",
     renamed={"weight.novelty.cap": "weight.novelty.bound"},
 )
