@@ -39,7 +39,7 @@ def test_entries_are_json_and_the_weakest_evidence_is_last(rows):
         ("pvpo", "credit"),  # its rollouts only serve the signal that its credit reads
         ("grpo_lead", "credit"),
         ("dapo", "rollout"),
-        ("luffy", "rollout"),  # replaces rollout and gate, and sets credit.scale
+        ("luffy", "rollout"),  # replaces rollout and surrogate, and sets credit.scale
         ("gspo", "objective"),
         ("vppo", "weight"),
         ("papo", "objective"),

@@ -35,13 +35,13 @@ def test_the_variance_is_read_off_the_credit(right, size):
 
 def test_worked_bounds():
     """A = 1: tanh 1 = .761594, p = 1/2: .2 * 1.380797 * 1.5 = .414239. A = 0: .2."""
-    gate = ElasticClip()
-    assert gate.room(column(0.0, 1.0, -1.0)).tolist() == pytest.approx([1.0, 2.071196, 2.071196], abs=1e-6)
+    surrogate = ElasticClip()
+    assert surrogate.room(column(0.0, 1.0, -1.0)).tolist() == pytest.approx([1.0, 2.071196, 2.071196], abs=1e-6)
     ratio = column(1.3, 1.5, 0.7, 0.5)
     credit = column(1.0, 1.0, -1.0, -1.0)
-    loss = gate.loss(Entries.of(ratio, credit))
+    loss = surrogate.loss(Entries.of(ratio, credit))
     assert loss.tolist() == pytest.approx([-1.3, -1.414239, 0.7, 0.585761], abs=1e-6)
-    assert gate.clipped(Entries.of(ratio, credit)).tolist() == [False, True, False, True]
+    assert surrogate.clipped(Entries.of(ratio, credit)).tolist() == [False, True, False, True]
 
 
 TOKEN = st.tuples(st.floats(0.2, 3.0), st.sampled_from([-3.0, -1.0, -0.1, 0.0, 0.4, 1.7]))
@@ -50,12 +50,12 @@ TOKEN = st.tuples(st.floats(0.2, 3.0), st.sampled_from([-3.0, -1.0, -0.1, 0.0, 0
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TOKEN, min_size=1, max_size=6), st.floats(0, 2), st.floats(0, 2))
 def test_loss_and_gradient_equal_a_loop(tokens, by_credit, by_variance):
-    gate = ElasticClip(0.1, 0.3, by_credit, by_variance)
+    surrogate = ElasticClip(0.1, 0.3, by_credit, by_variance)
     ratio = column(*(r for r, _ in tokens)).requires_grad_()
     credit = column(*(a for _, a in tokens))
-    loss = gate.loss(Entries.of(ratio, credit))
+    loss = surrogate.loss(Entries.of(ratio, credit))
     (slope,) = torch.autograd.grad(loss.sum(), ratio)
-    cut = gate.clipped(Entries.of(ratio, credit))
+    cut = surrogate.clipped(Entries.of(ratio, credit))
     for i, (r, a) in enumerate(tokens):
         room = (1 + by_credit * math.tanh(abs(a))) * (1 + by_variance * 4 * a * a / (1 + a * a) ** 2)
         low, high = 1 - 0.1 * room, 1 + 0.3 * room

@@ -45,10 +45,10 @@ def test_credit_by_region():
     """h = .6: half the region is (.9, 1.16); h = -.8: (.82, 1.1). Outside, inside, outside, inside."""
     entropy = given_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
     ratio = column(1.17, 1.15, 0.81, 0.83, 1.0, 1.0, 1.0)
-    gate = EntropyAdaptiveClip(entropy_quantile=0.5)
-    scale = gate.factor(seen(ratio, 1 + 0 * ratio, entropy))
+    surrogate = EntropyAdaptiveClip(entropy_quantile=0.5)
+    scale = surrogate.factor(seen(ratio, 1 + 0 * ratio, entropy))
     assert scale.tolist() == pytest.approx([1.6, 1.0, 1.0, 0.2, 1.0, 0.0, 1.0])
-    loss = gate.loss(seen(ratio, 1 + 0 * ratio, entropy))
+    loss = surrogate.loss(seen(ratio, 1 + 0 * ratio, entropy))
     assert loss.tolist() == pytest.approx([-1.6 * 1.17, -1.15, -0.81, -0.2 * 0.83, -1.0, 0.0, -1.0])
 
 
@@ -61,21 +61,21 @@ def scores(entropies, q):
     return [g / top if g > 0 else g / -bottom if g < 0 else 0.0 for g in gaps]
 
 
-def by_hand(gate):
+def by_hand(surrogate):
     def loop(unit):
         losses, slopes = [], []
-        for t, h in zip(unit, scores([t["entropy"] for t in unit], gate.entropy_quantile), strict=True):
-            low = gate.clip_low * (1 - gate.clip_gain * min(h, 0))
-            high = gate.clip_high * (1 + gate.clip_gain * max(h, 0))
+        for t, h in zip(unit, scores([t["entropy"] for t in unit], surrogate.entropy_quantile), strict=True):
+            low = surrogate.clip_low * (1 - surrogate.clip_gain * min(h, 0))
+            high = surrogate.clip_high * (1 + surrogate.clip_gain * max(h, 0))
             rho, a = math.exp(t["gap"]), t["credit"]
             inside = 1 - low / 2 < rho < 1 + high / 2
             if (h > 0 and not inside) or (h <= 0 and inside):
-                a *= 1 + gate.credit_gain * h
+                a *= 1 + surrogate.credit_gain * h
             if t["credit"] >= 0:
                 held, free = min(rho, 1 + high), rho <= 1 + high
             else:
-                held = max(min(rho, gate.ratio_max), 1 - low)
-                free = 1 - low <= rho <= gate.ratio_max
+                held = max(min(rho, surrogate.ratio_max), 1 - low)
+                free = 1 - low <= rho <= surrogate.ratio_max
             losses.append(-a * held)
             slopes.append(-a * rho if free else 0.0)
         return losses, diagonal(slopes)
@@ -86,8 +86,8 @@ def by_hand(gate):
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.sampled_from([0.0, 0.33, 0.8, 1.0]), st.sampled_from([0.0, 0.7]), st.sampled_from([0.0, 0.9]))
 def test_it_equals_a_loop(rows, quantile, by_clip, by_credit):
-    gate = EntropyAdaptiveClip(0.23, 0.29, 4.1, quantile, by_clip, by_credit)
-    agrees(PolicyGradient(surrogate=gate, aggregate="token_mean"), rows, by_hand(gate))
+    surrogate = EntropyAdaptiveClip(0.23, 0.29, 4.1, quantile, by_clip, by_credit)
+    agrees(PolicyGradient(surrogate=surrogate, aggregate="token_mean"), rows, by_hand(surrogate))
 
 
 def test_without_gains_or_with_equal_entropies_it_is_the_dual_clip(toy):
@@ -109,9 +109,9 @@ def test_scores_fill_the_interval(entropies, quantile):
 
 
 def test_entropies_are_detached_and_asked_for(toy):
-    gate = EntropyAdaptiveClip()
+    surrogate = EntropyAdaptiveClip()
     h = column(0.1, 2.0, 0.5, 3.0, 1.0).requires_grad_()
-    term = PolicyGradient(surrogate=gate)
+    term = PolicyGradient(surrogate=surrogate)
     assert term.outputs == ("logprob", "entropy") and term.couples == "step"
     value = term(toy.forest, toy.policy(entropy=h), toy.credit, toy.weight, {}, 0)[0]
     assert torch.autograd.grad(value, h, allow_unused=True) == (None,)
@@ -123,11 +123,11 @@ def test_far_off_policy_and_what_counts_as_clipped():
     entropy = given_scores(-1.0, 0.0, 1.0, 0.0, 0.0)
     ratio = column(1e6, 1e-6, 1e6, 10.5, 0.7).requires_grad_()
     credit = column(1.0, -1.0, -1.0, -1.0, 0.0)
-    x, gate = seen(ratio, credit, entropy), EntropyAdaptiveClip(entropy_quantile=0.5)
-    loss = gate.loss(x)
+    x, surrogate = seen(ratio, credit, entropy), EntropyAdaptiveClip(entropy_quantile=0.5)
+    loss = surrogate.loss(x)
     assert loss.tolist()[:2] == pytest.approx([-1.2, 0.8])
     (slope,) = torch.autograd.grad(loss.sum(), ratio)
-    assert slope.tolist() == [0.0] * 5 and gate.clipped(x).tolist() == [True] * 4 + [False]
+    assert slope.tolist() == [0.0] * 5 and surrogate.clipped(x).tolist() == [True] * 4 + [False]
 
 
 def test_bad_options():

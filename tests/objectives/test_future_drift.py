@@ -38,20 +38,20 @@ def test_cards_numbers(toy):
     assert gradient == pytest.approx([0, -0.180967, 0, 1.2 * 0.244281, 1.2 * 0.329744], abs=1e-6)
 
 
-def by_hand(gate):
+def by_hand(surrogate):
     def loop(unit):
         losses, slopes = [], []
         for i, t in enumerate(unit):
-            later = [(k, u["gap"]) for k, u in enumerate(unit[i:]) if u["gap"] <= math.log(gate.ratio_max)]
-            drift = sum(gap * 2 ** (-k / gate.half_life) for k, gap in later)
-            f = min(max(math.exp(min(drift, 50.0)), gate.factor_low), gate.factor_high)
+            later = [(k, u["gap"]) for k, u in enumerate(unit[i:]) if u["gap"] <= math.log(surrogate.ratio_max)]
+            drift = sum(gap * 2 ** (-k / surrogate.half_life) for k, gap in later)
+            f = min(max(math.exp(min(drift, 50.0)), surrogate.factor_low), surrogate.factor_high)
             a, rho = t["credit"], math.exp(t["gap"])
-            if a < 0 and rho > gate.safe_ratio:
+            if a < 0 and rho > surrogate.safe_ratio:
                 f = min(max(f, 0.8), 1.0)
-            held = rho if a >= 0 else min(rho, gate.ratio_max)
-            low, high = 1 - gate.clip_low, 1 + gate.clip_high
+            held = rho if a >= 0 else min(rho, surrogate.ratio_max)
+            low, high = 1 - surrogate.clip_low, 1 + surrogate.clip_high
             losses.append(f * max(-a * held, -a * min(max(held, low), high)))
-            free = rho <= high if a >= 0 else low <= rho <= gate.ratio_max
+            free = rho <= high if a >= 0 else low <= rho <= surrogate.ratio_max
             slopes.append(-f * a * rho if free else 0.0)
         return losses, diagonal(slopes)
 
@@ -61,8 +61,8 @@ def by_hand(gate):
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.sampled_from([0.5, 4.0, 32.0]), st.sampled_from([0.6, 1.0]), st.sampled_from([2.1, 10.0]))
 def test_it_equals_a_loop(rows, half_life, low, bound):
-    gate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2, 4.0, None)
-    agrees(PolicyGradient(surrogate=gate, aggregate="token_mean"), rows, by_hand(gate))
+    surrogate = FutureDrift(0.21, 0.28, bound, half_life, low, 1.2, 4.0, None)
+    agrees(PolicyGradient(surrogate=surrogate, aggregate="token_mean"), rows, by_hand(surrogate))
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,11 +123,13 @@ def test_with_bounds_of_one_it_is_the_dual_clip(toy):
 def test_the_factor_carries_no_gradient_and_bounds_what_is_far_off_policy():
     gap = column(math.log(1e6), math.log(1e-6), math.log(1e6), -0.05, 700.0).requires_grad_()
     seen = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, 1.0, -1.0, -1.0, 1.0), OWNER, OWNER)
-    gate = FutureDrift(factor_low=0.8)
+    surrogate = FutureDrift(factor_low=0.8)
     # 0 for ratios above 10: drifts -13.5, -13.8, -.049, -.05, 0; the third is wrong and beyond 10: at most 1
-    assert gate.factor(seen).tolist() == pytest.approx([0.8, 0.8, math.exp(-0.05 * 2 ** (-1 / 32)), math.exp(-0.05), 1])
-    assert not gate.factor(seen).requires_grad
-    (slope,) = torch.autograd.grad(gate.loss(seen).sum(), gap)
+    assert surrogate.factor(seen).tolist() == pytest.approx(
+        [0.8, 0.8, math.exp(-0.05 * 2 ** (-1 / 32)), math.exp(-0.05), 1]
+    )
+    assert not surrogate.factor(seen).requires_grad
+    (slope,) = torch.autograd.grad(surrogate.loss(seen).sum(), gap)
     assert slope.tolist() == pytest.approx([0.0, -0.8 * 1e-6, 0.0, math.exp(-0.1), 0.0])
 
 

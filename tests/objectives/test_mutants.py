@@ -10,7 +10,7 @@ import torch
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.objectives import surrogate as gate
+from gxpo.objectives import surrogate
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart, TermSum
 from gxpo.objectives.control import Control
@@ -93,11 +93,11 @@ def test_words(term, key):
 
 
 EDGES = [
-    (gate.Clip, {"clip_low": 0.0, "clip_high": 0.0}),
-    (gate.LogClip, {"log_clip_low": 0.0, "log_clip_high": 0.0}),
-    (gate.DualClip, {"ratio_max": 1.01}),
-    (gate.Truncate, {"ratio_max": float("inf")}),
-    (gate.Truncate, {"ratio_max": 0.01}),
+    (surrogate.Clip, {"clip_low": 0.0, "clip_high": 0.0}),
+    (surrogate.LogClip, {"log_clip_low": 0.0, "log_clip_high": 0.0}),
+    (surrogate.DualClip, {"ratio_max": 1.01}),
+    (surrogate.Truncate, {"ratio_max": float("inf")}),
+    (surrogate.Truncate, {"ratio_max": 0.01}),
     (SURROGATES["elastic_clip"], {"elastic_credit": 0.0, "elastic_variance": 0.0}),
     (TERMS["policy_gradient"], {"shaping_gamma": 0.01}),
     (TERMS["masked_kl"], {"coef": 0.0, "entropy_coef": 0.0, "kl_max": 0.01}),
@@ -115,13 +115,13 @@ def test_edges_are_inside(part, given):
 
 
 OUTSIDE = [
-    (gate.Clip, {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
-    (gate.Clip, {"clip_high": -0.1}, "objective.clip_high is -0.1; it is 0 or more"),
-    (gate.LogClip, {"log_clip_low": -0.1}, "objective.log_clip_low is -0.1; it is 0 or more"),
-    (gate.LogClip, {"log_clip_high": -0.1}, "objective.log_clip_high is -0.1; it is 0 or more"),
-    (gate.DualClip, {"ratio_max": 1.0}, "objective.ratio_max is 1.0; it is above 1"),
-    (gate.DualClip, {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
-    (gate.Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is above 0"),
+    (surrogate.Clip, {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
+    (surrogate.Clip, {"clip_high": -0.1}, "objective.clip_high is -0.1; it is 0 or more"),
+    (surrogate.LogClip, {"log_clip_low": -0.1}, "objective.log_clip_low is -0.1; it is 0 or more"),
+    (surrogate.LogClip, {"log_clip_high": -0.1}, "objective.log_clip_high is -0.1; it is 0 or more"),
+    (surrogate.DualClip, {"ratio_max": 1.0}, "objective.ratio_max is 1.0; it is above 1"),
+    (surrogate.DualClip, {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
+    (surrogate.Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is above 0"),
     *(
         (
             SURROGATES["elastic_clip"],
@@ -136,8 +136,8 @@ OUTSIDE = [
         (
             TERMS["policy_gradient"],
             {"ratio": "sequence", name: value},
-            f"objective.{said} works with objective.ratio 'token' only, and gates that look at single tokens: set one "
-            "of the two",
+            f"objective.{said} works with objective.ratio 'token' only, and surrogates that look at single tokens: "
+            "set one of the two",
         )
         for name, value, said in (
             ("once_per_token", True, "once_per_token"),
@@ -370,7 +370,7 @@ def test_an_estimator_that_does_not_exist() -> None:
 
 def test_on_the_bound_and_without_credit_nothing_is_clipped() -> None:
     x = Entries.of(torch.tensor([0.5, 1.5, 9.0, 0.1]), torch.tensor([-1.0, 1.0, 0.0, 0.0]))
-    assert gate.Clip(0.5, 0.5).clipped(x).tolist() == [False] * 4
+    assert surrogate.Clip(0.5, 0.5).clipped(x).tolist() == [False] * 4
     assert x.trajectory.tolist() == x.turn.tolist() == [0, 1, 2, 3]
 
 
@@ -387,14 +387,14 @@ def test_the_power_mean_where_nobody_knows_who_sampled(toy) -> None:
     assert toy.loss(term, behaviour_logprob=nan) == toy.loss(PowerMean(), behaviour_logprob=toy.logprob.detach())
 
 
-class ByEntropy(gate.Surrogate):
+class ByEntropy(surrogate.Surrogate):
     couples, outputs = "step", ("entropy",)
 
     def loss(self, x):
         return -x.credit * x.ratio * x.entropy
 
 
-def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
+def test_surrogates_that_read_the_entropy_and_the_whole_step(toy) -> None:
     """-A rho H over the 5 tokens, A 1 0 -1 0 0 and H 1 2 3 4 5: -e^.3 + 3 e^-.4."""
     term, entropy = PolicyGradient(surrogate=ByEntropy(), aggregate="token_mean"), torch.arange(1.0, 6.0)
     assert (term.couples, term.outputs) == ("step", ("logprob", "entropy"))
@@ -404,7 +404,7 @@ def test_gates_that_read_the_entropy_and_the_whole_step(toy) -> None:
     assert term.active(toy.forest, credit.clamp_min(0), toy.weight).tolist() == [True] * 5
     assert term.active(toy.forest, 0 * credit, toy.weight).tolist() == [False] * 5
     with pytest.raises(
-        MissingSignal, match=r"^this objective's gate needs the policy's entropy: give it as `entropy`$"
+        MissingSignal, match=r"^this objective's surrogate needs the policy's entropy: give it as `entropy`$"
     ):
         term(toy.forest, toy.policy(), credit, toy.weight, {}, 0)[0]
 

@@ -13,7 +13,7 @@ from tests.objectives.test_entropy_band import episodes, seen, value_and_slope
 from torch import Tensor
 
 from gxpo.forest import Forest
-from gxpo.objectives import surrogate as gate
+from gxpo.objectives import surrogate
 from gxpo.objectives.base import TermPart, TermSum
 from gxpo.objectives.control import AdaptiveKl
 from gxpo.objectives.distillation import Distillation
@@ -123,7 +123,7 @@ def test_only_a_figure_of_the_same_name_takes_a_name(toy) -> None:
 
 
 # ---------------------------------------------------------------- dtype
-class ByEntropy(gate.Surrogate):
+class ByEntropy(surrogate.Surrogate):
     outputs = ("entropy",)
 
     def loss(self, x):
@@ -385,7 +385,7 @@ def test_the_likelihood_of_what_turned_out_well(grow) -> None:
 
 
 # ---------------------------------------------------------------- policy gradient, power mean
-class Looks(gate.Surrogate):
+class Looks(surrogate.Surrogate):
     couples = "trajectory"
 
     def loss(self, x):

@@ -13,7 +13,7 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives import Clip, Entries, Gate, PolicyGradient
+from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
 from gxpo.objectives.surrogate_clips import HybridClip, NestedClip, relative_entropy
 
 F64 = torch.float64
@@ -72,10 +72,13 @@ def test_where_the_mean_is_held_a_trajectorys_gradient_sums_to_zero(rows):
 
 
 def test_without_bounds_it_is_the_free_ratio_and_without_residuals_a_held_sequence(toy):
-    free, plain = PolicyGradient(surrogate=NestedClip(99.0, 99.0)), PolicyGradient(surrogate=Gate())
+    free, plain = PolicyGradient(surrogate=NestedClip(99.0, 99.0)), PolicyGradient(surrogate=Surrogate())
     assert toy.loss(free)[0] == pytest.approx(toy.loss(plain)[0])
     assert toy.loss(free)[1] == pytest.approx(toy.loss(plain)[1])
-    flat, sequence = PolicyGradient(surrogate=NestedClip(99.0, 0.0)), PolicyGradient(ratio="sequence", surrogate=Gate())
+    flat, sequence = (
+        PolicyGradient(surrogate=NestedClip(99.0, 0.0)),
+        PolicyGradient(ratio="sequence", surrogate=Surrogate()),
+    )
     assert toy.loss(flat)[0] == pytest.approx(toy.loss(sequence)[0])  # in value and, residuals held, in gradient
     assert toy.loss(flat)[1] == pytest.approx(toy.loss(sequence)[1])
 
@@ -96,15 +99,15 @@ def test_far_off_policy_both_levels_bound_the_ratio():
 
 # ---------------------------------------------------------------- two branches
 def test_cards_numbers_of_the_mixture(toy):
-    gate = HybridClip(sequence_clip_low=0.05, sequence_clip_high=0.05)
-    value, gradient = toy.loss(PolicyGradient(surrogate=gate))
+    surrogate = HybridClip(sequence_clip_low=0.05, sequence_clip_high=0.05)
+    value, gradient = toy.loss(PolicyGradient(surrogate=surrogate))
     assert value == pytest.approx(0.003562, abs=1e-6)
     assert gradient == pytest.approx([0, -0.113105, 0, 0, 0], abs=1e-6)
 
 
-def hybrid_loop(gate, entropies=False):
+def hybrid_loop(surrogate, entropies=False):
     def held(ratio, low, high, a):
-        if gate.sides == "both":
+        if surrogate.sides == "both":
             return min(max(ratio, low), high), low <= ratio <= high
         return (min(ratio, high), ratio <= high) if a >= 0 else (max(ratio, low), ratio >= low)
 
@@ -113,12 +116,12 @@ def hybrid_loop(gate, entropies=False):
         h = [t["entropy"] for t in unit]
         losses, slopes = [], []
         for t in unit:
-            share = gate.token_share
+            share = surrogate.token_share
             if entropies:
                 share = 0.5 if max(h) == min(h) else (t["entropy"] - min(h)) / (max(h) - min(h))
             a, own = t["credit"], math.exp(t["gap"])
-            token, alive = held(own, 1 - gate.clip_low, 1 + gate.clip_high, a)
-            whole, moves = held(mean, 1 - gate.sequence_clip_low, 1 + gate.sequence_clip_high, a)
+            token, alive = held(own, 1 - surrogate.clip_low, 1 + surrogate.clip_high, a)
+            whole, moves = held(mean, 1 - surrogate.sequence_clip_low, 1 + surrogate.sequence_clip_high, a)
             losses.append(-a * (share * token + (1 - share) * whole))
             slopes.append(-a * (share * own * alive + (1 - share) * mean * moves))
         return losses, diagonal(slopes)
@@ -129,8 +132,8 @@ def hybrid_loop(gate, entropies=False):
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from(["both", "improving"]), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
 def test_hybrid_clip_equals_a_loop(rows, sides, share, by_entropy):
-    gate = HybridClip(0.21, 0.27, 0.11, 0.13, "entropy" if by_entropy else "average", share, sides)
-    agrees(PolicyGradient(surrogate=gate), rows, hybrid_loop(gate, by_entropy))
+    surrogate = HybridClip(0.21, 0.27, 0.11, 0.13, "entropy" if by_entropy else "average", share, sides)
+    agrees(PolicyGradient(surrogate=surrogate), rows, hybrid_loop(surrogate, by_entropy))
 
 
 def test_its_limits_are_grpo_and_gspo(toy):
@@ -148,9 +151,9 @@ def test_its_limits_are_grpo_and_gspo(toy):
 
 def test_on_policy_both_are_reinforce(toy):
     here = toy.logprob.detach()
-    for gate in (NestedClip(), HybridClip(), HybridClip(mixing="entropy")):
+    for surrogate in (NestedClip(), HybridClip(), HybridClip(mixing="entropy")):
         value, gradient = toy.loss(
-            PolicyGradient(surrogate=gate, aggregate="token_mean"), behaviour_logprob=here, entropy=here.abs()
+            PolicyGradient(surrogate=surrogate, aggregate="token_mean"), behaviour_logprob=here, entropy=here.abs()
         )
         assert value == pytest.approx(0.2) and gradient == pytest.approx([-0.2, -0.2, 0.2, 0.2, 0.2])
 

@@ -8,7 +8,7 @@ import torch
 
 import gxpo
 from gxpo.objectives import KL, PolicyGradient
-from gxpo.objectives import surrogate as gates
+from gxpo.objectives import surrogate as surrogates
 from gxpo.objectives.masked_kl import masked_kl
 from gxpo.objectives.mirror_kl import mirror_kl
 from gxpo.objectives.surrogate import LogLikelihood
@@ -28,10 +28,10 @@ FOREST = gxpo.Forest.from_completions([[1]], [[[2, 3]]], [1.0])
 BELOW = torch.tensor([-1.0, -1.0])
 
 
-def slopes(gate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
+def slopes(surrogate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
     """dL/dlogprob of two tokens of one trajectory: an ordinary one on policy, then one of this log-ratio."""
     x = (BELOW + torch.tensor([0.0, log_ratio])).requires_grad_()
-    term = PolicyGradient(surrogate=gate, ratio=ratio, aggregate="sequence_sum", horizon=1.0)
+    term = PolicyGradient(surrogate=surrogate, ratio=ratio, aggregate="sequence_sum", horizon=1.0)
     given = torch.tensor([credit, credit] if isinstance(credit, float) else credit)
     loss = term(FOREST, gxpo.PolicyTokens(x, BELOW), given, torch.tensor(weight), {}, 0)[0]
     (found,) = torch.autograd.grad(loss, x)
@@ -40,11 +40,11 @@ def slopes(gate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
 
 # slope of the far token at A = 1 and A = -1, each at log-ratios 200 and -200; then of the ordinary one, over -A
 BY_HAND = [
-    (gates.Unclipped(), (-INF, 0.0, INF, 0.0), 1.0),
-    (gates.Clip(), (0.0, 0.0, INF, 0.0), 1.0),
-    (gates.DualClip(), (0.0, 0.0, 0.0, 0.0), 1.0),
-    (gates.LogClip(), (0.0, 0.0, INF, 0.0), 1.0),
-    (gates.Truncate(), (-1.28, 0.0, 1.28, 0.0), 1.0),
+    (surrogates.Unclipped(), (-INF, 0.0, INF, 0.0), 1.0),
+    (surrogates.Clip(), (0.0, 0.0, INF, 0.0), 1.0),
+    (surrogates.DualClip(), (0.0, 0.0, 0.0, 0.0), 1.0),
+    (surrogates.LogClip(), (0.0, 0.0, INF, 0.0), 1.0),
+    (surrogates.Truncate(), (-1.28, 0.0, 1.28, 0.0), 1.0),
     (CovariancePenalty(), (-INF, 0.0, INF, 0.0), 1.0),  # of equal covariances the first is held, on policy
     (DivergenceMask(), (0.0, 0.0, 20.0, 0.0), 1.0),
     (Drift(), (0.0, 0.0, INF, -1.0), 1.0),  # |A| (rho - tanh^2)
@@ -68,28 +68,28 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(
-    ("gate", "far", "ordinary"), BY_HAND, ids=lambda x: repr(x) if isinstance(x, gates.Surrogate) else ""
+    ("surrogate", "far", "ordinary"), BY_HAND, ids=lambda x: repr(x) if isinstance(x, surrogates.Surrogate) else ""
 )
-def test_slopes_of_a_far_token_and_of_its_neighbour(gate, far, ordinary):
+def test_slopes_of_a_far_token_and_of_its_neighbour(surrogate, far, ordinary):
     cases = [(1.0, 200.0), (1.0, -200.0), (-1.0, 200.0), (-1.0, -200.0)]
     for (credit, log_ratio), expected in zip(cases, far, strict=True):
-        loss, (near, found) = slopes(gate, credit, log_ratio)
+        loss, (near, found) = slopes(surrogate, credit, log_ratio)
         assert found == pytest.approx(expected, abs=1e-6), (credit, log_ratio)
         assert loss == loss, (credit, log_ratio)  # not nan
         assert near == near and (ordinary is None or near == pytest.approx(-credit * ordinary, abs=1e-6))
 
 
 @pytest.mark.parametrize(
-    "gate", [gates.Unclipped(), gates.Clip(), QuadraticPenalty(), RatioTarget(), HybridClip()], ids=repr
+    "surrogate", [surrogates.Unclipped(), surrogates.Clip(), QuadraticPenalty(), RatioTarget(), HybridClip()], ids=repr
 )
 @pytest.mark.parametrize(
     "silence", [{"credit": (-1.0, 0.0)}, {"credit": -1.0, "weight": (1.0, 0.0)}], ids=["credit", "weight"]
 )
-def test_a_token_of_no_credit_or_weight_has_no_slope_where_its_ratio_overflows(gate, silence):
+def test_a_token_of_no_credit_or_weight_has_no_slope_where_its_ratio_overflows(surrogate, silence):
     """Under a sequence's ratio it is in the mean of its trajectory all the same."""
     for log_ratio in (200.0, -200.0):
         _, found = slopes(
-            gate, silence["credit"], log_ratio, weight=silence.get("weight", (1.0, 1.0)), ratio="sequence"
+            surrogate, silence["credit"], log_ratio, weight=silence.get("weight", (1.0, 1.0)), ratio="sequence"
         )
         assert found[1] == 0.0 and found[0] == found[0]
 

@@ -22,9 +22,9 @@ from gxpo.objectives import (
     Clip,
     DualClip,
     Entropy,
-    Gate,
     LogClip,
     PolicyGradient,
+    Surrogate,
     TermPart,
     TermSum,
     Truncate,
@@ -34,26 +34,28 @@ from gxpo.objectives import (
 from gxpo.protocols import PolicyTokens, Term
 
 Grow = Callable[[Sequence[tuple[Any, ...]]], Forest]
-SURROGATES = [Gate(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
+SURROGATES = [Surrogate(), Clip(0.2, 0.28), DualClip(0.2, 0.2, 1.5), LogClip(0.3, 0.2), Truncate(1.28)]
 MODES = ["token_mean", "sequence_mean", "sequence_sum"]
 NAN = float("nan")
 
 
-def gate_by_hand(gate: Gate, a: float, rho: float, log_held: float, log_own: float, lp: float) -> tuple[float, float]:
+def surrogate_by_hand(
+    surrogate: Surrogate, a: float, rho: float, log_held: float, log_own: float, lp: float
+) -> tuple[float, float]:
     """Loss of an entry and its derivative in the token's own log-prob, as the papers state them."""
-    if isinstance(gate, Truncate):
-        w = min(rho, gate.ratio_max)
+    if isinstance(surrogate, Truncate):
+        w = min(rho, surrogate.ratio_max)
         return -w * a * lp, -w * a
-    if isinstance(gate, LogClip):
-        free = (a >= 0 and log_own <= gate.log_clip_high) or (a < 0 and log_own >= -gate.log_clip_low)
+    if isinstance(surrogate, LogClip):
+        free = (a >= 0 and log_own <= surrogate.log_clip_high) or (a < 0 and log_own >= -surrogate.log_clip_low)
         return -a * rho, -a * rho if free else 0.0
-    if isinstance(gate, Clip):
-        low, high = 1 - gate.clip_low, 1 + gate.clip_high
+    if isinstance(surrogate, Clip):
+        low, high = 1 - surrogate.clip_low, 1 + surrogate.clip_high
         loss = max(-a * rho, -a * min(max(rho, low), high))
         free = (a >= 0 and rho <= high) or (a < 0 and rho >= low)
-        if isinstance(gate, DualClip) and a < 0:
-            free = free and rho <= gate.ratio_max
-            loss = min(loss, -a * gate.ratio_max)
+        if isinstance(surrogate, DualClip) and a < 0:
+            free = free and rho <= surrogate.ratio_max
+            loss = min(loss, -a * surrogate.ratio_max)
         return loss, -a * rho if free else 0.0
     return -a * rho, -a * rho
 
@@ -77,7 +79,7 @@ def by_hand(term: PolicyGradient, rows: list[list[dict[str, float]]]) -> tuple[f
                 gradient.append(0.0)
                 continue
             log_held = held[own.index(t)] if term.couples == "token" else mean
-            value, slope = gate_by_hand(
+            value, slope = surrogate_by_hand(
                 term.surrogate, t["credit"], math.exp(log_held), log_held, t["lp"] - t["below"], t["lp"]
             )
             share = {
@@ -132,12 +134,12 @@ def random_rows(seed: int) -> list[list[dict[str, float]]]:
     return [[token() for _ in range(pick.randint(1, 6))] for _ in range(4)]
 
 
-@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, gate: Gate, ratio: Any) -> None:
+def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, surrogate: Surrogate, ratio: Any) -> None:
     for seed, mode in itertools.product(range(6), MODES):
         rows = random_rows(seed)
-        term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)  # type: ignore[arg-type]
+        term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate=mode, horizon=8)  # type: ignore[arg-type]
         value, gradient = evaluate(term, forest_of(grow, rows), columns(rows))
         expected, slopes = by_hand(term, rows)
         assert value == pytest.approx(expected, abs=1e-12)
@@ -147,13 +149,13 @@ def test_value_and_gradient_equal_a_loop_on_ordinary_rows(grow: Grow, gate: Gate
 @settings(max_examples=60, deadline=None)
 @given(
     rows=ROWS,
-    gate=st.sampled_from(SURROGATES),
+    surrogate=st.sampled_from(SURROGATES),
     mode=st.sampled_from(MODES),
     ratio=st.sampled_from(["token", "sequence"]),
 )
-def test_value_and_gradient_equal_a_loop(grow: Grow, rows: list, gate: Gate, mode: Any, ratio: Any) -> None:
+def test_value_and_gradient_equal_a_loop(grow: Grow, rows: list, surrogate: Surrogate, mode: Any, ratio: Any) -> None:
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)
+    term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate=mode, horizon=8)
     c = columns(rows)
     value, gradient = evaluate(term, forest, c)
     # entries of a trajectory without any credit are not evaluated: their loss is 0 by hand too
@@ -167,18 +169,18 @@ def test_value_and_gradient_equal_a_loop(grow: Grow, rows: list, gate: Gate, mod
 @settings(max_examples=40, deadline=None)
 @given(
     rows=ROWS,
-    gate=st.sampled_from(SURROGATES),
+    surrogate=st.sampled_from(SURROGATES),
     mode=st.sampled_from(MODES),
     ratio=st.sampled_from(["token", "sequence"]),
     parts=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
 def test_any_partition_gives_the_gradient_of_the_whole(
-    grow: Grow, rows: list, gate: Gate, mode: Any, ratio: Any, parts: int, seed: int
+    grow: Grow, rows: list, surrogate: Surrogate, mode: Any, ratio: Any, parts: int, seed: int
 ) -> None:
     # T3: the learner evaluates L with the entries of other micro-batches (and ranks) filled with detached values
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=8)
+    term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate=mode, horizon=8)
     c = columns(rows)
     _, whole = evaluate(term, forest, c)
     axis = forest.path_trajectory if term.couples == "trajectory" else torch.arange(forest.n_entries)
@@ -194,10 +196,12 @@ def test_any_partition_gives_the_gradient_of_the_whole(
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=ROWS, gate=st.sampled_from(SURROGATES), ratio=st.sampled_from(["token", "sequence"]))
-def test_entries_that_are_not_active_may_hold_anything(grow: Grow, rows: list, gate: Gate, ratio: Any) -> None:
+@given(rows=ROWS, surrogate=st.sampled_from(SURROGATES), ratio=st.sampled_from(["token", "sequence"]))
+def test_entries_that_are_not_active_may_hold_anything(
+    grow: Grow, rows: list, surrogate: Surrogate, ratio: Any
+) -> None:
     forest = forest_of(grow, rows)
-    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate="token_mean")
+    term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate="token_mean")
     c = columns(rows)
     active = term.active(forest, c["credit"], c["weight"])
     value, gradient = evaluate(term, forest, c)
@@ -236,7 +240,7 @@ def test_masked_tokens_and_empty_trajectories_are_in_no_denominator() -> None:
 def test_weights_and_credit_change_no_denominator(toy) -> None:
     # T21: a weight of 0 removes a token's loss and leaves the others' coefficients
     for mode in MODES:
-        term = PolicyGradient(surrogate=Gate(), aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
+        term = PolicyGradient(surrogate=Surrogate(), aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
         _, whole = toy.loss(term)
         weight = torch.tensor([1.0, 0.0, 2.0, 1.0, 1.0], dtype=torch.float64)
         _, weighted = toy.loss(term, weight=weight)
@@ -290,9 +294,9 @@ def forked() -> Forest:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, gate: Gate, ratio: Any) -> None:
+def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, surrogate: Surrogate, ratio: Any) -> None:
     forest = forked()
     flat = forest.flatten()
     assert flat.n_tokens > forest.n_tokens and torch.equal(flat.path_trajectory, forest.path_trajectory)
@@ -300,7 +304,7 @@ def test_a_fork_and_the_same_trajectories_in_full_agree(mode: Any, gate: Gate, r
     stored = -torch.rand(forest.n_tokens, generator=generator, dtype=torch.float64)
     below = stored + 0.5 * torch.randn(forest.n_tokens, generator=generator, dtype=torch.float64)
     credit = torch.randn(forest.n_entries, generator=generator, dtype=torch.float64)
-    term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate=mode, horizon=5)
+    term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate=mode, horizon=5)
     grads, values = [], []
     for f in (forest, flat):
         x = stored.clone().requires_grad_()
@@ -350,7 +354,7 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
     terms = {}
     for t, own in entries.items():
         rho = math.exp(float(stored[t] - below[t]))
-        losses = [float(weight[p]) * gate_by_hand(Clip(), float(credit[p]), rho, 0, 0, 0)[0] for p in own]
+        losses = [float(weight[p]) * surrogate_by_hand(Clip(), float(credit[p]), rho, 0, 0, 0)[0] for p in own]
         terms[t] = sum(losses) / len(own)
     trajectories = [forest.path_token[forest.path_of(r)].tolist() for r in range(forest.n_trajectories)]
     if mode == "token_mean":
@@ -462,7 +466,7 @@ def test_untrainable_tokens_are_not_in_a_sequence_ratio(grow: Grow) -> None:
     forest = grow([("a", 3, {"trainable": [True, False, True]})])
     x = torch.tensor([-1.0, -9.0, -1.0], dtype=torch.float64)
     below = torch.tensor([-1.1, -1.0, -1.3], dtype=torch.float64)
-    term = PolicyGradient(ratio="sequence", surrogate=Gate())
+    term = PolicyGradient(ratio="sequence", surrogate=Surrogate())
     found = term(forest, PolicyTokens(x, below), torch.ones(3), torch.ones(3), {}, 0)[0]
     assert float(found) == pytest.approx(-math.exp(0.2))
     assert term.active(forest, torch.ones(3), torch.ones(3)).tolist() == [True, False, True]

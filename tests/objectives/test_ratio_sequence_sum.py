@@ -52,13 +52,13 @@ def test_a_long_answer_far_away_has_finite_losses_and_gradients(grow, dtype) -> 
     old = torch.full((120,), -9.0, dtype=dtype)
     change = torch.cat([torch.full((60,), 8.0, dtype=dtype), torch.full((60,), -8.0, dtype=dtype)])
     lp, credit = (old + change).requires_grad_(), torch.ones(120)
-    for gate in (Clip(), Unclipped()):
-        value = PolicyGradient(ratio=SequenceSum(), surrogate=gate)(
+    for surrogate in (Clip(), Unclipped()):
+        value = PolicyGradient(ratio=SequenceSum(), surrogate=surrogate)(
             forest, PolicyTokens(lp, old), credit, credit, {}, 0
         )[0]
         (slope,) = torch.autograd.grad(value, lp)
         assert bool(value.isfinite()) and bool(slope.isfinite().all())
-        cut = isinstance(gate, Clip)
+        cut = isinstance(surrogate, Clip)
         assert float(slope[0]) == pytest.approx(0.0 if cut else -math.exp(20.0) / 120, rel=1e-5)
         assert float(slope[60]) == pytest.approx(-math.exp(-20.0) / 120, rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""What settings of gates, ratios, controls and terms may be, to the edge, and what is said of those that may not.
+"""What settings of surrogates, ratios, controls and terms may be, to the edge, and what is said of those that may not.
 
 Parts are made inside the tests: what a module makes when it is imported is no test of how parts are made.
 """
@@ -253,7 +253,7 @@ def test_a_band_reads_the_entropy():
     assert TERMS["entropy_band"]().outputs == ("logprob", "entropy")
 
 
-# ---------------------------------------------------------------- controls and gates
+# ---------------------------------------------------------------- controls and surrogates
 def test_a_control_starts_in_force():
     fresh = EntropyTarget()
     assert fresh.state_dict() == {"total": 0.0, "lowest": 0.0, "below": 1.0}

@@ -13,7 +13,7 @@ from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives.policy_gradient import PolicyGradient
-from gxpo.objectives.surrogate import Clip, DualClip, Gate, LogClip, Truncate, Unclipped, shaped
+from gxpo.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, Truncate, Unclipped, shaped
 from gxpo.protocols import PolicyTokens
 
 NAN = float("nan")
@@ -49,17 +49,19 @@ def test_the_gradient_is_the_stated_one_and_is_greatest_at_gamma(lp: float, cred
 
 
 # ---------------------------------------------------------------- in the policy term
-@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda g: type(g).__name__)
 @pytest.mark.parametrize("over", ["proximal", "behaviour"])
 @pytest.mark.parametrize("with_proximal", [True, False])
-def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(toy, gate: Gate, over: Any, with_proximal: bool) -> None:
+def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(
+    toy, surrogate: Surrogate, over: Any, with_proximal: bool
+) -> None:
     behaviour = toy.old.clone()
     behaviour[[1, 4]] = NAN
     changes = {"behaviour_logprob": behaviour} | ({"proximal_logprob": toy.old - 0.1} if with_proximal else {})
-    value, gradient = toy.loss(term(surrogate=gate, ratio_over=over), **changes)
+    value, gradient = toy.loss(term(surrogate=surrogate, ratio_over=over), **changes)
     whole = behaviour.nan_to_num(-1.0)
     known = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    plain = PolicyGradient(surrogate=gate, ratio_over=over, aggregate="token_mean")
+    plain = PolicyGradient(surrogate=surrogate, ratio_over=over, aggregate="token_mean")
     rest, slopes = toy.loss(plain, weight=known, **changes | {"behaviour_logprob": whole})  # the same without the two
     extra = 0.0
     for i, a in ((1, 1.0), (4, -1.0)):  # their credits
@@ -71,8 +73,10 @@ def test_unknown_entries_are_shaped_whatever_the_ratio_is_over(toy, gate: Gate, 
 
 
 def test_where_everybody_is_known_nothing_changes(toy) -> None:
-    for gate in SURROGATES:
-        assert toy.loss(term(surrogate=gate)) == toy.loss(PolicyGradient(surrogate=gate, aggregate="token_mean"))
+    for surrogate in SURROGATES:
+        assert toy.loss(term(surrogate=surrogate)) == toy.loss(
+            PolicyGradient(surrogate=surrogate, aggregate="token_mean")
+        )
 
 
 def test_weights_and_denominators_are_those_of_every_entry(toy) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives import Clip, DualClip, Gate, LogClip, PolicyGradient, Truncate
+from gxpo.objectives import Clip, DualClip, LogClip, PolicyGradient, Surrogate, Truncate
 from gxpo.protocols import PolicyTokens
 from gxpo.weighting import truncated
 
@@ -90,11 +90,11 @@ def test_three_aggregations_of_lengths_two_and_six(grow) -> None:
         assert float(term(forest, PolicyTokens(lp, lp), credit, torch.ones(8), {}, 0)[0]) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("gate", [Clip(), DualClip(), LogClip(), Truncate()], ids=lambda g: type(g).__name__)
-def test_on_policy_every_gate_has_the_reinforce_gradient(toy, gate: Gate) -> None:
+@pytest.mark.parametrize("surrogate", [Clip(), DualClip(), LogClip(), Truncate()], ids=lambda g: type(g).__name__)
+def test_on_policy_every_gate_has_the_reinforce_gradient(toy, surrogate: Surrogate) -> None:
     # T5: a coefficient of exactly 1 at ratio 1, for defaults
     for ratio in ("token", "sequence"):
-        term = PolicyGradient(ratio=ratio, surrogate=gate, aggregate="token_mean")  # type: ignore[arg-type]
+        term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate="token_mean")  # type: ignore[arg-type]
         _, gradient = toy.loss(term, proximal_logprob=toy.logprob.detach())
         assert gradient == [-0.2, -0.2, 0.2, 0.2, 0.2]
 
@@ -106,7 +106,7 @@ def test_cispo_with_trls_default_bound_shrinks_every_gradient(toy) -> None:
     assert shrunk == pytest.approx([0.2 * g for g in meant])
 
 
-def test_gates_agree_where_they_should(toy) -> None:
+def test_surrogates_agree_where_they_should(toy) -> None:
     def both(a: PolicyGradient, b: PolicyGradient) -> None:
         (u, du), (v, dv) = toy.loss(a), toy.loss(b)
         assert u == pytest.approx(v, abs=1e-14) and du == pytest.approx(dv, abs=1e-14)
@@ -118,7 +118,7 @@ def test_gates_agree_where_they_should(toy) -> None:
     )
     log_space = Clip(1 - math.exp(-0.25), math.exp(0.35) - 1)
     both(PolicyGradient(surrogate=LogClip(0.25, 0.35)), PolicyGradient(surrogate=log_space))
-    both(PolicyGradient(surrogate=Gate()), PolicyGradient(surrogate=Clip(0.99, 99)))
+    both(PolicyGradient(surrogate=Surrogate()), PolicyGradient(surrogate=Clip(0.99, 99)))
 
 
 def test_gmpo_of_single_tokens_is_ppo_with_bounds_in_log_space(grow) -> None:
@@ -180,7 +180,7 @@ def test_clip_metrics(toy) -> None:
     assert of(PolicyGradient(surrogate=DualClip(ratio_max=1.3)))["clip_fraction"] == pytest.approx(3 / 5)
     assert of(PolicyGradient(surrogate=Truncate()))["clip_fraction"] == pytest.approx(2 / 5)
     assert of(PolicyGradient(ratio="sequence", surrogate=LogClip(0.2, 0.2)))["clip_fraction"] == pytest.approx(2 / 5)
-    assert of(PolicyGradient(surrogate=Gate()))["clip_fraction"] == 0
+    assert of(PolicyGradient(surrogate=Surrogate()))["clip_fraction"] == 0
     fresh = of(PolicyGradient(), proximal_logprob=toy.logprob.detach())
     assert fresh == {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0}
     none = figures_of(PolicyGradient(), toy.forest, toy.policy(), torch.zeros(5), toy.weight)

@@ -132,7 +132,7 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
                 if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
                     continue
                 if isinstance(part, type) and issubclass(part, PolicyGradient):
-                    continue  # it takes gate and ratio as the base's does
+                    continue  # it takes surrogate and ratio as the base's does
                 known = (*_OBJECTIVE[slot == "objective" :], *(_fields(PolicyGradient) if slot != "objective" else ()))
                 if field not in (*known, *_fields(part)):
                     found.add(slot)

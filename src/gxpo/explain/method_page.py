@@ -11,9 +11,9 @@ from typing import Any
 from gxpo.compose import method
 from gxpo.explain.catalogue import EXPLAINED, entries, free
 from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
-from gxpo.explain.gate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, GateEffect, gate_effect
-from gxpo.explain.method_pictures import effect_figure, gate_figure, number, svg
+from gxpo.explain.method_pictures import effect_figure, number, surrogate_figure, svg
 from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
+from gxpo.explain.surrogate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.keys import Definition, show
 from gxpo.methods import METHODS
@@ -33,7 +33,7 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
     """
     rows = entries()
     found = {"index.md": _index(rows), "more.md": _rest(rows)}
-    base, plain = effect(method("grpo")), gate_effect(method("grpo"))
+    base, plain = effect(method("grpo")), surrogate_effect(method("grpo"))
     if isinstance(base, str) or isinstance(plain, str):
         raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}, {plain}")
     for row in rows:
@@ -43,12 +43,12 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
         own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
         if isinstance(tried, Effect) and own:
             found[f"{name}.svg"] = draw(effect_figure(tried, base, name))
-        gate = gate_effect(made)
-        if isinstance(gate, GateEffect) and (name == "grpo" or not gate.same_as(plain)):
-            found[f"{name}_gate.svg"] = draw(gate_figure(gate, plain, name))
-            curves = _gate(name, gate)
+        curve = surrogate_effect(made)
+        if isinstance(curve, SurrogateEffect) and (name == "grpo" or not curve.same_as(plain)):
+            found[f"{name}_surrogate.svg"] = draw(surrogate_figure(curve, plain, name))
+            curves = _surrogate(name, curve)
         else:
-            curves = f"Its objective is not drawn by ratio: {gate}." if isinstance(gate, str) else ""
+            curves = f"Its objective is not drawn by ratio: {curve}." if isinstance(curve, str) else ""
         found[f"{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo", curves)
     return found
 
@@ -200,20 +200,20 @@ def _effect(name: str, tried: Effect | str, picture: str) -> str:
     return "\n".join([said, "", f"![credit by group composition]({picture}.svg)", "", *table, "", made_up])
 
 
-def _gate(name: str, gate: GateEffect) -> str:
+def _surrogate(name: str, curve: SurrogateEffect) -> str:
     places = [RATIOS.index(r) for r in TOLD]
     table = [
         _cells(["ratio", *(f"{r:g}" for r in TOLD)]),
         "|---" * (len(TOLD) + 1) + "|",
-        _cells(["A > 0", *(number(gate.rising[i]) for i in places)]),
-        _cells(["A < 0", *(number(gate.falling[i]) for i in places)]),
+        _cells(["A > 0", *(number(curve.rising[i]) for i in places)]),
+        _cells(["A < 0", *(number(curve.falling[i]) for i in places)]),
     ]
     said = "The weight of its objective on a token's gradient, by the token's ratio (1: REINFORCE's; 0: none):"
     made_up = (
         f"Minus the derivative of the loss by the log-prob, over the credit, of a trajectory of one token that was "
         f"sampled with probability {SAMPLED} at an entropy of {ENTROPY}; by autograd, without the method's weights."
     )
-    return "\n".join([said, "", f"![weight on the gradient by ratio]({name}_gate.svg)", "", *table, "", made_up])
+    return "\n".join([said, "", f"![weight on the gradient by ratio]({name}_surrogate.svg)", "", *table, "", made_up])
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gxpo.errors import need
 from gxpo.explain.effect import GROUP, Effect
-from gxpo.explain.gate_effect import RATIOS, GateEffect
+from gxpo.explain.surrogate_effect import RATIOS, SurrogateEffect
 
 SIZE = (4.6, 2.8)  # inches
 RIGHT, WRONG, BASE = "#1f77b4", "#d62728", "#9a9a9a"
@@ -33,7 +33,7 @@ def effect_figure(effect: Effect, base: Effect, name: str) -> Any:
     return figure
 
 
-def gate_figure(effect: GateEffect, base: GateEffect, name: str) -> Any:
+def surrogate_figure(effect: SurrogateEffect, base: SurrogateEffect, name: str) -> Any:
     """matplotlib Figure: the method's two curves over the base's, which are dashed; raises as `effect_figure`."""
     figure, axes = _axes("ratio of the token")
     axes.axvline(1, color="#e4e4e4", linewidth=1)

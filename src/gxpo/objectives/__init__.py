@@ -1,4 +1,4 @@
-"""What is minimised: ratio, surrogate, aggregation, KL, entropy."""
+"""Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
 from gxpo.objectives.aggregate import coefficients
 from gxpo.objectives.base import TermPart, TermSum, evaluate

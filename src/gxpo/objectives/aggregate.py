@@ -1,4 +1,4 @@
-"""Aggregation: one coefficient per path token, from the totals of the whole optimiser step."""
+"""Loss aggregation over tokens: token mean, sequence mean or sum, from the totals of the whole optimiser step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def coefficients(
     horizon: float | None = None,
     token: Tensor | None = None,
 ) -> Tensor:
-    """c [P] float64 such that sum_p c_p l_p is the aggregated loss; 0 for entries that are not counted.
+    """Coefficients c [P] float64 such that sum_p c_p l_p is the aggregated loss; 0 for tokens that are not counted.
 
     trajectory  [P] which trajectory each entry belongs to
     counted     [P] bool, the trainable entries; a trajectory without any is not counted

@@ -1,4 +1,4 @@
-"""Base of objective terms: value and figures in one call, what a term couples and asks for, and `+`."""
+"""Base class of loss terms: value and metrics in one call, what a term couples and needs, and `+`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Evaluated = tuple[Tensor, dict[str, float]]  # what a term is on this batch, and
 
 
 class TermPart(Part, ABC):
-    """Base of terms: a frozen dataclass whose `__call__` gives a scalar to minimise, in the dtype of `policy.logprob`,
-    and figures worth logging by metric name, which carry no gradient.
+    """Base class of loss terms: frozen dataclasses whose `__call__` gives a scalar to minimise, in the dtype of
+    `policy.logprob`, and metrics by name, which carry no gradient.
 
     A term is one function of the whole optimiser step, L(x), x the policy's outputs on all of P. `weight` [P] is the
     product of the weight parts and of the trajectories' own `forest.weight`; a term that importance weights do not
@@ -55,7 +55,7 @@ class TermPart(Part, ABC):
 
     @abstractmethod
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """[P] bool: entries whose outputs the term reads; the others may hold anything, nan included."""
+        """Tokens whose outputs the term reads, [P] bool; the others may hold anything, nan included."""
         raise NotImplementedError
 
     def __add__(self, other: Term) -> TermSum:
@@ -68,7 +68,7 @@ class TermPart(Part, ABC):
 def evaluate(
     term: Term, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
 ) -> Evaluated:
-    """Value and figures of a term; one that returns a scalar alone has its figures from `metrics`, if it has any."""
+    """Value and metrics of a term; where it returns a scalar alone they come from its `metrics`, if it has any."""
     found = term(forest, policy, credit, weight, signals, step)
     if isinstance(found, tuple):
         return found[0], dict(found[1])
@@ -79,7 +79,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class TermSum(TermPart):
-    """The sum of its terms, each with its own aggregation; couples as widely as the widest of them.
+    """Sum of loss terms, each with its own aggregation; couples as widely as the widest of them.
 
     A figure that a second term also has is called NAME_2 there, and so on.
     """

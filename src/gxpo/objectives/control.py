@@ -1,4 +1,4 @@
-"""Controls: a coefficient that follows what the steps measure."""
+"""Controllers and schedules of a term's coefficient: adaptive KL, dual ascent, decay, entropy target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Steps = Annotated[int, Ge(1)]
 
 
 class Control(Part, ABC):
-    """Base of controls: frozen dataclasses that give a term's coefficient, constant within a step.
+    """Base class of coefficient controllers: frozen dataclasses; the coefficient is constant within a step.
 
     Terms that hold one call `coefficient`; the trainer calls `adjust` once per step, after the update. What a control
     remembers goes through `state_dict` and `load_state_dict`, so that a resumed run goes on exactly.
@@ -36,19 +36,21 @@ class Control(Part, ABC):
 
     @abstractmethod
     def coefficient(self, start: float) -> float:
-        """The coefficient now, of a term that was configured with `start`."""
+        """Current coefficient of a term that was configured with `start`."""
         raise NotImplementedError
 
     @abstractmethod
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Takes the step's figures (names of metrics.jsonl: "kl", "entropy", "success_rate", "step"...; a figure that
-        the step does not have is absent); gives what it now says, by metric name."""
+        """Update the controller with the step's metrics and return its own, by metric name.
+
+        figures  by names of metrics.jsonl ("kl", "entropy", "success_rate", "step"...); what the step lacks is absent
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Remembering(Control):
-    """A control whose memory is a few named numbers."""
+    """A controller whose state is a few named numbers."""
 
     _memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -66,7 +68,9 @@ class _Remembering(Control):
 
 @dataclass(frozen=True)
 class AdaptiveKl(_Remembering):
-    """coef <- coef (1 + clip(KL / target - 1, -bound, bound) rollouts / horizon), from the step's mean KL estimate.
+    """Adaptive KL controller: coef <- coef (1 + clip(KL / target - 1, -bound, bound) rollouts / horizon).
+
+    KL is the step's mean estimate.
 
     target   nats a token
     bound    largest relative error that is acted on
@@ -93,7 +97,7 @@ class AdaptiveKl(_Remembering):
 
 
 def progress(step: float, total_steps: int | None) -> float:
-    """Share of the run that is over after `step` steps, in [0, 1]. ConfigError where nobody said how long it is."""
+    """Share of the run that is over after `step` steps, in [0, 1]; ConfigError without a length of the run."""
     if total_steps is None or total_steps < 1:
         raise ConfigError(f"control: total_steps is {total_steps}; say over how many steps the coefficient moves")
     return min(max(step / total_steps, 0.0), 1.0)
@@ -101,7 +105,7 @@ def progress(step: float, total_steps: int | None) -> float:
 
 @dataclass(frozen=True)
 class _ByProgress(_Remembering):
-    """A control whose coefficient is that of the share of the run that is over.
+    """A schedule: the coefficient is a function of the share of the run that is over.
 
     total_steps  None: the run's
 
@@ -120,7 +124,7 @@ class _ByProgress(_Remembering):
 
 @dataclass(frozen=True)
 class Schedule(_ByProgress):
-    """From where the term starts to `to` over `total_steps` steps, and `to` from then on.
+    """Schedule of the coefficient from its start to `to` over `total_steps` steps, and `to` from then on.
 
     to           the last coefficient
     total_steps  None: the run's
@@ -158,7 +162,9 @@ class Schedule(_ByProgress):
 
 @dataclass(frozen=True)
 class TwoPhaseDecay(_ByProgress):
-    """coef w(p): slow in the first half of `total_steps`, fast in the second, p the progress inside the half.
+    """Two-phase decay of the coefficient, w(p): slow in the first half of `total_steps`, fast in the second.
+
+    p is the progress inside the half.
 
     w = 1 - fall (1 - e^{-2 p}) first;   w = (1 - fall) e^{-3 p} then
 
@@ -177,7 +183,7 @@ class TwoPhaseDecay(_ByProgress):
 
 @dataclass(frozen=True)
 class Annealed(_ByProgress):
-    """coef / t_k, t_k = max(1 - k / total_steps, least): the inverse of a step size that goes to 0 on a line.
+    """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
 
     least        where t stops, above 0
     total_steps  None: the run's
@@ -193,7 +199,7 @@ class Annealed(_ByProgress):
 
 @dataclass(frozen=True)
 class ByAccuracy(_Remembering):
-    """coef s(slope (accuracy - middle)), s the logistic function and accuracy the last step's success rate.
+    """Coefficient by accuracy: coef s(slope (accuracy - middle)), s logistic, accuracy the last step's success rate.
 
     middle  accuracy at which half of the coefficient is in force; slope  how sharply it comes in
 
@@ -219,7 +225,7 @@ class ByAccuracy(_Remembering):
 
 @dataclass(frozen=True)
 class _Walk(_Remembering):
-    """A coefficient that steps add to, held at 0 from below: c_k = max(0, c_{k-1} + x_k), c_0 where the term starts.
+    """Coefficient with increments, clamped at 0 from below: c_k = max(0, c_{k-1} + x_k), c_0 the term's start.
 
     Remembered are s_k = x_1 + ... + x_k and the lowest of 0, s_1, ..., s_k, since c_k = s_k + max(c_0, -lowest).
     """
@@ -239,7 +245,7 @@ class _Walk(_Remembering):
 
 @dataclass(frozen=True)
 class EntropyTarget(_Walk):
-    """Entropy below `target`: coef += by; at or above: coef -= by, never below 0, and it is not in force.
+    """Target entropy: below `target` coef += by; at or above it coef -= by, never below 0, and the term is off.
 
     target  nats a token
     by      how much a step moves it
@@ -268,7 +274,7 @@ class EntropyTarget(_Walk):
 
 @dataclass(frozen=True)
 class DualBudget(_Walk):
-    """coef <- max(0, coef + rate (KL - budget)): the dual variable of the constraint KL <= budget (dual ascent).
+    """Dual ascent on a KL budget: coef <- max(0, coef + rate (KL - budget)), the multiplier of KL <= budget.
 
     budget  nats a token, of the step's mean KL estimate
     rate    coefficient per nat and step

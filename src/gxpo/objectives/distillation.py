@@ -1,4 +1,4 @@
-"""Distillation of a teacher's distribution at the tokens of the policy's own rollouts."""
+"""On-policy distillation: divergence to a teacher at the tokens of the policy's own rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def sureness(entropy: Tensor, beta: float) -> Tensor:
-    """[n] exp(-beta H) / mean exp(-beta H): weights of mean 1, larger where the teacher is surer; beta 0: all 1.
+    """Token weights by teacher confidence, [n]: exp(-beta H) / mean exp(-beta H), of mean 1; beta 0: all 1.
 
     entropy  [n] of the teacher (nats)
 
@@ -38,8 +38,8 @@ def sureness(entropy: Tensor, beta: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Distillation(TermPart):
-    """coef * mean over tokens of stop(min(rho, ratio_max)) v_t D_t, D the divergence to the teacher at that token and
-    rho = policy / policy at the start of the step.
+    """On-policy distillation: coef * mean over tokens of stop(min(rho, ratio_max)) v_t D_t, D the divergence to the
+    teacher at that token and rho = policy / policy at the start of the step.
 
     D is the policy's output "divergence@alpha", (1 - alpha) KL(S || M) + alpha KL(T || M) of student and teacher with
     M = (1 - alpha) S + alpha T; KL(T || S) at alpha 0 and KL(S || T) at alpha 1, which are not its limits there: those
@@ -74,7 +74,7 @@ class Distillation(TermPart):
 
     @property
     def name(self) -> Output:
-        """The policy output that it reads."""
+        """Name of the policy output that the term reads."""
         return Output("divergence", float(self.alpha))
 
     def __call__(
@@ -98,7 +98,7 @@ class Distillation(TermPart):
         return (scale[entries].to(far) * factor * far).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
+        """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those with a teacher."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
         found = forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)
@@ -108,7 +108,7 @@ class Distillation(TermPart):
         return signals["teacher_entropy"].isfinite()
 
     def _far(self, forest: Forest, policy: PolicyTokens, signals: Signals) -> tuple[Tensor, Tensor]:
-        """The entries that are trained, and how far each is from its teacher."""
+        """Trained tokens, and the divergence of each to its teacher."""
         entries = self.active(forest, policy.logprob, policy.logprob, signals).nonzero().squeeze(1)  # not by credit
         if self.name not in policy.outputs:
             raise MissingSignal(f"distillation needs output {self.name!r} of the policy: give it in `outputs`")

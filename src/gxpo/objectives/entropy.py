@@ -1,4 +1,4 @@
-"""The entropy bonus."""
+"""Entropy bonus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entropy(Penalty):
-    """-coef * mean entropy (nats) of the policy at the trainable entries.
+    """Entropy bonus: -coef * mean entropy (nats) of the policy at the trainable tokens.
 
     The aggregation does not follow the policy term's: by default it is the plain mean over tokens, so that the bonus is
     coef times the mean entropy that is logged, under every objective. Reads `policy.entropy`; raises MissingSignal

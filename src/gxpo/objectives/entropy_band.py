@@ -1,4 +1,4 @@
-"""An entropy bonus that a band around the entropy of earlier steps, turn by turn, holds back or adds to."""
+"""Entropy bonus, smoothed by a band around the entropy of earlier steps, turn by turn (EPO)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _TURN = "entropy_turn_"
 def outside(
     entropy: Tensor, centre: Tensor, low: float = 0.5, high: float = 1.5, hinge: bool = True, size: float = 0.1
 ) -> Tensor:
-    """[n] 0 where low centre < entropy < high centre, elsewhere `size`, or, with `hinge`, the distance to the band.
+    """Penalty on entropy outside a band, [n]: 0 where low centre < entropy < high centre, else `size`, or, with
+    `hinge`, the distance to the band.
 
     entropy  [n] nats, carries the gradient;   centre [n] nan: nothing is known, and the penalty is 0
     hinge    slope -1 below the band, 1 above it. Without, the penalty is a constant found by comparison and has no
@@ -46,7 +47,7 @@ def outside(
 
 @dataclass(frozen=True)
 class EntropyBand(Penalty):
-    """-coef * aggregate of H_t - smooth * `outside` of H_t, over the trainable entries (EPO).
+    """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smooth * `outside` of H_t, over the trainable tokens.
 
     aggregate    "token_mean" | "sequence_mean" | "sequence_sum" | "turn_mean": mean over trajectories of the mean over
                  their turns of the mean over the turn's entries
@@ -101,7 +102,7 @@ class EntropyBand(Penalty):
 
     @property
     def smooth_now(self) -> float:
-        """`smooth` of this step."""
+        """Value of `smooth` in this step."""
         return self.smooth if self.control is None else self.control.coefficient(self.smooth)
 
     def scale(self, forest: Forest) -> Tensor:
@@ -139,7 +140,7 @@ class EntropyBand(Penalty):
 
     # ------------------------------------------------------------ memory
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Takes the step's entropies of turns into the history."""
+        """Add the step's entropies of turns to the history."""
         for name, value in figures.items():
             if name.startswith(_TURN) and name.removeprefix(_TURN).isdigit():
                 total, steps = self._history.get(turn := name.removeprefix(_TURN), [0.0, 0.0])

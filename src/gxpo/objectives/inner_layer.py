@@ -1,4 +1,4 @@
-"""The policy gradient of the policy that the head makes of an inner layer, as long as it is given."""
+"""Policy gradient of an inner layer's policy: the head applied to an earlier layer, in the first steps of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class InnerLayer(PolicyGradient):
 
     @property
     def name(self) -> Output:
-        """The output, and the signal of its name."""
+        """Name of the policy output, and of its signal."""
         return Output("logprob", self.layer, normed=self.normed)
 
     def __call__(

@@ -1,4 +1,4 @@
-"""KL divergence to the reference policy: estimators, as a term of the loss and as a penalty on the outcome."""
+"""KL divergence to the reference policy: estimators k1, k2, k3, the KL term of the loss, the penalty on the outcome."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def kl_estimate(logprob: Tensor, reference: Tensor, estimator: str = "k3") -> Te
 def penalised_outcome(
     outcome: Tensor, kl: Tensor, trajectory: Tensor, coef: float, where: Tensor | None = None
 ) -> Tensor:
-    """outcome - coef * (sum of the trajectory's per-token estimates), for KL in the reward.
+    """Outcomes less a KL penalty: outcome - coef * (sum of the trajectory's per-token estimates).
 
     outcome     [R]; nan (unscored) stays nan
     kl          [P] `kl_estimate` of the policy at the start of the step; k1 gives the exact KL gradient
     trajectory  [P] index into R
-    where       [P] bool, entries that count: the trainable ones (default: all)
+    where       [P] bool, tokens that count: the trainable ones (default: all)
 
     Apply it before any group statistic: the KL then enters the group's mean and std. Returns [R] float64.
     """
@@ -71,10 +71,10 @@ def penalised_outcome(
 
 @dataclass(frozen=True)
 class KL(Penalty):
-    """coef * aggregate of `kl_estimate` over the trainable entries.
+    """KL penalty in the loss: coef * aggregate of `kl_estimate` over the trainable tokens.
 
     ratio_weighted        the estimate times the token's ratio, differentiated in full. With k3 (and k1) the expected
-                          gradient is then that of KL(policy || reference), whoever sampled
+                          gradient is then that of KL(policy || reference), under any rollout policy
     ratio_over            what that ratio divides by: "proximal" (where the step has one, else behaviour) | "behaviour"
     on_unknown_behaviour  where that log-prob is nan: "error" | "one"
 
@@ -119,7 +119,7 @@ class KL(Penalty):
         return torch.where(far, (reference - below).exp() - ratio * (1.0 + d), ratio * near)
 
     def measured(self, forest: Forest, signals: Signals) -> float | None:
-        """The mean estimate of the policy at the start of the step."""
+        """Mean KL estimate of the policy at the start of the step."""
         if "reference_logprob" not in signals or not bool(forest.path_trainable.any()):
             return None
         entries = forest.path_trainable

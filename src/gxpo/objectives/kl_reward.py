@@ -1,4 +1,4 @@
-"""KL to the reference as part of the reward."""
+"""KL penalty in the reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KLReward:
-    """KL in the reward: `penalised_outcome` with the policy at the start of the step, before any group statistic.
+    """KL penalty in the reward: `penalised_outcome` with the policy at the start of the step, before group statistics.
 
     The outcome alone pays; step rewards are left as they are. REINFORCE++ and RLOO have k1 here;
     k3 and k3+ are the same, since nothing is differentiated.
@@ -30,7 +30,7 @@ class KLReward:
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
 
     def penalise(self, forest: Forest, signals: Signals) -> Forest:
-        """The forest with the penalty taken off its outcomes. Raises MissingSignal where a log-prob is unknown."""
+        """Forest with the penalty subtracted from its outcomes. Raises MissingSignal where a log-prob is unknown."""
         estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
         trainable = forest.path_trainable
         if missing := int((estimate.isnan() & trainable).sum()):

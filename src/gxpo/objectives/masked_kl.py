@@ -1,4 +1,4 @@
-"""What the policy owes to what it was shown: its divergence from itself with part of the observation hidden."""
+"""KL between the policy with the full observation and with a masked one (PAPO)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def masked_kl(
     logprob: Tensor, masked: Tensor, coef: float = 0.01, entropy_coef: float = 0.03, kl_max: float | None = None
 ) -> Tensor:
-    """[n] -coef k3 + entropy_coef (-logprob) of each token, k3 = e^d - d - 1, d = masked - logprob.
+    """Masked-observation loss of each token, [n]: -coef k3 + entropy_coef (-logprob), k3 = e^d - d - 1, d = masked -
+    logprob.
 
     logprob       [n] of the policy, which sees everything; carries the gradient
     masked        [n] of the policy with part of the observation hidden; detached
@@ -46,7 +47,7 @@ def masked_kl(
 
 @dataclass(frozen=True)
 class MaskedKl(TermPart):
-    """Aggregate of `masked_kl` over the trainable entries, whatever their rewards (PAPO's auxiliary loss).
+    """PAPO's auxiliary loss: aggregate of `masked_kl` over the trainable tokens, whatever their rewards.
 
     coef, entropy_coef, kl_max   see `masked_kl`
     aggregate    its own, not the policy term's; `horizon` for "sequence_sum"
@@ -79,7 +80,7 @@ class MaskedKl(TermPart):
         return (scale[entries].to(logprob) * each).sum(), {}
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of trajectories of non-zero `forest.weight`."""
+        """Trainable tokens of trajectories of non-zero `forest.weight`."""
         if self.coef == 0 and self.entropy_coef == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)

@@ -1,4 +1,4 @@
-"""The proximity term of mirror descent: how far the policy has moved within the step."""
+"""KL to the old policy: the proximity term of mirror descent policy optimisation (MDPO)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mirror_kl(log_ratio: Tensor) -> Tensor:
-    """[n] rho log rho - rho + 1 of tokens that the old policy sampled: an estimate of KL(policy || old).
+    """Estimate of KL(policy || old) at tokens that the old policy sampled, [n]: rho log rho - rho + 1.
 
     Unbiased, never negative, 0 at rho = 1. Its derivative in the log-prob is rho log rho, exactly 0 on policy, where
     that of rho log rho alone is 1: the two differ by rho - 1, whose expectation is 0.
@@ -32,8 +32,8 @@ def mirror_kl(log_ratio: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MirrorKl(Penalty):
-    """coef * aggregate of `mirror_kl` over the trainable entries; old is the policy at the start of the step, or the
-    behaviour policy where the step has no other.
+    """Mirror-descent KL: coef * aggregate of `mirror_kl` over the trainable tokens; old is the policy at the start of
+    the step, or the rollout policy where the step has no other.
 
     coef         1 / t at the start of the run, t the step size of mirror descent
     least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `Annealed`;

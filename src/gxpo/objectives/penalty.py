@@ -1,4 +1,4 @@
-"""What KL and entropy terms share: a coefficient times the aggregate of a quantity at every trainable token."""
+"""Base class of KL and entropy terms: a coefficient times the aggregate of a quantity over the trainable tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Penalty(TermPart):
-    """sign * coef * aggregate of `quantity` over the trainable entries, with an aggregation of its own.
+    """Penalty term: sign * coef * aggregate of `quantity` over the trainable tokens, with its own aggregation.
 
     Not importance weighted: weight parts do not touch it, `forest.weight` does. At coef 0 it reads nothing. Figures:
     NAME, the mean over the active tokens before `coef`; NAME_coef, the coefficient, where a control moves it.
@@ -39,7 +39,7 @@ class Penalty(TermPart):
 
     @property
     def now(self) -> float:
-        """The coefficient of this step."""
+        """Coefficient of this step."""
         return self.coef if self.control is None else self.control.coefficient(self.coef)
 
     @property
@@ -49,20 +49,20 @@ class Penalty(TermPart):
 
     @property
     def watches(self) -> bool:
-        """Whether its control has to know the quantity while the coefficient is 0."""
+        """Whether its controller has to know the quantity while the coefficient is 0."""
         return self.control is not None and self.control.follows == self.name
 
     @abstractmethod
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
-        """Its value at these entries, in the dtype of `policy.logprob`; never called without entries."""
+        """Value of the quantity at these tokens, in the dtype of `policy.logprob`; never called without tokens."""
         raise NotImplementedError
 
     def scale(self, forest: Forest) -> Tensor:
-        """[P] coefficients of the aggregation."""
+        """Coefficients of the aggregation, [P]."""
         return coefficients(forest.path_trajectory, forest.path_trainable, self.aggregate, self.horizon)
 
     def measured(self, forest: Forest, signals: Signals) -> float | None:
-        """The mean of the quantity on the policy at the start of the step; None where the signals can't tell."""
+        """Mean of the quantity on the policy at the start of the step; None where the signals lack it."""
         return None
 
     def __call__(
@@ -79,7 +79,7 @@ class Penalty(TermPart):
         return (scale[entries].to(value) * value).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of trajectories of non-zero `forest.weight`."""
+        """Trainable tokens of trajectories of non-zero `forest.weight`."""
         if self.now == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (forest.to_path(forest.weight, "R") != 0)

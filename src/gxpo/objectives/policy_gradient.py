@@ -1,4 +1,4 @@
-"""The policy-gradient term: ratio, gate, aggregation."""
+"""Policy-gradient loss: importance ratio, surrogate (clip), aggregation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RATIOS = {"token": ratios.Token, "sequence": ratios.Sequence, "turn": ratios.Tu
 
 @torch.no_grad()
 def standing(forest: Forest, credit: Tensor) -> Tensor:
-    """[P] float64: credit less the median, over the compared trajectories of the group, of each one's mean credit.
+    """Advantage relative to the group's median, [P] float64: that of the compared trajectories' mean advantages.
 
-    For credit (r - c) / s of outcomes r it is (r - median of r) / s, whatever the centre c; of a group of one, the
-    credit. Exactly 0 where it is within 1e-12 of the largest credit: a mean over tokens has rounded.
+    For advantages (r - c) / s of outcomes r it is (r - median of r) / s, whatever the centre c; of a group of one, the
+    advantage. Exactly 0 within 1e-12 of the largest advantage: a mean over tokens has rounded.
     """
     credit = credit.to(torch.float64)
     own = levels.mean(credit, forest.path_trajectory)
@@ -45,7 +45,7 @@ def standing(forest: Forest, credit: Tensor) -> Tensor:
 
 class _Active(NamedTuple):
     """The active entries, what multiplies the loss of each, and which of them have a ratio (the others are shaped,
-    because who sampled them is unknown)."""
+    because their rollout policy is unknown)."""
 
     coefficient: Tensor
     seen: Entries
@@ -54,16 +54,17 @@ class _Active(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyGradient(TermPart):
-    """sum_p c_p w_p gate(rho_p, A_p): c from the aggregation, w the weight, rho the ratio, A the credit.
+    """Policy-gradient loss, sum_p c_p w_p f(rho_p, A_p): c the aggregation, w the weight, f the surrogate, rho the
+    importance ratio, A the advantage.
 
     ratio                 at what level it is taken, a `Ratio` or a name: "token", "sequence" (geometric mean over the
                           trajectory, in GSPO-token form), "turn" (over the step), or another part's
-    gate                  Clip | DualClip | LogClip | Truncate | Unclipped | ...
+    surrogate             Clip | DualClip | LogClip | Truncate | Unclipped | ...
     aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
     once_per_token        a stored token that several trajectories share counts once; token ratios only
     ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
     on_unknown_behaviour  "error" | "one" (both where the ratio's denominator is nan) | "shaped": entries whose
-                          behaviour log-prob is nan, with a proximal policy or without, have no ratio and no gate; their
+                          behaviour log-prob is nan, with a proximal policy or without, have no ratio and no clip; their
                           loss is -A pi / (pi + shaping_gamma) (token ratios only)
     shaping_gamma         of "shaped", in units of probability
 
@@ -78,8 +79,8 @@ class PolicyGradient(TermPart):
       LUSPO       sequence, Clip(2e-3, 2.5e-3), sequence_sum with horizon 1   arXiv 2602.05261
       TOPR        SequenceSum, Tapered, sequence_sum with horizon 1           arXiv 2503.14286
 
-    Order: gate, then weights, then aggregation; weights never change a denominator. Entries of zero credit or weight
-    stay in the denominators; those that the gate leaves out (`Surrogate.left_out`) do not.
+    Order: surrogate, then weights, then aggregation; weights never change a denominator. Tokens of zero advantage or
+    weight stay in the denominators; those that the surrogate leaves out (`Surrogate.left_out`) do not.
     """
 
     ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
@@ -101,20 +102,20 @@ class PolicyGradient(TermPart):
         ):
             if on and not narrow:
                 raise ConfigError(
-                    f"objective.{what} works with objective.ratio 'token' only, and gates that look at single tokens: "
-                    "set one of the two"
+                    f"objective.{what} works with objective.ratio 'token' only, and surrogates that look at single "
+                    "tokens: set one of the two"
                 )
         object.__setattr__(self, "couples", max(self._level.couples, self.surrogate.couples, key=COUPLES.index))
         object.__setattr__(self, "outputs", tuple(dict.fromkeys(("logprob", *self.surrogate.outputs))))
 
     @property
     def beside(self) -> str:
-        """What has to be read beside an entry that has credit: nothing ("token"), its trajectory, or the step."""
+        """What must be read besides a token of non-zero advantage: nothing ("token"), its trajectory, or the step."""
         return max(self._level.couples, self.surrogate.beside or self.surrogate.couples, key=COUPLES.index)
 
     @property
     def gate(self) -> Surrogate:
-        """`surrogate`, by its name before."""
+        """Former name of `surrogate`."""
         return self.surrogate
 
     @property
@@ -136,7 +137,7 @@ class PolicyGradient(TermPart):
         return value, self._figures(forest, x)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of non-zero credit and weight; where entries are coupled, all of such a trajectory (all of
+        """Trainable tokens of non-zero advantage and weight; where tokens are coupled, all of such a trajectory (all of
         the step)."""
         trainable = forest.path_trainable
         found = trainable & (credit != 0) & (weight != 0)
@@ -158,7 +159,7 @@ class PolicyGradient(TermPart):
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:
-                raise MissingSignal("this objective's gate needs the policy's entropy: give it as `entropy`")
+                raise MissingSignal("this objective's surrogate needs the policy's entropy: give it as `entropy`")
             entropy = policy.entropy[entries].to(logprob)
         known = torch.ones_like(entries, dtype=torch.bool)
         if self.on_unknown_behaviour == "shaped":
@@ -174,17 +175,17 @@ class PolicyGradient(TermPart):
 
     @torch.no_grad()
     def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> tuple[int, int]:
-        """How many entries' gradient the gate cuts where A < 0, and where A > 0."""
+        """Number of tokens whose gradient the surrogate cuts: those of A < 0, and those of A > 0."""
         x = self._entries(forest, policy, credit, weight)
         clipped = self.surrogate.clipped(x.seen) & x.has_ratio
         return int((clipped & (x.seen.credit < 0)).sum()), int((clipped & (x.seen.credit > 0)).sum())
 
     @torch.no_grad()
     def _figures(self, forest: Forest, x: _Active) -> dict[str, float]:
-        """clip_fraction  of all trainable entries, those whose gradient the gate cuts
-        approx_kl      mean of rho - 1 - log rho over the active entries (k3 of the ratio's denominator to the policy)
+        """clip_fraction  of all trainable tokens, those whose gradient the surrogate cuts
+        approx_kl      mean of rho - 1 - log rho over the active tokens (k3 of the ratio's denominator to the policy)
         ratio_max      largest ratio among the active entries, at the ratio's level
-        on_policy      1 where every active ratio is exactly 1, so that no gate can bind
+        on_policy      1 where every active ratio is exactly 1, so that no clip can bind
         shaped_share   under "shaped": of the active entries, those that have no ratio (they are in no other figure)
         """
         shares = {}

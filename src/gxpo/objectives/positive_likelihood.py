@@ -1,4 +1,4 @@
-"""Imitation of what turned out well: the negative log-likelihood of the tokens of positive credit."""
+"""Negative log-likelihood of tokens with positive advantage: imitation of the policy's own good rollouts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PositiveLikelihood(TermPart):
-    """coef * mean over the trainable tokens of credit above `threshold` of -log policy; 0 where there are none.
+    """Positive-sample likelihood: coef * mean of -log policy over the trainable tokens of advantage above `threshold`.
 
-    The mean counts every such token of the step once, whatever its credit; no ratio, no gate. Weight parts do not
+    The mean counts every such token of the step once, whatever its advantage; no ratio, no clip. Weight parts do not
     touch it, `forest.weight` does. Figure: positive_nll, the mean before `coef` (nats).
 
     Source: THOR, arXiv 2509.13761, and its code (0.01, threshold 1e-7).
@@ -42,7 +42,7 @@ class PositiveLikelihood(TermPart):
         return (scale[entries].to(nll) * nll).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of credit above the threshold, in trajectories of non-zero `forest.weight`."""
+        """Trainable tokens of advantage above the threshold, in trajectories of non-zero `forest.weight`."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
         return forest.path_trainable & (credit > self.threshold) & (forest.to_path(forest.weight, "R") != 0)

@@ -1,4 +1,4 @@
-"""The clipped policy gradient with a power mean over each trajectory's terms, its exponent from the rewards."""
+"""PPO clip with a power mean over each trajectory's tokens, its exponent from the rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def log_power_mean(x: Tensor, unit: Tensor, n: int, power: float) -> Tensor:
-    """[n] log of the power mean (mean over the unit of e^(power x))^(1 / power) of e^x, 0 for units without members.
+    """Log of the power mean (mean over the unit of e^(power x))^(1 / power) of e^x, [n]; 0 for units without members.
 
     x [m]; unit [m] int64; power above 0: 1 the arithmetic mean, towards 0 the geometric one. Differentiable, and exact
     to rounding for the smallest powers too.
@@ -36,7 +36,7 @@ def log_power_mean(x: Tensor, unit: Tensor, n: int, power: float) -> Tensor:
 
 
 def feedback(outcome: Tensor) -> tuple[float, float]:
-    """Mean of the outcomes, and mean / (population std + 1e-6); 0, 0 without any."""
+    """Mean of the outcomes, and mean / (population std + 1e-6); 0, 0 without outcomes."""
     if not outcome.numel():
         return 0.0, 0.0
     mean, std = float(outcome.mean()), float(outcome.std(correction=0))
@@ -45,7 +45,9 @@ def feedback(outcome: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class PowerMean(TermPart):
-    """-mean over trajectories of sgn(A) M_p(phi), phi_t = |min(rho A, clip(rho, 1 - clip_low, 1 + e) A)|.
+    """Power mean of clipped terms: -mean over trajectories of sgn(A) M_p(phi).
+
+    phi_t = |min(rho A, clip(rho, 1 - clip_low, 1 + e) A)|.
 
     p = exp(-gamma mu),  e = clip_min + (clip_max - clip_min) max(0, tanh(mu / (sigma + 1e-6))); mu and sigma are mean
     and population std of the compared trajectories' outcomes of the optimiser step. M_p is the power mean over the
@@ -56,9 +58,9 @@ class PowerMean(TermPart):
     clip_low, clip_min, clip_max  relative to 1
     ratio_over, on_unknown_behaviour  as in `PolicyGradient` ("error" | "one")
 
-    The minimum is PPO's, of signed terms: a wrong answer's token stops at 1 - clip_low. Where credit varies within a
-    trajectory, tokens of positive and of negative credit have a mean each, times their share of its tokens; those of
-    credit 0 are in no mean. Weights multiply derivatives (`weighted`) and nothing else.
+    The minimum is PPO's, of signed terms: a wrong answer's token stops at 1 - clip_low. Where the advantage varies
+    within a trajectory, tokens of positive and of negative advantage have a mean each, times their share of its
+    tokens; those of advantage 0 are in no mean. Weights multiply derivatives (`weighted`) and nothing else.
 
     Source: APMPO, arXiv 2605.04066.
     """
@@ -78,14 +80,14 @@ class PowerMean(TermPart):
             raise ConfigError(f"objective.clip_min is {self.clip_min}; it is at most clip_max ({self.clip_max})")
 
     def adapted(self, forest: Forest) -> tuple[float, Clip]:
-        """The exponent, and the clip."""
+        """Adapted exponent, and clip width."""
         mean, signal = feedback(forest.outcome[forest.compared & forest.scored])
         power = math.exp(min(max(-self.gamma * mean, -27.0), 27.0))
         high = self.clip_min + (self.clip_max - self.clip_min) * max(0.0, math.tanh(signal))
         return power, Clip(self.clip_low, high)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of non-zero credit, of trajectories in which one of them has a weight."""
+        """Trainable tokens of non-zero advantage, of trajectories in which one of them has a weight."""
         read = forest.path_trainable & (credit != 0)
         moved = torch.zeros(forest.n_trajectories, dtype=torch.bool)
         moved[forest.path_trajectory[read & (weight != 0)]] = True
@@ -94,7 +96,7 @@ class PowerMean(TermPart):
     def _log_ratio(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The active entries, and their float64 log-ratio and credit."""
+        """Active tokens, and their float64 log-ratio and advantage."""
         below = ratios.denominator(policy, forest.path_trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         now = weighted(policy.logprob[entries].to(torch.float64), weight[entries])

@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse trajectory of one group, as preferences of the policy over a frozen reference."""
+"""Preference losses (DPO, IPO, cDPO) on pairs of a better and a worse trajectory of one group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]:
-    """[n], [n] rows of every better with every worse member of its group.
+    """All pairs of a better and a worse member of the same group: their rows, [n] and [n].
 
     group [R] int64 dense ids; better, worse [R] bool
 
@@ -40,7 +40,9 @@ def pairs(group: Tensor, better: Tensor, worse: Tensor) -> tuple[Tensor, Tensor]
 def preference_loss(
     margin: Tensor, beta: float | Tensor = 0.1, form: str = "sigmoid", label_smoothing: float = 0.0
 ) -> Tensor:
-    """[n] loss of pairs from their margins h = score of the better - score of the worse; beta one number, or [n].
+    """DPO, cDPO or IPO loss of pairs, [n], from their margins h = score of the better - score of the worse.
+
+    beta  one number, or [n]
 
     form  "sigmoid"  -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing: the chance that a label
                      is wrong. dL/dh = -beta [(1 - e) sigmoid(-beta h) - e sigmoid(beta h)]   (DPO; e > 0: cDPO)
@@ -69,7 +71,9 @@ class _Margins(NamedTuple):
 
 @dataclass(frozen=True)
 class PreferencePairs(LabelTerm):
-    """mean over groups of the mean over the group's pairs of `preference_loss`; score: log policy / reference.
+    """Preference loss (DPO, IPO) within groups: mean over groups of the mean of `preference_loss` over their pairs.
+
+    A trajectory's score is log policy / reference.
 
     pairs            "verdict": every success with every failure; "outcome": every trajectory of the group's highest
                      outcome with every one of its lowest, where they differ; "ordered": every trajectory with every one

@@ -1,6 +1,6 @@
-"""Running statistics of what stands before (or after) each token of its trajectory: sum, minimum, mean, filter.
+"""Running statistics over a trajectory's earlier (or later) tokens: sum, minimum, mean, Kalman filter.
 
-Rows of one owner stand together, in order of time, as entries do in path order. All by doubling: after k rounds a row
+Rows of one owner are adjacent, in order of time, as tokens are in path order. All by doubling: after k rounds a row
 holds what is less than 2^k rows away, so that log2 of the longest run's length rounds are enough; a row's result
 depends on the rows of its own run and on nothing else in the batch. Detached, float64.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def places(owner: Tensor) -> Tensor:
-    """[n] int64: how many rows of its run stand before each row.
+    """Position of each row in its run, from 0, [n] int64.
 
     >>> places(torch.tensor([3, 3, 3, 7, 7])).tolist()
     [0, 1, 2, 0, 1]
@@ -27,7 +27,7 @@ def places(owner: Tensor) -> Tensor:
 
 @torch.no_grad()
 def recursion(x: Tensor, coefficient: float | Tensor, owner: Tensor, *, reverse: bool = False) -> Tensor:
-    """y_t = x_t + coefficient_t y_(t-1) within each run, y = x at its first row; [n] float64.
+    """Linear recursion y_t = x_t + coefficient_t y_(t-1) within each run, y = x at its first row; [n] float64.
 
     coefficient  into each row from the one before it, one for all or [n]; 1 gives running sums
     reverse      from the last row of a run to its first: y_t = x_t + coefficient_t y_(t+1)
@@ -49,7 +49,7 @@ def recursion(x: Tensor, coefficient: float | Tensor, owner: Tensor, *, reverse:
 
 @torch.no_grad()
 def minimum(x: Tensor, owner: Tensor) -> Tensor:
-    """[n] float64: the smallest of each row and those of its run before it.
+    """Running minimum within each run, [n] float64.
 
     >>> minimum(torch.tensor([2.0, 3.0, 1.0, 5.0]), torch.tensor([0, 0, 0, 1])).tolist()
     [2.0, 2.0, 1.0, 5.0]
@@ -63,13 +63,13 @@ def minimum(x: Tensor, owner: Tensor) -> Tensor:
 
 
 def before(x: Tensor, owner: Tensor, start: float = 0.0) -> Tensor:
-    """[n]: the value of the row before each row, `start` where it is its run's first. Makes a statistic exclusive."""
+    """Previous row's value, [n]; `start` for the first of a run. Makes a running statistic exclusive."""
     moved = torch.cat([x[:0], x.new_full((min(1, len(x)),), start), x[:-1]])
     return torch.where(places(owner) > 0, moved, torch.full_like(x, start))
 
 
 def gains(place: Tensor, process_noise: float, observation_noise: float, initial_variance: float) -> Tensor:
-    """[n] float64: the Kalman gain at each place (from 0) of a random walk that is observed with noise.
+    """Kalman gain at each position (from 0) of a random walk observed with noise, [n] float64.
 
     P_0 is the initial variance; at each row P- = P + Q, K = P- / (P- + V), P = (1 - K) P-. The gain depends on the
     place alone and has a closed form: with k+ > 0 > k- the fixed points of K -> (K + q) / (K + q + 1), q = Q / V, it is
@@ -91,7 +91,7 @@ def gains(place: Tensor, process_noise: float, observation_noise: float, initial
 
 @torch.no_grad()
 def kalman(x: Tensor, owner: Tensor, process_noise: float, observation_noise: float, initial_variance: float) -> Tensor:
-    """[n] float64: the filtered mean y_t = y_(t-1) + K_t (x_t - y_(t-1)) of each run, y = 0 before its first row.
+    """Kalman filter within each run, [n] float64: y_t = y_(t-1) + K_t (x_t - y_(t-1)), y = 0 before its first row.
 
     Q to infinity gives `x`; Q = 0 and an initial variance to infinity its running mean.
     """

@@ -1,4 +1,4 @@
-"""The importance ratio: current policy over the policy it is measured against, in log space."""
+"""Importance ratio of the current over the old policy, in log space: per token, per turn, per sequence (GSPO)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ON_UNKNOWN = ("error", "one", "shaped")
 def denominator(
     policy: PolicyTokens, trainable: Tensor, ratio_over: str = "proximal", on_unknown_behaviour: str = "error"
 ) -> Tensor:
-    """[P] detached log-probs that the ratio divides by, in the dtype of `policy.logprob`.
+    """Log-probs of the ratio's denominator (the old policy), [P], detached, in the dtype of `policy.logprob`.
 
     ratio_over            "proximal": the proximal policy where the step has one, else the behaviour policy;
                           "behaviour": the behaviour policy always (objectives made for old data)
     on_unknown_behaviour  for trainable entries where that is nan: "error", or "one": stop_gradient(logprob), so that
-                          the ratio is exactly 1 and the gradient is REINFORCE's. "shaped": the same where nobody knows
-                          who sampled (behaviour nan), whatever the proximal policy says, since such an entry has no
-                          ratio (see `gate.shaped`); "error" elsewhere
+                          the ratio is exactly 1 and the gradient is REINFORCE's. "shaped": the same where the
+                          rollout policy is unknown (behaviour nan), since such a token has no ratio
+                          (see `surrogate.shaped`); "error" elsewhere
 
     Raises GxpoError with the number of unknown entries. Entries that are not trainable never matter.
     """
@@ -60,21 +60,21 @@ class _Exp(torch.autograd.Function):
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
-    """e^log_ratio, whose derivative is exactly 0 where nothing is asked of it: an entry that a gate cuts or a mask
-    leaves out has none, and 0 times a ratio that has overflowed would be nan. Where something is asked, the derivative
-    is the ratio, infinite or not."""
+    """Ratio e^log_ratio, whose derivative is exactly 0 where the incoming one is: a token that a clip cuts or a mask
+    leaves out has none, and 0 times a ratio that has overflowed would be nan. Elsewhere the derivative is the
+    ratio, infinite or not."""
     return _Exp.apply(log_ratio)
 
 
 def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
-    """[n] log s_{i,t} = stop(mean over trajectory i of log rho) + log rho_t - stop(log rho_t)  (GSPO-token).
+    """GSPO-token log-ratio, [n]: log s_{i,t} = stop(mean over trajectory i of log rho) + log rho_t - stop(log rho_t).
 
     log_ratio   [n] of the trainable entries, all of those of each trajectory present
     trajectory  [n] which trajectory each belongs to
 
     The value is the geometric mean of the trajectory's token ratios; each token carries its own gradient. Under
-    `sequence_mean` and credit that is constant over a trajectory, value and gradient are those of GSPO, whose ratio
-    is s_i itself; credit that varies within a trajectory is allowed.
+    `sequence_mean` and an advantage that is constant over a trajectory, value and gradient are those of GSPO, whose
+    ratio is s_i itself; an advantage that varies within a trajectory is allowed.
 
     Source: GSPO, arXiv 2507.18071, eq. 5, 7 and 13.
     """
@@ -86,7 +86,7 @@ def sequence_ratio(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
 
 
 class Ratio(Part, ABC):
-    """Base of ratios: at what level the log-ratio of a token is taken.
+    """Base class of importance ratios: the level at which a token's log-ratio is taken.
 
     couples   "token" | "trajectory": whose log-ratios the value or the derivative at an entry depend on
     """
@@ -96,7 +96,7 @@ class Ratio(Part, ABC):
 
     @abstractmethod
     def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        """[n] log-ratio at its level, each entry carrying its own gradient.
+        """Log-ratio at the part's level, [n]; each token carries its own gradient.
 
         log_ratio         [n] of the tokens, in path order; beyond "token" all trained ones of each trajectory
         trajectory, turn  [n] int64: which trajectory, and which step of one, each belongs to
@@ -106,7 +106,7 @@ class Ratio(Part, ABC):
 
 @dataclass(frozen=True)
 class Token(Ratio):
-    """Each token's own. Source: PPO, arXiv 1707.06347."""
+    """Token-level importance ratio (PPO, GRPO). Source: PPO, arXiv 1707.06347."""
 
     def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
         return log_ratio
@@ -114,7 +114,7 @@ class Token(Ratio):
 
 @dataclass(frozen=True)
 class Sequence(Ratio):
-    """The geometric mean over the trajectory, in the form of GSPO-token: see `sequence_ratio`."""
+    """Sequence-level importance ratio (GSPO-token): geometric mean over the trajectory, see `sequence_ratio`."""
 
     couples = "trajectory"
 
@@ -124,7 +124,7 @@ class Sequence(Ratio):
 
 @dataclass(frozen=True)
 class Turn(Ratio):
-    """The geometric mean over the turn (a step of the trajectory), each token with its own gradient.
+    """Turn-level importance ratio: geometric mean over the turn (a step), each token with its own gradient.
 
     With one turn a trajectory it is `Sequence`. Source: segment ratios of ROLL; SeeUPO's ratio of a turn.
     """

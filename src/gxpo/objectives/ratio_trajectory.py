@@ -1,4 +1,4 @@
-"""Ratios that read other tokens of the trajectory: its prefix (MinPRO), filtered (KPO), the whole (TOPR, VESPO)."""
+"""Importance ratios over a trajectory: prefix (MinPRO), Kalman-filtered (KPO), whole sequence (TOPR, VESPO)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUND = 60.0  # nats: e^60 is beyond every clip, and finite in float32
 
 @torch.no_grad()
 def prefix_ratio(log_ratio: Tensor, trajectory: Tensor, prefix: str = "min") -> Tensor:
-    """[n] float64, detached: log of what stands for the ratio of all earlier tokens of the trajectory; 0 for the first.
+    """Log of the factor for the earlier tokens of the trajectory, [n] float64, detached; 0 for the first.
 
     log_ratio   [n] of the tokens, by trajectory, then time
     prefix      "min": the smallest of their ratios; "mean": their geometric mean; "sum": their product, which is the
@@ -39,7 +39,7 @@ def prefix_ratio(log_ratio: Tensor, trajectory: Tensor, prefix: str = "min") -> 
 
 @dataclass(frozen=True)
 class Prefix(Ratio):
-    """log w_t = log rho_t + stop(`prefix_ratio`): each token carries its own gradient, times its prefix's factor.
+    """Prefix importance ratio (MinPRO): log w_t = log rho_t + stop(`prefix_ratio`); each token keeps its own gradient.
 
     prefix  "min" | "mean" | "sum" over the earlier tokens of the trajectory, 0 (a factor of 1) for the first
 
@@ -58,7 +58,7 @@ class Prefix(Ratio):
 
 @dataclass(frozen=True)
 class Filtered(Ratio):
-    """log s_t = stop(x_t) + log rho_t - stop(log rho_t), x the causal Kalman filter of the log-ratios (`kalman`).
+    """Kalman-filtered importance ratio (KPO): log s_t = stop(x_t) + log rho_t - stop(log rho_t), x from `kalman`.
 
     process_noise      variance Q by which the latent log-ratio may change from token to token
     observation_noise  variance V of a token's own log-ratio about it
@@ -89,12 +89,14 @@ class Filtered(Ratio):
 
 @dataclass(frozen=True)
 class SequenceSum(Ratio):
-    """log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
+    """Sequence importance ratio without length normalisation (TOPR, VESPO).
+
+    log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
 
     log_ratio_max  the sum is held in [-log_ratio_max, log_ratio_max], so that no ratio overflows; the gradient is not
 
     The value is pi(y) / mu(y), each token carries its own gradient, and the gradients of a trajectory's terms sum to
-    that of the product. Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for gates
+    that of the product. Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for surrogates
     that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
     """
 

@@ -1,4 +1,4 @@
-"""Losses of scores of sequences: REAL, DisCO, GVPO and Reg-GRPO, OPMD and CoPG, NFT, ROVER."""
+"""Sequence-level losses: REAL, DisCO, GVPO and Reg-GRPO, OPMD and CoPG, NFT, ROVER."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def classification(
     tau: float = 0.5,
     compared: Tensor | None = None,
 ) -> Tensor:
-    """sum over groups with both labels of log(1 + sum_N e^(s/tau)) + log(1 + sum_P e^(-s/tau)), over all groups.
+    """REAL's classification loss of scores: sum over groups with both labels of log(1 + sum_N e^(s/tau)) +
+    log(1 + sum_P e^(-s/tau)), divided by the number of all groups.
 
     score     [R] mean over the trajectory's tokens of log policy - log old
     group     [R] int64 dense ids
     positive, negative  [R] bool, the counting members by label; every group with one of them is in the denominator
     compared  [R] bool (default: all); a member that is not is set against the compared ones of its own label:
-              it adds log(1 + e^(x - stop(log(1 + sum of theirs)))) and moves nobody else
+              it adds log(1 + e^(x - stop(log(1 + sum of theirs)))) and moves no other
 
     The 1 is an anchor at score 0: dL/ds is (1/tau) e^(s/tau) / (1 + sum_N e^(s/tau)) for a negative, minus the same of
     -s for a positive, so in (0, 1/tau) whatever the scores. Float64.
@@ -70,7 +71,7 @@ def classification(
 
 @dataclass(frozen=True)
 class Classification(LabelledLoss):
-    """`classification` by the verdict (REAL).
+    """Rewards as labels (REAL): the `classification` loss by the verdict.
 
     tau         temperature of the scores
     """
@@ -96,14 +97,15 @@ def discriminative(
     tau: float = 10.0,
     compared: Tensor | None = None,
 ) -> Tensor:
-    """-mean over groups of J, J = mean_P s - tau log mean_N e^(s/tau) in groups with both labels, else 0. Float64.
+    """DisCO's discriminative loss of scores, float64: -mean over groups of J, J = mean_P s - tau log mean_N e^(s/tau)
+    in groups with both labels, else 0.
 
     score     [R]
     group     [R] int64 dense ids
     positive, negative  [R] bool, the counting members by label; every group with one of them is in the mean
-    tau       how far hard failures stand out: their weights are softmax_N(s/tau); inf is the plain mean of failures
+    tau       emphasis on hard failures: their weights are softmax_N(s/tau); inf is the plain mean of failures
     compared  [R] bool (default: all); a success that is not is one more of the mean; a failure that is not is set
-              against the compared ones and moves nobody else
+              against the compared ones and moves no other
 
     dJ/ds is 1/|P| for each success and -softmax_N(s/tau) for each failure: a question weighs the same however hard
     it is. Source: DisCO, arXiv 2505.12366; tau = inf is its DisCO-b.
@@ -122,7 +124,8 @@ def discriminative(
 
 
 def hinge(kl: Tensor, delta: float, beta: float, compared: Tensor | None = None) -> Tensor:
-    """(beta / 2) max(0, D - delta)^2, D the mean of `kl` [n], estimates of KL(old || policy) by token.
+    """Squared-hinge KL constraint (DisCO): (beta / 2) max(0, D - delta)^2, D the mean of `kl` [n], estimates of
+    KL(old || policy) by token.
 
     Its derivative is beta max(0, D - delta) dD: nothing inside the region, a spring outside. Entries that are not
     `compared` [n] bool (default: all) are not in D and are pulled back as hard as the others.
@@ -138,7 +141,7 @@ def hinge(kl: Tensor, delta: float, beta: float, compared: Tensor | None = None)
 
 @dataclass(frozen=True)
 class Discriminative(LabelledLoss):
-    """`discriminative` by the verdict, plus `hinge` on the tokens of the compared groups (DisCO).
+    """DisCO: the `discriminative` loss by the verdict, plus `hinge` on the tokens of the compared groups.
 
     score       "logprob": s = mean log-prob of the trajectory's tokens; "ratio": s = mean of their ratios
     tau         None: 10 for "logprob", 1 for "ratio"; inf: no hard failures (DisCO-b)
@@ -184,7 +187,9 @@ class Discriminative(LabelledLoss):
 def residuals(
     log_ratio: Tensor, reward: Tensor, group: Tensor, beta: float, stats: Tensor, standardise: bool = False
 ) -> Tensor:
-    """[R] beta (D_i - mean_g D) - (r_i - mean_g r), means over `stats` [R] bool, that of D a constant.
+    """Residuals of implicit against actual rewards, [R]: beta (D_i - mean_g D) - (r_i - mean_g r).
+
+    Means are over `stats` [R] bool, that of D a constant.
 
     standardise  the first over max(1, its std), the second over its std + 1e-6 (0 where the rewards are equal); one
                  degree of freedom. For members that are not in `stats` the std of D is a constant too.
@@ -208,7 +213,7 @@ def group_variance(
     compared: Tensor | None = None,
     standardise: bool = False,
 ) -> Tensor:
-    """mean over groups of (1/2) sum_i [beta (D_i - mean_g D) - (r_i - mean_g r)]^2 / (G - 1), float64.
+    """GVPO loss, float64: mean over groups of (1/2) sum_i [beta (D_i - mean_g D) - (r_i - mean_g r)]^2 / (G - 1).
 
     log_ratio  [R] D_i: sum over the trajectory's tokens of log policy - log old
     reward     [R]
@@ -242,7 +247,7 @@ def group_variance(
 
 @dataclass(frozen=True)
 class GroupVariance(SequenceLoss):
-    """`group_variance` of the outcomes (GVPO).
+    """Group variance policy optimisation (GVPO): `group_variance` of the outcomes.
 
     standardise           compare z-scores (Reg-GRPO); 1 / beta is then the least std, in nats, that D is divided by
     ratio_over            what D is measured against: with "reference" the penalty's anchor does not move
@@ -267,7 +272,7 @@ class GroupVariance(SequenceLoss):
 
 
 def squared_log_ratio(log_ratio: Tensor, credit: Tensor, tau: float = 0.1) -> Tensor:
-    """[n] -(r - b) D + (tau / 2) D^2, credit r - b [n] detached, D [n] the log-ratio to the anchor.
+    """OPMD and CoPG loss, [n]: -(r - b) D + (tau / 2) D^2, advantage r - b [n] detached, D [n] the log-ratio.
 
     dL/dD = -(r - b - tau D). The regression [r - b - tau D]^2 is 2 tau times this and a constant: the same direction.
 
@@ -280,7 +285,7 @@ def squared_log_ratio(log_ratio: Tensor, credit: Tensor, tau: float = 0.1) -> Te
 def baseline_of(
     reward: Tensor, log_ratio: Tensor, group: Tensor, kind: str, tau: float, where: Tensor | None = None
 ) -> Tensor:
-    """[R] b_i over the group's counting members (`where` [R] bool, default all). Float64, detached.
+    """Baseline of each trajectory, [R], over the group's members in `where` ([R] bool, default all). Float64, detached.
 
     kind  "mean"          of r
           "log_mean_exp"  tau log mean e^(r / tau): tau log Z, what makes r - b - tau D vanish at the optimum
@@ -299,7 +304,7 @@ def baseline_of(
 
 @dataclass(frozen=True)
 class SquaredLogRatio(SequenceLoss):
-    """Mean of `squared_log_ratio` over trajectories, or aggregate over tokens, of the outcomes less `baseline_of`.
+    """Squared log-ratio loss (OPMD, CoPG) of the outcomes less `baseline_of`: mean over trajectories or over tokens.
 
     tau        what a unit of log-ratio costs, in units of reward; 0 is REINFORCE with a baseline
     baseline   "mean" | "log_mean_exp" | "others" (level "sequence" only)
@@ -347,13 +352,13 @@ class SquaredLogRatio(SequenceLoss):
 
 
 def valued(x: Tensor, value: Tensor) -> Tensor:
-    """`value`, with the derivative of `x` (straight through)."""
+    """Straight-through estimator: `value`, with the derivative of `x`."""
     held = x.detach()
     return value.detach() + (x - held)
 
 
 def implied_negative(log_ratio: Tensor, rate: Tensor, log_ratio_max: float = 10.0) -> Tensor:
-    """[n] (1 - q rho) / (1 - q): the ratio of the negative policy that old = q positive + (1 - q) negative implies.
+    """Ratio of NFT's implicit negative policy, [n]: (1 - q rho) / (1 - q), from old = q positive + (1 - q) negative.
 
     log_ratio  [n] log rho of the policy, which is the positive one; beyond `log_ratio_max` the value is that of the
                bound, with a derivative still
@@ -368,7 +373,7 @@ def implied_negative(log_ratio: Tensor, rate: Tensor, log_ratio_max: float = 10.
 def implicit_negative(
     log_ratio: Tensor, rate: Tensor, positive: Tensor, floor: float = 1.0, log_ratio_max: float = 10.0
 ) -> Tensor:
-    """[n] -log rho of tokens of successes, -log max(negative ratio, floor) of those of failures.
+    """NFT loss, [n]: -log rho of tokens of successes, -log max(negative ratio, floor) of those of failures.
 
     positive  [n] bool
     floor     above 0: on the value alone, the derivative passes
@@ -385,7 +390,7 @@ def implicit_negative(
 
 @dataclass(frozen=True)
 class ImplicitNegative(LabelledLoss):
-    """Aggregate of `implicit_negative` by the verdict, times a weight of the group (NFT).
+    """Negative-aware fine-tuning (NFT): aggregate of `implicit_negative` by the verdict, times a weight of the group.
 
     floor            least value of the negative ratio; 1 holds the derivative to q rho / (1 - q)
     negative_weight  of failures' losses; 0 is fine-tuning on successes
@@ -408,7 +413,7 @@ class ImplicitNegative(LabelledLoss):
     how = "mean"
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
-        """Figure clip_fraction: of all trainable entries, those of failures whose negative ratio is below the floor."""
+        """Loss, and clip_fraction: share of tokens that are of failures and have a negative ratio below the floor."""
         good, _ = self.sides(forest)
         rate = levels.mean(good.to(torch.float64), x.group, counted(forest) & forest.compared)
         rows = forest.path_trajectory[x.entries]
@@ -426,7 +431,7 @@ class ImplicitNegative(LabelledLoss):
 
 @torch.no_grad()
 def next_value(change: Tensor, trajectory: Tensor) -> Tensor:
-    """[n] `change` of the next token of the same trajectory, 0 at its last; both columns [n] in path order.
+    """Next token's `change` within a trajectory, [n], 0 at its last; both columns [n] in path order.
 
     >>> next_value(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 1])).tolist()
     [2.0, 0.0, 0.0]
@@ -437,7 +442,7 @@ def next_value(change: Tensor, trajectory: Tensor) -> Tensor:
 
 
 def uniform_value(log_ratio: Tensor, reward: Tensor, following: Tensor, scale: float = 1.0) -> Tensor:
-    """[n] (scale D_t - y_t)^2, y_t = reward + following: a Bellman residual with Q_t = scale D_t.
+    """Bellman residual of ROVER, [n]: (scale D_t - y_t)^2, y_t = reward + following, Q_t = scale D_t.
 
     log_ratio  [n] D_t = log policy - log old of each token
     reward     [n] of its trajectory, centred in the group
@@ -452,7 +457,7 @@ def uniform_value(log_ratio: Tensor, reward: Tensor, following: Tensor, scale: f
 
 @dataclass(frozen=True)
 class UniformValue(SequenceLoss):
-    """Aggregate of `uniform_value` over the trained tokens (ROVER).
+    """Q-learning on the value of the uniform policy (ROVER): aggregate of `uniform_value` over the trained tokens.
 
     With u_t = mean over the vocabulary of log policy - log old, in the state where token t is chosen: the value of that
     state under actions drawn uniformly, in units of the log-ratio. y_t = r_i - mean_g r + next_scale u_{t+1}, without

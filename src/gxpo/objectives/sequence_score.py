@@ -1,4 +1,4 @@
-"""Scores of whole trajectories, and how losses compare them within their groups: what those losses share."""
+"""Base classes of sequence-level losses: scores of whole trajectories, compared within their groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = Mapping[str, Tensor | float]
 
 
 def weighted(x: Tensor, weight: Tensor) -> Tensor:
-    """[n] `x` in value, each entry's derivative times its weight.
+    """Value of `x`, [n], with each token's derivative times its weight.
 
     So a weight multiplies what the loss asks of its own token and nothing else: no score, statistic or denominator
     changes, and a trajectory of weight 0 only counts.
@@ -35,13 +35,13 @@ def weighted(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def per_trajectory(x: Tensor, trajectory: Tensor, n: int, how: str = "mean") -> Tensor:
-    """[n] the sum or the mean of `x` over each trajectory's entries, 0 where it has none; carries the gradient."""
+    """Sum or mean of `x` over each trajectory's tokens, [n], 0 where it has none; carries the gradient."""
     total = x.new_zeros(n).index_add(0, trajectory, x)
     return total if how == "sum" else total / torch.bincount(trajectory, minlength=n).clamp_min(1)
 
 
 def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> Tensor:
-    """[n] float64: log of the sum of e^x over the counting members of each one's group, with `one` of 1 + that sum.
+    """Log-sum-exp over each one's group, [n] float64, of the members that count; with `one` of 1 + that sum.
 
     0 for groups without a counting member.
     """
@@ -53,22 +53,22 @@ def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> 
 
 
 def over_groups(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
-    """Sum over groups of a value [R] that the counting members of each group share."""
+    """Sum over groups of a value [R] that is the same for the members of a group that count."""
     return (x / levels.count(group, where).clamp_min(1))[where].sum()
 
 
 def counted(forest: Forest) -> Tensor:
-    """[R] bool: scored trajectories with trainable entries; the others exist in no denominator."""
+    """Scored trajectories with trainable tokens, [R] bool; the others are in no denominator."""
     return (forest.lengths() > 0) & forest.scored
 
 
 def n_groups(group: Tensor, where: Tensor) -> int:
-    """How many groups have a counting member; at least 1, to divide by."""
+    """Number of groups with a member that counts; at least 1, to divide by."""
     return max(1, int(torch.unique(group[where]).numel()))
 
 
 def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor, Tensor]:
-    """[R], [R] bool: counted trajectories that are a success, and those that are not.
+    """Positive and negative labels, [R] and [R] bool: counted trajectories that are a success, and those that are not.
 
     success_at  None: the verifier's verdict; otherwise the outcome from which on a trajectory is one
     Raises GxpoError where a verdict is unknown: a shaped reward is not a label.
@@ -87,7 +87,7 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
 
 
 def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tensor) -> Tensor:
-    """[R] bool: positive and negative members of the groups that have a compared one of each."""
+    """Members of groups with both labels, [R] bool: the positive and negative of those with a compared one of each."""
 
     def found(side: Tensor) -> Tensor:
         return levels.max((side & compared).to(torch.float64), group) > 0
@@ -98,7 +98,7 @@ def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tens
 def log_ratios(
     forest: Forest, policy: PolicyTokens, entries: Tensor, weight: Tensor, over: str, on_unknown: str = "error"
 ) -> Tensor:
-    """[n] float64 of these entries: log of the policy over the proximal, behaviour or reference one.
+    """Log-ratios of the policy to the proximal, rollout or reference policy at these tokens, [n] float64.
 
     Differentiable, derivatives times `weight` [P]. Raises where what it is divided by is unknown.
     """
@@ -114,18 +114,18 @@ def log_ratios(
 
 
 def token_coefficients(forest: Forest, aggregate: str, horizon: float | None) -> Tensor:
-    """[P] `aggregate.coefficients` over the trained entries of the counted trajectories."""
+    """Aggregation coefficients, [P], over the trained tokens of the counted trajectories."""
     own = forest.path_trainable & forest.to_path(counted(forest), "R")
     return coefficients(forest.path_trajectory, own, aggregate, horizon)
 
 
 def approx_kl(gap: Tensor) -> float:
-    """Mean of rho - 1 - log rho, from the log-ratios of at least one token."""
+    """Approximate KL (k3): mean of rho - 1 - log rho, from the log-ratios of at least one token."""
     return float((gap.expm1() - gap).mean())
 
 
 class Scores(NamedTuple):
-    """What a loss has read of the policy.
+    """Scores of trajectories, and the policy outputs that they come from.
 
     score    [R] of each trajectory, 0 where it was not read
     run      [R] bool: the trajectories that were
@@ -144,7 +144,7 @@ class Scores(NamedTuple):
 
 
 class SequenceTerm(TermPart):
-    """Base of losses on scores of trajectories that are measured within their group.
+    """Base class of losses on trajectory scores that are compared within their group.
 
     They read outcomes or verdicts from the forest, not `credit`. `weight` multiplies derivatives (see `weighted`). A
     trajectory that is not compared is measured against the compared members and moves itself alone. Every group with
@@ -161,12 +161,12 @@ class SequenceTerm(TermPart):
     on_unknown_behaviour: Literal["error", "one"] = "error"
 
     def reads(self, forest: Forest) -> Tensor:
-        """[R] bool: counted trajectories whose score the loss reads; those of groups of at least two compared ones."""
+        """Trajectories whose score the loss reads, [R] bool: counted ones of groups of at least two compared ones."""
         own = counted(forest)
         return own & (levels.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of what is read, as far as it is coupled to an entry that has a weight."""
+        """Trainable tokens of what is read, as far as it is coupled to a token with a weight."""
         read, trainable = self.reads(forest), forest.path_trainable
         moved = trainable & (weight != 0)
         if self.couples == "token":
@@ -177,22 +177,24 @@ class SequenceTerm(TermPart):
         return trainable & forest.to_path(alive, "R")
 
     def scores(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Scores:
-        """The scores of the trajectories that are read."""
+        """Scores of the trajectories that are read."""
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         gap = log_ratios(forest, policy, entries, weight, self.ratio_over, self.on_unknown_behaviour)
         score = per_trajectory(gap, forest.path_trajectory[entries], forest.n_trajectories, self.how)
         return Scores(score, rows_of(forest, entries), entries, gap, weight[entries], forest.ids("group", axis="R"))
 
     def share(self, forest: Forest, run: Tensor) -> float:
-        """Of all groups with a counted trajectory, those with one of `run` [R] bool: a mean over the run groups times
-        this is the mean over all, the others being 0."""
+        """Share of groups with a trajectory in `run` [R] bool, of those with a counted one.
+
+        A mean over the run groups times this is the mean over all, the others being 0.
+        """
         group, own = forest.ids("group", axis="R"), counted(forest)
         return n_groups(group, run) / n_groups(group, own)
 
 
 @dataclass(frozen=True)
 class SequenceLoss(SequenceTerm):
-    """Base: a score of each trajectory, and a loss of the scores of a group.
+    """Base class: a score of each trajectory, and a loss of the scores of a group.
 
     ratio_over            what the policy is measured against: "proximal" (where the step has one, else behaviour),
                           "behaviour", or the frozen "reference"
@@ -208,7 +210,7 @@ class SequenceLoss(SequenceTerm):
 
     @abstractmethod
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
-        """The loss of the step's scores, and its own figures, which are left out where nothing was read."""
+        """Loss of the step's scores, and its metrics, which are left out where nothing was read."""
         raise NotImplementedError
 
     def __call__(
@@ -223,16 +225,16 @@ class SequenceLoss(SequenceTerm):
 
 
 class LabelTerm(SequenceTerm):
-    """Base of those that learn from labels: the verdict, or, with `success_at`, outcome >= success_at."""
+    """Base class of losses on binary labels: the verdict, or, with `success_at`, outcome >= success_at."""
 
     success_at: float | None = None
 
     def sides(self, forest: Forest) -> tuple[Tensor, Tensor]:
-        """[R], [R] bool: see `labels`."""
+        """Positive and negative trajectories, [R] and [R] bool: see `labels`."""
         return labels(forest, self.success_at, "this objective")
 
     def reads(self, forest: Forest) -> Tensor:
-        """Groups with a compared success and a compared failure."""
+        """Trajectories of groups with a compared success and a compared failure."""
         return contrasted(forest.ids("group", axis="R"), *self.sides(forest), forest.compared)
 
     @torch.no_grad()
@@ -248,7 +250,7 @@ class LabelTerm(SequenceTerm):
 
 @dataclass(frozen=True)
 class LabelledLoss(LabelTerm, SequenceLoss):
-    """`SequenceLoss` of labels.
+    """Sequence loss on binary labels.
 
     success_at  None: the verifier's verdict is the label; otherwise: outcome >= success_at
     """
@@ -257,7 +259,7 @@ class LabelledLoss(LabelTerm, SequenceLoss):
 
 
 def rows_of(forest: Forest, entries: Tensor) -> Tensor:
-    """[R] bool: trajectories with one of these entries (indices, or a mask over P)."""
+    """Trajectories with one of these tokens (indices, or a mask over P), [R] bool."""
     found = torch.zeros(forest.n_trajectories, dtype=torch.bool)
     found[forest.path_trajectory[entries]] = True
     return found

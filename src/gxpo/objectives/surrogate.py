@@ -2,7 +2,7 @@
 
 With rho the ratio and A the credit, a surrogate is a loss per entry, to be minimised. There are three kinds: a `Clip`
 says which bounds rho is held in, a `Weighted` how much the log-likelihood counts, and any other is a function of rho
-and A of its own. `shaped` is the loss of an entry that has no ratio, because its sampler is unknown.
+and A of its own. `shaped` is the loss of a token without a ratio, because its rollout policy is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ UNBOUNDED = {"unbounded": True}  # metadata of a field that may be infinite
 
 
 def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
-    """[n] -A f(pi) with f(x) = x / (x + gamma), pi = exp(logprob): the loss of tokens of unknown behaviour policy.
+    """Shaped loss of off-policy tokens without a known rollout policy (LUFFY), [n]: -A f(pi).
+
+    f(x) = x / (x + gamma), pi = exp(logprob).
 
     The behaviour probability is taken to be 1, so the "ratio" is pi itself. The gradient in the log-prob is
     -A gamma pi / (pi + gamma)^2: greatest where pi = gamma and small for tokens that are certain either way, where
@@ -43,7 +45,7 @@ def shaped(logprob: Tensor, credit: Tensor, gamma: float = 0.1) -> Tensor:
 
 @dataclass(frozen=True)
 class Entries:
-    """What surrogates and ratios see: columns [n] of the entries whose outputs are read, in path order.
+    """Inputs of surrogates and ratios: columns [n] of the action tokens whose outputs are read, in path order.
 
     logprob     of the current policy, carries the gradient
     below       detached log-prob that the token's ratio divides by
@@ -69,30 +71,30 @@ class Entries:
 
     @property
     def log_level(self) -> Tensor:
-        """`level`, or the logarithm of `ratio`."""
+        """Log-ratio at its level: `level`, or the logarithm of `ratio`."""
         return self.ratio.log() if self.level is None else self.level
 
     def by_sign(self, positive: float, negative: float) -> Tensor:
-        """[n] the first where A > 0, the second elsewhere."""
+        """The first number where A > 0, the second elsewhere, [n]."""
         one = torch.ones_like(self.ratio)
         return torch.where(self.credit > 0, positive * one, negative * one)
 
     @classmethod
     def of(cls, ratio: Tensor, credit: Tensor, logprob: Tensor | None = None) -> Entries:
-        """Single tokens of trajectories of their own, by their ratio; where the log-prob is not given, `below` is 0."""
+        """Entries of one-token trajectories with these ratios; where the log-prob is not given, `below` is 0."""
         own = ratio.log() if logprob is None else logprob
         alone = torch.arange(len(ratio))
         return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
 
 
 class Surrogate(Part, ABC):  # those that are built on it add abstract methods
-    """Base: the unclipped importance-weighted loss -A rho.
+    """Base class of surrogates: the unclipped importance-weighted loss -A rho.
 
     couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
               detached factors too. Beyond "token", all trained entries of such a trajectory (of the step) are in
               `Entries`; with "group", whole groups are there and `Entries.standing` is given
     beside    None, or, of one that couples a step through denominators alone, "trajectory": it is enough for it that
-              the trajectories that have credit are in `Entries`
+              the trajectories of non-zero advantage are in `Entries`
     outputs   policy outputs beyond the log-prob that it reads: "entropy"
     """
 
@@ -103,51 +105,54 @@ class Surrogate(Part, ABC):  # those that are built on it add abstract methods
     outputs: tuple[str, ...] = ()
 
     def before(self, log_ratio: Tensor, credit: Tensor) -> Tensor:
-        """The token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""
+        """Token log-ratio that enters the ratio's level (the sequence mean, for a sequence ratio)."""
         return log_ratio
 
     def loss(self, x: Entries) -> Tensor:
-        """[n] loss of each entry."""
+        """Loss of each token, [n]."""
         return -x.credit * x.ratio
 
     def clipped(self, x: Entries) -> Tensor:
-        """[n] bool: entries whose gradient is cut or made smaller, against that of -A rho."""
+        """Clipped tokens, [n] bool: their gradient is 0 or smaller than that of -A rho."""
         return torch.zeros_like(x.ratio, dtype=torch.bool)
 
     def left_out(self, x: Entries) -> Tensor | None:
-        """[n] bool: entries that are left out of the loss and of what it is divided by, which couples a step; None:
-        none ever."""
+        """Tokens left out of the loss and of its denominator, [n] bool, which couples a step; None if there are
+        never any."""
         return None
 
     def metrics(self, x: Entries) -> Mapping[str, float]:
-        """Further figures worth logging, by name."""
+        """Further metrics, by name."""
         return {}
 
 
-Gate = Surrogate  # the name before
+Gate = Surrogate  # former name
 
 
 @dataclass(frozen=True)
 class Unclipped(Surrogate):
-    """-A rho, however far the policy has moved. Source: LUFFY's recipe (arXiv 2504.14945) for on-policy tokens."""
+    """Unclipped surrogate: -A rho, however far the policy has moved.
+
+    Source: LUFFY's recipe (arXiv 2504.14945) for on-policy tokens.
+    """
 
 
 # ---------------------------------------------------------------- a ratio held between bounds
 def hold(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """[n] the ratio (or its logarithm) held on the side that its credit moves it to: up to `high` for A >= 0, down to
+    """Ratio (or log-ratio) clipped on the side that the advantage pushes it to, [n]: up to `high` for A >= 0, down to
     `low` for A < 0; without a gradient beyond."""
     return torch.where(credit >= 0, ratio.clamp(max=high), ratio.clamp(min=low))
 
 
 def beyond(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """[n] bool: entries that `hold` holds; none without credit, none on a bound."""
+    """Tokens that `hold` clips, [n] bool; none of advantage 0, none on a bound."""
     return ((credit > 0) & (ratio > high)) | ((credit < 0) & (ratio < low))
 
 
 @dataclass(frozen=True)
 class Clip(Surrogate):
-    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)): no gradient where A > 0 and rho > 1 + clip_high, or
-    A < 0 and rho < 1 - clip_low; -A rho elsewhere, bounds included.
+    """PPO clip: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)): no gradient where A > 0 and rho > 1 +
+    clip_high, or A < 0 and rho < 1 - clip_low; -A rho elsewhere, bounds included.
 
     clip_low, clip_high   relative to 1
 
@@ -164,11 +169,11 @@ class Clip(Surrogate):
     ratio_max = math.inf  # absolute bound for A < 0, see `DualClip`
 
     def bounds(self, x: Entries) -> tuple[float | Tensor, float | Tensor]:
-        """Lowest and highest ratio, for all or [n], detached."""
+        """Lower and upper bound of the ratio, for all or [n], detached."""
         return 1 - self.clip_low, 1 + self.clip_high
 
     def factor(self, x: Entries) -> Tensor | None:
-        """[n] what the loss is multiplied by, detached; None: 1."""
+        """Detached factor of the loss, [n]; None: 1."""
         return None
 
     def loss(self, x: Entries) -> Tensor:
@@ -185,7 +190,7 @@ class Clip(Surrogate):
 
 @dataclass(frozen=True)
 class DualClip(Clip):
-    """`Clip`, and min(that, -A ratio_max) for A < 0: no gradient there where rho > ratio_max either.
+    """Dual-clip PPO: `Clip`, and min(that, -A ratio_max) for A < 0: no gradient there where rho > ratio_max either.
 
     ratio_max   absolute (3.0 means rho <= 3)
 
@@ -197,8 +202,8 @@ class DualClip(Clip):
 
 @dataclass(frozen=True)
 class LogClip(Surrogate):
-    """Each token's log-ratio is held on the improving side, then the ratio is taken: for a sequence ratio the
-    geometric mean of the held tokens.
+    """Clip of each token's log-ratio on the improving side, before the ratio is taken (GMPO): for a sequence ratio the
+    geometric mean of the clipped tokens.
 
     log rho' = min(log rho, log_clip_high) for A >= 0, max(log rho, -log_clip_low) for A < 0;   loss = -A rho'
 
@@ -219,27 +224,29 @@ class LogClip(Surrogate):
 
 # ---------------------------------------------------------------- a weight on the log-likelihood
 class Weighted(Surrogate):
-    """Base of -stop(w) A logprob: the gradient is -w A grad logprob; the value of the loss has no meaning.
+    """Base class of detached weights, -stop(w) A logprob: the gradient is -w A grad logprob; the value has no meaning.
 
     With w = rho it has the gradient of -A rho, with w = 1 that of REINFORCE.
     """
 
     @abstractmethod
     def weight(self, x: Entries) -> Tensor:
-        """w [n], 0 or more."""
+        """Weights w [n], 0 or more."""
         raise NotImplementedError
 
     def loss(self, x: Entries) -> Tensor:
         return -self.weight(x).detach() * x.credit * x.logprob
 
     def clipped(self, x: Entries) -> Tensor:
-        """Entries that weigh less than their ratio."""
+        """Clipped tokens: those that weigh less than their ratio."""
         return (x.credit != 0) & (self.weight(x) < x.ratio)
 
 
 @dataclass(frozen=True)
 class Truncate(Weighted):
-    """-stop(clip(rho, ratio_min, ratio_max)) A logprob: the weight is bounded, every token keeps its gradient.
+    """Truncated importance weight (CISPO): -stop(clip(rho, ratio_min, ratio_max)) A logprob.
+
+    The weight is bounded, every token keeps its gradient.
 
     ratio_max   absolute: 1.28 means rho <= 1.28. On policy the coefficient is exactly 1 for every ratio_max >= 1.
                 (Elsewhere the same setting is written 0.28, or means an absolute bound by that name.)
@@ -262,7 +269,7 @@ class Truncate(Weighted):
 
 @dataclass(frozen=True)
 class LogLikelihood(Weighted):
-    """-A logprob: REINFORCE, with no ratio. The gradient is -A grad logprob, on policy that of every surrogate.
+    """REINFORCE: -A logprob, without a ratio. The gradient is -A grad logprob, on policy that of every surrogate.
 
     Nothing bounds how far the policy moves: made for one update per batch. No entry counts as clipped.
 

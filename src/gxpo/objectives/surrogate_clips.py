@@ -1,4 +1,4 @@
-"""Clips of other bounds: ETR's and HAPO's adaptive widths, Clip-Cov, FIPO, GPPO, DHPO's and FiberPO's two levels."""
+"""Variants of the PPO clip: adaptive widths (ETR, HAPO), Clip-Cov, FIPO, GPPO, two levels (DHPO, FiberPO)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Fraction = Annotated[float, Interval(ge=0, le=1)]
 
 # ---------------------------------------------------------------- widths by the advantage
 def binary_variance(credit: Tensor) -> Tensor:
-    """4 p (1 - p) of a group of right and wrong answers of which one has this z-scored credit, in [0, 1].
+    """Reward variance 4 p (1 - p) of a group, in [0, 1], from the z-scored advantage of a right or wrong answer.
 
     With population std a right answer has A = sqrt((1 - p) / p), a wrong one -sqrt(p / (1 - p)), so either tells
     4 p (1 - p) = 4 A^2 / (1 + A^2)^2. With one degree of freedom A is sqrt((G - 1) / G) of that.
@@ -48,12 +48,14 @@ def binary_variance(credit: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ElasticClip(Clip):
-    """`Clip` with both widths times (1 + elastic_credit tanh |A|) (1 + elastic_variance 4 p (1 - p)) of the entry.
+    """PPO clip whose range widens with the size of the advantage (ETR).
 
-    clip_low, clip_high  widths at credit 0
-    elastic_credit       how much credit of great magnitude widens them
-    elastic_variance     how much a group of mixed verdicts widens them; p is read off the credit (`binary_variance`),
-                         so this is for z-scored credit of right and wrong answers
+    Both widths are times (1 + elastic_credit tanh |A|) (1 + elastic_variance 4 p (1 - p)) of the token.
+
+    clip_low, clip_high  widths at advantage 0
+    elastic_credit       how much an advantage of great magnitude widens them
+    elastic_variance     how much a group of mixed verdicts widens them; p is that of the advantage (`binary_variance`),
+                         so this is for z-scored advantages of right and wrong answers
 
     In a binary group the two partly oppose: |A| is greatest where p is extreme, the variance at p = 1/2. With both at
     0 this is `Clip`. A reconstruction of ETR, arXiv 2601.03723, from its abstract.
@@ -63,7 +65,7 @@ class ElasticClip(Clip):
     elastic_variance: Width = 0.5
 
     def room(self, credit: Tensor) -> Tensor:
-        """How many times as wide as at credit 0; 1 or more, shaped as `credit`."""
+        """Factor of the clip's width, 1 at advantage 0, never smaller; shaped as `credit`."""
         by_credit = 1.0 + self.elastic_credit * credit.abs().tanh()
         return by_credit * (1.0 + self.elastic_variance * binary_variance(credit))
 
@@ -75,7 +77,7 @@ class ElasticClip(Clip):
 # ---------------------------------------------------------------- widths by the entropy
 @torch.no_grad()
 def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
-    """[n] float64 in [-1, 1]: how far a token's log-entropy lies from their quantile.
+    """Entropy score in [-1, 1], [n] float64: how far a token's log-entropy lies from a quantile of all.
 
     log H - Q(log H), over its largest value above 0, and over the magnitude of its smallest below; log H of at least
     1e-8 nats. Q is a token's own value, the nearest to the quantile, so that one token at least has h = 0. (Dividing by
@@ -92,15 +94,17 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
 
 @dataclass(frozen=True)
 class EntropyAdaptiveClip(DualClip):
-    """`DualClip` whose widths and credit follow each token's `entropy_score` h, detached, over the optimiser step.
+    """Entropy-adaptive dual clip (HAPO): widths and advantages follow each token's `entropy_score` h.
+
+    h is detached, over the optimiser step.
 
     low = clip_low (1 - clip_gain min(h, 0)),  high = clip_high (1 + clip_gain max(h, 0)): tokens of low entropy may
-    become less likely by more, those of high entropy likelier by more. The credit is times 1 + credit_gain h where
+    become less likely by more, those of high entropy likelier by more. The advantage is times 1 + credit_gain h where
     h > 0 and rho is outside (1 - low / 2, 1 + high / 2), and where h <= 0 and rho is inside.
 
     clip_low, clip_high, ratio_max  as in `DualClip`
     entropy_quantile  of the tokens' log-entropies, where h is 0
-    clip_gain, credit_gain  0 and 0: `DualClip`; credit_gain up to 1, so that no credit changes its sign
+    clip_gain, credit_gain  0 and 0: `DualClip`; credit_gain up to 1, so that no advantage changes its sign
 
     Source: HAPO, arXiv 2509.16591, and its code.
     """
@@ -138,7 +142,7 @@ _MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64
 
 @torch.no_grad()
 def covariance(logprob: Tensor, credit: Tensor) -> Tensor:
-    """[n] float64: (A - mean A)(log pi - mean log pi), means over all given tokens.
+    """Covariance of advantage and log-prob by token, [n] float64: (A - mean A)(log pi - mean log pi), means over all.
 
     >>> covariance(torch.tensor([-0.2, -1.1, -2.4, -0.1, -0.2]), torch.tensor([1.0, 1, -1, -1, -1])).round(decimals=2)
     tensor([ 0.7200, -0.3600,  1.2800, -0.5600, -0.4800], dtype=torch.float64)
@@ -149,10 +153,10 @@ def covariance(logprob: Tensor, credit: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw(x: Entries, seed: int) -> Tensor:
-    """[n] int64: a number for each entry that looks random, the same whenever the entry is the same.
+    """Pseudo-random number of each token, [n] int64: a hash of the token's own columns.
 
-    Made of the seed, the entry's place in its trajectory, its credit and the log-prob below its ratio (to 1/4096): not
-    of the order of trajectories, nor of the micro-batches, and constant over the updates of a step.
+    Made of the seed, the token's place in its trajectory, its advantage and the log-prob below its ratio (to 1/4096):
+    not of the order of trajectories, nor of the micro-batches, and constant over the updates of a step.
     """
     found = torch.full(x.credit.shape, seed, dtype=torch.int64)
     for column in (places(x.trajectory), *((c.double() * 4096).round().long() for c in (x.credit, x.below))):
@@ -162,13 +166,13 @@ def draw(x: Entries, seed: int) -> Tensor:
 
 
 def quota(share: float, n: int) -> int:
-    """How many of n tokens a share is: rounded down, at least 1."""
+    """Number of tokens in a share of n: rounded down, at least 1."""
     return max(1, int(share * n))
 
 
 @dataclass(frozen=True)
 class CovarianceClip(Clip):
-    """`Clip`, and no loss at all for a few tokens drawn among those of great `covariance` (Clip-Cov).
+    """Clip-Cov: `Clip`, and no loss for a few tokens drawn among those of high `covariance`.
 
     covariance_share   k = max(1, share of the step's trained tokens) of them are dropped; they stay in denominators
     covariance_low, covariance_high  tokens whose covariance lies between these, and that the clip does not cut, can be
@@ -196,7 +200,7 @@ class CovarianceClip(Clip):
 
     @torch.no_grad()
     def dropped(self, x: Entries) -> Tensor:
-        """[n] bool: the drawn ones."""
+        """Tokens drawn to be dropped, [n] bool."""
         found = covariance(x.logprob, x.credit)
         able = (found > self.covariance_low) & (found < self.covariance_high) & ~super().clipped(x)
         candidates = able.nonzero().squeeze(1)
@@ -215,9 +219,9 @@ class CovarianceClip(Clip):
 # ---------------------------------------------------------------- a factor by the rest of the trajectory
 @torch.no_grad()
 def future_drift(log_ratio: Tensor, trajectory: Tensor, half_life: float, ratio_max: float) -> Tensor:
-    """[n] float64: F_t = sum_{k >= t} 2^(-(k - t) / half_life) log rho_k over the rest of the trajectory.
+    """Discounted sum of future log-ratios, [n] float64: F_t = sum_{k >= t} 2^(-(k - t) / half_life) log rho_k.
 
-    Tokens whose ratio exceeds `ratio_max` count as 0.
+    The sum runs over the rest of the trajectory.     Tokens whose ratio exceeds `ratio_max` count as 0.
     """
     kept = torch.where(log_ratio > math.log(ratio_max), 0.0, log_ratio.to(torch.float64))
     return recursion(kept, 2.0 ** (-1.0 / half_life), trajectory, reverse=True)
@@ -225,7 +229,9 @@ def future_drift(log_ratio: Tensor, trajectory: Tensor, half_life: float, ratio_
 
 @dataclass(frozen=True)
 class FutureDrift(DualClip):
-    """f_t `DualClip`, f_t = clip(exp(F_t), factor_low, factor_high) detached, F_t = `future_drift` of the log-ratios.
+    """Dual clip times a factor of future log-ratios (FIPO): f_t = clip(exp(F_t), factor_low, factor_high).
+
+    f_t is detached, F_t = `future_drift` of the log-ratios.
 
     clip_low, clip_high, ratio_max  as in `DualClip`; `ratio_max` also says which tokens are left out of F
     half_life    tokens after which a log-ratio counts half
@@ -276,7 +282,9 @@ class FutureDrift(DualClip):
 # ---------------------------------------------------------------- gradients beyond the bounds
 @dataclass(frozen=True)
 class PreservingClip(Clip):
-    """`Clip`, in which a bound b that holds an entry is b rho / stop(rho): the same value, and the gradient -A b.
+    """Gradient-preserving clip (GPPO): a bound b that clips a token is b rho / stop(rho), so its gradient is -A b.
+
+    The value is that of `Clip`.
 
     slope_low, slope_high  factors on the lower and on the upper bound, value and gradient; 0: cut, as in `Clip`
     ratio_max              absolute: as in `DualClip`, no gradient for A < 0 beyond it; inf: no such bound
@@ -290,7 +298,7 @@ class PreservingClip(Clip):
     ratio_max: AboveOne = field(default=3.0, metadata=UNBOUNDED)
 
     def _held(self, x: Entries) -> tuple[Tensor, Tensor]:
-        """[n] bool which entries are, and [n] the bound that holds each."""
+        """Tokens that are clipped, [n] bool, and the bound that clips each, [n]."""
         bound = x.by_sign(self.slope_high * (1 + self.clip_high), self.slope_low * (1 - self.clip_low))
         return beyond(x.ratio, x.credit, *self.bounds(x)), bound
 
@@ -301,7 +309,7 @@ class PreservingClip(Clip):
         return -x.credit * torch.where(x.credit < 0, held.clamp_max(self.ratio_max), held)
 
     def clipped(self, x: Entries) -> Tensor:
-        """Entries whose gradient is smaller than -A rho's: below the lower bound it may be greater."""
+        """Tokens whose gradient is smaller than that of -A rho: below the lower bound it may be greater."""
         out, bound = self._held(x)
         return (out & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
 
@@ -309,7 +317,7 @@ class PreservingClip(Clip):
 # ---------------------------------------------------------------- token and sequence, each held
 @torch.no_grad()
 def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
-    """[n] float64 in [0, 1]: where a token's entropy lies between its trajectory's extremes; 1/2 where all are equal.
+    """Entropy of a token between its trajectory's extremes, in [0, 1], [n] float64; 1/2 where all are equal.
 
     >>> relative_entropy(torch.tensor([1.0, 3.0, 2.0, 0.7]), torch.tensor([0, 0, 0, 1])).tolist()
     [0.0, 1.0, 0.5, 0.5]
@@ -321,14 +329,14 @@ def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HybridClip(Clip):
-    """-A (w hold(rho_t) + (1 - w) hold(s_t)), s the sequence ratio in its token form (`sequence_ratio`).
+    """Mix of clipped token and sequence ratio (DHPO): -A (w hold(rho_t) + (1 - w) hold(s_t)), s of `sequence_ratio`.
 
     clip_low, clip_high    of the token's ratio, relative to 1
     sequence_clip_low, sequence_clip_high  of the sequence's
     mixing       "average": w = token_share; "entropy": w = `relative_entropy` of the current policy, detached, so that
                  uncertain tokens follow their own ratio
     token_share  1: token ratios alone, 0: the sequence ratio alone
-    sides        "both": each ratio is held on both sides, whatever the credit's sign; "improving": on the side that
+    sides        "both": each ratio is held on both sides, whatever the advantage's sign; "improving": on the side that
                  would go on improving, as in `Clip`: then token_share 1 is GRPO's loss and 0 is GSPO's
 
     Reads the tokens' own log-ratios: `objective.ratio` plays no part. Source: DHPO, arXiv 2601.05607.
@@ -347,7 +355,7 @@ class HybridClip(Clip):
             object.__setattr__(self, "outputs", ("entropy",))
 
     def share(self, x: Entries) -> Tensor:
-        """[n] w, the token ratio's share."""
+        """Token ratio's share w, [n]."""
         if self.mixing == "average":
             return torch.full_like(x.log_ratio, self.token_share, requires_grad=False)
         assert x.entropy is not None
@@ -381,7 +389,7 @@ class HybridClip(Clip):
 
 
 def two_levels(log_ratio: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
-    """([n], [n]): the trajectory's mean log-ratio a, and the token's residual from it, both with gradient."""
+    """Mean log-ratio of the trajectory, and each token's residual from it: [n] and [n], both with gradient."""
     n = int(trajectory.max()) + 1 if trajectory.numel() else 0
     base = per_trajectory(log_ratio, trajectory, n)[trajectory]
     return base, log_ratio - base
@@ -389,7 +397,9 @@ def two_levels(log_ratio: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class NestedClip(Surrogate):
-    """-A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)), a the trajectory's mean log-ratio.
+    """Trajectory and token clip (FiberPO): -A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)).
+
+    a is the trajectory's mean log-ratio.
 
     trajectory_clip, residual_clip  in log space, either way: 0.2 holds the factor in (e^-0.2, e^0.2)
 

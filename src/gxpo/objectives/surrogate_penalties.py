@@ -1,4 +1,4 @@
-"""Surrogates without a hard clip: sigmoid (SAPO), squares (SPO, R2VPO), a discovered drift, BPO, KL-Cov."""
+"""Surrogates without a hard clip: sigmoid (SAPO), quadratic (SPO, R2VPO), discovered drift (DPO), BPO, KL-Cov."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo.objectives.surrogate_clips import covariance, quota
 
 @dataclass(frozen=True)
 class Sigmoid(Surrogate):
-    """-A (4 / tau) sigmoid(tau (rho - 1)), tau = tau_positive for A > 0, tau_negative for A < 0.
+    """Sigmoid soft clip (SAPO): -A (4 / tau) sigmoid(tau (rho - 1)), tau_positive for A > 0, tau_negative for A < 0.
 
     The slope in log rho is -A rho 4 p (1 - p), p the sigmoid: that of -A rho at ratio 1 and less wherever else. The
     greater tau, the sooner it fades.
@@ -35,17 +35,17 @@ class Sigmoid(Surrogate):
         return -x.credit * (4 / tau) * torch.sigmoid(tau * (x.ratio - 1))
 
     def clipped(self, x: Entries) -> Tensor:
-        """Every entry with credit whose ratio is not exactly 1."""
+        """Clipped tokens: all of non-zero advantage whose ratio is not exactly 1."""
         return (x.credit != 0) & (x.ratio != 1)
 
 
 @dataclass(frozen=True)
 class Drift(Surrogate):
-    """-A rho + relu(z - s tanh(z / s)), with z = (rho - 1) A, s = drift_positive for A > 0, and
+    """Discovered drift: -A rho + relu(z - s tanh(z / s)), with z = (rho - 1) A, s = drift_positive for A > 0, and
     z = A log rho, s = drift_negative for A < 0.
 
-    The drift is 0, with gradient 0, at rho = 1 and wherever the policy moved against the credit. For A > 0 the slope in
-    log rho is -A rho (1 - tanh^2(z / s)), never turned; for A < 0 it is |A| (rho - tanh^2(z / s)): tokens whose
+    The drift is 0, with gradient 0, at rho = 1 and wherever the policy moved against the advantage. For A > 0 the slope
+    in log rho is -A rho (1 - tanh^2(z / s)), never turned; for A < 0 it is |A| (rho - tanh^2(z / s)): tokens whose
     probability fell far are pulled up again.
 
     Source: DPO, arXiv 2210.05639 (constants 2 and 0.6).
@@ -55,7 +55,7 @@ class Drift(Surrogate):
     drift_negative: Positive = 0.6
 
     def _gain(self, x: Entries) -> Tensor:
-        """z, the gain so far that the credit sees."""
+        """Gain z of the advantage so far."""
         return x.credit * torch.where(x.credit > 0, x.ratio - 1, x.log_level)
 
     def loss(self, x: Entries) -> Tensor:
@@ -65,12 +65,14 @@ class Drift(Surrogate):
         return torch.where((x.credit > 0) & (gain > 0), risen, (gain - kept).relu() - x.credit * x.ratio)
 
     def clipped(self, x: Entries) -> Tensor:
-        """Entries with a gain: their gradient is smaller than -A rho's, or turned."""
+        """Tokens with a gain: their gradient is smaller than that of -A rho, or reversed."""
         return self._gain(x) > 0
 
 
 def quadratic(ratio: Tensor, credit: Tensor, coefficient: Tensor) -> Tensor:
-    """[n] -A rho + c (rho - 1)^2; its slope in log rho is -rho (A - 2 c (rho - 1)), 0 at rho = 1 + A / (2 c).
+    """Quadratic surrogate, [n]: -A rho + c (rho - 1)^2.
+
+    Its slope in log rho is -rho (A - 2 c (rho - 1)), 0 at rho = 1 + A / (2 c).
 
     >>> one = torch.ones(3, dtype=torch.float64)
     >>> quadratic(torch.tensor([1.0, 1.2, 2.0], dtype=torch.float64), one, 2.5 * one).tolist()
@@ -82,7 +84,7 @@ def quadratic(ratio: Tensor, credit: Tensor, coefficient: Tensor) -> Tensor:
 
 
 class _Quadratic(Surrogate):
-    """`quadratic` with a coefficient of the entry's own."""
+    """Quadratic surrogate with a coefficient for each token."""
 
     @abstractmethod
     def coefficient(self, credit: Tensor) -> Tensor:
@@ -92,13 +94,15 @@ class _Quadratic(Surrogate):
         return quadratic(x.ratio, x.credit, self.coefficient(x.credit))
 
     def clipped(self, x: Entries) -> Tensor:
-        """Entries that have moved where their credit wants them: their gradient is smaller than -A rho's, or turned."""
+        """Tokens that moved in the direction of their advantage: gradient smaller than that of -A rho, or reversed."""
         return (x.credit * (x.ratio - 1) > 0) & (self.coefficient(x.credit) > 0)
 
 
 @dataclass(frozen=True)
 class QuadraticPenalty(_Quadratic):
-    """-A rho + |A| (rho - 1)^2 / (2 width): least at rho = 1 + width for A > 0, at 1 - width for A < 0.
+    """Quadratic penalty on the ratio (SPO): -A rho + |A| (rho - 1)^2 / (2 width).
+
+    Least at rho = 1 + width for A > 0, at 1 - width for A < 0.
 
     width  where the optimum lies, relative to 1
 
@@ -114,7 +118,9 @@ class QuadraticPenalty(_Quadratic):
 
 @dataclass(frozen=True)
 class RatioVariance(_Quadratic):
-    """-A rho + c (rho - 1)^2, the same c for every entry with credit; c is the multiplier of mean (rho - 1)^2 <= limit.
+    """Penalty on the ratio's variance (R2VPO): -A rho + c (rho - 1)^2, c the multiplier of mean (rho - 1)^2 <= limit.
+
+    c is the same for all tokens of non-zero advantage.
 
     c <- max(0, c + penalty_rate (mean (rho - 1)^2 - variance_max)), once per trainer step, from its figures.
 
@@ -151,22 +157,24 @@ class RatioVariance(_Quadratic):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self._memory):
-            raise CheckpointError(f"the gate's part of the checkpoint has {sorted(state)}: is it of ratio_variance?")
+            raise CheckpointError(f"the checkpoint's surrogate state has {sorted(state)}: is it of ratio_variance?")
         self._memory.update(penalty=float(state["penalty"]))
 
 
 @dataclass(frozen=True)
 class RatioTarget(Surrogate):
-    """|A| |rho - rho*| with rho* = 1 - clip_low + (clip_low + clip_high) sigmoid(m / temperature).
+    """Regression of the ratio on a bounded target (BPO): |A| |rho - rho*|.
 
-    m is the credit less its group's median (`Entries.standing`): rho* is 1 + clip_high above the median and
+    rho* = 1 - clip_low + (clip_low + clip_high) sigmoid(m / temperature).
+
+    m is the advantage less its group's median (`Entries.standing`): rho* is 1 + clip_high above the median and
     1 - clip_low below it; on it, 1 + (clip_high - clip_low) / 2, which is 1 for equal widths.
 
     clip_low, clip_high  relative to 1
-    temperature          in units of credit; 0: the bounds themselves
+    temperature          in units of advantage; 0: the bounds themselves
 
     The gradient is that of -A rho until the target, where the clip's ends, and the opposite beyond it; 0 on the target
-    itself, to the precision of two forward passes. An entry with credit on the median is held at its target. Of all
+    itself, to the precision of two forward passes. A token of median advantage is held at its target. Of all
     policies of bounded ratio, rho* is the one of greatest advantage.
 
     Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation), and its code.
@@ -179,7 +187,7 @@ class RatioTarget(Surrogate):
     couples = "group"
 
     def target(self, x: Entries) -> Tensor:
-        """rho* of each entry."""
+        """Target ratio rho* of each token."""
         above = x.credit if x.standing is None else x.standing
         share = (1 + above.sign()) / 2 if self.temperature == 0 else torch.sigmoid(above / self.temperature)
         return 1 - self.clip_low + (self.clip_low + self.clip_high) * share
@@ -194,14 +202,14 @@ class RatioTarget(Surrogate):
         return x.credit.abs() * self._off(x).abs()
 
     def clipped(self, x: Entries) -> Tensor:
-        """Entries on their target, without a gradient, and beyond it, where it is turned."""
+        """Tokens on their target, without a gradient, and beyond it, where it is reversed."""
         off = self._off(x)
         return ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
 
 
 @dataclass(frozen=True)
 class CovariancePenalty(Surrogate):
-    """-A rho, and + drift_coef |log rho| for the tokens of greatest `covariance` (KL-Cov); nothing is clipped.
+    """KL-Cov: -A rho, and + drift_coef |log rho| for the tokens of highest `covariance`; nothing is clipped.
 
     covariance_share  max(1, share of the step's trained tokens) of them are held back
     drift_coef        of the penalty
@@ -218,7 +226,7 @@ class CovariancePenalty(Surrogate):
 
     @torch.no_grad()
     def held(self, x: Entries) -> Tensor:
-        """[n] bool: those that are penalised; of equals, the earlier."""
+        """Tokens that are penalised, [n] bool; of equals, the earlier."""
         order = torch.argsort(covariance(x.logprob, x.credit), descending=True, stable=True)
         taken = torch.zeros(x.credit.shape, dtype=torch.bool)
         taken[order[: quota(self.covariance_share, len(order))]] = True

@@ -15,7 +15,7 @@ from gxpo.objectives.surrogate import Entries, Positive, Weighted, Width
 
 @dataclass(frozen=True)
 class Tapered(Weighted):
-    """-A logprob for A > 0; -stop(min(rho, ratio_max)) A logprob for A < 0.
+    """Tapered off-policy REINFORCE (TOPR): -A logprob for A > 0; -stop(min(rho, ratio_max)) A logprob for A < 0.
 
     ratio_max  absolute, 1.0: what is punished never counts more than when it was sampled, and less and less as it
                becomes unlikely
@@ -30,7 +30,7 @@ class Tapered(Weighted):
 
 
 def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
-    """[n] rho^power e^(decay (1 - rho)): 1 at rho = 1, greatest at rho = power / decay, 0 at both ends.
+    """Gamma kernel (VESPO), [n]: rho^power e^(decay (1 - rho)), 1 at rho = 1, greatest at rho = power / decay.
 
     >>> x = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     >>> gamma_shaped(x, torch.full_like(x, 2.0), torch.full_like(x, 3.0)).round(decimals=6).tolist()
@@ -42,7 +42,7 @@ def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gamma(Weighted):
-    """-stop(phi(rho)) A logprob, phi(rho) = rho^k e^(lambda (1 - rho)).
+    """Gamma-shaped importance weight (VESPO): -stop(phi(rho)) A logprob, phi(rho) = rho^k e^(lambda (1 - rho)).
 
     power_positive, decay_positive  k and lambda for A > 0
     power_negative, decay_negative  and for A < 0
@@ -67,7 +67,7 @@ class Gamma(Weighted):
 
 @torch.no_grad()
 def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
-    """[n] KL(q || p) in nats of "this token or another", q = e^below, p = e^logprob.
+    """Binary KL of "this token or another", [n] in nats: KL(q || p), q = e^below, p = e^logprob.
 
     eps  added to 1 - q and 1 - p: a p that was rounded to 1 is near a q that was not, not infinitely far from it
 
@@ -81,7 +81,7 @@ def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
 
 @dataclass(frozen=True)
 class DivergenceMask(Weighted):
-    """-stop(min(rho, ratio_max)) A logprob, and nothing for tokens that moved on by more than the bound.
+    """Mask by divergence (DPPO): -stop(min(rho, ratio_max)) A logprob, 0 for tokens that moved by more than the bound.
 
     divergence  "tv": moved by p - q, "kl": by `binary_kl` of q and p; p and q are the token's probability under the
                 policy and under what its ratio divides by
@@ -108,11 +108,11 @@ class DivergenceMask(Weighted):
 
 @dataclass(frozen=True)
 class RatioMask(Weighted):
-    """-stop(w) A logprob for entries that pass, 0 for the others.
+    """Mask by ratio (REC): -stop(w) A logprob for tokens that pass, 0 for the others.
 
     side        "one"   rho <= 1 + clip_high for A > 0, rho >= 1 - clip_low for A < 0: what PPO's clip leaves
-                "two"   1 - clip_low <= rho <= 1 + clip_high, whatever the credit
-                "ring"  "two", and what is far off on the side that its credit moves back from: rho <= 1 - ring_low for
+                "two"   1 - clip_low <= rho <= 1 + clip_high, whatever the advantage
+                "ring"  "two", and what is far off on the side that the advantage moves it from: rho <= 1 - ring_low for
                         A > 0, rho >= 1 + ring_high for A < 0
     importance  "none": w = 1; "ratio": w = min(rho, ratio_max)
     clip_low, clip_high, ring_low, ring_high  relative to 1;   ratio_max  absolute
@@ -136,7 +136,7 @@ class RatioMask(Weighted):
             )
 
     def passes(self, x: Entries) -> Tensor:
-        """[n] bool."""
+        """Tokens that keep their gradient, [n] bool."""
         up, high, low = x.credit > 0, x.ratio <= 1 + self.clip_high, x.ratio >= 1 - self.clip_low
         if self.side == "one":
             return torch.where(up, high, low)

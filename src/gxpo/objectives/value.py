@@ -1,4 +1,4 @@
-"""Regression of one of the policy's value heads on a target that credit leaves to it."""
+"""Value loss: regression of a value head on the targets of an advantage estimator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """(value - target)^2 / 2, elementwise; with `clip` the larger of it and of that of old + clip(value - old, +-clip).
+    """Value loss with PPO's value clipping, elementwise: (value - target)^2 / 2; with `clip` the larger of it and of
+    that of old + clip(value - old, +-clip).
 
     value   carries the gradient
     target  constant
@@ -38,11 +39,11 @@ def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: f
 
 @dataclass(frozen=True)
 class ValueRegression(TermPart):
-    """coef * aggregate of `value_loss` over the trainable entries that have a target.
+    """Value loss: coef * aggregate of `value_loss` over the trainable tokens that have a target.
 
     Reads the head's output and the signal "value_target" [P], a constant of the step; entries whose target is nan are
     not trained and not counted, trajectories without any neither. By default the plain mean over tokens, whatever the
-    policy term's aggregation. Not importance weighted, and trained where the credit is 0 too; `forest.weight` counts.
+    policy term's aggregation. Not importance weighted; trained where the advantage is 0 too; `forest.weight` counts.
 
     coef    the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
     clip    None: no clip
@@ -83,7 +84,7 @@ class ValueRegression(TermPart):
         return (scale[entries].to(value) * loss).sum(), self._figures(value, target[entries])
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
-        """Trainable entries of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
+        """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
         counted = forest.path_trainable if signals is None else self._counted(forest, signals)[1]
@@ -118,7 +119,7 @@ class ValueRegression(TermPart):
         return policy.value if self.head is None else policy.outputs.get(self._output)
 
     def _counted(self, forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
-        """The target, and [P] bool: trainable entries that have one."""
+        """Targets, and the trainable tokens that have one, [P] bool."""
         target = signals[self._target].detach()
         if bool(target.isinf().any()):
             raise GxpoError(f"{self._target} is infinite for some tokens: check the rewards")

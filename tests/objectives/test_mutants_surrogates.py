@@ -1,4 +1,4 @@
-"""Gates and ratios on their bounds, without credit, far out, and in float32."""
+"""Surrogates and ratios on their bounds, without credit, far out, and in float32."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives import surrogate as gate
+from gxpo.objectives import Entries, PolicyGradient, surrogate
 from gxpo.objectives.prefix import minimum, recursion
 from gxpo.objectives.ratio_trajectory import SequenceSum, prefix_ratio
 from gxpo.objectives.surrogate_clips import (
@@ -53,11 +52,11 @@ def by_ratio(ratio, credit, **changes) -> Entries:
 # ---------------------------------------------------------------- bounds
 def test_on_a_bound_nothing_is_cut() -> None:
     edges = by_ratio([1.5, 0.5, 2.0], [1.0, -1.0, -1.0], entropy=column(1, 1, 1))
-    assert not gate.DualClip(0.5, 0.5, 2.0).clipped(edges).any()
+    assert not surrogate.DualClip(0.5, 0.5, 2.0).clipped(edges).any()
     assert not EntropyAdaptiveClip(0.5, 0.5, 2.0, clip_gain=0.0).clipped(edges).any()
     assert not ElasticClip(0.5, 0.5, 0.0, 0.0).clipped(by_ratio([1.5, 0.5], [1.0, -1.0])).any()
-    assert not gate.LogClip(0.5, 0.5).clipped(entries([0.5, -0.5], [1.0, -1.0])).any()
-    assert not gate.Truncate(1.5).clipped(by_ratio([1.5], [1.0])).any()
+    assert not surrogate.LogClip(0.5, 0.5).clipped(entries([0.5, -0.5], [1.0, -1.0])).any()
+    assert not surrogate.Truncate(1.5).clipped(by_ratio([1.5], [1.0])).any()
     for x in (entries([0.5, 0.5], [1.0, 1.0]), entries([0.5, -0.5], [1.0, 1.0])):  # by the mean, by the residual
         assert not NestedClip(0.5, 0.5).clipped(x).any()
     for sides in ("both", "improving"):
@@ -103,7 +102,7 @@ def test_covariances_on_the_bounds_are_not_drawn() -> None:
 # ---------------------------------------------------------------- what is cut, and what is not
 def test_an_absolute_bound_concerns_negative_credit_alone() -> None:
     x = by_ratio([1.4, 1.4], [0.5, -0.5], entropy=column(1, 1))
-    for part in (gate.DualClip(0.5, 0.5, 1.2), EntropyAdaptiveClip(0.5, 0.5, 1.2, clip_gain=0.0)):
+    for part in (surrogate.DualClip(0.5, 0.5, 1.2), EntropyAdaptiveClip(0.5, 0.5, 1.2, clip_gain=0.0)):
         assert part.loss(x).tolist() == pytest.approx([-0.7, 0.6])
 
 
@@ -131,17 +130,17 @@ def test_sides_of_the_hybrid_clip(credit, both, improving) -> None:
 
 def test_the_lower_bound_of_a_truncated_weight() -> None:
     x = by_ratio([0.25, 1.0, 9.0], [2.0, 2.0, 2.0], logprob=column(-1, -1, -1))
-    assert gate.Truncate(1.5, 0.5).loss(x).tolist() == [1.0, 2.0, 3.0]
+    assert surrogate.Truncate(1.5, 0.5).loss(x).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_the_factor_of_the_future_where_it_is_unsafe() -> None:
     """Ratios 5 and e^-5: F of the first is log 5 - 5 / 2^(1/32), far below log .5."""
     bad = entries([math.log(5.0), -5.0], [-1.0, -1.0])
-    gate = FutureDrift(safe_ratio=4.0)
+    surrogate = FutureDrift(safe_ratio=4.0)
     assert FutureDrift(factor_low=0.5, safe_ratio=4.0).factor(bad).tolist() == pytest.approx([0.8, 0.5])
-    assert gate.factor(by_ratio([4.0], [-1.0])).tolist() == pytest.approx([1.2])  # on the bound it is safe
-    assert gate.factor(by_ratio([4.1], [-1.0])).tolist() == pytest.approx([1.0])
-    assert gate.factor(by_ratio([4.1], [0.0])).tolist() == pytest.approx([1.2])
+    assert surrogate.factor(by_ratio([4.0], [-1.0])).tolist() == pytest.approx([1.2])  # on the bound it is safe
+    assert surrogate.factor(by_ratio([4.1], [-1.0])).tolist() == pytest.approx([1.0])
+    assert surrogate.factor(by_ratio([4.1], [0.0])).tolist() == pytest.approx([1.2])
 
 
 def test_far_out() -> None:
@@ -155,7 +154,9 @@ def test_far_out() -> None:
 # ---------------------------------------------------------------- defaults of functions
 def test_defaults() -> None:
     x = column(0.1, -0.3, 0.2)
-    assert gate.shaped(column(math.log(0.1)), column(2.0)).tolist() == pytest.approx([-1.0])  # pi / (pi + .1) = 1 / 2
+    assert surrogate.shaped(column(math.log(0.1)), column(2.0)).tolist() == pytest.approx(
+        [-1.0]
+    )  # pi / (pi + .1) = 1 / 2
     assert prefix_ratio(x, torch.zeros(3).long()).tolist() == pytest.approx([0.0, 0.1, -0.3])  # the smallest so far
     entropy = column(0.3, 2.0, 1.0, 0.5)
     assert torch.equal(entropy_score(entropy), entropy_score(entropy, 0.8))

@@ -20,7 +20,7 @@ TOLD = (0.1, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)  # those whose weights stand on 
 
 
 @dataclass(frozen=True)
-class GateEffect:
+class SurrogateEffect:
     """Weights on the gradient at `RATIOS`: -dL/dlogprob over the credit, for a credit of 1 and of -1.
 
     1 is REINFORCE's weight, rho that of the unclipped ratio; 0: the token moves nothing; below 0: it is pulled back.
@@ -29,7 +29,7 @@ class GateEffect:
     rising: tuple[float, ...]
     falling: tuple[float, ...]
 
-    def same_as(self, other: GateEffect) -> bool:
+    def same_as(self, other: SurrogateEffect) -> bool:
         pairs = zip((*self.rising, *self.falling), (*other.rising, *other.falling), strict=True)
         return all(abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in pairs)
 
@@ -58,7 +58,7 @@ def _slope(term: PolicyGradient, ratio: Tensor, credit: float) -> Tensor:
     return -torch.autograd.grad(value, logprob)[0] * n / credit  # n: every aggregation is a mean over n tokens here
 
 
-def gate_effect(made: Method) -> GateEffect | str:
+def surrogate_effect(made: Method) -> SurrogateEffect | str:
     """The two curves, or why they can't be drawn."""
     term = made.terms["policy"]
     if not isinstance(term, PolicyGradient):
@@ -66,6 +66,6 @@ def gate_effect(made: Method) -> GateEffect | str:
     if term.beside == "step":
         return "what one token weighs depends on all tokens of the step"
     try:
-        return GateEffect(*(tuple(weights(made, RATIOS, credit)) for credit in (1.0, -1.0)))
+        return SurrogateEffect(*(tuple(weights(made, RATIOS, credit)) for credit in (1.0, -1.0)))
     except GxpoError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Every gate on the five tokens, to the digits worked out by hand; what gates reduce to; far from ratio 1, at edges."""
+"""Surrogates on the five tokens, to the digits worked out by hand; what they reduce to; far from ratio 1, at edges."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.objectives.conftest import figures_of
 
 import gxpo
-from gxpo.errors import ConfigError
+from gxpo.errors import CheckpointError, ConfigError
 from gxpo.objectives import Clip, DualClip, Entries, LogClip, PolicyGradient, Truncate
 from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate import LogLikelihood, Unclipped
@@ -21,7 +24,7 @@ PPO = [0, -0.180967, 0, 0.244281, 0.329744]  # a fifth of -A rho where the clip 
 FREE = [-0.269972, -0.180967, 0.134064, 0.244281, 0.329744]  # a fifth of -A rho: rho = 1.349859 .904837 .670320 ...
 REINFORCE = [-0.2, -0.2, 0.2, 0.2, 0.2]
 
-TOY = {  # gate: loss and gradient, token ratios and token mean
+TOY = {  # surrogate: loss and gradient, token ratios and token mean
     "clip": (Clip(), 0.313057, PPO),
     "clip-higher": (Clip(0.2, 0.28), 0.297057, PPO),
     "dual-1.3": (DualClip(ratio_max=1.3), 0.243313, [0, -0.180967, 0, 0.244281, 0]),
@@ -64,8 +67,8 @@ TOY = {  # gate: loss and gradient, token ratios and token mean
 
 @pytest.mark.parametrize("name", TOY)
 def test_token_ratios_and_token_mean(toy, name: str) -> None:
-    gate, loss, gradient = TOY[name]
-    value, found = toy.loss(PolicyGradient(surrogate=gate, aggregate="token_mean"))
+    surrogate, loss, gradient = TOY[name]
+    value, found = toy.loss(PolicyGradient(surrogate=surrogate, aggregate="token_mean"))
     assert value == pytest.approx(loss, abs=6e-7)
     assert found == pytest.approx(gradient, abs=6e-7)
 
@@ -101,21 +104,21 @@ def test_the_gamma_kernel() -> None:
     assert Gamma().weight(x).tolist() == pytest.approx([0.767814, 1.168549, 1.0, 1.0], abs=6e-7)
 
 
-# ---------------------------------------------------------------- what gates reduce to
+# ---------------------------------------------------------------- what surrogates reduce to
 SURROGATES = [case[0] for case in TOY.values()] + [Sigmoid(), Gamma(), Truncate(math.inf)]
 
 
-def term(gate, **fields) -> PolicyGradient:
-    return PolicyGradient(surrogate=gate, aggregate="token_mean", **fields)
+def term(surrogate, **fields) -> PolicyGradient:
+    return PolicyGradient(surrogate=surrogate, aggregate="token_mean", **fields)
 
 
-@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
-def test_at_ratio_one_every_gate_has_the_gradient_of_reinforce(toy, gate) -> None:
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda g: type(g).__name__)
+def test_at_ratio_one_every_gate_has_the_gradient_of_reinforce(toy, surrogate) -> None:
     for ratio in ("token", "sequence", SequenceSum()):
-        _, gradient = toy.loss(term(gate, ratio=ratio), proximal_logprob=toy.logprob.detach())
+        _, gradient = toy.loss(term(surrogate, ratio=ratio), proximal_logprob=toy.logprob.detach())
         assert gradient == pytest.approx(REINFORCE, abs=1e-15)
     unknown = torch.full_like(toy.old, torch.nan)
-    _, gradient = toy.loss(term(gate, on_unknown_behaviour="one"), behaviour_logprob=unknown)
+    _, gradient = toy.loss(term(surrogate, on_unknown_behaviour="one"), behaviour_logprob=unknown)
     assert gradient == pytest.approx(REINFORCE, abs=1e-15)
 
 
@@ -166,42 +169,42 @@ RATIOS = (1e-6, 0.05, 0.35, 0.4, 0.5, 0.79, 0.8, 0.81, 0.95, 1.0, 1.05, 1.19, 1.
 CREDITS = (-2.0, -0.5, 0.0, 0.5, 2.0)
 
 
-def entries(gate, p: float = math.exp(-16.0)) -> tuple[Entries, torch.Tensor]:
+def entries(surrogate, p: float = math.exp(-16.0)) -> tuple[Entries, torch.Tensor]:
     """Single tokens of every ratio and credit, sampled with probability p; and their log-probs."""
     pairs = torch.tensor([(r, a) for r in RATIOS for a in CREDITS], dtype=torch.float64)
     exact, credit = pairs.unbind(1)
     logprob = (math.log(p) + exact.log()).requires_grad_()
     change = logprob - logprob.detach()
     log_ratio, alone = exact.log() + change, torch.arange(len(exact))
-    ratio = exact * (gate.before(log_ratio, credit) - exact.log()).exp()
+    ratio = exact * (surrogate.before(log_ratio, credit) - exact.log()).exp()
     return Entries(logprob, logprob.detach() - exact.log(), log_ratio, ratio, credit, alone, alone), logprob
 
 
 @pytest.mark.parametrize(
-    "gate", [*SURROGATES, Clip(0.2, 0.2), RatioMask("ring", "ratio")], ids=lambda g: type(g).__name__
+    "surrogate", [*SURROGATES, Clip(0.2, 0.2), RatioMask("ring", "ratio")], ids=lambda g: type(g).__name__
 )
-def test_finite_everywhere_and_clipped_is_where_the_gradient_is_cut_shrunk_or_turned(gate) -> None:
-    x, logprob = entries(gate)
-    loss = gate.loss(x)
+def test_finite_everywhere_and_clipped_is_where_the_gradient_is_cut_shrunk_or_turned(surrogate) -> None:
+    x, logprob = entries(surrogate)
+    loss = surrogate.loss(x)
     (slope,) = torch.autograd.grad(loss.sum(), logprob)
     assert bool(loss.isfinite().all()) and bool(slope.isfinite().all())
     assert bool((slope[x.credit == 0] == 0).all())
-    if isinstance(gate, LogLikelihood):  # has no ratio that anything could be measured by
+    if isinstance(surrogate, LogLikelihood):  # has no ratio that anything could be measured by
         return
     exact = x.log_ratio.detach().exp()
     share = torch.where(x.credit != 0, slope / (-x.credit * exact), torch.ones_like(exact))  # of the gradient of -A rho
-    assert gate.clipped(x).tolist() == (share < 1 - 1e-12).tolist()
+    assert surrogate.clipped(x).tolist() == (share < 1 - 1e-12).tolist()
 
 
-@pytest.mark.parametrize("gate", SURROGATES, ids=lambda g: type(g).__name__)
-def test_single_precision_stays_finite(gate) -> None:
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda g: type(g).__name__)
+def test_single_precision_stays_finite(surrogate) -> None:
     old = torch.full((8,), -20.0)
     ratio = torch.tensor([1e-6, 1.0, 1.5, 1e6] * 2)
     logprob, credit = (old + ratio.log()).requires_grad_(), torch.tensor([1.5] * 4 + [-1.5] * 4)
     log_ratio = logprob - old
-    held = gate.before(log_ratio, credit).exp()
+    held = surrogate.before(log_ratio, credit).exp()
     x = Entries(logprob, old, log_ratio, held, credit, torch.arange(8), torch.arange(8))
-    loss = gate.loss(x)
+    loss = surrogate.loss(x)
     (slope,) = torch.autograd.grad(loss.sum(), logprob)
     assert loss.dtype == slope.dtype == torch.float32
     assert bool(loss.isfinite().all()) and bool(slope.isfinite().all())
@@ -246,7 +249,7 @@ def test_masks_by_divergence_do_not_look_at_the_factor() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make) -> None:
-    with pytest.raises(ConfigError, match=r"objective|gate|luspo"):
+    with pytest.raises(ConfigError, match=r"objective|surrogate|luspo"):
         make()
 
 
@@ -257,3 +260,78 @@ def test_methods_compose(toy) -> None:
     assert gxpo.method("vespo").couples == "trajectory" and gxpo.method("rec").couples == "token"
     for name in ("gae+spo_simple", "r2vpo+repo_replay", "sapo_gate+dr_grpo", "dpo_discovered+gigpo"):
         assert gxpo.method(name).couples == "token"
+
+
+def test_log_likelihood_has_value_and_gradient_of_reinforce(toy):
+    term = PolicyGradient(surrogate=LogLikelihood(), aggregate="token_mean")
+    value, gradient = toy.loss(term)
+    credit, logprob = toy.credit.tolist(), toy.logprob.tolist()
+    assert value == pytest.approx(-sum(a * x for a, x in zip(credit, logprob, strict=True)) / 5)
+    assert gradient == pytest.approx([-a / 5 for a in credit])
+
+
+def test_log_likelihood_does_not_read_the_rollout_policy(toy):
+    term = PolicyGradient(surrogate=LogLikelihood())
+    assert toy.loss(term) == toy.loss(term, behaviour_logprob=toy.old - 3.0)
+    policy = toy.policy()
+    assert figures_of(term, toy.forest, policy, toy.credit, toy.weight)["clip_fraction"] == 0.0
+
+
+def test_log_likelihood_on_policy_has_the_gradient_of_the_unclipped_surrogate(toy):
+    here = toy.logprob.detach()
+    gradients = [
+        toy.loss(PolicyGradient(surrogate=surrogate), behaviour_logprob=here)[1]
+        for surrogate in (LogLikelihood(), Unclipped())
+    ]
+    assert gradients[0] == pytest.approx(gradients[1])
+
+
+def test_log_likelihood_has_a_name():
+    m = gxpo.method("grpo", {"objective.surrogate": "log_likelihood"})
+    assert isinstance(m.terms["policy"].surrogate, LogLikelihood)
+    seen = Entries.of(torch.tensor([9.0]), torch.tensor([2.0]), torch.tensor([-0.5]))
+    assert m.terms["policy"].surrogate.loss(seen).tolist() == [1.0]
+
+
+def test_ratio_variance_dual_step_of_the_card(toy) -> None:
+    surrogate = RatioVariance(penalty=0.5, variance_max=0.05, penalty_rate=0.1)
+    term = PolicyGradient(surrogate=surrogate, aggregate="token_mean")
+    found = figures_of(term, toy.forest, toy.policy(), toy.credit, toy.weight)
+    assert found["ratio_variance"] == pytest.approx(0.142001, abs=6e-7)
+    # .5 + .1 (.142001 - .05)
+    assert surrogate.adjust(found) == pytest.approx({"ratio_penalty": 0.509200}, abs=1e-7)
+    value, gradient = toy.loss(term)
+    assert value == pytest.approx(0.257150 + 0.509200 * 0.142001, abs=2e-6)
+    # -A rho / 5 + 2 c (rho - 1) rho / 5 of the first token
+    assert gradient[0] == pytest.approx((-1.349859 + 2 * 0.509200 * 0.349859 * 1.349859) / 5, abs=2e-6)
+
+
+@given(st.lists(st.floats(0, 2), max_size=8), st.floats(0, 1), st.floats(0, 1), st.floats(0, 3))
+def test_ratio_variance_multiplier_is_projected_ascent(variances, limit, rate, start) -> None:
+    surrogate, penalty = RatioVariance(start, limit, rate), start
+    for variance in variances:
+        penalty = max(0.0, penalty + rate * (variance - limit))
+        assert surrogate.adjust({"ratio_variance": variance})["ratio_penalty"] == pytest.approx(penalty, abs=1e-12)
+    assert surrogate.adjust({"kl": 3.0})["ratio_penalty"] == pytest.approx(penalty, abs=1e-12)  # nothing was measured
+    assert float(surrogate.coefficient(torch.ones(1, dtype=torch.float64))) == pytest.approx(penalty, abs=1e-12)
+
+
+def test_ratio_variance_does_not_penalise_tokens_without_credit(toy) -> None:
+    # also where a ratio of the whole answer makes them active
+    credit = torch.tensor([1.0, 0.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    for ratio in ("token", "sequence"):
+        term = PolicyGradient(surrogate=RatioVariance(penalty=5.0), ratio=ratio)  # type: ignore[arg-type]  # allowed words
+        _, gradient = toy._replace(credit=credit).loss(term)
+        assert gradient[1] == 0 and all(gradient[i] != 0 for i in (0, 2, 3, 4))
+
+
+def test_ratio_variance_resumes_where_it_was_saved_and_a_new_run_starts_anew() -> None:
+    m = gxpo.method("r2vpo", {"objective.penalty": 0.3})
+    assert m.adjust({"ratio_variance": 0.5}) == pytest.approx({"ratio_penalty": 0.3 + 0.1 * 0.46})
+    state, other = m.state_dict(), gxpo.method("r2vpo", {"objective.penalty": 0.3})
+    other.load_state_dict(state)
+    for variance in (0.2, 0.0, 0.7):
+        assert m.adjust({"ratio_variance": variance}) == other.adjust({"ratio_variance": variance})
+    assert m.fill(horizon=2.0).adjust({}) == {"ratio_penalty": 0.3}
+    with pytest.raises(CheckpointError, match="ratio_variance"):
+        RatioVariance().load_state_dict({"factor": 1.0})

@@ -1,4 +1,4 @@
-"""Losses and slopes of the gates written once more, token by token in plain Python, on random ratios and credit."""
+"""Losses and slopes of the surrogates, token by token in plain Python, on random ratios and advantages."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def probability(token: Token) -> float:
 @settings(max_examples=60)
 @given(tokens=st.lists(TOKEN.filter(lambda t: probability(t) < -0.01), min_size=1, max_size=6))
 def test_value_and_slope(name: str, tokens: list[Token]) -> None:
-    gate, by_hand = CASES[name]
+    surrogate, by_hand = CASES[name]
     exact, credit, below = torch.tensor(tokens, dtype=torch.float64).unbind(1)
     logprob = (below + exact.log()).requires_grad_()
     change, alone = logprob - logprob.detach(), torch.arange(len(exact))
     x = Entries(logprob, below, exact.log() + change, exact * change.exp(), credit, alone, alone)
-    loss = gate.loss(x)
+    loss = surrogate.loss(x)
     (slope,) = torch.autograd.grad(loss.sum(), logprob)
     for i, token in enumerate(tokens):
         value, wanted = by_hand(*token)

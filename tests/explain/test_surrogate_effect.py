@@ -5,8 +5,8 @@ import math
 import pytest
 
 import gxpo
-from gxpo.explain.gate_effect import RATIOS, SAMPLED, TOLD, GateEffect, gate_effect, weights
-from gxpo.explain.method_pictures import gate_figure
+from gxpo.explain.method_pictures import surrogate_figure
+from gxpo.explain.surrogate_effect import RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect, weights
 from gxpo.methods import METHODS
 from gxpo.objectives import PolicyGradient
 
@@ -41,9 +41,9 @@ def test_dapos_bound_is_between_the_plain_one_and_1_3():
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_drawn_or_says_why_not(name):
     made = gxpo.method(name)
-    found = gate_effect(made)
+    found = surrogate_effect(made)
     if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].beside != "step":
-        assert isinstance(found, GateEffect), found
+        assert isinstance(found, SurrogateEffect), found
         curves = (found.rising, found.falling)
         assert all(math.isfinite(x) for curve in curves for x in curve)
     else:
@@ -60,8 +60,8 @@ def lines(figure):
 
 
 def test_a_picture_has_the_curve_of_each_sign_over_the_bases():
-    base, cispo = (gate_effect(gxpo.method(name)) for name in ("grpo", "cispo"))
-    drawn = lines(gate_figure(cispo, base, "cispo"))
+    base, cispo = (surrogate_effect(gxpo.method(name)) for name in ("grpo", "cispo"))
+    drawn = lines(surrogate_figure(cispo, base, "cispo"))
     right, wrong = drawn["cispo, A > 0"], drawn["A < 0"]
     assert right == wrong and [x for x, _ in right] == list(RATIOS)
     assert right[0] == pytest.approx((0.02, 0.02)) and right[-1] == pytest.approx((4.0, 1.28))
@@ -69,7 +69,7 @@ def test_a_picture_has_the_curve_of_each_sign_over_the_bases():
 
 
 def test_what_pulls_back_is_drawn_below_zero_and_held_at_the_edge():
-    base = gate_effect(gxpo.method("grpo"))
-    pulled = GateEffect(tuple(1 - 3 * (r - 1) for r in RATIOS), tuple(r for r in RATIOS))
-    right = lines(gate_figure(pulled, base, "x"))["x, A > 0"]
+    base = surrogate_effect(gxpo.method("grpo"))
+    pulled = SurrogateEffect(tuple(1 - 3 * (r - 1) for r in RATIOS), tuple(r for r in RATIOS))
+    right = lines(surrogate_figure(pulled, base, "x"))["x, A > 0"]
     assert right[-1][1] == -2.0 and right[0][1] == pytest.approx(1 + 3 * 0.98)  # 1 - 3 (4 - 1) = -8 is held at -2

@@ -14,7 +14,7 @@ from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, Entries, Gate, PolicyGradient
+from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
 from gxpo.objectives.surrogate_clips import CovarianceClip, covariance, draw, quota
 from gxpo.objectives.surrogate_penalties import CovariancePenalty
 from gxpo.protocols import PolicyTokens
@@ -38,7 +38,7 @@ def test_cards_numbers(toy):
     assert found.tolist() == pytest.approx([0.72, -0.36, 1.28, -0.56, -0.48]) and not found.requires_grad
     assert float(found.mean()) == pytest.approx(0.12)
     value, gradient = toy.loss(PolicyGradient(surrogate=CovariancePenalty(), aggregate="token_mean"))
-    plain, free = toy.loss(PolicyGradient(surrogate=Gate(), aggregate="token_mean"))
+    plain, free = toy.loss(PolicyGradient(surrogate=Surrogate(), aggregate="token_mean"))
     assert value == pytest.approx(0.337150, abs=1e-6) and plain == pytest.approx(0.257150, abs=1e-6)
     wanted = [g - (0.2 if i == 2 else 0.0) for i, g in enumerate(free)]  # token 2 has moved down: it is pulled up
     assert gradient == pytest.approx(wanted)
@@ -100,28 +100,28 @@ def test_with_a_share_of_all_every_candidate_goes(rows):
             slopes.append(-a * rho if free and not gone else 0.0)
         return losses, diagonal(slopes)
 
-    gate = CovarianceClip(covariance_share=1.0, covariance_low=0.1, covariance_high=2.0)
-    agrees(PolicyGradient(surrogate=gate), rows, loop)
+    surrogate = CovarianceClip(covariance_share=1.0, covariance_low=0.1, covariance_high=2.0)
+    agrees(PolicyGradient(surrogate=surrogate), rows, loop)
 
 
 # ---------------------------------------------------------------- the draw
 def test_the_draw_takes_k_candidates_and_depends_on_the_seed():
     x = seen(400)
-    gate = CovarianceClip(covariance_share=0.02, covariance_low=0.2)
-    cov, gone = covariance(x.logprob, x.credit), gate.dropped(x)
+    surrogate = CovarianceClip(covariance_share=0.02, covariance_low=0.2)
+    cov, gone = covariance(x.logprob, x.credit), surrogate.dropped(x)
     able = (cov > 0.2) & (cov < 5) & ~Clip().clipped(x)
     assert int(gone.sum()) == 8 and bool(able[gone].all()) and int(able.sum()) > 40
-    assert torch.equal(gone, gate.dropped(x)) and not torch.equal(gone, replace(gate, draw_seed=1).dropped(x))
-    loss, plain = gate.loss(x), Clip().loss(x)
+    assert torch.equal(gone, surrogate.dropped(x)) and not torch.equal(gone, replace(surrogate, draw_seed=1).dropped(x))
+    loss, plain = surrogate.loss(x), Clip().loss(x)
     assert bool((loss[gone] == 0).all()) and torch.equal(loss[~gone], plain[~gone])
 
 
 def test_every_candidate_is_drawn_alike():
     x, times = seen(60), torch.zeros(60)
-    gate = CovarianceClip(covariance_share=0.05, covariance_low=0.0)
+    surrogate = CovarianceClip(covariance_share=0.05, covariance_low=0.0)
     able = int(((covariance(x.logprob, x.credit) > 0) & ~Clip().clipped(x)).sum())
     for seed in range(2000):
-        times += replace(gate, draw_seed=seed).dropped(x)
+        times += replace(surrogate, draw_seed=seed).dropped(x)
     expected = 2000 * 3 / able
     drawn = times[times > 0]
     assert len(drawn) == able and float((drawn - expected).abs().max()) < 6 * math.sqrt(expected)
@@ -132,8 +132,8 @@ def test_the_draw_is_of_the_entries_and_not_of_their_order():
     order = torch.arange(100).view(20, 5).flip(0).reshape(-1)  # whole trajectories, the last first
     moved = replace(x, **{k: getattr(x, k)[order] for k in ("logprob", "below", "log_ratio", "ratio", "credit")})
     assert torch.equal(draw(moved, 3), draw(x, 3)[order])
-    gate = CovarianceClip(covariance_share=0.03, covariance_low=0.1)
-    assert torch.equal(gate.dropped(moved), gate.dropped(x)[order])
+    surrogate = CovarianceClip(covariance_share=0.03, covariance_low=0.1)
+    assert torch.equal(surrogate.dropped(moved), surrogate.dropped(x)[order])
     # nor of what the policy is now, so that a step's updates draw alike; nor of rounding in the old log-probs
     now = replace(x, logprob=x.logprob + 0.1, below=x.below + 1e-13)
     assert torch.equal(draw(now, 3), draw(x, 3)) and len(set(draw(x, 3).tolist())) == 100
@@ -152,12 +152,12 @@ def test_all_tokens_of_the_step_are_read_once_any_has_credit():
 
 def test_on_policy_and_far_off_policy():
     x = seen(50, spread=0.0)
-    for gate in (CovariancePenalty(), CovarianceClip(covariance_low=9.0, covariance_high=10.0)):
+    for surrogate in (CovariancePenalty(), CovarianceClip(covariance_low=9.0, covariance_high=10.0)):
         gap = torch.zeros(50, dtype=F64, requires_grad=True)
         here = replace(x, log_ratio=gap, ratio=gap.exp())
-        (slope,) = torch.autograd.grad(gate.loss(here).sum(), gap)
+        (slope,) = torch.autograd.grad(surrogate.loss(here).sum(), gap)
         torch.testing.assert_close(slope, -x.credit)  # REINFORCE
-        assert not gate.clipped(here).any()
+        assert not surrogate.clipped(here).any()
     gap = column(math.log(1e6), math.log(1e-6), 0.0).requires_grad_()
     one = torch.zeros(3, dtype=torch.int64)
     far = Entries(gap, 0 * gap.detach(), gap, gap.exp(), column(1.0, -1.0, 0.0), one, one)
