@@ -58,7 +58,7 @@ def test_every_command_of_the_page(folder, monkeypatch, capsys):
     assert re.search(r"^\s*my_method\s.*reference-code", listed, re.M)
     assert f"{len(METHODS) + 1} methods" in listed
     both = shown["GXPO_METHODS=my_method.py gxpo methods my_method+gspo"]
-    assert "A = width tanh(A_GRPO / width)" in both and "sequence" in both
+    assert "A_i = width tanh(A / width)" in both and "sequence" in both
     assert "[my_method]" in both and "[gspo]" in both
     rows = [json.loads(line) for line in (folder / "runs/my_method/metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2]
