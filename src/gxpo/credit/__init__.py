@@ -1,4 +1,4 @@
-"""Advantages: how a trajectory's score is divided over trajectories, turns, segments and tokens."""
+"""Advantage estimators: group-relative, step-level, tree-based, and with value functions."""
 
 from gxpo import former
 from gxpo.credit.base import CreditPart, CreditSum

@@ -1,4 +1,4 @@
-"""Tree advantages (TreePO): a leaf's outcome against the leaves below each of its ancestors."""
+"""Tree advantages (TreePO): a leaf's outcome minus the mean outcome below each of its ancestors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ancestor_groups(
     acted = torch.where(up >= 0, last_before(up, ~action)[up.clamp_min(0)], -1)  # the action before, or where it began
     above = torch.where((acted >= 0) & action[acted.clamp_min(0)], leaves[acted.clamp_min(0)], all_leaves[leaf])
     others = leaves > own.to(leaves)
-    counts = action & others & (leaves < above)  # somebody to compare with, and no ancestor's group over again
+    counts = action & others & (leaves < above)  # peers to compare with, and no ancestor's group over again
     below = grouped.mean(outcome[leaf], visits.place, own)
     size = torch.where(counts, leaves if weight == "size" else torch.ones_like(leaves), 0.0)
     top = torch.where(all_leaves > 0, all_leaves if weight == "size" else torch.ones_like(all_leaves), 0.0)
@@ -73,7 +73,7 @@ def ancestor_groups(
 
 @dataclass(frozen=True)
 class AncestorGroups(CreditPart):
-    """`ancestor_groups` of the outcomes, the same for every token of a trajectory's path, inherited ones included.
+    """Tree advantage (TreePO): `ancestor_groups` of the outcomes, the same for every token on a trajectory's path.
 
     whiten  "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased variance, which is
             all the scaling that TreePO does | "none"

@@ -1,4 +1,4 @@
-"""What every credit part shares: what it asks for, and `+`."""
+"""Base class of advantage estimators, and their sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
-    """[groups] bool: the credit [P] is 0 on every trainable entry of the group, so that nothing is learned from it."""
+    """Groups whose advantage [P] is 0 on every trainable token, so that they give no gradient; [groups] bool."""
     group = forest.ids("group", axis="R")
     strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
     by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
@@ -32,7 +32,7 @@ def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
 
 
 class CreditPart(Part, ABC):
-    """Base of credit parts: a frozen dataclass whose `__call__` gives [P] float64, detached.
+    """Base class of advantage estimators: a frozen dataclass whose `__call__` gives [P] float64, detached.
 
     needs     signals it reads
     requires  what the rollouts must carry ("states", "step_rewards", "forks", ...)
@@ -52,11 +52,11 @@ class CreditPart(Part, ABC):
         raise NotImplementedError
 
     def beside(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
-        """[P] float64: what it adds to a sum whose summands before it come to `total` [P]."""
+        """Its summand [P] float64 in a sum whose earlier summands add up to `total` [P]."""
         return self(forest, signals, step)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
-        """[P] float64 by the names in `provides`: what terms regress to, such as returns; they read it as signals.
+        """Regression targets such as returns, [P] float64 by the names in `provides`; terms read them as signals.
 
         nan: there is none at that token.
         """
@@ -78,7 +78,7 @@ class CreditPart(Part, ABC):
 
 @dataclass(frozen=True)
 class CreditSum(CreditPart):
-    """sum_k factors[k] * parts[k]; asks for what any summand asks for."""
+    """Weighted sum of advantages, sum_k factors[k] * parts[k]; what any summand needs is needed."""
 
     parts: tuple[Credit, ...]
     factors: tuple[float, ...]
@@ -118,16 +118,16 @@ class CreditSum(CreditPart):
 
     @property
     def label(self) -> str:
-        """The summands by their names: "relative+state_relative"."""
+        """Names of the summands: "relative+state_relative"."""
         return "+".join(map(show, self.parts))
 
     @property
     def remembers(self) -> bool:
-        """Whether a summand does: without one, a sum has nothing to put into a checkpoint."""
+        """Whether any summand has state for checkpoints."""
         return any(hasattr(part, "state_dict") for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """What each summand that remembers has to say, by its place."""
+        """State of the summands that have one, by position."""
         return {str(i): p.state_dict() for i, p in enumerate(self.parts) if hasattr(p, "state_dict")}  # type: ignore[attr-defined]  # as above
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

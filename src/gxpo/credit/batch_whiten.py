@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def batch_whiten(
     value: Tensor, trainable: Tensor, where: Tensor | None = None, eps: float = 1e-8, ddof: int = 1
 ) -> Tensor:
-    """A = (value - mean) / sqrt(var + eps), mean and variance (`ddof` taken off) over the batch's trainable entries.
+    """A = (value - mean) / sqrt(var + eps), with mean and variance (`ddof`) over the batch's trainable tokens.
 
     value      [P] any float dtype; the arithmetic is in float64
     trainable  [P] bool; other entries enter no statistic and are given 0
@@ -39,16 +39,16 @@ def batch_whiten(
 
 @dataclass(frozen=True)
 class BatchWhiten(CreditPart):
-    """`batch_whiten` of the outcome, or of what is left of it after the group's baseline.
+    """Batch-whitened advantage (REINFORCE++) of the outcome, or of the outcome minus the group's baseline.
 
-    center  "none"  REINFORCE++: no group is needed; groups equal within but not between are given credit
+    center  "none"  REINFORCE++: no group is needed; groups equal within but not between get an advantage
             "mean"  REINFORCE++-baseline: the group's mean is taken off first, then the batch is whitened
             "leave_one_out"  the mean of the group's others is
     over    "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
             counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
     ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF, the authors' own, and NeMo-RL
     single  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
-    bound   the whitened credit is held in [-bound, bound]
+    bound   the whitened advantage is clipped to [-bound, bound]
 
     The paper's return from token t subtracts the KL of tokens t and after; here a KL in the reward is taken off the
     outcome, once for the trajectory: the same expected gradient, since the KL of earlier tokens is only a baseline.

@@ -1,4 +1,4 @@
-"""Advantage bonus: a bounded term added to the method's advantage, for entropy, confidence or a signal of one's own."""
+"""Advantage bonus: a bounded entropy, confidence or custom term added to the method's advantage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def bounded(
     bonus: Tensor, advantage: Tensor, low: float = -math.inf, high: float = math.inf, kappa: float | None = None
 ) -> Tensor:
-    """The bonus held in [low, high], then in [-|A| / kappa, |A| / kappa]; [n] float64. nan is no bonus.
+    """Bonus clipped to [low, high], then to [-|A| / kappa, |A| / kappa]; [n] float64. nan is no bonus.
 
     With kappa above 1 no sign of A + bonus is another than A's, and A = 0 stays 0.
 
@@ -42,7 +42,7 @@ def bounded(
 
 @torch.no_grad()
 def certainty(forest: Forest, signals: Signals, share: float) -> Tensor:
-    """[P] minus the mean entropy of the trajectory's trainable tokens, nats; 0 where it has none."""
+    """Negative mean entropy of the trajectory's trainable tokens, [P], nats; 0 where it has none."""
     entropy, trainable = signals["entropy"].to(torch.float64), forest.path_trainable
     if missing := int((entropy.isnan() & trainable).sum()):
         raise MissingSignal(f"entropy is nan for {missing} of {int(trainable.sum())} trainable tokens")
@@ -51,13 +51,13 @@ def certainty(forest: Forest, signals: Signals, share: float) -> Tensor:
 
 @torch.no_grad()
 def gap(forest: Forest, signals: Signals, share: float) -> Tensor:
-    """[P] outcome - signal "baseline" [R]."""
+    """Outcome - signal "baseline" [R]; [P]."""
     return forest.to_path(forest.outcome - signals["baseline"].to(torch.float64), "R")
 
 
 @torch.no_grad()
 def confidence_gap(forest: Forest, signals: Signals, share: float) -> Tensor:
-    """[P] c(prompt) - c(answer) in groups with a correct compared member, 0 in the others.
+    """Confidence gap (ProGRPO): c(prompt) - c(answer) in groups with a correct compared member, else 0; [P].
 
     c are geometric means of token probabilities: of the prompt the signal "prompt_confidence" [R], of an answer over
     the least probable `share` of its tokens (at least one), by the sampler's log-probs. A trajectory without a verdict
@@ -79,12 +79,12 @@ QUANTITIES: Mapping[str, tuple[tuple[str, ...], Callable[[Forest, Signals, float
 
 @dataclass(frozen=True)
 class Bonus(CreditPart):
-    """A bonus for whole trajectories, `bounded`, to be added to another credit: `credit.add.bonus`.
+    """Bounded trajectory-level bonus, to be added to another advantage: `credit.add.bonus`.
 
     value      "certainty", "gap" or "confidence_gap" (see the functions), or the name of a signal [R]
-    factor     multiplies it, in units of the credit that it is added to
+    factor     multiplies it, in units of the advantage that it is added to
     low, high  bounds of the product
-    kappa      and at most the kappa-th part of |A|, A the credits before it in the sum: no sign is turned around, and
+    kappa      at most |A| / kappa, A the advantages before it in the sum: the sign never changes, and
                groups of equal outcomes still learn nothing
     at         "all" tokens of a trajectory have the bonus, or its "last" trainable one
     share      of its tokens over which the confidence of an answer is taken, under "confidence_gap"
@@ -112,7 +112,7 @@ class Bonus(CreditPart):
         return self.beside(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)
 
     def beside(self, total: Tensor, forest: Forest, signals: Signals, step: int) -> Tensor:
-        """The bonus [P] on credits that come to `total` [P]."""
+        """Bonus [P] on advantages that add up to `total` [P]."""
         if self.value in QUANTITIES:
             found = QUANTITIES[self.value][1](forest, signals, self.share)
         else:

@@ -1,4 +1,4 @@
-"""Values at the branch points of a tree (ROSE): the mean outcome of the rollouts through each; less for longer ones."""
+"""Branch-point values (ROSE): mean outcome of the rollouts through each branch of a tree, with a length penalty."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Stretches(NamedTuple):
-    """Trajectories cut at their branch points, a row for every stretch by trajectory, then time; [n] each.
+    """Stretches of trajectories between branch points, a row each by trajectory, then time; [n] each.
 
     trajectory  index into R; each that has tokens has a first stretch, from its beginning
     point       id of the point where the stretch begins, never shared between groups
-    begin       how many action tokens stand before it
+    begin       number of action tokens before it
     through     [m] index into R: this trajectory
     passed      [m] goes through the point of this id
     """
@@ -57,7 +57,7 @@ def values_at(outcome: Tensor, stretches: Stretches, where: Tensor | None = None
 def shorter_is_better(
     right: Tensor, length: Tensor, group: Tensor, stretches: Stretches, power: float, where: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What each trajectory loses for being longer than the shortest right one of its group: (factor [R], from [R]).
+    """Length penalty against the shortest correct rollout of the group: (factor [R], first penalised token [R]).
 
     right   [R] bool
     length  [R] action tokens
@@ -65,8 +65,8 @@ def shorter_is_better(
     where   [R] bool, compared (default: all): one of them is the shortest
 
     Of trajectory b, whose last point in common with the shortest right one s is after c tokens,
-    factor = max(0, 1 - ((L_s - c) / (L_b - c))^power), and from = c: a token after the first c has its credit less
-    factor |credit|. 0 for all that are not right, for s itself, without s, and where nothing of b is left after c.
+    factor = max(0, 1 - ((L_s - c) / (L_b - c))^power), and from = c: a token after the first c has its advantage less
+    factor |advantage|. 0 for all that are not right, for s itself, without s, and where nothing of b is left after c.
     """
     n = len(right)
     rows = torch.arange(n)
@@ -85,7 +85,7 @@ def shorter_is_better(
 
 
 def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Tensor]:
-    """The forest's stretches, and the row of each path token.
+    """Stretches of the forest, and the row of each action token.
 
     A trajectory has a point where its path goes on in another node and some, but not all, of the compared trajectories
     of its group that came this far go on with it. keyed_by says which trajectories' points are one:
@@ -119,7 +119,7 @@ def stretches_of(forest: Forest, keyed_by: str = "node") -> tuple[Stretches, Ten
 
 
 def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tensor, Tensor]:
-    """The stretch of each path token, and `values_at` both of its ends.
+    """Stretch of each action token, and `values_at` both of its ends.
 
     Where no two trajectories share a beginning, outcome - V is the outcome less the group's mean (Dr. GRPO).
     """
@@ -129,7 +129,7 @@ def branch_values(forest: Forest, keyed_by: str = "node") -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def less_where_longer(credit: Tensor, forest: Forest, keyed_by: str, power: float) -> Tensor:
-    """[P] the credit less `shorter_is_better`. Right are outcomes above 0; the reference takes all but 0, so that a
+    """Advantage [P] minus the length penalty. Correct are outcomes above 0; the reference takes all but 0, so that a
     negative outcome counts as right."""
     own, group = forest.path_trajectory, forest.ids("group", axis="R")
     length = torch.bincount(own, minlength=forest.n_trajectories)

@@ -1,4 +1,4 @@
-"""Budget-relative advantages (AnytimeReasoner, BRPO): what thinking between two token budgets adds to the answers."""
+"""Budget-relative advantages (AnytimeReasoner, BRPO): the gain in answer score per thinking budget."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def budget_relative(
     where: Tensor | None = None,
     single: str = "zero",
 ) -> Tensor:
-    """A = R - baseline for the tokens of each thinking between two budgets: [n, S] float64.
+    """A = R - baseline for the thinking tokens between each two budgets: [n, S] float64.
 
     score   [n, S] mean score of the answers to a thinking that is cut at each of S budgets, in order; nan: not known
-    group   [n] int64 dense ids: thinkings about one task; -1 = nobody's
+    group   [n] int64 dense ids: thinkings about one task; -1 = none
     prior   [S] how likely each budget is
     where   [n] bool, compared (default: all): whose returns enter the mean of their group
     single  what a thinking without another to compare with is given: "zero", or "raw": V2 = 0
@@ -73,7 +73,7 @@ def budget_relative(
 
 @dataclass(frozen=True)
 class BudgetRelative(CreditPart):
-    """`budget_relative` for thinking tokens; for an answer its score less the mean of the answers to the same cut.
+    """Budget-relative advantage: `budget_relative` for thinking tokens; answers against others after the same cut.
 
     prior   P: "uniform", "linear" (in proportion to the budget) or "last" (the whole thinking alone)
     growth  g: how much more the score at a later budget says of what is to come
@@ -92,7 +92,7 @@ class BudgetRelative(CreditPart):
     single: Literal["zero", "raw"] = "zero"
 
     def weights(self, budgets: int) -> Tensor:
-        """[S] P, which adds up to 1."""
+        """Probabilities P of the budgets, [S]."""
         if self.prior == "last":
             return torch.eye(budgets, dtype=torch.float64)[-1]
         raw = torch.ones(budgets) if self.prior == "uniform" else torch.arange(1, budgets + 1)

@@ -1,4 +1,4 @@
-"""Advantages within and between groups, blended by how much answers disagree (COPO)."""
+"""Intra- and inter-group advantages, blended by answer entropy (COPO)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def answer_disagreement(cluster: Tensor, group: Tensor, where: Tensor | None = N
 def blended(
     inside: Tensor, between: Tensor, disagreement: Tensor, steepness: float = 20.0, middle: float = 1.5
 ) -> Tensor:
-    """w inside + (1 - w) between, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement in the unit of
-    `middle`: float64.
+    """Blend w inside + (1 - w) between, float64, w = 1 / (1 + exp(-steepness (H - middle))), H the disagreement in the
+    unit of `middle`.
 
     >>> w = blended(torch.ones(3), torch.zeros(3), torch.tensor([1.0, 4.0, 8.0]).log())  # 1, 4 and 8 answers
     >>> [round(x, 4) for x in w.tolist()]

@@ -1,4 +1,4 @@
-"""Several rewards, each normalised in its group before they are weighted and summed (GDPO)."""
+"""Decoupled normalisation of several rewards (GDPO): each in its group, then weighted and summed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def decoupled_sum(
     eps: float = 1e-4,
     single: str = "zero",
 ) -> Tensor:
-    """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), over the group, each reward k by itself.
+    """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), for each reward k over the group.
 
     rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
-    where    [R] bool (default: all): who enters the statistics; the others are measured by them
+    where    [R] bool (default: all): which enter the statistics; the others are measured by them
     single   what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
 
     Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
@@ -49,7 +49,7 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
     """(value - mean) / (std + eps) over the trajectories of the batch: [R] float64.
 
     moved  [R] bool: the others (of groups that are equal in every reward) enter the statistics and are given exactly 0
-    where  [R] bool: who enters
+    where  [R] bool: which enter the statistics
     """
     batch = torch.zeros(value.shape, dtype=torch.int64)
     out = grouped.normalize(value, batch, where, ddof=ddof, eps=eps)
@@ -69,7 +69,7 @@ class Decoupled(CreditPart):
 
     With a single reward the second normalisation is left out, as in TRL: then this is `group_relative`. The
     batch's mean and std are of what is given to it: the trajectories of one step. A trajectory with nan in a weighted
-    component is taken as unscored: it is in no statistic, and its credit is exactly 0 (it stays in the loss's
+    component is taken as unscored: it is in no statistic, and its advantage is exactly 0 (it stays in the loss's
     denominators unless the same components are counted under `reward`). Weights are by name: one that is not among the
     components is an error.
 

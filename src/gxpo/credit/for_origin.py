@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConstantAdvantage(CreditPart):
-    """`value` for every token of the trajectories of this origin, 0 for the others; made to be added to another credit.
+    """Constant advantage: `value` for the trajectories of one origin, 0 for others; to be added to another advantage.
 
-    Where such a trajectory is compared with nobody (a group of its own), a group-relative credit gives it 0, and the
+    Where such a trajectory is compared with no other (a group of its own), a group-relative advantage is 0, and the
     sum is `value`. Source: AEPO, arXiv 2510.08141, whose tempered samples have advantage 1.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Forks(NamedTuple):
-    """The steps of a tree, a row for every (trajectory, step) by trajectory, then time; [S] each.
+    """Steps of a tree, a row for every (trajectory, step) by trajectory, then time; [S] each.
 
     trajectory  index into R
     place       dense ids: rows of one group and one step, which trajectories share, are equal
@@ -64,7 +64,7 @@ def step_value(
 
 @torch.no_grad()
 def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None) -> Tensor:
-    """A(s) = (R(s) - mean) / (std + eps) over the steps that were taken at one fork, each counted once.
+    """A(s) = (R(s) - mean) / (std + eps) over the steps taken at one fork, each counted once.
 
     value  [S] the same in all rows of a place
     where  [R] bool, compared (default: all): a step enters the statistics where one of them took it
@@ -81,7 +81,7 @@ def fork_relative(value: Tensor, forks: Forks, ddof: int = 1, eps: float = 1e-6,
 
 
 def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
-    """The forest's steps; `first_steps`: those that begin at the prompt are a fork of their group, too.
+    """Steps of the forest; `first_steps`: the steps at the prompt are a fork of their group, too.
 
     Steps are one where a declared fork shares the whole action, and siblings where they come after one step.
     """
@@ -99,7 +99,7 @@ class ForkRelative(CreditPart):
     """A = trajectory_weight * z_group(outcome) + fork_weight * `fork_relative`, the same for every token of a step.
 
     decay, discount_from  of the outcome of each trajectory through a step: see `step_value`
-    well_formed           what a step earns beside that whose action the environment could carry out (it noted no
+    well_formed           bonus of a step whose action the environment could carry out (it noted no
                           "action_error")
     first_steps           whether the first steps of a group's trajectories are compared at a fork, too
 

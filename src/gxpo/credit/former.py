@@ -1,4 +1,4 @@
-"""Former names of credit parts."""
+"""Former names of advantage estimators and their options."""
 
 from __future__ import annotations
 

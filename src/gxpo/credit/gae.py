@@ -74,7 +74,7 @@ def bilevel_gae(
     discount: float = 1.0,
     lam: float = 1.0,
 ) -> Tensor:
-    """`gae` inside each turn, whose last token is paid what the turn is worth: the second pass of bi-level GAE.
+    """Second pass of bi-level GAE: `gae` inside each turn, whose last token is paid the turn's lambda-return.
 
     turn_return  [S] A + V of each turn from a first pass over turns, with V at the turn's first token or its last
     last         [S] its last counted entry, -1 none
@@ -94,7 +94,7 @@ def bilevel_gae(
 
 @torch.no_grad()
 def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, counted: Tensor) -> Tensor:
-    """[P] float64: what each step is paid, on its last counted entry.
+    """Step rewards placed on each step's last counted token, [P] float64.
 
     payment [S]; step_trajectory [S]; path_step [P]; counted [P] bool. A step without a counted entry is paid on the
     last one before it in its trajectory; where there is none, nothing that is counted led to the payment, and nothing
@@ -109,7 +109,7 @@ def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, count
 
 
 def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """[S], [S] int64: the first and the last counted entry of each of so many steps, -1 where there is none."""
+    """First and last counted token of each step, [S] and [S] int64; -1 where there is none."""
     entries = counted.nonzero().squeeze(1)
     last = torch.full((steps,), -1).scatter_reduce_(0, path_step[entries], entries, "amax")
     first = torch.full((steps,), len(path_step)).scatter_reduce_(0, path_step[entries], entries, "amin")
@@ -117,7 +117,7 @@ def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor
 
 
 def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
-    """[S] float64: each step's reward; in a trajectory that has none, the outcome at its last.
+    """Reward of each step, [S] float64; in a trajectory without step rewards, the outcome at its last step.
 
     The outcome of trajectories that are `unfinished` [R] bool is not paid: it would stand for a whole one.
     """
@@ -127,23 +127,23 @@ def earned(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
 
 
 def payments(forest: Forest, by_step: Tensor | None = None) -> Tensor:
-    """[P] float64: what each step is paid [S] (default: `earned`), on its last trainable token."""
+    """Step rewards [S] (default: `earned`) placed on each step's last trainable token, [P] float64."""
     by_step = earned(forest) if by_step is None else by_step
     return on_tokens(by_step, forest.step_trajectory, forest.path_step, forest.path_trainable)
 
 
 def carried_out(forest: Forest) -> Tensor:
-    """[S] bool: the environment took the turn's action (its `info` has no "action_error"), or the turn is the last."""
+    """Whether the environment carried out the turn's action (its `info` has no "action_error") or is the last; [S]."""
     return (next_in(forest.step_trajectory) < 0) | (forest.ids("step_info.action_error", axis="S") < 0)
 
 
 def on_steps(x: Tensor, path_step: Tensor, steps: int) -> Tensor:
-    """[S] float64: the sum of `x` [P] over the entries of each of so many steps."""
+    """Sum of `x` [P] over the tokens of each step, [S] float64."""
     return torch.zeros(steps, dtype=torch.float64).index_add_(0, path_step, x)
 
 
 def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
-    """[P] float64: a value head's say; refused where it is not finite at `entries` [P] bool."""
+    """Output of a value head, [P] float64; GxpoError where it is not finite at `entries` [P] bool."""
     value = signals[name].to(torch.float64)
     if missing := int((~value.isfinite() & entries).sum()):
         said = name if name == "value" else repr(name)
@@ -153,8 +153,7 @@ def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gae(CreditPart):
-    """`gae` of the value head over each trajectory's trainable tokens, its turns, or both, and the target that the head
-    is trained to.
+    """Generalised advantage estimation (GAE) over tokens, turns, or both, and the regression target of the value head.
 
     level          "token"; "turn": one advantage for all tokens of a turn; "both": over turns, then inside each turn
                    over its tokens, whose last is paid the turn's lambda-return (`bilevel_gae`)
@@ -235,7 +234,7 @@ class Gae(CreditPart):
         return torch.where(forest.path_trainable, forest.to_path(whitened, "S"), 0.0)
 
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
-        """{"value_target": [P]}: A + V with `target_lam`; nan on entries that the value is not trained on."""
+        """{"value_target": [P]}: A + V with `target_lam`; nan on tokens that the value is not trained on."""
         lam = self.lam if self.target_lam is None else self.target_lam
         trained = forest.path_trainable & ~forest.to_path(self._unfinished(forest), "R")
         if self.target_at == "anchor":

@@ -1,4 +1,4 @@
-"""Hierarchical GAE over options (HiPER): advantages of switching, of the sub-goal and of the action, a value each."""
+"""Hierarchical GAE over options (HiPER): advantages of switch, sub-goal and action."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEEP, SWITCH, SUBGOAL, ACTION = 1, 2, 3, 4  # labels of tokens, in the order of 
 
 
 class Decisions(NamedTuple):
-    """One number a turn for each kind of decision, [n] float64."""
+    """One number per turn for each kind of decision, [n] float64."""
 
     low: Tensor  # what to do
     high: Tensor  # which sub-goal; 0 at turns that don't begin an option
@@ -41,7 +41,7 @@ def hierarchical_gae(
     high_lam: float = 0.95,
     cut: Tensor | None = None,
 ) -> tuple[Decisions, Decisions]:
-    """Advantages, and the targets of the three values. An option is the turns from one that begins it to the next.
+    """Hierarchical GAE: advantages and value targets of the three decisions; an option lasts until the next begins.
 
     low     inside an option delta_t = r_t + g V' - VL_t, A_t = delta_t + g lam A_{t+1}; V' = VL_{t+1}, at its last turn
             VH of the next option's first; nothing of A goes from option to option
@@ -86,7 +86,7 @@ def hierarchical_gae(
 
 
 def option_starts(begins: Tensor, trajectory: Tensor) -> Tensor:
-    """[n] bool: turns that begin an option, among them the first of each trajectory."""
+    """Turns that begin an option, the first of each trajectory included; [n] bool."""
     opening = torch.ones_like(begins)
     opening[1:] = trajectory[1:] != trajectory[:-1]
     return begins | opening
@@ -94,7 +94,7 @@ def option_starts(begins: Tensor, trajectory: Tensor) -> Tensor:
 
 @torch.no_grad()
 def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
-    """[S] bool: steps whose marked tokens are others than those of the step before; False where either has none.
+    """Steps whose marked tokens differ from those of the step before; False where either has none; [S] bool.
 
     token  [m] ids of the marked tokens, by step, then time
     step   [m] of each, ascending

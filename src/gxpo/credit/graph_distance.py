@@ -1,4 +1,4 @@
-"""Steps judged by distance to success in the graph of the group's trajectories (GraphGPO)."""
+"""Step rewards by distance to success in the graph of the group's states (GraphGPO)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Form = Literal["distance", "progress"]
 
 @torch.no_grad()
 def graph_distance(source: Tensor, target: Tensor, goal: Tensor) -> Tensor:
-    """[n] float64: the fewest edges from each node to a goal; inf where none leads there.
+    """Shortest distance from each node to a goal in edges, [n] float64; inf where there is no path.
 
     source, target  [E] nodes that each edge joins; goal [n] bool
 
@@ -59,7 +59,7 @@ def graph_return(
     """R = worth * discount^d(after), or "progress": worth * discount^(d(after) - d(before) + 1).
 
     d is the distance to success in the graph of the group's steps; from where nothing leads there it is one more than
-    the largest that there is in the group (1 where nobody succeeded: then all returns are equal).
+    the largest that there is in the group (1 without a success: then all returns are equal).
 
     before, after  [S] int64 dense ids of (group, state), -1 unknown: as far as what leads nowhere
     group          [S] int64 dense ids
@@ -98,11 +98,11 @@ def graph_return(
 
 @dataclass(frozen=True)
 class GraphReturn(StateRelative):
-    """`StateRelative` of `graph_return` (GraphGPO, as an addition to `Relative`).
+    """Graph-distance advantage (GraphGPO): `StateRelative` of `graph_return`, to be added to `Relative`.
 
     discount  for each step that is left to success: far below 1, so that nearer is better by orders of magnitude
     form      "distance", or "progress", by which a step was nearer than the state it was taken in
-    worth     what success itself is worth; it matters where nothing scales
+    worth     value of success itself; it matters without scaling
 
     A trajectory succeeds by its verdict, or, where it has none, by an outcome above 0. `history` tells the groups that
     are compared, never the nodes of the graph.

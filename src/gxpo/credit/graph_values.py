@@ -1,4 +1,4 @@
-"""GAE over turns with the values of a graph of the group's states (GRAFT): Bellman's equation of what was sampled."""
+"""GAE over turns with state values from the graph of the group's trajectories (GRAFT)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNSOLVED = 1e-8  # of the largest payment: a change of value within it may be wh
 def graph_values(
     source: Tensor, target: Tensor, payment: Tensor, start: Tensor, discount: float = 1.0, tolerance: float = TOLERANCE
 ) -> Tensor:
-    """V(s) = mean over the edges out of s of payment + discount V(target), [n] float64: Bellman's equation of a policy
-    that takes each edge as often as it was taken.
+    """V(s) = mean over the edges out of s of payment + discount V(target), [n] float64: the Bellman equation of
+    the empirical policy.
 
     source   [E] node that the edge leaves
     target   [E] node that it leads to, -1: it is over
@@ -77,7 +77,7 @@ def graph_advantage(
 
     Returns [S] float64. With lam 0 it is the edge's own advantage, whose sum over the compared steps of a state is 0;
     with lam 1 it is return - V(s_t), which differs from GiGPO's A^S (with the mean alone) where trajectories met later
-    on. With discount 1 and lam 0 a trajectory's credits sum to its return - V(s_0). Steps without a value (in an
+    on. With discount 1 and lam 0 a trajectory's advantages sum to its return - V(s_0). Steps without a value (in an
     unknown state, or in one that no compared trajectory was in) are passed over and given 0; what they were paid goes
     to the step before. Exactly 0 where it is within 1e-12 of the largest return of the batch: with discount 1, where
     all of a group return the same.
@@ -85,7 +85,7 @@ def graph_advantage(
     Source: GRAFT, arXiv 2609.28963, eq. 5 to 8. Its sum over the graph (eq. 9, 10) adds, k steps on, the mean delta of
     all edges out of the states that can be reached: under values that solve Bellman's equation that is 0 for every
     state, so that GRAFT's estimate is `lam` 0 for every lambda. Above 0, `lam` here follows each trajectory's own
-    steps. The paper discounts the outcome once more, on the way into the end: its values and credits are `discount`
+    steps. The paper discounts the outcome once more, on the way into the end: its values and advantages are `discount`
     times these.
     """
     enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
@@ -111,11 +111,11 @@ class GraphValues(StateKeyed):
 
     discount  per turn
     lam       lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
-    scale     "none": with outcomes of 0 and 1, values are rates of success and credits changes of them; "std": less the
+    scale     "none": with outcomes of 0 and 1, values are success rates and advantages their changes; "std": less the
               mean and over the std (1 degree of freedom, eps 1e-6) of the steps out of the same state (eq. 11)
 
-    A trajectory that was cut off is over: value 0 beyond it. A step that nobody else took from its state changes no
-    value: with lam 0 its credit is 0. With a discount below 1, equal outcomes after more or fewer turns differ.
+    A trajectory that was cut off is over: value 0 beyond it. A step that no other rollout took from its state changes
+    no value: with lam 0 its advantage is 0. With a discount below 1, equal outcomes after more or fewer turns differ.
     """
 
     discount: Share = 1.0

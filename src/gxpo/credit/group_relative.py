@@ -43,7 +43,7 @@ def group_relative(
     scale     "std" with `ddof` degrees of freedom taken off, `eps` added to it | "leave_one_out_std" | "mean_absolute"
               | "median_absolute" | "mean" | "none": see `grouped.normalize` | "batch_std": the std of all compared
               outcomes of the batch, before any centre is taken off
-    where     [R] bool, compared: who enters the statistics (default: all); the others are measured against those
+    where     [R] bool, compared: which enter the statistics (default: all); the others are measured against those
     quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
     shift     added to the center; below 0, more is reinforced than is held back
     single    what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
@@ -86,14 +86,14 @@ def group_relative(
 
 
 def alone(group: Tensor, where: Tensor | None = None) -> Tensor:
-    """[R] bool: in a group, compared, and no other compared member there."""
+    """Compared trajectories without another compared member in their group, [R] bool."""
     enters = group >= 0 if where is None else (group >= 0) & where
     return enters & (grouped.count(group, where) == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic(CreditPart):
-    """Base of the parts that normalise values among peers: the options of `group_relative`. The defaults are GRPO's.
+    """Base class of advantages normalised among peers: the options of `group_relative`. The defaults are GRPO's.
 
     `apply` is `group_relative` with them. Parts of a sum whose `Statistic` options are not stated take those of the
     first part (`follows`), so that `credit.scale=none` drops the std at every level.
@@ -116,7 +116,7 @@ class Statistic(CreditPart):
             object.__setattr__(self, "on_equal", "signal")
 
     def learns_from_equal(self) -> bool:
-        """Whether trajectories of equal outcome may be given something else than 0."""
+        """Whether groups of equal outcomes may have advantages other than 0."""
         return self.scale in ("mean", "none", "batch_std") and (self.center == "none" or bool(self.shift))
 
     def apply(self, value: Tensor, ids: Tensor, where: Tensor | None = None, **other: Any) -> Tensor:
@@ -125,5 +125,5 @@ class Statistic(CreditPart):
         return group_relative(value, ids, where=where, **own)
 
     def of_outcome(self, forest: Forest, **other: Any) -> Tensor:
-        """[R] `apply` to the outcomes of each group."""
+        """`apply` to the outcomes of each group, [R]."""
         return self.apply(forest.outcome, forest.ids("group", axis="R"), forest.compared, **other)

@@ -1,4 +1,4 @@
-"""History-aware step groups (HGPO): returns among steps that share the state and 0, 1, 2, ... states before it."""
+"""History-aware step groups (HGPO): returns compared at equal state and equal previous states."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def history_groups(
 
     step_return  [S] discounted sum of the step rewards from the step on
     keys         of each level, 0 first, [S] int64 dense ids (`history_ids`), -1 where the history is shorter
-    ignore       levels that have no say: "equal": where all returns are; "zero": also where the step's happens to be
+    ignore       levels that do not count: "equal": where all returns are; "zero": also where the step's happens to be
                  the mean, by comparison with 0, so that rounding decides; "none": each counts that has another step
-    where        [S] bool, compared (default: all): who enters the statistics; the others are measured against those
+    where        [S] bool, compared (default: all): which enter the statistics; the others are measured against those
 
     Returns [S] float64; exactly 0 where there is nothing to compare. With level 0 alone it is the step level of
     `StateRelative`; with alpha 0 the plain mean over levels.
@@ -57,7 +57,7 @@ def history_groups(
     weights = torch.zeros_like(total)
     for h, ids in enumerate(keys):
         advantage = grouped.normalize(step_return, ids, enters, scale=scale, ddof=ddof, eps=eps)
-        used = grouped.count(ids, enters) > enters.to(torch.float64)  # somebody else is there
+        used = grouped.count(ids, enters) > enters.to(torch.float64)  # others are there
         if ignore == "equal":
             used &= ~grouped.degenerate(step_return, ids, enters) | (advantage != 0)
         elif ignore == "zero":
@@ -70,12 +70,12 @@ def history_groups(
 
 @dataclass(frozen=True)
 class HistoryGroups(StateKeyed):
-    """`history_groups` (HGPO) of the returns, the same for every token of a step.
+    """History-aware step advantage (HGPO): `history_groups` of the returns, the same for every token of a step.
 
     history  largest number of states before the current one that are compared: what a policy that sees a window of its
              history is conditioned on
 
-    There is no level of whole trajectories: a step in a state that no other was in has credit 0, in a successful
+    There is no level of whole trajectories: a step in a state that no other was in has advantage 0, in a successful
     trajectory too. Add one with `credit.add.group_relative`.
     """
 

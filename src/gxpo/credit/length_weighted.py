@@ -1,4 +1,4 @@
-"""Length-weighted baselines (OPO, HAPO): group statistics in which every token counts once."""
+"""Length-weighted baselines (OPO, HAPO): group statistics weighted by trajectory length."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def length_weighted(
     where    [R] bool, compared (default: all); the others are measured against the compared members' b
     scale    "none" | "std": over sqrt(sum_j L_j (outcome_j - b)^2 / sum_j L_j) + eps, the population std of the group's
              tokens
-    bound    of "std": a group in which any compared |A| reaches it has GRPO's credit instead (`group_relative`)
+    bound    of "std": a group in which any compared |A| reaches it has GRPO's advantage instead (`group_relative`)
 
     Returns [R] float64. Over the compared members sum_j L_j A_j = 0 (but where `bound` acts), and equal lengths give
     Dr. GRPO, or, scaled, GRPO with the population std. Unscaled, b minimises the variance of the policy gradient when
@@ -63,7 +63,7 @@ def length_weighted(
 
 @dataclass(frozen=True)
 class LengthWeighted(CreditPart):
-    """`length_weighted` of the outcome, the same for every token of a trajectory. Unscaled it is OPO's."""
+    """Length-weighted advantage of the outcome, the same for every token of a trajectory. Unscaled it is OPO's."""
 
     scale: Literal["none", "std"] = "none"
     eps: Annotated[float, Ge(0)] = 1e-6

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def answer_logprob(forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
-    """[n] float64, [n]: the sampler's log-prob of every trainable path token, and its trajectory.
+    """Sampler's log-prob of every trainable action token, [n] float64, and its trajectory, [n].
 
     Raises MissingSignal where it is unknown.
     """
@@ -31,7 +31,7 @@ def answer_logprob(forest: Forest, signals: Signals) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def mean_of_lowest(x: Tensor, trajectory: Tensor, n: int, share: float = 1.0) -> Tensor:
-    """[n] float64: mean of the ceil(share * length) smallest values of each trajectory, 0 where it has none.
+    """Mean of the ceil(share * length) smallest values of each trajectory, [n] float64; 0 where it has none.
 
     x           [m] values of tokens
     trajectory  [m] int64, whose they are

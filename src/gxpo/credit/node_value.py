@@ -25,7 +25,7 @@ FLAT = 1e-8  # a change of W below it is none, in the released code
 
 
 class Visits(NamedTuple):
-    """The nodes on each trajectory's path, a row for every (trajectory, node); [V] each.
+    """Nodes on each trajectory's path, a row for every (trajectory, node); [V] each.
 
     trajectory  index into R
     place       dense ids of (group, node): rows of one node and group are the leaves below it
@@ -49,7 +49,7 @@ def node_value(
     scale: str = "none",
     eps: float = 1e-8,
 ) -> Tensor:
-    """Credit of each path token from the values V of the nodes: V(s) = mean outcome of the leaves below s.
+    """Advantage of each action token from node values V(s) = mean outcome of the leaves below s.
 
     GA(s) = V(s) - V(root),  LA(s) = V(s) - V(parent of s);  V(root) is the mean outcome of the group
     "paper"     (GA + LA) / sqrt(leaves below s)
@@ -155,7 +155,7 @@ def _sibling_std(outcome: Tensor, group: Tensor, visits: Visits, members: Tensor
 
 
 def visits_of(forest: Forest) -> tuple[Visits, Tensor]:
-    """The forest's visits, and the row of each path token."""
+    """Visits of the forest, and the row of each action token."""
     trajectory, node = forest.visits
     begin = trajectory * forest.n_nodes
     key = begin + node  # ascending
@@ -176,10 +176,10 @@ def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeValue(CreditPart):
-    """`node_value` of the outcome: every token has the credit of its node, the same in all trajectories through it.
+    """Node-value advantage (TreeRL, SPO-tree): every token has its node's advantage, in all trajectories through it.
 
     The tree is that of `Forest.parent`: what tokens are conditioned on. An observation between two actions has a value
-    of its own, so that what an environment did is nobody's credit.
+    of its own, so that the environment's part has no advantage.
     """
 
     form: Form = "paper"

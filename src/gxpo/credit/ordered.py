@@ -28,7 +28,7 @@ _ROUNDS, _CLOSE = 20_000, 1e-12
 # ---------------------------------------------------------------- the projection
 @torch.no_grad()
 def project(start: Tensor, low: Tensor, high: Tensor, margin: float) -> Tensor:
-    """The point nearest to `start` [n] with a[low] + margin <= a[high] for all constraints [m], [m]; float64.
+    """Projection of `start` [n] onto the set a[low] + margin <= a[high] for all constraints [m], [m]; float64.
 
     Sums over connected rows are kept. By accelerated ascent of the dual, a = start - G' x with x >= 0, restarted where
     it turns back: all constraints of all groups at once, since groups share none. GxpoError where constraints go round
@@ -73,7 +73,7 @@ def ordered(
     reward  [R]; r0 = reward - mean of its group
     group   [R] int64 dense ids, -1 = in no group
     low, high   [m] rows of one group, the second to have more; without circles
-    where   [R] bool, compared: who is in means and sums; constraints are to be among these. The others have r0
+    where   [R] bool, compared: which are in means and sums; constraints are to be among these. The others have r0
 
     Returns [R] float64. Without constraints r0 (Dr. GRPO, but for its aggregation). A constraint moves its two rows by
     opposite amounts, so the sum stays 0. Where |a|^2 > n, r0 is shrunk towards 0 until the bound is met, as the
@@ -103,10 +103,10 @@ def ordered(
 
 # ---------------------------------------------------------------- prefixes
 class Prefixes(NamedTuple):
-    """What a trajectory was given: its first tokens, up to the first trainable one.
+    """Prefixes of trajectories: the tokens before the first trainable one.
 
     length  [R] how many
-    parent  [R] how many of them stand before their last piece
+    parent  [R] number of them before their last piece
     """
 
     length: Tensor
@@ -114,7 +114,7 @@ class Prefixes(NamedTuple):
 
 
 def prefixes_of(forest: Forest) -> Prefixes:
-    """The prefix of every trajectory; one without trainable tokens is all prefix."""
+    """Prefix of every trajectory; all of it where there are no trainable tokens."""
     n, entries = forest.n_trajectories, torch.arange(forest.n_entries)
     begins = begins_of(forest.path_trajectory, n)
     trained = torch.where(forest.path_trainable, entries, forest.n_entries)
@@ -127,7 +127,7 @@ def prefixes_of(forest: Forest) -> Prefixes:
 
 
 class Pairs(NamedTuple):
-    """All ordered pairs of members of one group, [m] each; a row with itself is one.
+    """All ordered pairs of members of one group, [m] each, including pairs of a row with itself.
 
     extends   the second's prefix begins with the whole of the first's
     siblings  both prefixes have the same parent, and neither begins with the other
@@ -140,7 +140,7 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(forest: Forest, prefixes: Prefixes) -> Pairs:
-    """Told by the stored tokens: a prefix is shared, or it is another."""
+    """Pairs by stored tokens: two prefixes are equal only where their tokens are stored once."""
     group = forest.ids("group", axis="R")
     order = torch.argsort(group, stable=True)
     starts = begins_of(group[order], int(group.max()) + 1 if group.numel() else 0)
@@ -164,12 +164,12 @@ def pairs_of(forest: Forest, prefixes: Prefixes) -> Pairs:
 
 
 def order_of(pairs: Pairs, right: Tensor, known: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [m], [m] of which the second is to have more than the first.
+    """Order constraints: rows [m], [m], of which the second gets more than the first.
 
     pair     i failed, j succeeded, and i's prefix is a proper prefix of j's
     triplet  i and j failed at sibling prefixes, a success extends i's and none extends j's
 
-    right [R] bool; known [R] bool: who takes part; length [R] of the prefix. Every constraint leads from a row whose
+    right [R] bool; known [R] bool: which take part; length [R] of the prefix. Every constraint leads from a row whose
     prefix a success extends to one that has none or is one, so that they never go round in a circle.
     """
     one, other = pairs.one, pairs.other
@@ -185,10 +185,10 @@ def order_of(pairs: Pairs, right: Tensor, known: Tensor, length: Tensor) -> tupl
 
 @torch.no_grad()
 def prefix_value(reward: Tensor, pairs: Pairs, known: Tensor, how: Baseline = "expectation") -> Tensor:
-    """[R] float64: the mean ("expectation"), the largest ("optimistic") or the smallest ("pessimistic") reward of the
-    rows whose prefix begins with each row's own, itself included.
+    """Value of each row's prefix, [R] float64: the mean ("expectation"), largest ("optimistic") or smallest
+    ("pessimistic") reward of the rows whose prefix begins with it, itself included.
 
-    reward [R]; known [R] bool: who is counted. A row that no counted one extends has its own reward.
+    reward [R]; known [R] bool: which are counted. A row that no counted one extends has its own reward.
     """
     own = reward.to(torch.float64)
     counts = pairs.extends & known[pairs.other]
@@ -205,7 +205,7 @@ def prefix_value(reward: Tensor, pairs: Pairs, known: Tensor, how: Baseline = "e
 
 @dataclass(frozen=True)
 class PrefixOrdered(CreditPart):
-    """Advantage of a completion among completions of prefixes of one tree, the same for every token.
+    """Order-constrained advantage (Tree-OPO) among completions of one tree's prefixes, the same for every token.
 
     how      "projection": `ordered` under the constraints of `order_of`. "expectation", "optimistic", "pessimistic":
              reward - alpha `prefix_value`, then less the mean of the group
@@ -213,10 +213,10 @@ class PrefixOrdered(CreditPart):
     alpha    share of the prefix's value that is taken off
     scale    divide by the group's std + eps (ddof 1): this undoes what prefixes of different difficulty say
 
-    A trajectory's prefix is what stands before its first trainable token; who shares it is told by the forest. Right is
-    the verdict (where there is none: an outcome above 0). Exactly 0 in a group of one or of equal outcomes. Without
-    prefixes the projection is `group_relative` with scale "none", and of one prefix for all the other three are, too,
-    since they take the same off everybody.
+    A trajectory's prefix is the tokens before its first trainable one; the forest tells which trajectories share it.
+    Right is the verdict (where there is none: an outcome above 0). Exactly 0 in a group of one or of equal outcomes.
+    Without prefixes the projection is `group_relative` with scale "none", and of one prefix for all the other three
+    are, too, since they subtract the same from all.
     """
 
     how: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection"

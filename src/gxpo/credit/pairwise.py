@@ -31,7 +31,7 @@ def pairwise_auc(
     score    [R] l, mean log-prob of each answer's tokens
     correct  [R] bool
     group    [R] int64 dense ids, -1 = in no group
-    where    [R] bool, compared (default: all): who others are set against; those that are not meet them all the same
+    where    [R] bool, compared (default: all): opponents; the others are compared with them as well
 
     [R] float64, summing to 0 over a group of compared members; 0 in groups without both. Time and memory are of the
     number of pairs. tau to infinity, times 2 tau / G: outcome - mean.
@@ -57,7 +57,7 @@ def pairwise_auc(
 
 @dataclass(frozen=True)
 class PairwiseAuc(CreditPart):
-    """`pairwise_auc` of the sampler's mean log-probs, the same for every token of a trajectory (CAPO, calibration).
+    """Pairwise AUC advantage (CAPO, calibration) of the sampler's mean log-probs, the same for every token.
 
     Confident mistakes and unsure successes weigh most. The labels are verdicts; a trajectory without one counts as
     correct where its outcome is above 0. Source: arXiv 2604.12632.

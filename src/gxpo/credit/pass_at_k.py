@@ -41,7 +41,7 @@ def missed(pool: Tensor, wrong: Tensor, k: int) -> Tensor:
 
 @torch.no_grad()
 def subset_mean(correct: Tensor, group: Tensor, k: int, where: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """The group-relative advantage of sets of k attempts, of each attempt in the mean over all sets that hold it.
+    """Group-relative advantage of sets of k attempts; each attempt has the mean over the sets that hold it.
 
     A = (1 - R) / (s + eps) if correct, (1 - R - C(n-c-1, k-1) / C(n-1, k-1)) / (s + eps) if wrong, with
     R = 1 - C(n-c, k) / C(n, k) the share of the group's sets with a success and s = sqrt(R (1 - R)).
@@ -61,7 +61,7 @@ def subset_mean(correct: Tensor, group: Tensor, k: int, where: Tensor | None = N
 
 @torch.no_grad()
 def sloo_minus_one(outcome: Tensor, group: Tensor, k: int, where: Tensor | None = None) -> Tensor:
-    """k times what an attempt adds to the best of k - 1 others, in the mean over all sets of them.
+    """k times the mean gain of an attempt over the best of k - 1 others, over all sets of them.
 
     A_i = k mean_J (max(r_i, max_J r) - max_J r), J of k - 1 of the group's other attempts
 
@@ -137,13 +137,13 @@ def max_second(
 
 @dataclass(frozen=True)
 class PassAtK(CreditPart):
-    """Credit for pass@k, the same for every token. Four estimators go by that name:
+    """Pass@k advantage, the same for every token, by one of four estimators:
 
     kind "analytic"        `subset_mean`, normalised by the std of the sets' results
          "sloo_minus_one"  `sloo_minus_one` of the outcomes, unbiased: PKPO
          "leave_one_out"   `set_leave_one_out`, PKPO as in MaxRL's code
          "max_second"      `max_second` of the outcomes; k is the group itself
-    k    attempts that a task is given; a group of fewer has credit 0, and in "analytic" one of k
+    k    attempts that a task is given; a group of fewer has advantage 0, and in "analytic" one of k
 
     "analytic" and "leave_one_out" read verdicts: a trajectory without one is correct where its outcome is above 0.
     """

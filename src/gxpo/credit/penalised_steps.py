@@ -1,4 +1,4 @@
-"""CAPO: tokens of steps that critiques call wrong are paid less, all tokens of the group on one scale."""
+"""Step penalties from critiques (CAPO): less reward for tokens of wrong steps, normalised over the group's tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Vote = Literal["intersection", "majority", "union"]
 
 @torch.no_grad()
 def voted_wrong(score: Tensor, vote: str = "intersection") -> Tensor:
-    """Whether a step is held to be wrong; bool, of any shape; an unknown score (nan) is not.
+    """Whether a step is voted wrong; bool, of any shape; an unknown score (nan) is not.
 
     score  the share of critiques that find nothing wrong
     vote   "intersection": all of them find something; "majority": more than half; "union": any
@@ -38,7 +38,7 @@ class PenalisedSteps(Relative):
     penalty  P, of every token of a wrong step
     vote     over the critiques behind the signal "segment_score" [P]
 
-    A step that nobody could judge is not penalised. With penalty 0 this is GRPO with a mean and std that weigh
+    An unjudged step is not penalised. With penalty 0 this is GRPO with a mean and std that weigh
     attempts by their length, whatever `reward`.
     """
 

@@ -67,10 +67,10 @@ class PooledTurns(CreditPart):
     The reward of a turn is what it raised the belief in the right answer by (signals "belief_before", "belief_after");
     of a trajectory's last turn, its outcome. In a group of equal outcomes the earlier turns may differ.
 
-    scale  "std" of the group's rewards | "none": credit in units of the belief and the outcome
-    floor  of the std: rewards that spread much less than this have credit in proportion to it, not of order 1. Where a
-           whole group fails and no turn tells the policy anything, gains are noise, and their std is no yardstick
-    pool   "joint": outcomes and gains have one mean and one spread | "separate": each kind its own
+    scale  "std" of the group's rewards | "none": advantages in units of the belief and the outcome
+    floor  of the std: rewards that spread much less than this have advantages in proportion to it, not of order 1.
+           Where a whole group fails and no turn tells the policy anything, gains are noise, and their std is no
+    yardstick pool   "joint": outcomes and gains have one mean and one spread | "separate": each kind its own
     gain   of beliefs: "prob", their difference | "log", that of their logarithms
     """
 

@@ -1,6 +1,6 @@
-"""Temporal differences and the linear recursion over them: what every advantage estimate with a value is made of.
+"""Temporal-difference residuals and the linear recursion over them, for GAE and lambda-returns.
 
-Rows stand in chains: each has at most one that follows it, and -1 where the chain ends. What follows a token is the
+Rows form chains: each has at most one that follows it, and -1 where the chain ends. What follows a token is the
 next token of its author's in the trajectory, what follows a turn the next turn; observations are no rows.
 """
 
@@ -13,7 +13,7 @@ from gxpo.trees import with_end
 
 
 def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
-    """[n] int64: the row that follows each row in its chain, -1 for the last.
+    """Next row of each row in its chain, [n] int64; -1 for the last.
 
     chain    [n] which chain each row is of, in order of time within a chain (P by trajectory, S by trajectory)
     counted  [n] bool (default: all): the others are no part of their chain and have -1
@@ -80,7 +80,7 @@ def linear_recursion(delta: Tensor, coefficient: float | Tensor, following: Tens
 
 @torch.no_grad()
 def semi_mdp(reward: Tensor, inside: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """(R, g): what is earned from each row to the end of its option, and the discount of what comes after it.
+    """Semi-MDP returns (R, g): reward from each row to the end of its option, and the discount of what follows.
 
     R_i = reward_i + discount * R(what follows i inside), g_i = discount^(rows from i to the end). At an option's first
     row these are sum_j discount^j r_j and discount^d of its d rows, the reward and the discount of one transition of

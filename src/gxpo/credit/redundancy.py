@@ -46,7 +46,7 @@ def diversity_adjusted(
 
 @dataclass(frozen=True)
 class DiversityAdjusted(Relative):
-    """`Relative` of the `diversity_adjusted` outcome (DRA-GRPO), the same for every token.
+    """Diversity-adjusted advantage (DRA-GRPO): `Relative` of the `diversity_adjusted` outcome, equal for all tokens.
 
     Reads signal "embedding" [R, H]. A group of equal outcomes other than 0 learns: what is unlike the others earns
     more (less, where outcomes are below 0). One of outcomes 0 does not.

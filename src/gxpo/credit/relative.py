@@ -27,13 +27,13 @@ _OWN_UNIT = {"R": "trajectory", "S": "step", "P": "token"}
 
 # ---------------------------------------------------------------- what is compared
 def turn_rewards(forest: Forest) -> Tensor:
-    """[R] the sum of each trajectory's step rewards; its outcome where it has none."""
+    """Sum of each trajectory's step rewards, [R]; its outcome where it has none."""
     total = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     return total.index_add_(0, forest.step_trajectory, forest.returns(0.0))
 
 
 def before_last(forest: Forest, discount: float) -> Tensor:
-    """[S] the discounted return of each turn; nan for the last one of a trajectory."""
+    """Discounted return of each turn, [S]; nan for the last one of a trajectory."""
     return torch.where(next_in(forest.step_trajectory) >= 0, forest.returns(discount), torch.nan)
 
 
@@ -47,7 +47,7 @@ VALUES: dict[str, tuple[str, Callable[[Forest, float], Tensor]]] = {  # name -> 
 
 # ---------------------------------------------------------------- what counts once
 class Rows(NamedTuple):
-    """The units that are compared, a row each.
+    """Units that are compared, a row each.
 
     own  [P] the row of every path token
     at   where each row is on the axes that it is no coarser than: indices [K], None where the row is the axis' own
@@ -57,18 +57,18 @@ class Rows(NamedTuple):
     at: dict[str, Tensor | None]
 
     def take(self, x: Tensor, axis: str) -> Tensor:
-        """[K] from a column of an axis."""
+        """Values of the rows, [K], from a column on an axis."""
         index = self.at[axis]
         return x if index is None else x.index_select(0, index)
 
     @property
     def axis(self) -> str:
-        """The finest axis that the rows can be looked up on."""
+        """Finest axis on which the rows can be looked up."""
         return next(reversed(self.at))
 
 
 def rows_of(forest: Forest, unit: str) -> Rows:
-    """The rows of a unit; "segment": the segments of each turn, or the whole turn where it has none."""
+    """Rows of a unit; "segment": the segments of each turn, or the whole turn where it has none."""
     if unit == "trajectory":
         return Rows(forest.path_trajectory, {"R": None})
     if unit == "step":
@@ -92,10 +92,10 @@ class Relative(Statistic):
                 "reward.NAME"         of the trajectory: one of the named rewards that the outcome is made of
                 NAME                  a signal, on its own axis; nan: unknown, in no statistic and given 0
     among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
-              always inside a group; ("batch",): everybody
+              always inside a group; ("batch",): all rows of the batch
     unit      what counts once in the statistic: "trajectory", "step", "segment" (of a turn; a turn without any), or
               "token" (trainable ones); "own": what the value is of
-    bound     the credit is held in [-bound, bound]
+    bound     the advantage is clipped to [-bound, bound]
     center    also "baseline": the signal of that name is taken off, and nothing is scaled
 
     Sums of levels are `+`, or `credit.add.NAME`. With these settings this is
@@ -135,7 +135,7 @@ class Relative(Statistic):
         return super().learns_from_equal() or not plain
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
-        """What is compared, and the axis that it is on."""
+        """Values to compare, and their axis."""
         if self.value in VALUES:
             axis, compute = VALUES[self.value]
             return compute(forest, self.discount), axis
@@ -153,7 +153,7 @@ class Relative(Statistic):
         return found, next((axis for axis in fits if _OWN_UNIT[axis] == self.unit), fits[-1])
 
     def rows(self, forest: Forest, axis: str) -> Rows:
-        """What counts once, for a value on an axis."""
+        """Rows that count once, for a value on an axis."""
         rows = rows_of(forest, _OWN_UNIT[axis] if self.unit == "own" else self.unit)
         if axis not in rows.at:
             raise ConfigError(
@@ -162,7 +162,7 @@ class Relative(Statistic):
         return rows
 
     def peers(self, forest: Forest, rows: Rows) -> Tensor:
-        """[K] ids of the rows that are compared with one another, -1 with nobody."""
+        """Ids of the sets of rows that are compared, [K]; -1: not compared."""
         if self.among == ("batch",):
             return torch.zeros_like(rows.take(forest.ids("group", axis="R"), "R"))
         ids = rows.take(forest.ids(*self.among, axis=rows.axis), rows.axis)

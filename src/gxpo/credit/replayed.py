@@ -1,5 +1,5 @@
-"""Advantages of replayed rollouts: against a baseline of today's policy (AVATAR), or by what their update was worth
-(PIPO)."""
+"""Advantages of replayed rollouts: against a baseline of the current policy (AVATAR), or by how much their update
+improved the policy (PIPO)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLAY = "replay"
 
 
 def replayed(forest: Forest) -> Tensor:
-    """[R] bool: trajectories of origin "replay"."""
+    """Trajectories of origin "replay", [R] bool."""
     return torch.tensor([origin == REPLAY for origin in forest.origin], dtype=torch.bool)
 
 
@@ -77,7 +77,7 @@ def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | 
 
 @dataclass(frozen=True)
 class Retrospective(Statistic):
-    """Group-relative advantages of fresh rollouts; of replayed ones their `shares` times the signal "improvement" [R].
+    """Retrospective advantages (PIPO): `shares` times the signal "improvement" [R] of replayed rollouts, GRPO of fresh.
 
     share_eps  of `shares`
 

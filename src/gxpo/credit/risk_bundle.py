@@ -46,7 +46,7 @@ def mixed_value_at_risk(
 
 
 class Sheets(NamedTuple):
-    """Columns [R]: the sheet of answers that a trajectory is on, one attempt at each task of a bundle of groups."""
+    """Answer sheets: one attempt at each task of a bundle of groups. Columns [R]."""
 
     taken: Tensor  # bool: it is on one
     leads: Tensor  # bool: it stands for its sheet in statistics
@@ -56,7 +56,7 @@ class Sheets(NamedTuple):
 
 @torch.no_grad()
 def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
-    """Consecutive groups in bundles of `size`; the j-th attempts at the tasks of a bundle are its j-th sheet.
+    """Bundle `size` consecutive groups; the j-th attempts at the tasks of a bundle are its j-th sheet.
 
     Bundles are as equal as they can be, none smaller than `size` where there are so many groups; the sum of a sheet of
     more or fewer tasks is scaled to `size`. A group has as many attempts on sheets as the bundle's smallest group.
@@ -84,7 +84,7 @@ def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
 
 @dataclass(frozen=True)
 class RiskBundle(CreditPart):
-    """`mixed_value_at_risk` of the sheet that a trajectory is on, over the std of its bundle's sums: RiskPO.
+    """RiskPO: `mixed_value_at_risk` of a trajectory's answer sheet, divided by the std of its bundle's sums.
 
     size       tasks in a bundle; the order of groups and attempts makes bundles and sheets
     low, high  levels of the two quantiles
@@ -96,7 +96,7 @@ class RiskBundle(CreditPart):
 
     The quantiles are those tracked over the steps before. They start as the quantiles of the first step's sums; in that
     step each bundle is measured by its own. A std (one degree of freedom) of sums that is 0, and one of outcomes that
-    is at most 1e-3, count as 1. Not compared: credit 0. What is tracked are outcomes without a KL placed in the reward.
+    is at most 1e-3, count as 1. Not compared: 0. What is tracked are outcomes without a KL placed in the reward.
 
     Source: RiskPO, arXiv 2510.00911, and its code.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where: Tensor, floor: float = 0.1) -> Tensor:
-    """Value of the node of each entry: sum of w over the successes below it, or, without any, - sum over the failures.
+    """Backed-up node value of each token: sum of w over the successes below it or, without any, -sum over the failures.
 
         w = max((depth + 1) / (leaf + 1), floor)
 
@@ -32,7 +32,7 @@ def search_value(sign: Tensor, depth: Tensor, leaf: Tensor, place: Tensor, where
     where   [n] bool: the trajectories that make values; another that no such one goes with has its own value
 
     Returns [n] float64. A node that ever led to a success is not negative, whatever else came of it, and the order in
-    which outcomes came does not matter. A last piece that is nobody else's is worth its sign.
+    which outcomes came does not matter. A last piece on no other path has its sign as value.
 
     Source: DeepSearch, arXiv 2509.25454, as its code backs up (values are sums and not divided by visits).
     """
@@ -54,7 +54,7 @@ def against_ends(
     scale: bool = True,
     eps: float = 1e-6,
 ) -> Tensor:
-    """A = (score - mean) / (std + eps) of every entry, with the mean and std (population) of the group's ends.
+    """A = (score - mean) / (std + eps) of every token, with the mean and std (population) of the group's ends.
 
     score       [P]
     end         [R] the score that each trajectory ends with
@@ -75,8 +75,8 @@ def against_ends(
 
 @dataclass(frozen=True)
 class SearchValue(CreditPart):
-    """`against_ends` of bound * tanh(`search_value` / temperature) at every piece but a trajectory's last, whose score
-    is the value itself, +-1.
+    """Search-tree advantage (DeepSearch): `against_ends` of bound * tanh(`search_value` / temperature) at every piece
+    but a trajectory's last, whose score is the value itself, +-1.
 
     A piece is a segment of an action, or a turn without segments: in a forest of rollout `search` a node of the search.
     Values are worked out from the forest's attempts, which are all that was backed up. Success is the verdict (where

@@ -36,7 +36,7 @@ def segment_relative(
 
     outcome  [n] of the trajectory; any float dtype, the arithmetic is in float64
     unit     [n] int64 dense ids of (trajectory, segment): the entries of a unit count once, whatever their number
-    column   [n] int64 dense ids of (group, segment): who is compared; -1 = nobody
+    column   [n] int64 dense ids of (group, segment) to compare within; -1 = not compared
     batch    [n] int64 dense ids of the segment in all groups; -1 = none
     scale    "std" of the column; "batch_std", of the segment's outcomes in all groups, before centring; "none".
              `ddof` degrees of freedom are taken off
@@ -64,10 +64,10 @@ def segment_relative(
 
 @dataclass(frozen=True)
 class SegmentRelative(CreditPart):
-    """`segment_relative` of the outcomes. A trajectory is compared in the segments in which it has trained tokens.
+    """Per-segment group-relative advantage (Flow-GRPO): compared in the segments where a trajectory has trained tokens.
 
     For samplers whose segments are denoising steps: independent samples are trained in all of them, and each step is
-    given the trajectory's credit; a branch that leaves a common path at one step is trained and compared in that one.
+    given the trajectory's advantage; a branch that leaves a common path at one step is trained and compared there.
     Tokens outside any segment, and untrained ones, have 0.
     """
 

@@ -1,4 +1,4 @@
-"""Set-level advantages (polychromic objectives): mean score, reward times diversity, of the sets a rollout is in."""
+"""Set-level advantages (polychromic objectives): mean set score (reward times diversity) per rollout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def set_relative(outcome: Tensor, group: Tensor, key: Tensor, size: int, where: 
     outcome  [R], in [0, 1] where the score is to be a share
     group    [R] int64 dense ids, -1 = in no group
     key      [R] int64: equal for members of a group that did the same
-    where    [R] bool, compared (default: all): of whom sets are made; the others are given 0
+    where    [R] bool, compared (default: all): sets are made of these; the others are given 0
 
     Returns [R] float64 with sum 0 over a group. All C(n, size) sets count alike, in closed form: with m members of a
     key, the chance that a set misses it depends on m alone. Exactly 0 in groups of `size` or fewer. Where all
@@ -54,7 +54,7 @@ def set_relative(outcome: Tensor, group: Tensor, key: Tensor, size: int, where: 
 
 @torch.no_grad()
 def same_actions(forest: Forest) -> Tensor:
-    """[R] int64 ids: equal for trajectories that wrote the same tokens. Refused where actions are text without ids.
+    """Ids of equal action sequences, [R] int64. GxpoError where actions are text without token ids.
 
     By a 64-bit hash of every token with its place: two that differ pass for the same once in 2^64 pairs.
     """
@@ -70,13 +70,13 @@ def same_actions(forest: Forest) -> Tensor:
 
 @dataclass(frozen=True)
 class SetRelative(CreditPart):
-    """`set_relative` of the outcome, the same for every token of a trajectory.
+    """Set-level advantage (polychromic objectives) of the outcome, the same for every token of a trajectory.
 
     size  members of a set; the group needs more
     same  what makes two members the same: "actions", all their tokens, or a level of the forest such as "info.answer";
           a trajectory for which it is unknown is like no other
 
-    A group of equal outcomes has credit where some of its members are the same.
+    A group of equal outcomes has advantages where some of its members are the same.
     """
 
     size: Annotated[int, Ge(1)] = 2

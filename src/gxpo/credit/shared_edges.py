@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -> Tensor:
-    """The mean advantage over the steps that are one edge.
+    """Mean advantage over the steps that are the same edge.
 
     advantage  [S] of each step's trajectory
     edge       [S] int64 dense ids of (history, state, action, next state) inside a group; -1: like no other
-    where      [S] bool, compared (default: all): who enters the means; another step is averaged with those of its edge
-               that do, and changes nobody's
+    where      [S] bool, compared (default: all): which enter the means; another step is averaged with those of its edge
+               that do, and changes no other
 
     Returns [S] float64. The sum over the compared steps stays what it was; a step that all trajectories of a group
     share has the mean of their advantages, 0 for GRPO; without equal edges nothing changes. An edge taken twice in a
@@ -33,7 +33,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
 
     Sums by (state, action) stay what they were too. So for a policy that sees the state and nothing else, on-policy
     and with every token in one mean, the gradient is that of the advantages unmerged: only a policy that sees more than
-    the state, ratios other than 1 or gates make a difference.
+    the state, ratios other than 1 or clipping make a difference.
 
     Source: SALT, arXiv 2510.20022, reconstructed from its abstract and an overview. The opposite of `StateRelative`,
     which sets different actions of one state against each other.
@@ -47,7 +47,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
 
 @dataclass(frozen=True)
 class SharedEdges(StateKeyed, Statistic):
-    """`shared_edges` (SALT) of a trajectory's outcome within its group, the same for every token of a step.
+    """Edge-averaged group-relative advantage (SALT): `shared_edges` of the outcome, the same for every token of a step.
 
     center, scale, ddof, eps  of `group_relative`: GRPO's here; "leave_one_out" and "none" are RLOO's
     history                   states before the step that must be equal too. A step with fewer before it is equal to

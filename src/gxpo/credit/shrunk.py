@@ -1,4 +1,4 @@
-"""Shrinkage baseline (V0.5): between the group's mean and a value prediction, by how noisy the mean is."""
+"""Shrinkage baseline (V0.5): between the group mean and a value prediction, by the noise of the mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prior_weight(mean: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
-    """w = min(1, noise / (mean - prior)^2), float64: of the prediction in the baseline w prior + (1 - w) mean.
+    """Weight of the prior in the baseline w prior + (1 - w) mean: w = min(1, noise / (mean - prior)^2), float64.
 
     mean, prior  [n] in units of reward;   noise  [n] variance of the mean
 
@@ -67,7 +67,7 @@ def shrunk(
 
 @dataclass(frozen=True)
 class ShrinkageBaseline(CreditPart):
-    """`shrunk` with the signal "baseline" [R] as the prediction, the same for every token of a trajectory."""
+    """Shrinkage-baseline advantage (V0.5) with the signal "baseline" [R] as the prior, the same for every token."""
 
     variance: Literal["bound", "prior", "sample"] = "prior"
 

@@ -24,7 +24,7 @@ ToldBy = Literal["id", "observation"]
 
 
 class Moves(NamedTuple):
-    """Each step as an edge between states, ids of (group, state); [S] each.
+    """Steps as edges between states, ids of (group, state); [S] each.
 
     before     the state acted in, -1 unknown
     after      the state that its trajectory was in next, at the end its last one; -1 unknown
@@ -41,7 +41,7 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True)
 class StateKeyed(CreditPart):
-    """Base of the parts that compare states: what a state is told by.
+    """Base class of advantages that compare states: how states are identified.
 
     state    what a state is told by: its "id" from the environment, or the text of the "observation" read in it
     similar  1: equal ones are one state. Below 1: likeness of texts from which they are (`alike`), the texts being the
@@ -59,13 +59,13 @@ class StateKeyed(CreditPart):
             object.__setattr__(self, "requires", tuple(x for x in self.requires if x != "states"))
 
     def states(self, forest: Forest) -> Tensor:
-        """[S] int64 dense ids of (group, state), -1 unknown."""
+        """Dense ids of (group, state), [S] int64; -1 unknown."""
         if self.state == "id" and self.similar == 1:
             return forest.ids("state", axis="S")
         return state_ids(forest, self.state, self.similar)[: forest.n_steps]
 
     def moves(self, forest: Forest) -> Moves:
-        """Every step as an edge between two states."""
+        """Steps as edges between two states."""
         ids = state_ids(forest, self.state, self.similar)
         before, end = ids.split([forest.n_steps, forest.n_trajectories])
         following = next_in(forest.step_trajectory, before >= 0)
@@ -74,7 +74,7 @@ class StateKeyed(CreditPart):
 
 
 def state_ids(forest: Forest, told_by: str = "id", similar: float = 1.0) -> Tensor:
-    """[S + R] int64 dense ids of (group, state): those of the steps, then of each trajectory's last state; -1 unknown.
+    """Dense ids of (group, state), [S + R] int64: of the steps, then of each trajectory's last state; -1 unknown.
 
     told_by  "id": `step_state` and `final_state`, numbered together; "observation": texts, which the last state lacks
     similar  below 1, texts of a group that are `alike` are one state. They are tried in the order of their letters,
@@ -120,7 +120,7 @@ def _merged(ids: Tensor, group: Tensor, texts: list[str], column: Tensor, compar
 
 
 def alike(texts: Sequence[str], threshold: float) -> list[int]:
-    """The place of each text's leader among `texts`: greedy clustering in the order given.
+    """Index of each text's cluster leader among `texts`: greedy clustering in the order given.
 
     A text joins the first leader whose likeness to it is at least `threshold`, and otherwise leads itself. Likeness is
     difflib's ratio, 2 M / T for M characters in matching blocks of T characters in all, of the text against the
@@ -146,7 +146,7 @@ def alike(texts: Sequence[str], threshold: float) -> list[int]:
 
 
 def combined(*columns: Tensor) -> Tensor:
-    """[n] int64 dense ids of the combinations of several id columns [n]; -1 where any of them is.
+    """Dense ids of the combinations of several id columns [n], [n] int64; -1 where any of them is.
 
     >>> combined(torch.tensor([0, 0, 1, 1, -1]), torch.tensor([5, 5, 5, -1, 0])).tolist()
     [0, 0, 1, -1, -1]
@@ -181,7 +181,7 @@ def history_ids(state: Tensor, following: Tensor, depth: int, *, whole: bool = T
 
 
 def action_ids(forest: Forest) -> Tensor:
-    """[S] int64: equal where whole actions are, token by token; of actions known only as text, where the texts are.
+    """Ids of equal actions, [S] int64: token by token, or by text for actions known only as text.
 
     -1 where a token has no vocabulary id: such actions are equal to none.
     """
@@ -197,7 +197,7 @@ def action_ids(forest: Forest) -> Tensor:
 
 
 def sequence_ids(value: Tensor, owner: Tensor, n: int) -> Tensor:
-    """[n] int64: equal where two owners have equal values in equal order.
+    """Ids of equal sequences, [n] int64: equal where two owners have equal values in equal order.
 
     value  [m] int64, those of each owner in order
     owner  [m] ascending, below n; an owner may have none
@@ -215,7 +215,7 @@ def sequence_ids(value: Tensor, owner: Tensor, n: int) -> Tensor:
         rows = torch.arange(len(owner))
         place = rows - torch.where(first, rows, 0).cummax(0).values
         left = (place % 2 == 0).nonzero().squeeze(1)
-        paired = torch.zeros_like(left)  # 0: nobody to its right
+        paired = torch.zeros_like(left)  # 0: no one to its right
         inside = left + 1 < len(owner)
         right = (left + 1)[inside]
         paired[inside] = torch.where(owner[right] == owner[left[inside]], ids[right] + 1, 0)

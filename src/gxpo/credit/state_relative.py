@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateRelative(StateKeyed, Relative):
-    """`Relative` among the steps of the group that began in the same state; GiGPO is `Relative() + StateRelative()`.
+    """Anchor-state advantage: `Relative` among the group's steps from the same state; GiGPO is `Relative()` plus this.
 
     history  states before it that must be equal too for two steps to be in one group; steps with fewer before them are
              compared with those that began their trajectory in the same way
@@ -42,7 +42,7 @@ class StateRelative(StateKeyed, Relative):
     history: Annotated[int, Interval(ge=0)] = 0
 
     def learns_from_equal(self) -> bool:
-        """As of the outcome: the published recipes drop groups of equal outcomes with it."""
+        """As for the outcome: the published recipes drop groups of equal outcomes."""
         return self.center == "none" and self.scale == "none"
 
     def peers(self, forest: Forest, rows: Rows) -> Tensor:

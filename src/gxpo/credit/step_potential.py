@@ -1,4 +1,4 @@
-"""Step potential (SPAE): reward shaping by how right and how confident the policy would be after each step."""
+"""Step potential (SPAE): potential-based shaping by answer correctness and confidence after each step."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def saturation(potential: Tensor, previous: Tensor, threshold: float = 0.9, alph
 def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
     """g = exp(d) - mean exp(d), d the change brought to [0, 1] by the batch's extremes; [n] float64.
 
-    where  [n] bool: who enters extremes and mean (default: all); the others are held in [0, 1] before. nan: in no
-           statistic, and given 0. 0 for all where those who enter are equal, or there is none. Over them the sum is 0.
+    where  [n] bool: which enter extremes and mean (default: all); the others are held in [0, 1] before. nan: in no
+           statistic, and given 0. 0 for all where these are equal, or there is none. Over them the sum is 0.
     """
     known = change.isfinite()
     enters = known if where is None else known & where
@@ -65,7 +65,7 @@ class StepPotential(CreditPart):
     """A = whiten(A_group f + xi g), Phi the `step_potential` after each segment: SPAE.
 
     A_group    outcome - mean of the group, no std
-    f          `saturation` of the segments: outcome credit fades, of either sign, once the answer was found
+    f          `saturation` of the segments: the outcome's advantage fades, of either sign, once the answer was found
     g          `shaping` of Phi's change over the segment, 0 for a trajectory's first; extremes and mean are over the
                batch's segments, each once, whatever its length
     whiten     over the batch's trainable tokens, as REINFORCE++-baseline: see `batch_whiten`

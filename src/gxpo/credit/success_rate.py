@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def succeeds(forest: Forest) -> Tensor:
-    """[R] bool: `success` is 1; without a verdict, the outcome is above 0."""
+    """Successful trajectories, [R] bool: `success` is 1; without a verdict, the outcome is above 0."""
     return torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
 
 
 def success_rate(forest: Forest) -> Tensor:
-    """[R] float64: the share of the group's compared trajectories that succeed."""
+    """Success rate of the group's compared trajectories, [R] float64."""
     return grouped.mean(succeeds(forest), forest.ids("group", axis="R"), forest.compared)
 
 
@@ -66,7 +66,7 @@ def difficulty_weighted(
 
 @dataclass(frozen=True)
 class DifficultyWeighted(Statistic):
-    """`difficulty_weighted` (GRPO-LEAD) of the group-relative outcome: rare successes and rare failures weigh more.
+    """`difficulty_weighted` (GRPO-LEAD) of the group-relative outcome: rare successes and failures weigh more.
 
     low, high, steepness, middle  of `logistic_weight`, at the group's `success_rate`
     """
@@ -107,7 +107,7 @@ def mixed_scale(
 
 @dataclass(frozen=True)
 class MixedScale(CreditPart):
-    """`mixed_scale` (MAPO) of the outcome at the group's `success_rate`."""
+    """Mixed advantage (MAPO): `mixed_scale` of the outcome at the group's `success_rate`."""
 
     ddof: int = 1
     eps: float = 1e-6
@@ -120,7 +120,7 @@ class MixedScale(CreditPart):
 # ---------------------------------------------------------------- LENS
 @dataclass(frozen=True)
 class NegativeGroups(Statistic):
-    """Group-relative advantages, and alpha (outcome - center) in groups without a success (LENS).
+    """Group-relative advantage, with alpha (outcome - center) in groups without a success (LENS).
 
     What tells the answers of an all-wrong group apart is small (a penalty of at most 1 / G): divided by its own spread
     it would weigh as much as a success. alpha is such a group's weight in the loss. Equal outcomes give 0; the part is

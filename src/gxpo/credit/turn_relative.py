@@ -1,4 +1,4 @@
-"""Step advantages across agents that act at the same time, with a fairness term (OSPO)."""
+"""Step advantages among agents that act simultaneously, with a fairness term (OSPO)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def turn_relative(
     ddof      of the first std; the others are the population's
     where     [S] bool, compared (default: all); the others are measured against the compared
 
-    Returns [S] float64; sum 0 at each time without `fairness`. Exactly 0 for whoever is alone at a time, or where all
+    Returns [S] float64; sum 0 at each time without `fairness`. Exactly 0 for an agent alone at a time, or where all
     rewards of a time are equal. For attempts of one turn and without `fairness` this is `group_relative`.
 
     Source: OSPO, arXiv 2507.15351, and its code, whose earnings are of the whole fleet, idle agents included.
@@ -54,8 +54,8 @@ def turn_relative(
 
 @dataclass(frozen=True)
 class TurnRelative(CreditPart):
-    """`turn_relative`, the same for every token of a step: OSPO. The group is a fleet of like agents in one world, each
-    trajectory an agent.
+    """OSPO: `turn_relative`, the same for every token of a step. A group is a fleet of like agents in one environment,
+    each trajectory an agent.
 
     time      which steps are at the same time: "turn", or a level that steps note, such as "step_info.time"
     discount  of later rewards; 0: a step is judged by its own reward

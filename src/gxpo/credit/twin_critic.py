@@ -1,4 +1,4 @@
-"""Twin critics of utterances (ArCHer): min(Q1, Q2) - min(V1, V2), less a baseline of each token."""
+"""Twin critics of utterances (ArCHer): min(Q1, Q2) - min(V1, V2), minus a token-level baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def twin_critic(q1: Tensor, q2: Tensor, v1: Tensor, v2: Tensor) -> Tensor:
-    """A = min(Q1, Q2) - min(V1, V2), [n] float64: the lower of two estimates, of what was said and of where.
+    """A = min(Q1, Q2) - min(V1, V2), [n] float64: the lower of two estimates of the action and of the state.
 
     Source: ArCHer, arXiv 2402.19446, and its code.
 
@@ -34,11 +34,11 @@ def twin_critic(q1: Tensor, q2: Tensor, v1: Tensor, v2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TwinCritic(CreditPart):
-    """`twin_critic` of each turn, less a learned baseline of each of its tokens.
+    """Utterance-level advantage (ArCHer): `twin_critic` of each turn, minus a learned baseline of each of its tokens.
 
     discount  from turn to turn
     baseline  the head "value@baseline", fitted to the turn's advantage in the state of each token, is taken off;
-              without it all tokens of a turn have the same credit
+              without it all tokens of a turn have the same advantage
 
     V ("value@v1", "value@v2") is read at a turn's first trainable token, Q ("value@q1", "value@q2") at its last: in the
     state that holds all of the utterance but that token, which is as a rule the one that ends it. Of a turn of one

@@ -48,7 +48,7 @@ def value_delta(before: Tensor, after: Tensor, best_of: int = 1, form: str = "pr
 
 # ---------------------------------------------------------------- where values come from
 class Stretches(NamedTuple):
-    """Stretches of path tokens from one valued state to the next of their trajectory; [n] of them.
+    """Stretches of action tokens from one valued state to the next in their trajectory; [n] of them.
 
     row            [P] the stretch of each path token, -1 none
     before, after  [n] float64 values of the states that it begins and ends in, nan unknown
@@ -60,7 +60,7 @@ class Stretches(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Where a column of values is known a stretch begins; [n] of them.
+    """Stretches by known values: one begins wherever the value is known; [n] of them.
 
     begin      [n] the entry that each begins with
     following  [n] the stretch after it in its trajectory, -1 none
@@ -73,7 +73,7 @@ class Known(NamedTuple):
 
 
 def known(value: Tensor, trajectory: Tensor) -> Known:
-    """The stretches of a column of values [P], nan unknown; trajectory [P], entries by trajectory, then time."""
+    """Stretches by a column of values [P], nan unknown; trajectory [P], by trajectory, then time."""
     finite = value.isfinite()
     begin = finite.nonzero().squeeze(1)
     owner = torch.cat([trajectory[begin], torch.full((1,), -1)])  # what is before the first, counted from the end
@@ -82,8 +82,8 @@ def known(value: Tensor, trajectory: Tensor) -> Known:
 
 
 def column(value: Tensor, forest: Forest) -> Stretches:
-    """By a column of values [P] of the states just before each token, nan unknown; the last stretch of a trajectory
-    ends with the outcome. Entries before the first known value are in none."""
+    """Stretches from values [P] of the states just before each token, nan unknown; the last one of a trajectory ends
+    with the outcome. Tokens before the first known value are in none."""
     begin, following, row = known(value, forest.path_trajectory)
     before = value.to(torch.float64)[begin]
     outcome = forest.outcome.to(torch.float64)[forest.path_trajectory[begin]]
@@ -91,16 +91,16 @@ def column(value: Tensor, forest: Forest) -> Stretches:
 
 
 def state_values(forest: Forest, reader: str) -> Tensor:
-    """[P] the values of the states before the path tokens, nan unknown. GxpoError where there is no such column."""
+    """Values of the states before the action tokens, [P], nan unknown. GxpoError where there is no such column."""
     if VALUE not in forest.extras:
         raise GxpoError(f"{reader} reads forest.extras[{VALUE!r}], which is not there: use rollout=monte_carlo_values")
     return forest.to_path(forest.extras[VALUE].to(torch.float64), "T")
 
 
 def pieces(forest: Forest) -> Stretches:
-    """By the segments of each turn, or whole turns: V after one is the mean outcome of the compared rollouts of the
-    group that go through its last token, before a first one the mean of the group, after a last one the outcome. A
-    state that no compared rollout goes through is worth the rollout's own outcome."""
+    """Stretches by segments, or whole turns: V after one is the mean outcome of the group's compared rollouts through
+    its last token; before the first one the group's mean, after the last one the outcome. Without a compared rollout
+    through a state, its value is the rollout's own outcome."""
     group, outcome, counts = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
     pieces, path = pieces_of(forest), forest.path_trajectory
     owner = pieces.trajectory
@@ -117,7 +117,7 @@ def pieces(forest: Forest) -> Stretches:
 
 
 class Source(NamedTuple):
-    """Named values: how they are computed, and what a part that reads them asks for."""
+    """Source of named values: how they are computed, and the signals and rollouts they need."""
 
     compute: Callable[[Forest, Signals, ValueDelta], Stretches]
     needs: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ VALUES: Mapping[str, Source] = {
 
 @dataclass(frozen=True)
 class ValueDelta(CreditPart):
-    """A = factor * `value_delta` of each stretch, the same for all of its tokens.
+    """Value-difference advantage: A = factor * `value_delta` of each stretch, the same for all of its tokens.
 
     value         whose values, and so what a stretch is
                     "continuations"  of the states from which rollout=monte_carlo_values went on, to the next such state
@@ -155,12 +155,12 @@ class ValueDelta(CreditPart):
                     "branch_points"  stretches between two branch points of a tree, likewise (see `branch_values`)
                     "belief"         the signals "belief_before" and "belief_after" of a turn or segment
                     NAME             a signal [P]: of the state just before each token, nan unknown (see `column`)
-    factor        how much it weighs beside another credit
+    factor        weight relative to other advantages
     best_of,form  see `value_delta`; with best_of above 1, values and outcomes have to lie between 0 and 1
     target        where a value head is trained: on the "last" token of a stretch (all but that token has been read) to
                   V after it, or on its "first" to V before it; None: nowhere. Leaves "value_target" [P] to the
                   objective, nan at all other tokens
-    confident     tokens that the sampler gave more than this probability have credit 0 (SPO's probability mask: 0.9).
+    confident     tokens of more than this probability under the sampler have advantage 0 (SPO's probability mask: 0.9).
                   They keep their place in every denominator; SPO's code takes them out there too, so that its gradient
                   is this one, under a token mean, divided by the share of tokens that are left
     whiten        "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch that are not confident,
@@ -178,7 +178,7 @@ class ValueDelta(CreditPart):
       AlphaMath   pieces, factor 0, target last: at the break that ends a step      arXiv 2405.03553
       MASPRM      pieces, target last                                               arXiv 2510.24803
       ROSE        branch_points (code: keyed_by position)                           arXiv 2601.05053
-      GRPO-VPS    belief, added to GRPO's credit
+      GRPO-VPS    belief, added to GRPO's advantage
     The code of VinePPO and SPO whitens over tokens, beyond their papers' formulas.
     """
 

@@ -1,4 +1,4 @@
-"""Step rewards by change of value, flat steps paid for the change that follows, and their return (VSRM)."""
+"""Step rewards by change of value, with look-ahead over flat steps (VSRM)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trend(change: Tensor, chain: Tensor, decay: float = 0.7, lookahead: int = 4,
 def value_trend(
     value: Tensor, trajectory: Tensor, decay: float = 0.7, lookahead: int = 4, tolerance: float = 1e-5
 ) -> Tensor:
-    """For each entry the sum of the `trend` rewards of its stretch and of all later ones of its trajectory.
+    """Return of the `trend` rewards: the sum over each token's stretch and all later ones of its trajectory.
 
     value       [P] of the state just before each entry, nan unknown: a stretch goes from one known value to the next,
                 and its d is their difference. What follows the last known value is no stretch, and has no reward
@@ -66,7 +66,7 @@ def value_trend(
 
 @dataclass(frozen=True)
 class ValueTrend(CreditPart):
-    """outcome + `value_trend` of the values in `forest.extras["state_value"]`: what is paid from each entry on.
+    """outcome + `value_trend` of the values in `forest.extras["state_value"]`: the return from each token on.
 
     decay, lookahead, tolerance   see `trend`
     whiten                        "token": (x - mean) / sqrt(var + 1e-8) over the trainable entries of the batch, as

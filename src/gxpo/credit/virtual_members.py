@@ -1,4 +1,4 @@
-"""Pseudo-rollouts of the best outcome in every group's statistics (NGRPO)."""
+"""Pseudo-rollouts of maximum reward in every group's statistics (NGRPO)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def virtual_members(
 
     A group of equal outcomes other than `value` has credit: with count 1, and eps 0, -1 / sqrt(G + 1) for each of G
     below it, whatever they and `value` are. That holds for a group of one, too. Equal to `value`: exactly 0. Over a
-    group the credit adds up to -count (value - mean) / (std + eps): below 0, unless all are equal to `value`.
+    group the advantage adds up to -count (value - mean) / (std + eps): below 0, unless all are equal to `value`.
 
     Source: NGRPO, arXiv 2509.18851; reference code, which gives a group of one its raw reward.
     """
@@ -50,7 +50,7 @@ def virtual_members(
 
 @dataclass(frozen=True)
 class PseudoRollouts(Statistic):
-    """`virtual_members` (NGRPO) of the outcome, the same for every token: groups in which all fail learn."""
+    """Group-relative advantage with pseudo-rollouts (NGRPO): groups in which all rollouts fail learn, too."""
 
     value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0
     count: Annotated[int, Ge(1)] = 1

@@ -1,4 +1,4 @@
-"""What a rollout is worth: verifiers, users' functions, shaping; see `scoring.RewardSet`."""
+"""Rewards: verifiers, user functions, LLM judges, sandboxed tests, and shaping; see `scoring.RewardSet`."""
 
 from gxpo.former import classes
 from gxpo.rewards.base import RewardPart

@@ -1,4 +1,4 @@
-"""What a single step is worth, by how near it comes to what an expert did in its place."""
+"""Step reward by similarity to an expert's step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> Counter[str]:
-    """How often each word of a text is in it, whatever its case."""
+    """Word counts of a text, case-insensitive."""
     return Counter(_WORD.findall(text.casefold()))
 
 
@@ -37,7 +37,7 @@ def cosine(a: str, b: str) -> float:
 
 
 def recall(said: str, gold: str, short: int = 1) -> float:
-    """Share of the gold text's words that were said; where it has up to `short` of them, only all of them count.
+    """Recall of the gold text's words; for a gold text of up to `short` words, 1 only with all of them.
 
     >>> recall("it is in New York", "New York City", 1), recall("York", "New York", 2), recall("", "")
     (0.6666666666666666, 0.0, 1.0)
@@ -51,7 +51,7 @@ def recall(said: str, gold: str, short: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Agreement(RewardPart):
-    """`reward.shape`: of rollouts that noted an expert's step (`ExpertSteps`), what kind of step it was decides.
+    """Agreement with an expert's step (`reward.shape`, rollouts of `ExpertSteps`), by the kind of step.
 
     any but the last  similarity * cosine(argument, the expert's) + (1 - similarity) * [the same name]
     the last          `recall` of the expert's argument, the answer, in what was said

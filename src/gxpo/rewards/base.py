@@ -1,4 +1,4 @@
-"""What every reward part of a method shares."""
+"""Base class of a method's own rewards: shaping and added components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RewardPart(Part, ABC):
-    """Base of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
+    """Base class of a method's own rewards: a frozen dataclass over the scored forest; `success` is never touched.
 
     Under `reward.add.NAME` it gives named values [R], which are recorded and added to the outcome; under
     `reward.shape.NAME` it gives one tensor [R], which takes the outcome's place. nan: unscored.

@@ -1,4 +1,4 @@
-"""Reward for programs: what the policy wrote is run against a task's tests, in a sandbox."""
+"""Code reward: run the policy's program against the task's unit tests, in a sandbox."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FENCE = "```"
 
 
 def extract_program(text: str) -> str:
-    r"""The last fenced block that is marked as Python, else the last fenced block, else the whole text.
+    r"""Extract the last fenced Python block, else the last fenced block, else the whole text.
 
     >>> extract_program("So:\n```python\nprint(1)\n```\nDone."), extract_program("print(2)")
     ('print(1)', 'print(2)')
@@ -43,7 +43,7 @@ def extract_program(text: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Language and body of each fenced block; in time that grows with the text, whatever is in it."""
+    """Language and body of each fenced block, in linear time for any text."""
     at = 0
     while (fence := text.find(FENCE, at)) >= 0:
         begin = text.find("\n", fence)
@@ -60,7 +60,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def tests_of(task: Task) -> list[str | dict[str, str]]:
-    """`task.info["tests"]`: statements that must not raise (`assert f(2) == 4`) or {"stdin", "stdout"} cases."""
+    """Unit tests, `task.info["tests"]`: statements that must not raise (`assert f(2) == 4`) or {"stdin", "stdout"}."""
     tests = task.info.get("tests")
     if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
         raise ValueError(f"task {task.id} has no info['tests']: a list of asserts or of {{stdin, stdout}} cases")
@@ -88,7 +88,7 @@ class Broken(Exception):
 
 
 def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Which tests the program passes; `Broken` where the sandbox fails.
+    """Tests that the program passes; `Broken` where the sandbox fails.
 
     Statements are run in order, with names of their own and the program's functions, by a process that the program is
     not in (`gxpo.rewards.harness`): a program that ends, hangs or runs out of time fails the tests that have not been
@@ -110,7 +110,7 @@ def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sand
 
 
 def _verdicts(program: str, statements: tuple[str, ...], sandbox: Sandbox, limits: Limits) -> list[bool]:
-    """Of each statement."""
+    """Result of each statement."""
     names, word = names_of(statements), secrets.token_hex(16)
     given = Writer(repr).text((list(statements), names.program, names.modules))
     # the tester's own process, and a line for each of its verdicts
@@ -131,8 +131,8 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class CodeReward:
-    """Whether the program in a text passes `task.info["tests"]` (see `tests_of`), put where `task.info["template"]`, if
-    there is one, says `{program}`.
+    """Code reward: whether the program in a text passes `task.info["tests"]` (see `tests_of`). `task.info["template"]`,
+    if there is one, has it in place of `{program}`.
 
     correct  1 where all tests pass, else 0: the reward;   tests  the share that passes: recorded, counted if named
 
@@ -181,7 +181,7 @@ class CodeReward:
             raise ConfigError(f"scoring.options.code.workers must be at least 1, not {self.workers!r}")
 
     def failures(self) -> list[Failure]:
-        """What went wrong since this was last asked, a trajectory each."""
+        """Return and clear the failures since the last call, one per trajectory."""
         found, self._failures = self._failures, []
         return found
 
@@ -210,14 +210,14 @@ class CodeReward:
             except Broken as error:
                 self._failures += [("died", f"the sandbox can't run programs: {error}")] * len(places[job])
                 continue
-            except Exception as error:  # it costs those who wrote this program, and nobody else
+            except Exception as error:  # it costs only the rollouts with this program
                 self._failures += [("raised", described(error, "running a program"))] * len(places[job])
                 continue
             share[torch.tensor(places[job])] = sum(verdicts) / len(verdicts)
         return {"correct": torch.where(share.isnan(), share, (share >= 1).to(torch.float64)), "tests": share}
 
     def _check(self) -> None:
-        """Before the first program: can it be run, and how far is it shut off?"""
+        """Check the sandbox and its isolation, before the first program."""
         if self._checked:
             return
         self._sandbox.check()

@@ -1,4 +1,4 @@
-"""Wrong answers cost the more, the surer the policy was of them."""
+"""Confidence penalty for wrong answers (LENS)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
 
     logprob  [R] mean log-prob of each answer's tokens
     correct  [R] bool;   group  [R] int64 dense ids, -1 = in no group
-    where    [R] bool, compared (default: all): over whom G, D_imp and the maximum are; for the others D is at least
+    where    [R] bool, compared (default: all): for G, D_imp and the maximum; for the others D is at least
              2 p_i too, so that their penalty has the same bound
 
     In log space: nothing under- or overflows, however improbable an answer. Source: LENS, arXiv 2510.08696, eq. 14-16.
@@ -45,7 +45,7 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
 
 @dataclass(frozen=True)
 class ConfidencePenalty(RewardPart):
-    """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correct is what the verifier says.
+    """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correctness is the verifier's.
 
     Groups in which all are wrong are then told apart by confidence; mean log-probs within 1e-5 nats are one.
     Trajectories without trained tokens lose nothing.

@@ -1,4 +1,4 @@
-"""Running programs in containers: the sandbox for programs that are not trusted to leave a shared kernel alone."""
+"""Docker sandbox: run untrusted programs in containers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Docker:
             raise ConfigError(f"sandbox 'docker' can't run {self.image} ({said}): {what}")
 
     def command(self, name: str, directory: str, limits: Limits) -> list[str]:
-        """What starts the container called `name` with the files of `directory`."""
+        """Command line that starts the container `name` with the files of `directory`."""
         return [
             *("docker", "run", "--rm", "--interactive", "--name", name, "--pull", "never"),
             *(("--runtime", self.runtime) if self.runtime is not None else ()),

@@ -1,4 +1,4 @@
-"""The reward "entities": the share of a solution's entities that an attempt mentions."""
+"""Entity reward: share of a solution's entities that an attempt mentions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def mentioned(text: str, entities: Sequence[str]) -> float:
-    """The share of the entities that stand in the text, case and spaces aside; nan without entities.
+    """Share of the entities found in the text, ignoring case and spaces; nan without entities.
 
     >>> mentioned("From  Paris to\\nnew york", ["New York", "Oslo"])
     0.5

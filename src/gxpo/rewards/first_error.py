@@ -1,4 +1,4 @@
-"""The share of an answer before its first error, by a judge."""
+"""Correct-prefix reward: share of an answer before its first error, by an LLM judge."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FirstError(_Asking):
     gives = ("correct_prefix",)
 
     def steps_of(self, text: str) -> list[str]:
-        """What is numbered for the judge."""
+        """Steps of an answer, as numbered for the judge."""
         return [step.strip() for step in re.split(self.steps, text) if step.strip()]
 
     def question(self, steps: Sequence[str], task: Task) -> list[dict[str, str]]:
-        """What the judge is asked."""
+        """Prompt to the judge."""
         known = "" if task.answer is None else f"\n\n# Right answer\n{task.answer}"
         mark = marker(*steps)
         instructions = (
@@ -70,7 +70,7 @@ class FirstError(_Asking):
 
 
 def _share_of(n: int) -> Callable[[str], float]:
-    """What a judge of `n` steps says, as the share of them before the first error; ValueError where it is unclear."""
+    """Parse a judge's answer on `n` steps: the share of them before the first error; ValueError where it is unclear."""
 
     def read(answer: str) -> float:
         step = number(ending(answer, "first_error"))

@@ -1,4 +1,4 @@
-"""Does a completion state exactly one final answer where a reader would look for it?"""
+"""Format reward: exactly one final answer, in `<answer>` tags or `\\boxed{}`."""
 
 from __future__ import annotations
 

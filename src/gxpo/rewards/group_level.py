@@ -1,4 +1,4 @@
-"""Rewards that see all rollouts of a step at once: votes, judges that compare, sandboxes that run many programs."""
+"""Group-level rewards, computed on all rollouts of a step at once: votes, pairwise judges, batched sandboxes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", messag
 
 
 class GroupReward(Protocol):
-    """A reward of the whole step: named values [R] of any float dtype, nan = could not be scored, never 0.
+    """Protocol of group-level rewards: named values [R] of any float dtype for all rollouts of a step; nan = unscored.
 
     forest  all rollouts that are scored together, whole groups of them; their outcomes are not known yet
     texts   [R] what each says;   tasks  [R] what each was asked
@@ -50,7 +50,7 @@ class GroupReward(Protocol):
 
 @dataclass(frozen=True)
 class Grouped:
-    """A group-level reward and how it is called."""
+    """Group-level reward with its name and label."""
 
     name: str
     label: str
@@ -60,18 +60,18 @@ class Grouped:
 
     @property
     def label_free(self) -> bool:
-        """Whether it stands in for a verdict, so that tasks need no answer."""
+        """Whether it replaces the verifier, so that tasks need no answer."""
         return hasattr(self.call, "bind")
 
 
 def wrap(call: Callable[..., Any], label: str, name: str | None = None) -> Grouped:
-    """A group-level reward by what it says of itself."""
+    """Wrap a group-level reward, with names from its own attributes."""
     own = getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
     return Grouped(name or str(own), label, call, getattr(call, "gives", None), tuple(getattr(call, "reports", ())))
 
 
 def from_callable(call: Callable[..., Any]) -> Grouped | None:
-    """A callable of (forest, texts, tasks); None where it asks for something else: then it scores one rollout."""
+    """Group-level reward from a callable of (forest, texts, tasks); None where it scores one rollout."""
     try:
         declared = tuple(inspect.signature(call).parameters)
     except (TypeError, ValueError):
@@ -83,7 +83,7 @@ def from_callable(call: Callable[..., Any]) -> Grouped | None:
 
 
 def from_file(text: str) -> Grouped | None:
-    """`my_rewards.py:tournament`, where that is a function of (forest, texts, tasks); else None.
+    """Group-level reward from `my_rewards.py:tournament`, if that is a function of (forest, texts, tasks); else None.
 
     Its parameters are read without running the file: what scores one rollout is loaded in a worker only.
     """
@@ -92,7 +92,7 @@ def from_file(text: str) -> Grouped | None:
     try:
         body = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return None  # said by whoever loads it
+        return None  # reported when it is loaded
     if not any(isinstance(x, ast.FunctionDef) and x.name == name and _declared(x)[:3] == ASKS for x in body):
         return None
     return wrap(load(text), text, name)
@@ -103,7 +103,7 @@ def _declared(function: ast.FunctionDef) -> tuple[str, ...]:
 
 
 def load(text: str) -> Callable[..., Any]:
-    """The function that `my_file.py:name` means, loaded in this process."""
+    """Load the function `my_file.py:name` in this process."""
     path, colon, name = text.rpartition(":")
     file = Path(path).expanduser()
     if not colon or not name.isidentifier():
@@ -119,7 +119,7 @@ def load(text: str) -> Callable[..., Any]:
 
 
 def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
-    """The dataclass `kind` with its fields from `scoring.options.NAME`."""
+    """Build the dataclass `kind` from `scoring.options.NAME`."""
     known = {f.name: f for f in dataclasses.fields(kind) if f.init}
     for key in options:
         if key not in known:
@@ -136,7 +136,7 @@ def rate(
     tasks: Sequence[Task],
     counted: Callable[[str], bool],
 ) -> tuple[dict[str, Tensor] | None, list[Failure]]:
-    """Its components [R] and what failed; None for the components where nothing can be said about any trajectory.
+    """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
 
     names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
     """

@@ -1,4 +1,4 @@
-"""Statements that test a program, run where the program is not.
+"""Test harness: run test statements in another process than the program they test.
 
 The main program in a sandbox, beside `solution.py`. It becomes two processes with a pipe in each direction: the guest,
 which runs the solution, and the tester, which reads the statements from its standard input once the guest is on its
@@ -31,7 +31,7 @@ METHODS = {name for kind in (*PLAIN, bytearray, complex, range) for name in dir(
 
 # ---- the tester
 class Remote:
-    """An object of the program. What is asked of it, the program answers with plain values or other objects.
+    """Proxy for an object of the program: operations on it run there, and give plain values or other proxies.
 
     It can be called and iterated, has attributes, a length, a text and a truth. It is equal to itself and to nothing
     else, and never asked: comparing it with a value is an error. It has no items and none of the methods of plain
@@ -118,7 +118,7 @@ def number_of(remote: Remote) -> int:
 
 
 class Tester:
-    """The side of the statements: what they get of the program, and what it gets of them."""
+    """Tester side of the harness: proxies for the program's objects, and callbacks into the statements."""
 
     def __init__(self, inbox: int, outbox: int) -> None:
         self.line = Line(inbox, outbox, Writer(self._handed), self._met)
@@ -128,7 +128,7 @@ class Tester:
         self.errors: dict[str, Any] = {}  # what stands for the program's own classes of exceptions
 
     def ask(self, verb: str, *operands: Any) -> Any:
-        """The answer, or the exception that the program has raised; what it has printed is printed here."""
+        """Send a request to the program: its answer, or the exception it raised; its output is printed here."""
         kind, *rest, printed = self.line.ask(verb, *operands)
         if printed:
             sys.stdout.write(printed)
@@ -141,7 +141,7 @@ class Tester:
         return value
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """What the program has under these names; those with a capital are taken for classes."""
+        """Objects of the program by these names; capitalised names are taken for classes."""
         found = self.ask("names", wanted)
         found = {name: found[name] for name in wanted if name in found}
         for name, x in found.items():
@@ -150,14 +150,14 @@ class Tester:
         return found
 
     def remote(self, number: int, whole: bool = False, makes: bool = False) -> Remote:
-        """What stands for an object of the program: the same thing each time."""
+        """Proxy for an object of the program; the same one each time."""
         key = number, whole, makes
         if key not in self.remotes:
             self.remotes[key] = Remote(self, *key)
         return self.remotes[key]
 
     def _handed(self, value: Any) -> str:
-        """What the program is given for a value of the statements that is not plain."""
+        """Reference that the program gets for a value of the statements that is not plain."""
         if type(value) is Remote:
             return f"r{number_of(value)};"
         if isinstance(value, type) and value.__module__ == "builtins":
@@ -168,7 +168,7 @@ class Tester:
         return f"c{len(self.functions) - 1};"
 
     def _met(self, sign: str, word: str) -> Any:
-        """What stands for an object of the program."""
+        """Make a proxy for an object of the program."""
         if sign == "r":
             return self.remote(int(word))
         if sign == "q":
@@ -178,7 +178,7 @@ class Tester:
         raise ValueError(sign)
 
     def _class(self, name: str, base: str) -> type[Exception]:
-        """The class that stands for one of the program's exceptions."""
+        """Class for one of the program's exceptions."""
         return self.errors.setdefault(name, type(name, (builtin_error(base) or Exception,), {}))
 
     def _error(self, names: list[str], arguments: list[Any]) -> Exception:
@@ -189,7 +189,7 @@ class Tester:
             return RuntimeError(names[0], *arguments)
 
     def _called(self, verb: str, index: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """A function of the statements, called by the program that was given it."""
+        """Call a function of the statements on behalf of the program."""
         try:
             return "value", self.functions[index](*args, **keywords), ""
         except Exception as error:
@@ -203,7 +203,7 @@ def builtin_error(name: str) -> type[Exception] | None:
 
 
 def update(mine: Any, changed: Any) -> None:
-    """Make an argument what the program has made of its copy; only calls that return nothing are for their effect."""
+    """Apply the program's changes of its copy to an argument; only after calls that return nothing."""
     if type(mine) is not type(changed):
         return
     if type(mine) in (list, bytearray):
@@ -214,7 +214,7 @@ def update(mine: Any, changed: Any) -> None:
 
 
 def test(inbox: int, outbox: int, told: int) -> None:
-    """Run the statements of the standard input; write a line for each: the word that came with them, number, 0 or 1."""
+    """Run the statements from standard input; write a line for each: the word sent with them, its number, 0 or 1."""
     own, data = os.getpid(), b""
     while part := os.read(0, 1 << 20):
         data += part
@@ -237,7 +237,7 @@ def test(inbox: int, outbox: int, told: int) -> None:
 
 # ---- the guest
 class Guest:
-    """The side of the program: it answers what it is asked, and is believed nothing but values."""
+    """Program side of the harness: answers requests; the tester accepts only values from it."""
 
     def __init__(self, inbox: int, outbox: int, names: dict[str, Any]) -> None:
         self.line = Line(inbox, outbox, Writer(self._shown), self._given)
@@ -295,7 +295,7 @@ class Guest:
 
 
 class Function:
-    """A function of the statements, in the program."""
+    """Callback: the program's proxy for a function of the statements."""
 
     def __init__(self, guest: Guest, number: int) -> None:
         self.guest, self.number = guest, number
@@ -325,7 +325,7 @@ def visit(inbox: int, outbox: int, directory: str) -> None:
 
 # ---- the two processes
 def hidden(guest: bool) -> None:
-    """On Linux: no process of this user can read or change this one's; the guest's own can be, but it nothing outside.
+    """Protect this process from being read or traced by the user's other processes (Linux).
 
     Elsewhere the system's rules hold: macOS lets no process but a debugger with its consent read another.
     """
@@ -341,7 +341,7 @@ def hidden(guest: bool) -> None:
 
 
 def _apart(libc: Any) -> None:
-    """A Landlock domain of its own, which nothing outside can be traced from, or signalled; it forbids nothing else."""
+    """Enter a Landlock domain from which no outside process can be traced or signalled; it forbids nothing else."""
     import ctypes
 
     version = libc.syscall(444, None, ctypes.c_size_t(0), 1)  # landlock_create_ruleset

@@ -1,4 +1,4 @@
-"""The reward called "judge", from `scoring.options.judge`, and the judges that it asks (`gxpo.judges`)."""
+"""LLM-judge reward from `scoring.options.judge`, and its judges (`gxpo.judges`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Failure", "FunctionJudge", "Judge", "JudgeFailure", "LocalJudge", "M
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """`scoring.options.judge`: who judges (`ask` or `server`), and how.
+    """Options of the reward "judge" (`scoring.options.judge`): a function (`ask`) or a `server`, and how to ask.
 
     ask     `my_judge.py:ask`, a function of messages that returns a text; called from `workers` threads, no time limit
     server  address of an OpenAI-compatible server, and `model` as it calls it
@@ -46,7 +46,7 @@ class JudgeOptions:
 
 
 def judged(options: Mapping[str, Any]) -> Callable[..., dict[str, Tensor]]:
-    """The reward called "judge"."""
+    """Build the reward "judge"."""
     o: JudgeOptions = group_level.made(JudgeOptions, options, "judge")
     if (o.ask is None) == (o.server is None):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Rewards by a judge: a score against a rubric, or wins against the other attempts of the group."""
+"""LLM-judge rewards: rubric scores, or pairwise wins within the group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUBRIC = "How good is the answer? Judge whether it is correct and complete."
 
 
 def prompt_of(task: Task) -> str:
-    """What was asked, as text."""
+    """Prompt of a task, as text."""
     prompt = task.prompt
     if isinstance(prompt, str):
         return prompt
@@ -34,8 +34,8 @@ def prompt_of(task: Task) -> str:
 
 
 def read_score(answer: str, low: float, high: float) -> float:
-    """The number of the last line `Score: N`, of a JSON object's "score", or of an answer that is nothing
-    else (7, 7/10); ValueError otherwise.
+    """Parse a score from the last line `Score: N`, a JSON object's "score", or an answer that is only a number
+    (7, 7/10); ValueError otherwise.
 
     >>> read_score("Correct but long.\\n**Score:** 8", 0, 10), read_score("7/10", 0, 10)
     (8.0, 7.0)
@@ -44,8 +44,8 @@ def read_score(answer: str, low: float, high: float) -> float:
 
 
 def read_preference(answer: str) -> float:
-    """1 for A, 0 for B, 0.5 for TIE, of the last line `Verdict: A`, of a JSON object's "verdict", or of an answer that
-    is nothing else; ValueError otherwise.
+    """Parse a preference: 1 for A, 0 for B, 0.5 for TIE, from the last line `Verdict: A`, a JSON object's "verdict", or
+    an answer that is nothing else; ValueError otherwise.
 
     >>> read_preference("Both try, B errs.\\nVerdict: A"), read_preference("TIE")
     (1.0, 0.5)
@@ -58,14 +58,14 @@ def read_preference(answer: str) -> float:
 
 
 class _Asking:
-    """Asks many questions at a time; a failure is kept for those whom it leaves unscored."""
+    """Base of judged rewards: concurrent questions; failures are kept for the trajectories left unscored."""
 
     judge: Judge
     workers: int
     _failures: list[Failure]
 
     def failures(self) -> list[Failure]:
-        """What went wrong since this was last asked, a trajectory each."""
+        """Return and clear the failures since the last call, one per trajectory."""
         found = list(self._failures)
         self._failures.clear()
         return found
@@ -73,7 +73,7 @@ class _Asking:
     def _answers(
         self, questions: Sequence[Sequence[Mapping[str, str]]], read: Callable[[str], float]
     ) -> list[float | Failure]:
-        """What is read from each answer; equal questions are asked once."""
+        """Parsed answer to each question; equal questions are asked once."""
         keys = [tuple((m["role"], m["content"]) for m in question) for question in questions]
         first = dict(zip(keys, questions, strict=True))  # in the order in which they are asked first
         said = dict(zip(first, ask_all(self.judge, list(first.values()), self.workers), strict=True))
@@ -91,7 +91,7 @@ def _understood(said: str | Failure, read: Callable[[str], float]) -> float | Fa
 
 @dataclass(eq=False)
 class Rubric(_Asking):
-    """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` that the judge gives each attempt.
+    """{"judge": [R]}: (score - low) / (high - low) of a score from `low` to `high` by the judge, for each attempt.
 
     An answer without a score, or with one out of range, leaves the attempt unscored ("nonsense" in the counts), and so
     does a judge that can't be asked.
@@ -112,7 +112,7 @@ class Rubric(_Asking):
             raise ConfigError(f"judge: low={self.low!r} must be below high={self.high!r}")
 
     def question(self, text: str, task: Task) -> list[dict[str, str]]:
-        """What the judge is asked."""
+        """Prompt to the judge."""
         mark = marker(text)
         instructions = (
             f"{self.rubric}\n\nScore the answer from {self.low:g} (worst) to {self.high:g} (best). "
@@ -131,14 +131,14 @@ class Rubric(_Asking):
 
 @dataclass(eq=False)
 class Pairwise(_Asking):
-    """{"judge": [R]}: the share of comparisons inside its group that an attempt wins, a tie counting half.
+    """{"judge": [R]}: win rate of an attempt in comparisons within its group, a tie counting half.
 
-    pairs  "all": every pair of the group, G (G - 1) / 2; "first": everybody against the first attempt, G - 1, whose own
+    pairs  "all": every pair of the group, G (G - 1) / 2; "first": all against the first attempt, G - 1, whose own
            share is the mean of what it has against all others
 
     Each pair is asked in both orders, and each order counts half, so that a judge that prefers a place gives both 1/2.
     A pair with an order that fails counts for neither; an attempt without a single pair is unscored, and counted with
-    the first of its failures. So is the only attempt of a group: there is nobody to compare it with. Attempts that are
+    the first of its failures. So is the only attempt of a group: there is none to compare it with. Attempts that are
     not `compared` are no opponents; they are measured against those that are.
     """
 
@@ -156,7 +156,7 @@ class Pairwise(_Asking):
             raise ConfigError(f"judge: pairs is 'all' or 'first', not {self.pairs!r}")
 
     def question(self, first: str, second: str, task: Task) -> list[dict[str, str]]:
-        """What the judge is asked."""
+        """Prompt to the judge."""
         mark = marker(first, second)
         instructions = (
             f"{self.rubric}\n\nWhich answer is better? {care('The answers are', mark)} "

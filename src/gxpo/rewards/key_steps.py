@@ -1,4 +1,4 @@
-"""Rewards of a reasoning path for containing the key steps of a solution, and for having its parts in order."""
+"""Reasoning rewards: share of a solution's key steps that are mentioned, and order of the answer's parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = r"### Step (\d+):"
 
 
 def contained(text: str, key_steps: Sequence[str | Sequence[str]]) -> float:
-    """The share of the key steps that stand in the text, each in one of its wordings, case aside; 0 without key steps.
+    """Share of the key steps found in the text, in any of their wordings, ignoring case; 0 without key steps.
 
     >>> contained("so 6/3=2, then 2 + 5 = 7", [["6/3=2", r"\\frac{6}{3}=2"], "2*5=10"])
     0.5
@@ -33,7 +33,7 @@ def contained(text: str, key_steps: Sequence[str | Sequence[str]]) -> float:
 
 
 def in_steps(text: str, step: str = STEP) -> str:
-    """What stands below the headings of steps, each up to the next one or to a line that begins with "###".
+    """Texts below step headings, each up to the next one or to a line that begins with "###".
 
     >>> in_steps("### Rationales: 1\\n### Step 1: 2\\n3\\n### Step 2: 4\\n### The final answer is: 5")
     '2\\n3 4'
@@ -44,7 +44,7 @@ def in_steps(text: str, step: str = STEP) -> str:
 
 
 def in_order(text: str, parts: Sequence[str]) -> float:
-    """1.0 where each of the regular expressions matches, case aside, and they begin to match in their order; else 0.0.
+    """1.0 where all regular expressions match, ignoring case, and in their order; else 0.0.
 
     >>> in_order("Background: x. The answer is 2", ["background", "answer"]), in_order("Answer 2", ["2", "answer"])
     (1.0, 0.0)
@@ -55,7 +55,7 @@ def in_order(text: str, parts: Sequence[str]) -> float:
 
 
 def valid(text: str, parts: Sequence[str] = HEADINGS, step: str = STEP) -> float:
-    """1.0 where each of the regular expressions `parts` matches, the steps are numbered 1, 2, ... and the last part
+    """Format check: 1.0 where all regular expressions `parts` match, the steps are numbered 1, 2, ... and the last part
     comes after their headings, or ends the text; else 0.0. The order of the other parts is not looked at.
 
     >>> heads = "### Image Description: a\\n### Rationales: b\\n### Step 1: c"
@@ -72,7 +72,7 @@ def valid(text: str, parts: Sequence[str] = HEADINGS, step: str = STEP) -> float
 
 @dataclass(eq=False)
 class KeySteps:
-    """The reward "key_steps": {"key_steps": `contained` of the task's `info["key_steps"]`, "ordered"}. Recorded, not
+    """Key-step reward: {"key_steps": `contained` of the task's `info["key_steps"]`, "ordered"}. Recorded, not
     counted; "key_steps" is 0 where a task names none.
 
     parts  regular expressions for the parts of an answer, the last of them for its end (default: R1-VL's headings)

@@ -1,4 +1,4 @@
-"""What starts a sandboxed program: it shuts itself off as far as the kernel lets it, limits itself, and becomes it.
+"""Launcher of sandboxed programs: isolates and limits itself as far as the kernel allows, then runs the program.
 
 Imported in a process of its own (`START`; `gxpo.rewards.sandbox` is the other side), with the program's environment.
 To the pipe REPORT it writes a line before the program starts, `held network files ...`, one when it has ended,
@@ -62,9 +62,9 @@ def kernel() -> Any:
 
 
 def unshared(libc: Any, user: int) -> set[str]:
-    """Which of network, processes and mounts ("files") are the sandbox's own from here on; none where it is refused.
+    """Unshare network, processes and mounts ("files"); which of them succeeded, none where it is refused.
 
-    user  who the program will be: this process's own user or, under root, a stranger
+    user  of the program: this process's own user or, under root, an unused one
     """
     held: set[str] = set()
     own, group = os.getuid(), os.getgid()
@@ -83,7 +83,7 @@ def unshared(libc: Any, user: int) -> set[str]:
 
 
 class Mapper:
-    """A process that stays outside, where root may say which users there are inside: more than one."""
+    """Process outside the user namespace that maps several users into it, as root."""
 
     def __init__(self, users: set[int], groups: set[int]) -> None:
         waiting, self.line = os.pipe()
@@ -118,7 +118,7 @@ def _write(path: str, text: str) -> None:
 
 # ---- files
 def mounted(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
-    """Every file system read-only but for `directory` ("files"), which is in memory and of limited size ("space")."""
+    """Remount all file systems read-only ("files"), with `directory` in memory and of limited size ("space")."""
     import ctypes
 
     class Attributes(ctypes.Structure):
@@ -160,7 +160,7 @@ def _in_memory(libc: Any, directory: str, user: int, disk: int, entries: int) ->
 
 
 def walled(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
-    """By Landlock: nothing can be opened but `directory`, the interpreter, the system's libraries and `readable`.
+    """Landlock: only `directory`, the interpreter, the system's libraries and `readable` can be opened.
 
     Gives "reads" where the kernel has it, and "files" where it covers all kinds of writing. Nor can what is outside be
     traced and, from version 4 on, TCP be used, from version 6 on, a process outside be signalled.
@@ -202,7 +202,7 @@ def walled(libc: Any, directory: str, readable: Sequence[str]) -> set[str]:
 
 # ---- privileges and limits
 def closed(libc: Any, root: bool) -> None:
-    """No new privileges by set-user-id programs; orphans of the program come here; no capability survives its start."""
+    """Drop privileges: no set-user-id programs, no capabilities after exec; become the reaper of orphans."""
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     libc.prctl(SUBREAPER, 1, 0, 0, 0)
     libc.prctl(DUMPABLE, 0, 0, 0, 0)  # the program reads nothing of the processes that wait for it
@@ -212,7 +212,7 @@ def closed(libc: Any, root: bool) -> None:
 
 
 def become(libc: Any, user: int) -> None:
-    """The program's user, without capabilities: under root a stranger, whose processes the kernel counts.
+    """Switch to the program's user, without capabilities; under root an unused one, whose processes the kernel counts.
 
     Where the interpreter is root's alone, the stranger may read what root may.
     """
@@ -240,7 +240,7 @@ def become(libc: Any, user: int) -> None:
 
 
 def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> None:
-    """Limits of this process and what it starts, each for itself; `processes` None where all of the user's count."""
+    """Set resource limits of this process and its children, each; `processes` None where all of the user's count."""
     import resource
 
     def limit(kind: int, soft: int, hard: int | None = None) -> None:
@@ -263,7 +263,7 @@ def limited(cpu: int, memory: int, file_size: int, processes: int | None) -> Non
 
 # ---- the program
 def isolated(libc: Any, directory: str, user: int, disk: int, entries: int) -> set[str]:
-    """What is the sandbox's own from here on, of all but "reads"."""
+    """Isolate this process; which kinds of isolation succeeded, of all but "reads"."""
     held = unshared(libc, user)
     if "files" in held:
         held = held - {"files"} | mounted(libc, directory, user, disk, entries)
@@ -278,7 +278,7 @@ def isolated(libc: Any, directory: str, user: int, disk: int, entries: int) -> s
 
 
 def fork_program(libc: Any, held: set[str], report: int, stay: int) -> None:
-    """Returns in the process that becomes the program; who waits for it leaves when all is over."""
+    """Fork; returns in the child, which becomes the program. The parent waits for it and exits when all is over."""
     if "processes" in held:
         first = os.fork()  # the first process of the new namespace: when it ends, everything in there does
         if first:
@@ -302,14 +302,14 @@ def fork_program(libc: Any, held: set[str], report: int, stay: int) -> None:
 
 
 def last(report: int, stay: int) -> NoReturn:
-    """Say that all is over, and stay the parent of what was left behind until the other side ends it, or is gone."""
+    """Report the end, and keep orphans until the other side ends this process, or is gone."""
     os.write(report, b"over\n")
     os.read(stay, 1)
     os._exit(0)
 
 
 def become_program(directory: str) -> None:
-    """Run the program as if the interpreter had been started with it, which would take as long once more."""
+    """Run the program in this interpreter, as if started with it; a new one would take as long again."""
     path = os.path.join(directory, PROGRAM)
     with open(path, "rb") as file:
         source = file.read()

@@ -37,7 +37,7 @@ class Length(RewardPart):
     max_length  tokens at which generation stops; None: the trainer fills in sampling.max_new_tokens
 
     Lengths count the policy's own (trainable) tokens. With "longest" the penalty is LC-R1's length term (arXiv
-    2506.14755) less the constant coef, which no group-relative credit sees; the paper gives it to correct answers, its
+    2506.14755) less the constant coef, which cancels within groups; the paper gives it to correct answers, its
     code to all of a group with a correct one ("all"). A group without correct answers loses nothing under "longest".
     """
 

@@ -1,4 +1,4 @@
-"""Reward without labels: agreement with the answer that most of the group's attempts give."""
+"""Majority-vote reward without labels (TTRL): agreement with the group's most frequent answer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Verify = Callable[["Forest", Sequence[str], Sequence["Task"]], Tensor]
 
 
 def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Sequence[bool]) -> dict[Hashable, str]:
-    """Each group's most frequent answer, by exact string; of equally frequent ones the one seen first.
+    """Most frequent answer of each group, by exact string; ties go to the first one seen.
 
     answers  None: none could be found, so it does not vote;   votes  whether the attempt may vote
-    A group in which nobody votes is left out.
+    A group without votes is left out.
 
     >>> vote(["b", "a", None, "a", "b"], [0] * 5, [True] * 5)
     {0: 'b'}
@@ -39,13 +39,13 @@ def vote(answers: Sequence[str | None], groups: Sequence[Hashable], votes: Seque
 
 @dataclass(eq=False)
 class MajorityVote:
-    """TTRL's pseudo-label: 1 where an attempt is right if its group's most frequent answer were the right one.
+    """TTRL's pseudo-label reward: 1 where an attempt is correct by the group's most frequent answer.
 
     pattern  a regular expression whose groups catch an answer; the last catch of a text is its answer
 
     majority_vote  the task's own verifier on the task with the pseudo-label as answer and nothing else that it could
                    read the truth from (`info` is empty), so that training depends on no label. 0 throughout a group
-                   where no answer could be found: nobody agrees with anybody, and no reward has failed
+                   where no answer could be found: there is no agreement, and no reward has failed
     vote_accuracy  whether the pseudo-label is right, by the true answer, the same for the whole group: recorded, never
                    counted. nan where the task has no answer, 0 where the group has no pseudo-label
 

@@ -1,4 +1,4 @@
-"""Rewards of turns by how their tool calls match those of a reference solution."""
+"""Turn rewards by matching tool calls with those of a reference solution (MatchTIR)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call_similarity(predicted: Call, gold: Call) -> float:
 
 
 def optimal(scores: Scores) -> list[int]:
-    """For each row the column that it is given, -1 none, each column once: the assignment of largest total.
+    """Maximum-weight assignment: column of each row (-1: none), each column at most once.
 
     By shortest augmenting paths with potentials (Hungarian algorithm), O(n^3). Pairs of score 0 are no pairs.
 
@@ -79,7 +79,7 @@ def _paired(scores: Scores, i: int, j: int) -> int:
 
 
 def greedy(scores: Scores) -> list[int]:
-    """As `optimal`, but the largest score that is still free is taken first (of equal ones the first row and column).
+    """Greedy assignment: the largest free score first, ties by the first row and column.
 
     >>> greedy([[0.9, 0.8], [0.8, 0.0]])
     [0, -1]
@@ -128,13 +128,13 @@ def _words(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class MatchedCalls(RewardPart):
-    """`reward.step`: a turn that answers is worth the `word_f1` of its answer with the expected one, another turn with
-    tool calls the mean of what its calls are worth, a turn without either 0.
+    """Matched tool calls (`reward.step`): the mean score of a turn's calls; for a turn that answers, the `word_f1` of
+    its answer with the expected one; 0 for a turn without either.
 
     matching   how the calls of all turns but answering ones are matched with the reference's, by `call_similarity`:
-               "optimal" and "greedy" give each at most one partner, whose similarity a call is worth; "sinkhorn":
+               "optimal" and "greedy" give each at most one partner, whose similarity is the call's score; "sinkhorn":
                `transported`
-    unmatched  what a call without a partner is worth (at most 0); not of "sinkhorn"
+    unmatched  score of a call without a partner (at most 0); not of "sinkhorn"
     regulariser  of "sinkhorn"
 
     Reads `info["gold_calls"]` and `info["expected"]` of trajectories, `info["calls"]` and `info["answer"]` of turns: an
@@ -159,7 +159,7 @@ class MatchedCalls(RewardPart):
             )
 
     def worth(self, predicted: Sequence[Call], gold: Sequence[Call]) -> list[float]:
-        """What each predicted call is worth."""
+        """Score of each predicted call."""
         if not predicted or not gold:
             return [0.0 if self.matching == "sinkhorn" else self.unmatched] * len(predicted)
         scores = [[call_similarity(p, g) for g in gold] for p in predicted]

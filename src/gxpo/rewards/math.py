@@ -1,4 +1,4 @@
-"""Is the last expression of a completion equal to the answer? Decided by math-verify, in a worker process.
+"""Math reward: equality of the completion's last expression and the answer, by math-verify, in a worker process.
 
 math-verify's own time limits are alarms of the clock: verdicts would depend on the machine's load, and they break off
 the main thread. They are off. Limits of size take their place, and a limit of processor time that the worker sets
@@ -24,7 +24,7 @@ SYMBOL = 16  # bits that a symbol counts for: it limits degrees to 65,536
 
 
 class TooLarge(BaseException):
-    """An expression is beyond a limit. No `Exception`: those math-verify takes for one that can't be parsed."""
+    """An expression exceeds a limit. Not an `Exception`: math-verify takes those for parse failures."""
 
 
 def correct(completion: str, answer: Any) -> dict[str, float]:

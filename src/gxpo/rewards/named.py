@@ -1,4 +1,4 @@
-"""What can be known of a reward by its name, without running a user's code."""
+"""Early checks of a reward by its name, without running user code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graded reward for a number: the nearer to the true one, the more it is worth."""
+"""Numeric reward by relative error from the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d*\
 
 
 def number_in(text: Any) -> float | None:
-    """The last number in `text` (1,000; -2.5; 3/4), None without one, where it is divided by 0, or too large a float.
+    """Last number in `text` (1,000; -2.5; 3/4); None without one, for a division by 0, or beyond a float.
 
     >>> number_in("about 1,250 people"), number_in("3/4"), number_in("none")
     (1250.0, 0.75, None)
@@ -52,7 +52,7 @@ class Numeric:
     """{"numeric": [R]}: `graded` of the relative error |y - y'| / |y|, y the task's answer, y' the number given.
 
     pattern  its groups catch the answer in a text; the last number in the last catch is y'
-    top      what the exact number is worth;   width  the relative error from which on an answer is worth nothing
+    top      reward of the exact number;   width  relative error from which on the reward is 0
 
     A text without a number is wrong. Of y = 0 only 0 itself is near. A task whose answer holds no number can't be
     scored by it: nan.
@@ -76,7 +76,7 @@ class Numeric:
             )
 
     def gap(self, text: str, answer: Any) -> float:
-        """The relative error; inf where nothing is given, nan where there is nothing to compare with."""
+        """Relative error; inf without a number in the text, nan without one in the answer."""
         true, said = number_in(answer), number_in(extract(text, self._read) or "")
         if true is None or answer is None:
             return math.nan

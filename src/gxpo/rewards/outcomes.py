@@ -1,4 +1,4 @@
-"""Functions of `Shape`: outcomes by verdicts, progress, lengths and likelihood; [R] in, [R] float64 out."""
+"""Reward-shaping functions for `Shape`: by verdict, progress, length or likelihood; [R] in, [R] float64 out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def noted(
     weights: Mapping[str, float] = {"format": 0.1, "execution": 1.0},  # never written to
     outcome_weight: float = 1.0,
 ) -> Tensor:
-    """outcome_weight * outcome + sum_k weights[k] * info[k]; a note that a rollout lacks is 0 there.
+    """outcome_weight * outcome + sum_k weights[k] * info[k]; a missing note counts 0.
 
     >>> notes = {"format": 0.1, "done": 1.0}
     >>> noted(torch.tensor([1.0, 0.0]), [{"format": 1.0, "done": 0.5}, {}], weights=notes).tolist()
@@ -83,7 +83,7 @@ def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tenso
 
 # ---------------------------------------------------------------- with a component
 def added_component(outcome: Tensor, read: Read, *, component: str = "key_steps", weight: float = 0.1) -> Tensor:
-    """outcome + weight * component, which some reward computes with weight 0; unscored where it is unknown.
+    """outcome + weight * component, for a component of reward weight 0; unscored where it is unknown.
 
     R1-VL's StepRAR adds 0.1 of the share of key steps, its StepRVR 1 where the form is right: "key_steps" and "ordered"
     of the reward "key_steps". Source: R1-VL, arXiv 2503.12937, and its code.
@@ -92,7 +92,7 @@ def added_component(outcome: Tensor, read: Read, *, component: str = "key_steps"
 
 
 def process_bonus(outcome: Tensor, read: Read, *, component: str = "process") -> Tensor:
-    """outcome (1 + component): where the outcome is 0 it stays 0, whatever the process is worth.
+    """outcome (1 + component): a process bonus that leaves an outcome of 0 at 0.
 
     Search-R2's R_proc is the share of retrieved chunks that a judge finds useful. A component that is unknown makes any
     outcome but 0 unknown. Source: Search-R2, arXiv 2602.03647, eq. 1.
@@ -110,9 +110,9 @@ def _low_to_high(low: float, high: float, **_: Any) -> str | None:
 
 @checked_by(_low_to_high)
 def rescaled(outcome: Tensor, read: Read, *, component: str = "iou", low: float = 0.0, high: float = 1.0) -> Tensor:
-    """The outcome with a component, which counts in it with weight 1, as (value - low) / (high - low) held in [0, 1].
+    """Rescale a component of the outcome (of weight 1) to (value - low) / (high - low), clipped to [0, 1].
 
-    low, high  values of it that are worth 0 and 1: hard tasks whose best attempts stay far below 1 then count as much
+    low, high  values of it that become 0 and 1: hard tasks whose best attempts stay far below 1 then count as much
                as easy ones. 0 and 1 change nothing in a component from 0 to 1
 
     An outcome without the component (of another task of the mixture) stays.
@@ -153,11 +153,11 @@ def tiered(
 
     thresholds  of progress from 0 to 1: where tiers begin, rising, above 0
     values      what they are worth: steps that never shrink, from 0 through `values` to 1
-    alpha       above 0, up to 1: the best failure is worth less than the least success
+    alpha       above 0, up to 1: the best failure has less than the least success
     solved      what tells successes apart: their "tiers" too, or nothing ("flat": each is 1)
 
     More progress never earns less, and no progress earns what success does. Progress that is unknown leaves a failure
-    unscored; a success is worth 1 then.
+    unscored; a success has 1 then.
 
     Source: SSL (arXiv 2601.22491), whose tiers are reconstructed.
     """
@@ -179,7 +179,7 @@ def correct_prefix(
     middle: float = 0.5,
     most: Annotated[float, Interval(gt=0, le=1)] = 1.0,
 ) -> Tensor:
-    """1 for a right answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
+    """1 for a correct answer, most / (1 + exp(-steepness (share - middle))) for a wrong one.
 
     component  the share of the answer before its first error, 0 to 1: `FirstError`, or a reward of one's own
     groups     "all_wrong": only in groups without a right answer (others: 0); "all": in every group
@@ -207,7 +207,7 @@ def entity_match(
     component: str = "entities",
     most: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
 ) -> Tensor:
-    """1 for a right answer, most * rate / (largest rate of the group) for a wrong one, 0 where it was cut at a limit.
+    """1 for a correct answer, most * rate / (group's largest rate) for a wrong one, 0 for a truncated one.
 
     component  the share of entities that the attempt came across, 0 to 1: the reward "entities", or one of your own
 
@@ -249,8 +249,8 @@ def length_relative(
     length       tokens; counts  whose lengths enter the statistics
     ddof         degrees of freedom that the std leaves out
     longer_than  z is 0 in groups whose three shortest answers, right or wrong, have at most this many tokens on average
-    parsed       component that is 1 where an answer could be read: a failure without one is worth 0, not -1
-    repetitive   component that is 1 where the text repeats itself: such a failure is worth -2, if it has no answer
+    parsed       component that is 1 where an answer could be read: a failure without one has 0, not -1
+    repetitive   component that is 1 where the text repeats itself: such a failure has -2, if it has no answer
 
     A lone correct answer, and correct answers of equal length, have z = 0, so 1. A group of fewer than three answers is
     longer than any bound. `parsed` and `repetitive` count in groups with a success; unknown, they say nothing bad. The
@@ -284,9 +284,9 @@ def likelihood_discount(
     beta: Share = 0.25,
     all_correct: bool = False,
 ) -> Tensor:
-    """outcome (1 - beta rank / G) for a correct answer, the outcome as it is for a wrong one.
+    """outcome (1 - beta rank / G) for a correct answer, the unchanged outcome for a wrong one.
 
-    rank is that of the mean log-prob of the answer's tokens under who sampled them, among the G compared answers of the
+    rank is that of the mean log-prob of the answer's tokens under their sampler, among the G compared answers of the
     group, wrong ones included; 0 is the least likely, and equal ones (to 1e-5 nats) share their mean rank.
 
     beta         the likeliest of many loses almost this share

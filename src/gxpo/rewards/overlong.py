@@ -1,4 +1,4 @@
-"""A penalty that grows as a completion comes near the length at which it would be cut off."""
+"""Soft overlong punishment (DAPO): a length penalty near the token limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method's own rewards over the task's: `reward.shape`, then `reward.step`, then `reward.add`."""
+"""Apply a method's own rewards to scored rollouts: `reward.shape`, then `reward.step`, then `reward.add`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parts = Mapping[str, Callable[[Forest], Any]]  # by NAME of reward.STAGE.NAME
 
 
 def keys(shapes: Parts, steps: Parts, adds: Parts) -> tuple[str, ...]:
-    """The configuration keys of these parts: what `Forest.shaped_by` holds once they were applied."""
+    """Configuration keys of these parts: the value of `Forest.shaped_by` after `apply`."""
     staged = {"shape": shapes, "step": steps, "add": adds}
     return tuple(f"reward.{stage}.{name}" for stage, parts in staged.items() for name in parts)
 
@@ -29,12 +29,12 @@ def missing(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> tuple[s
 
 
 def column(name: str, part: Any) -> str:
-    """The component that holds what a shape gave; a component of the task's that it reads keeps its own name."""
+    """Component name for a shaped outcome; a task component that it reads keeps its own name."""
     return f"{name}_shaped" if getattr(part, "component", None) == name else name
 
 
 def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
-    """The forest with new outcomes, step rewards and components; `success` is untouched.
+    """Apply the parts: new outcomes, step rewards and components; `success` stays.
 
     shapes  f(forest) -> [R]: a new outcome in place of the old, one after the other
     steps   f(forest) -> [S], nan for none: added to the steps' own rewards; they see the shaped outcome
@@ -60,7 +60,7 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
 
 
 def _with_step_reward(name: str, reward: Tensor, found: Any) -> Tensor:
-    """What a part gives each step, added to its reward; nan is none."""
+    """Add a part's values to the step rewards; nan is none."""
     if not isinstance(found, Tensor) or found.shape != reward.shape:
         told = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise GxpoError(f"reward.step.{name} gives one number for each of {len(reward)} steps, not {told}")

@@ -1,4 +1,4 @@
-"""Processes that run other people's scoring functions: whatever an item does, it costs itself alone."""
+"""Worker pool for user reward functions: a crash or timeout costs one item only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Worker(Process):
 
 
 def _loaded(answer: Any) -> tuple[str, Any]:
-    """What a process says of a function that it loads, checked."""
+    """Validate a worker's reply about a function that it loads."""
     status, value = answer
     if status == "unusable" and isinstance(value, str):
         return status, value
@@ -54,7 +54,7 @@ def _loaded(answer: Any) -> tuple[str, Any]:
 
 
 class Workers:
-    """`count` processes that hold the same functions; started when needed, replaced when an item breaks one.
+    """Pool of `count` processes with the same functions; started when needed, replaced when an item breaks one.
 
     The first starts at once, so that a function that can't be loaded is a ConfigError before anything runs.
     """
@@ -67,7 +67,7 @@ class Workers:
         self._workers: list[_Worker | None] = [first, *[None] * (count - 1)]
 
     def run(self, calls: Sequence[Call]) -> list[Reply]:
-        """What came of each call, in order: a reply of the worker, or "timeout", "died" or "limit" with a message."""
+        """Run the calls; a reply for each, in order: the worker's, or "timeout", "died" or "limit" with a message."""
         replies: list[Reply] = [("died", "never run")] * len(calls)
         chunks = deque(range(0, len(calls), CHUNK))
 

@@ -1,4 +1,4 @@
-"""Running a program that nobody has read: the protocol, and a sandbox of processes on this machine."""
+"""Sandbox for untrusted programs: the protocol, and a local one based on processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ STARTING = 10.0  # seconds that the sandbox itself may take beyond the program's
 
 @cache
 def own_file(name: str) -> str:
-    """The text of a module that is copied into sandboxes."""
+    """Source of a module that is copied into sandboxes."""
     return (FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. Beyond it, it is ended.
+    """Resource limits of a program; it is killed beyond them.
 
     wall       seconds;   cpu  seconds of each process
     memory     bytes of address space of each process: an allocation beyond fails inside the program
@@ -69,7 +69,7 @@ USUAL = Limits()
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a program.
+    """Result of a program.
 
     status  "ok" it ended with exit code 0; "failed" with another, or by a signal; "timeout" wall clock or CPU time;
             "processes", "output", "disk" it went beyond those limits (where the kernel holds `disk`, there is no space
@@ -84,20 +84,20 @@ class Result:
 
 
 class Sandbox(Protocol):
-    """Where programs are run. Called from several threads at once."""
+    """Protocol of sandboxes. Thread-safe: called from several threads at once."""
 
     def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
-        """Run `files["main.py"]`, with the other files beside it, by Python; never raises for what a program does."""
+        """Run `files["main.py"]` by Python, with the other files next to it; never raises for what a program does."""
         ...
 
     def check(self) -> None:
-        """`ConfigError` where it can't run anything, saying what to do."""
+        """ConfigError, with what to do, where the sandbox can't run programs."""
         ...
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the kernel lets a local sandbox have of its own."""
+    """Isolation that the kernel grants to a local sandbox."""
 
     network: bool = False  # no interface but a loopback that is down
     processes: bool = False  # it can signal no process of others, and all of its own end with it
@@ -133,10 +133,10 @@ class Local:
     interpreter's); local services with socket files (/var/run/docker.sock, if you may); the machine's time, names and
     load. Where `reads` is False it reads every file that you can: hidden tests on disk, keys, programs of other
     rollouts; where `processes` is False, too, also the memory of your processes, unless you are root. Where `files` is
-    False it writes and deletes what you can (root: what everybody can); with Landlock alone it still changes modes and
+    False it writes and deletes what you can (root: what all users can); with Landlock alone it still changes modes and
     times. Where `network` is False it has the network; where `processes` is False it can signal your processes and, on
     macOS, leave some behind. Where `number` or `space` is False a watcher looks every 0.05 s, which can be outrun.
-    Memory is limited for each process, not for the sum. It is no wall against somebody who looks for a hole in the
+    Memory is limited for each process, not for the sum. It is no protection from attacks on the
     kernel. For programs of a policy that you train yourself that is usually enough; where it is not, use `Docker` or a
     virtual machine.
     """
@@ -159,7 +159,7 @@ class Local:
             )
 
     def held(self) -> Held:
-        """What the kernel allows here; tried once."""
+        """Isolation that the kernel grants here; tried once."""
         return _held(self.python)
 
     def run(self, files: Mapping[str, str], stdin: str = "", limits: Limits = USUAL) -> Result:
@@ -238,7 +238,7 @@ class _Run:
             os.close(stay)
 
     def watch(self) -> Result:
-        """Wait for the end, or bring it about."""
+        """Wait for the end, or kill the program at a limit."""
         assert self.process.stdout is not None and self.process.stderr is not None
         pipes = {"stdout": self.process.stdout.fileno(), "stderr": self.process.stderr.fileno(), "report": self.report}
         got = {name: bytearray() for name in pipes}
@@ -290,14 +290,14 @@ class _Run:
         if ended is not None:
             return Result(ended, out, err, seconds)
         if "ended" not in facts:
-            return Result("failed", out, err, seconds)  # it killed who waited for it
+            return Result("failed", out, err, seconds)  # it killed its parent
         code = os.waitstatus_to_exitcode(int(facts["ended"]))
-        if code in (-signal.SIGXCPU, -signal.SIGKILL):  # nobody else in there sends it a SIGKILL but the CPU limit
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):  # no other process in there sends it a SIGKILL but the CPU limit
             return Result("timeout", out, err, seconds)
         return Result("ok" if code == 0 else "failed", out, err, seconds)
 
     def kill(self) -> None:
-        """End all that the program has started."""
+        """Kill the program and all its processes."""
         if self.ended:
             return
         self.ended = True

@@ -1,4 +1,4 @@
-"""`RewardSet`: several rewards, weighted by name, each run where it can do no harm."""
+"""Weighted sum of rewards (`RewardSet`): in process, in worker processes, or on all rollouts at once."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ Spec = str | Callable[..., Any] | Mapping[str, float] | None
 
 
 class RewardSet:
-    """Scores rollouts: outcome = sum over components of weight x value, in float64.
+    """Weighted set of rewards: outcome = sum over components of weight x value, in float64.
 
     A reward returns a number (a component with the reward's own name) or named numbers (components). A component has
     the weight given to its name, else the weight of the reward that computes it, else 0: recorded, not counted. The
-    task's own scorer always runs; what another reward computes under the same name stands in its place. A group-level
+    task's own scorer always runs; a component of the same name from another reward replaces it. A group-level
     reward (`group_level.GroupReward`: built in, a function of (forest, texts, tasks), or `rate` of the task source)
     sees all rollouts of the step at once, and runs in process.
 
@@ -122,7 +122,7 @@ class RewardSet:
         workers: int = 1,
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> RewardSet:
-        """From what a user writes; whatever can be found wrong before sampling is a ConfigError here.
+        """Build from the configuration; any mistake that can be found before sampling is a ConfigError here.
 
         spec     None: the task's own verdict. A name: "math", "format", "numeric", "majority_vote", "code",
                  "judge", "my_rewards.py:exact" or a component of the task's scorer. A callable with parameters as in
@@ -193,7 +193,7 @@ class RewardSet:
         return rewards
 
     def score(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Forest:
-        """`forest` with `components`, `outcome` and `success`; `texts` and `tasks` are its trajectories', in order."""
+        """Score: `forest` with `components`, `outcome` and `success`; `texts` and `tasks` [R] of its trajectories."""
         n = forest.n_trajectories
         if not len(texts) == len(tasks) == n:
             raise ValueError(f"{len(texts)} texts and {len(tasks)} tasks for {n} trajectories")
@@ -363,7 +363,7 @@ class RewardSet:
     def _row(self, k: int, names: tuple[str, ...], reply: Reply, task: Task) -> list[float]:
         """One trajectory's components from function `k`, nan where it failed; failures are counted."""
         function, (status, value) = self._functions[k], reply
-        if self._label_free and task.answer is None:  # nothing to compare with, and nobody's failure
+        if self._label_free and task.answer is None:  # nothing to compare with: not a failure
             named = value if status == "ok" and isinstance(value, dict) else {}
             return [math.nan if name == "correct" else named.get(name, math.nan) for name in names]
         if status == "ok":
@@ -385,7 +385,7 @@ class RewardSet:
 
     # ------------------------------------------------------------ names
     def _check_names(self, source: TaskSource) -> None:
-        """Refuse weights for components that nobody computes, where that can be known before sampling.
+        """Refuse weights for components that no reward computes, where that can be known before sampling.
 
         What a scorer returns is learnt from a held-out task and an empty text; what a user's function returns is known
         only when it has scored, so a name that could be its is checked then.
@@ -483,7 +483,7 @@ def _function(key: str | Callable[..., Any]) -> Function | None:
 
 
 def _own(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list[Function]:
-    """The task's verifier, which gives way to what other rewards compute, and the built-in `format` if it is named."""
+    """The task's verifier, which other rewards may replace, and the built-in `format` if it is named."""
     scorer, default = getattr(source, "scorer", None), getattr(source, "reward_default", None)
     own: list[Function] = []
     if scorer is not None:

@@ -1,4 +1,4 @@
-"""The directories that programs write in: made, measured while they run, and removed whatever was put there."""
+"""Scratch directories for untrusted programs: creation, size limits, and removal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Leftovers:
-    """How many entries of scratch directories this process could not remove so far; a warning tells of the first."""
+    """Number of scratch entries that this process could not remove so far; warns at the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,7 +37,7 @@ LEFT = Leftovers()
 
 @contextlib.contextmanager
 def fresh_directory(files: Mapping[str, str], *, readable: bool = False) -> Iterator[str]:
-    """A new directory with these files in it, removed at the end; `readable`: by other users."""
+    """Temporary directory with these files, removed at the end; `readable`: by other users."""
     directory = tempfile.mkdtemp(prefix="gxpo-sandbox-")
     try:
         if readable:
@@ -53,7 +53,7 @@ def fresh_directory(files: Mapping[str, str], *, readable: bool = False) -> Iter
 
 
 def remove(directory: str) -> list[str]:
-    """Remove a directory, whatever its modes, depth and lengths of paths are; an error for each entry that stays.
+    """Remove a directory of any modes, depth and path lengths; an error for each entry that stays.
 
     Every directory in it is moved to the top before it is emptied, so that recursion, path and open files stay bounded.
     """

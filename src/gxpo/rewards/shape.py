@@ -1,4 +1,4 @@
-"""New outcomes by a pure function of the old ones, verdicts, lengths and components: `reward.shape.NAME`."""
+"""Reward shaping by a pure function of outcome, verdict, length and components: `reward.shape.NAME`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest
 
 @dataclass(frozen=True)
 class Shape(Formula, RewardPart):
-    """`reward.shape`: a new outcome, or, under `reward.add`, what is added to it under the reward's NAME.
+    """Shaped outcome under `reward.shape`; under `reward.add`, a component NAME that is added to the outcome.
 
     function  in `gxpo.rewards.outcomes` by name, `file.py:function` or a function: of columns [R] by the names of its
               parameters, that gives [R]; its keyword-only parameters are options: `reward.shape.NAME.alpha`
       outcome, success, length, truncated, group; info: the rollouts' notes; plan: ids of equal info["plan"] in a group
       correct   bool, the verdict, which every scored trajectory must have
       counts    bool, scored and compared: whose values make up statistics of a group
-      logprob   mean log-prob of the trained tokens under who sampled them
+      logprob   mean log-prob of the trained tokens under their sampler
       read      read(NAME) is a component, nan unknown, refused outside [0, 1]; with `share=False` any number
 
     What is unscored stays so.
@@ -52,7 +52,7 @@ class Shape(Formula, RewardPart):
 
     @property
     def component(self) -> str | None:
-        """The component that it reads, where that is an option."""
+        """Component that it reads, where that is an option."""
         return self.options.get("component")
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Shape(Formula, RewardPart):
 
 
 def verdicts(forest: Forest, asker: str) -> Tensor:
-    """[R] bool: scored, and right by the verifier; refused where a scored trajectory has no verdict."""
+    """Scored trajectories that the verifier calls correct, [R] bool; GxpoError where one has no verdict."""
     forest.need_verdicts(asker, each=True)
     return forest.scored & (forest.success >= 1)
 
@@ -94,7 +94,7 @@ def read_component(forest: Forest, name: str, asker: str, *, share: bool = True)
 
 
 def mean_logprob(forest: Forest, asker: str) -> Tensor:
-    """[R] float64: mean log-prob of a trajectory's trainable tokens under who sampled them; 0 where it has none.
+    """Mean log-prob of each trajectory's trainable tokens under its sampler, [R] float64; 0 where it has none.
 
     Refused where a token of a scored trajectory has no log-prob.
     """

@@ -1,4 +1,4 @@
-"""What the statements that test a program name: which of it is the program's, and which is theirs."""
+"""Free names in test statements: those of the program, and modules used without an import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, 
 
 
 class Names(NamedTuple):
-    """program   what the program is asked for;   modules   modules by the names that tests use without an import"""
+    """Free names: `program`, those of the tested program; `modules`, modules that tests use without an import."""
 
     program: list[str]
     modules: dict[str, str]
@@ -23,7 +23,7 @@ class Names(NamedTuple):
 
 @lru_cache(maxsize=256)
 def names_of(statements: tuple[str, ...]) -> Names:
-    """The names that statements take from elsewhere.
+    """Names that the statements use and do not define.
 
     What they define or import themselves is theirs, and so are Python's own functions and, where only attributes of it
     are used, a module of the standard library: a program decides nothing by defining `abs` or `math`. If nothing else

@@ -1,4 +1,4 @@
-"""Rewards of turns by what their tool calls gave: that they worked, and that the answer stood in the result."""
+"""Turn rewards by tool results: the call worked, and its result contains the answer (MT-GRPO)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gxpo.rewards.base import RewardPart
 
 @dataclass(frozen=True)
 class ToolResult(RewardPart):
-    """`reward.step`: `executed` for a turn that the environment carried out (its `info` has no "action_error"), and
-    `found` where the text that came back holds the expected answer (`info["expected"]` of the trajectory, case aside).
+    """Tool-result reward (`reward.step`): `executed` for a turn that the environment carried out (its `info` has no
+    "action_error"), and `found` where the text that came back contains the expected answer
+    (`info["expected"]` of the trajectory, ignoring case).
 
     whole_words  whether an answer inside a longer word or number is not found: 38 in -38, 138, 38.5 or b38. In the
                  authors' code it is

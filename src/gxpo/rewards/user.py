@@ -1,4 +1,4 @@
-"""Finding the functions that score: `my_rewards.py:exact`, a Python callable, a task's own scorer."""
+"""User reward functions: `my_rewards.py:exact`, a Python callable, a task's own scorer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo.usercode import Unusable
 
 @dataclass(frozen=True)
 class Function:
-    """One scoring function before it is loaded.
+    """Reward function, before it is loaded.
 
     name     the component a plain number becomes; a returned mapping names its own
     label    how messages call it
@@ -42,17 +42,17 @@ class Function:
 
     @property
     def endless(self) -> bool:
-        """Whether nothing would end it if it hangs."""
+        """Whether it runs without a time limit."""
         return self.source is None and not self.trusted
 
 
 def names_file(text: str) -> bool:
-    """Whether a reward's name is meant as a function of a file."""
+    """Whether a reward's name refers to a function in a file."""
     return ":" in text or text.endswith(".py") or "/" in text
 
 
 def from_file(text: str) -> Function:
-    """`path/to/my_rewards.py:exact`, relative to the current directory; read here, run in the worker only."""
+    """Reward function from `path/to/my_rewards.py:exact`; the file is read here and run in the worker only."""
     path, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise ConfigError(f"reward {text!r}: name a function in the file, as in my_rewards.py:exact")
@@ -66,7 +66,7 @@ def from_file(text: str) -> Function:
 
 
 def from_callable(function: Callable[..., Any]) -> Function:
-    """A function handed over in Python.
+    """Reward function from a Python callable.
 
     One that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the script or
     notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing ends a hang.
@@ -85,7 +85,7 @@ def from_callable(function: Callable[..., Any]) -> Function:
 
 
 def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | None = None) -> Function:
-    """A task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process: no copy, no start-up.
+    """Reward function from a task's own scorer. A trusted one (gxpo's own code, which can't hang) runs in process.
 
     In a worker it first scores an empty text for `example`, so that what it imports is there.
     """
@@ -99,7 +99,7 @@ def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | No
 
 
 def importable(value: Any) -> bytes | None:
-    """`value` pickled, or None where another interpreter could not load it."""
+    """Pickle of `value`, or None where another interpreter could not load it."""
     try:
         pickled = pickle.dumps(value)
     except Exception:

@@ -1,4 +1,4 @@
-"""Plain values as text, and questions and answers made of them over a pair of pipes.
+"""Request-reply protocol of plain values over a pair of pipes, for programs that are not trusted.
 
 Both sides of a sandbox's tests use it (`gxpo.rewards.harness`), so it is copied into sandboxes: on the standard library
 alone, and on little of it.
@@ -40,12 +40,12 @@ MAKERS = {"numpy.ndarray": "numpy.array"}
 
 
 class Forged(Exception):
-    """What came over the pipe is no message; from there on nothing is known."""
+    """Malformed message on the pipe; nothing after it can be trusted."""
 
 
 # ---- values as text
 class Writer:
-    """`text(value)`; what is not plain is left to `foreign(value)`, which gives the text that stands for it."""
+    """Serialise plain values by `text(value)`; `foreign(value)` gives the text for any other value."""
 
     def __init__(self, foreign: Callable[[Any], str]) -> None:
         self.foreign = foreign
@@ -104,7 +104,7 @@ class Writer:
 
 
 class Reader:
-    """The value of a text; `foreign(sign, word)` gives what stands for no plain value. Any error is a forged text."""
+    """Parse the text of a value; `foreign(sign, word)` gives values that are not plain. Any error is a forged text."""
 
     def __init__(self, text: str, foreign: Callable[[str, str], Any]) -> None:
         self.rest, self.at, self.foreign = text, 0, foreign
@@ -153,7 +153,7 @@ class Reader:
 
 
 class Line:
-    """One end of the two pipes. Each end asks the other one, and answers while it waits.
+    """One end of the two pipes; it sends requests, and answers requests while it waits.
 
     writer   of this side's values;   foreign  of the other side's, as `Reader` takes it
     answer   of a question, its verb and operands: ("value", ...) or `raised(...)`, and last what has been printed
@@ -165,7 +165,7 @@ class Line:
         self.asked, self.broken = 0, False
 
     def ask(self, *question: Any) -> list[Any]:
-        """The answer to a question; `Forged` or EOFError where there will never be one again."""
+        """Send a request and return the answer; `Forged` or EOFError where no answer can come any more."""
         if self.broken:
             raise EOFError("the program is gone")
         self.asked += 1
@@ -186,7 +186,7 @@ class Line:
             raise
 
     def serve(self) -> None:
-        """Answer until the other side hangs up."""
+        """Answer requests until the other side hangs up."""
         while True:
             _, number, *question = self._receive()
             self._reply(number, question)
@@ -234,6 +234,6 @@ class Line:
 
 
 def raised(error: BaseException) -> tuple[Any, ...]:
-    """An exception as an answer: the names of its classes, and its arguments where they are plain."""
+    """Encode an exception: the names of its classes, and its arguments where they are plain."""
     arguments = error.args if all(type(x) in (str, int, float, bool) for x in error.args) else (str(error),)
     return "raised", [kind.__name__ for kind in type(error).__mro__], list(arguments)

@@ -1,4 +1,4 @@
-"""The program of a scoring process: loads functions, then scores what it is sent, one item after the other.
+"""Worker process of rewards: loads functions, then scores the items it is sent, in order.
 
 It needs the standard library alone (see `gxpo.processes`). The other side is `gxpo.rewards.pool`.
 
@@ -30,7 +30,7 @@ Reply = tuple[str, Any]
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of `ARGUMENTS` a reward declares, in its order; it is called with these by keyword."""
+    """Parameters of a reward, of `ARGUMENTS` and in its order; it is called with these by keyword."""
     try:
         declared = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -47,7 +47,7 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def number(value: Any) -> float:
-    """A finite float; booleans count 0 and 1, zero-dimensional arrays and tensors are their value."""
+    """Convert to a finite float: booleans are 0 and 1, zero-dimensional arrays and tensors their value."""
     plain = value if isinstance(value, (bool, int, float)) or not hasattr(value, "item") else value.item()
     if not isinstance(plain, (bool, int, float)):
         raise ValueError(f"{value!r} ({type(value).__name__}), not a number")
@@ -58,7 +58,7 @@ def number(value: Any) -> float:
 
 
 def judge(value: Any) -> float | dict[str, float]:
-    """What a reward returned, as a number or named numbers; ValueError where it is neither."""
+    """Validate a reward's return value: a number or named numbers; ValueError otherwise."""
     if not isinstance(value, Mapping):
         return number(value)
     if not value or not all(isinstance(name, str) for name in value):
@@ -73,7 +73,7 @@ def judge(value: Any) -> float | dict[str, float]:
 
 
 def attempt(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Reply:
-    """Call a reward and say what came of it; of what it raises only `KeyboardInterrupt` gets out.
+    """Call a reward and return a reply; of its exceptions only `KeyboardInterrupt` propagates.
 
     A child that the reward has forked, and that returns from it as its parent does, ends here.
     """
@@ -96,7 +96,7 @@ def attempt(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[
 
 
 def reply_of(answer: Any) -> Reply:
-    """A reply as it came out of JSON, checked: whoever wrote it, it is a status with what belongs to it."""
+    """Validate a reply from JSON, whatever wrote it: a status with its payload."""
     status, payload = answer
     if status == "ok":
         return status, judge(payload)
@@ -107,7 +107,7 @@ def reply_of(answer: Any) -> Reply:
 
 @contextlib.contextmanager
 def computing(seconds: float) -> Iterator[None]:
-    """The kernel ends this process by SIGPROF once it has computed for so long in here; 0: without a limit.
+    """Limit of processor time inside the context: the kernel ends this process by SIGPROF; 0: no limit.
 
     No handler: it would have to wait until a product of large numbers is done.
     """
@@ -123,12 +123,12 @@ def computing(seconds: float) -> Iterator[None]:
 
 
 def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
-    """The function of `source`: {"file", "folder", "code", "name"} or {"pickle"}, and maybe {"rehearsal"}.
+    """Load a function from `source`: {"file", "folder", "code", "name"} or {"pickle"}, and maybe {"rehearsal"}.
 
     A source that "computes" alone, and waits for nothing, has a limit of processor time in place of the clock's.
 
     The code travels with it: a worker that starts later in a run holds what the first one held. A rehearsal is a
-    pickled call whose result nobody needs: it imports and caches what the function is slow to get, before the clock of
+    pickled call whose result is discarded: it imports and caches what the function is slow to get, before the clock of
     any item runs.
     """
     try:

@@ -1,4 +1,4 @@
-"""Signals: quantities that parts ask for by name, computed once per step by the trainer or handed in by the caller."""
+"""Signals: named quantities that parts read, computed once per step by the trainer or passed by the caller."""
 
 from gxpo import former
 from gxpo.signals.base import SignalPart, SignalTools

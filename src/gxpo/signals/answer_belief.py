@@ -24,7 +24,7 @@ REDUCTIONS = ("mean_prob", "exp_mean_log", "joint", "joint_over_length")
 
 @torch.no_grad()
 def answer_belief(logprob: Tensor, answer: Tensor, n: int, reduce: str = "exp_mean_log") -> Tensor:
-    """[n] float64: one number from the log-probs of each answer's tokens; nan for an answer without tokens.
+    """Score of each answer from the log-probs of its tokens, [n] float64; nan for an answer without tokens.
 
     logprob  of the answers' tokens, teacher-forced;   answer  which of the n each is of
     reduce   "mean_prob"          mean of the probabilities (SPAE)
@@ -50,7 +50,7 @@ def answer_belief(logprob: Tensor, answer: Tensor, n: int, reduce: str = "exp_me
 
 
 def boundaries(forest: Forest, unit: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The first entry of each unit, and the last stored token of what stands before and after it (-1: nothing); [U].
+    """First entry of each unit, and the last stored token before and after it (-1: none); [U].
 
     unit    [P] int64 dense ids of turns or segments, -1 none
     silent  ids of tokens that end an action and say nothing; None: after the last unit is before it
@@ -75,9 +75,9 @@ def boundaries(forest: Forest, unit: Tensor, silent: Tensor | None) -> tuple[Ten
 
 
 def probes(forest: Forest, at: Tensor, told: Sequence[Sequence[int]], policy: Tensor) -> Forest:
-    """A forest of len(at) trajectories that each say `told[i]` after the stored token `at[i]` (-1: after nothing).
+    """Forest of probe trajectories: `told[i]` appended after the stored token `at[i]` (-1: at the root).
 
-    policy  [n] who says it, an index into `forest.policy_names`
+    policy  [n] policy of the tokens, an index into `forest.policy_names`
 
     What stands before is the given forest's, each token once, its nodes cut where something is said in the middle. The
     entries of P are the told tokens, in order. At temperature 1. For reading a model only.
@@ -114,9 +114,9 @@ def probes(forest: Forest, at: Tensor, told: Sequence[Sequence[int]], policy: Te
 
 @dataclass(frozen=True)
 class AnswerBelief(SignalPart):
-    """The signals "belief_before" and "belief_after" [P]: `answer_belief` in the right answer before and after the
-    turn or segment that an action token is of; and "answer_confidence" [P]: exp(-mean entropy) over the answer's tokens
-    after it. nan where nobody knows an answer, or the token is in no segment.
+    """The signals "belief_before" and "belief_after" [P]: `answer_belief` of the right answer before and after the
+    action token's turn or segment; and "answer_confidence" [P]: exp(-mean entropy) over the answer's tokens
+    after it. nan where no answer is known, or the token is in no segment.
 
     at        "turn" | "segment" (of the forest's column; needs a segmenter)
     cue       text that is put after what was written, and the answer after it: as the policy answers

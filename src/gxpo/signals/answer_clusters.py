@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def clusters(texts: Sequence[str], group: Tensor, pattern: str = ANSWER) -> Tensor:
-    """Dense ids of (group, answer), [R] int64: equal where two attempts of a group answer the same; -1 in no group.
+    """Dense ids of (group, answer), [R] int64: equal for equal answers of one group; -1 in no group.
 
     texts    what each attempt says;   group  [R] int64 dense ids, -1 = in no group
     pattern  its groups catch the answer, the last catch of a text counts; a text without one is its own answer, whole
@@ -40,7 +40,7 @@ def clusters(texts: Sequence[str], group: Tensor, pattern: str = ANSWER) -> Tens
 
 @dataclass(frozen=True)
 class AnswerClusters(SignalPart):
-    """The signal "answer_cluster" [R]: `clusters` of what each trajectory's actions say, decoded and joined."""
+    """The signal "answer_cluster" [R]: `clusters` of each trajectory's decoded action text."""
 
     pattern: str = ANSWER
 

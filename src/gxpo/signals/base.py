@@ -1,4 +1,4 @@
-"""What every signal part shares: what it provides, what it owns, and what of that goes into a checkpoint."""
+"""Base class of signals: quantities computed once per step, with state for checkpoints."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _not_lent(*_: Any) -> Any:
 
 @dataclass(frozen=True)
 class SignalTools:
-    """What a signal part may use.
+    """The run's tools for signals: the policy, the tokenizer, answers.
 
     learner   the policy: `outputs`, `hidden`, and `beside` for a second model
     decode    token ids -> text
-    blank_id  a token that says nothing, to put in the place of a hidden one
+    blank_id  a neutral token, in place of a masked one
     encode    text -> token ids, as it stands, without a template; the names of special tokens stay text
-    answers   the right answer to each trajectory's task as a text; None where nobody knows one
+    answers   the reference answer to each trajectory's task as a text; None where there is none
     asked     token ids of a task, by its id, asked in other words: {prompt} of the template is its text, of a chat the
               user's last message, what else is named stands in its places; None where nothing can be added to it
     """
@@ -45,7 +45,7 @@ class SignalTools:
 
 
 class SignalPart(Part, ABC):
-    """Base of signal parts: a frozen dataclass that computes what other parts read by name, once per step.
+    """Base class of signals: a frozen dataclass that computes named tensors for other parts, once per step.
 
     provides  names of what it computes; `axes` names the axis ("R", "S", "T") of those that are not on P
     needs     other signals that it reads
@@ -61,27 +61,27 @@ class SignalPart(Part, ABC):
     requires: tuple[str, ...] = ()
 
     def bind(self, tools: SignalTools) -> None:  # most parts have nothing to do here
-        """Once, before the first step and before anything is loaded from a checkpoint."""
+        """Set up with the run's tools; called once, before the first step and before a checkpoint is loaded."""
 
     @abstractmethod
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        """Detached tensors by name, with the policy as it is at the start of the step."""
+        """Compute detached tensors by name, with the policy at the start of the step."""
         raise NotImplementedError
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        """Trains what the part owns on the step's scored rollouts; gives figures for metrics.jsonl."""
+        """Train the part's own model on the step's scored rollouts; returns figures for metrics.jsonl."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON."""
+        """State for checkpoints, as JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`, called after `load_tensors`."""
+        """Restore `state_dict`; called after `load_tensors`."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a resumed run needs as tensors; its names may change from step to step."""
+        """State for checkpoints, as tensors; the names may change from step to step."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Restore `tensors`."""

@@ -46,7 +46,7 @@ def divergence(logprob: Tensor, cell: Tensor, members: Tensor, bound: float = 11
 
 
 def positions(forest: Forest) -> Tensor:
-    """[P] int64: how many trainable tokens of its trajectory stand before each path token."""
+    """Position of each action token among its trajectory's trainable tokens, [P] int64."""
     before = torch.cat([torch.zeros(1, dtype=torch.int64), forest.path_trainable.to(torch.int64).cumsum(0)])
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)
     return before[:-1] - before[begins[:-1]][forest.path_trajectory]

@@ -1,4 +1,4 @@
-"""Effective rank of a trajectory's hidden states, its velocity and acceleration, and a bonus by them (VERL)."""
+"""Effective rank of hidden states, its velocity and acceleration, and an exploration bonus from them (VERL)."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1
 
 @dataclass(frozen=True)
 class EffectiveRank(SignalPart):
-    """The signal "bonus" [R]: `scale` times `rank_bonus` of `rank_dynamics` against what was usual before; 0 in the
-    first step, when nothing is.
+    """The signal "bonus" [R]: `scale` times `rank_bonus` of `rank_dynamics` against its running mean; 0 in the first
+    step.
 
-    Usual is an average over the steps before, of each step's mean over its scored trajectories with tokens:
-    usual <- usual + rate (mean - usual), at first the first step's mean.
+    The running mean is over earlier steps, of each step's mean over its scored trajectories with tokens:
+    usual <- usual + rate (mean - usual), initially the first step's mean.
 
     stride  tokens from one prefix to the next
     layer   which hidden states; -1 the last

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def first_match(tokens: Sequence[int], pattern: re.Pattern[str], decode: Callable[[Sequence[int]], str]) -> float:
-    """How many tokens stand before the one that brings the first character of the first match; nan without a match.
+    """Index of the token that holds the first character of the first match; nan without a match.
 
     >>> first_match([7, 8, 9], re.compile("b"), lambda ids: "".join("abc"[i - 7] for i in ids))
     1.0

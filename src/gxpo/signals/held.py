@@ -13,7 +13,7 @@ from gxpo.learning import ALIASES
 from gxpo.reshape import kept
 
 BUILT_IN: Mapping[str, tuple[str, str]] = {  # name -> (axis, what it is)
-    "behaviour_logprob": ("P", "log-probs of who sampled; comes with the rollouts"),
+    "behaviour_logprob": ("P", "log-probs of the sampler; comes with the rollouts"),
     "proximal_logprob": ("P", "log-probs of the policy at the start of the step; the trainer computes them"),
     "reference_logprob": ("P", "log-probs of the frozen reference model; computed where a part needs them"),
     "entropy": ("P", "entropy of the policy's distribution at each token, in nats"),
@@ -38,7 +38,7 @@ class Signals(Mapping[str, Any]):
     def of(
         cls, forest: Forest, given: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None
     ) -> Signals:
-        """`given` and the sampler's log-probs from the forest, which stand for an absent proximal policy too."""
+        """Signals of a step: `given`, and the sampler's log-probs, also in place of missing proximal log-probs."""
         values = {ALIASES.get(name, name): x for name, x in (given or {}).items()}
         values.setdefault("behaviour_logprob", forest.path_behaviour_logprob)
         values.setdefault("proximal_logprob", values["behaviour_logprob"])
@@ -58,11 +58,11 @@ class Signals(Mapping[str, Any]):
         return len(self._values)
 
     def axis(self, name: str) -> str:
-        """The axis that a signal's leading dimension is."""
+        """Axis of a signal's leading dimension."""
         return self.axes.get(name, BUILT_IN[name][0] if name in BUILT_IN else "P")
 
     def select(self, forest: Forest, rows: torch.Tensor) -> Signals:
-        """The signals of `forest.select(rows)`; `rows` [R] bool or distinct indices."""
+        """Signals of `forest.select(rows)`; `rows` [R] bool or distinct indices."""
         places = kept(forest, forest._rows(rows))
         out = {}
         for name, value in self._values.items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor, n: int, beta: float) -> Tensor:
-    """r_k = beta * sum over the counted entries of row k of (logprob - old), [n] float64.
+    """Implicit process reward r_k = beta * sum over the counted tokens of row k of (logprob - old), [n] float64.
 
     logprob  [P] of the reward model
     old      [P] of the policy at the start of the step
@@ -37,9 +37,9 @@ def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor
 
 
 def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "group") -> tuple[Tensor, Tensor, Tensor]:
-    """All pairs of a better and a worse trajectory of one group: better [K], worse [K], weight [K] float64.
+    """Preference pairs within groups: better [K], worse [K], weight [K] float64.
 
-    outcome [R]; group [R] ids, -1 = in none; where [R] bool, who takes part. The weights add up to 1. `alike` "group":
+    outcome [R]; group [R] ids, -1 = in none; where [R] bool, which take part. The weights add up to 1. `alike` "group":
     those of a group's pairs to 1 / number of groups that have a pair, so that every such group counts the same; "pair":
     every pair does. Equal outcomes are no pair.
     """
@@ -56,7 +56,7 @@ def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "gro
 
 
 def trajectory_dpo(score: Tensor, better: Tensor, worse: Tensor, weight: Tensor, beta: float) -> Tensor:
-    """-sum_k weight_k * log sigmoid(beta * (score of the better - score of the worse)), a scalar.
+    """Trajectory-level DPO loss: -sum_k weight_k * log sigmoid(beta * (better score - worse score)), a scalar.
 
     score   [R] sum over the trajectory's actions of log(reward model / old policy); carries the gradient
     Source: DPO, arXiv 2305.18290, on whole trajectories as in iStar, arXiv 2509.19199.
@@ -104,7 +104,7 @@ class ImplicitReward(SignalPart):
 
     @property
     def model(self) -> Any:
-        """The reward model, a learner."""
+        """Reward model, a learner."""
         if "model" not in self.memory:
             raise GxpoError("the implicit reward has no model yet: bind the part to the run's learner first")
         return self.memory["model"]

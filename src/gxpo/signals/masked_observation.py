@@ -29,7 +29,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def prefix_keys(forest: Forest, seed: int, step: int) -> Tensor:
-    """[T] int64 in [0, 2^32): a hash of (seed, step, all tokens from the root up to and with this one).
+    """Hash of (seed, step, all tokens from the root up to and including this one), [T] int64 in [0, 2^32).
 
     Equal contexts have equal keys, however they are stored and in whatever order.
     """
@@ -40,7 +40,7 @@ def prefix_keys(forest: Forest, seed: int, step: int) -> Tensor:
 
 
 def hidden_tokens(forest: Forest, share: float, seed: int, step: int) -> Tensor:
-    """[T] bool: prompt and observation tokens that are hidden, each with probability `share` by its `prefix_keys`.
+    """Prompt and observation tokens to mask, each with probability `share` by its `prefix_keys`; [T] bool.
 
     Never the first token of a root path (bos), an action token, or what is no vocabulary id.
     """
@@ -49,7 +49,7 @@ def hidden_tokens(forest: Forest, share: float, seed: int, step: int) -> Tensor:
 
 
 def without(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: int, step: int) -> Forest:
-    """The forest with other tokens in the place of the hidden ones: `blank_id`, or ids drawn from its own contexts."""
+    """The forest with its hidden tokens replaced by `blank_id`, or by ids drawn from its own contexts."""
     if fill == "blank":
         other = torch.full_like(forest.token, blank_id)
     else:
@@ -61,10 +61,10 @@ def without(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: int,
 
 @dataclass(frozen=True)
 class MaskedObservation(SignalPart):
-    """`masked_logprob` [P]: log-probs of the actions by the policy at the start of the step, context partly hidden.
+    """The signal "masked_logprob" [P]: log-probs of the actions with the context partly masked (PAPO, VPPO).
 
     share  probability that a prompt or observation token is hidden
-    fill   what stands there: "blank" (a token that says nothing) or "random" (an id from the step's own contexts, each
+    fill   replacement: "blank" (a token that says nothing) or "random" (an id from the step's own contexts, each
            as often as any other)
 
     Which tokens are hidden depends on (seed, step, the context up to them): trajectories that share a context have it
@@ -87,8 +87,8 @@ class MaskedObservation(SignalPart):
         return {"masked_logprob": tools.learner.outputs(masked, ("logprob",))["logprob"]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        """masked_kl: mean k3 of the policy at the start of the step (the sampler's log-probs, where the step has no
-        others) against itself with the observation masked."""
+        """Figure masked_kl: mean k3 of the policy at the start of the step (or the sampler's log-probs, where the step
+        has no others) from itself with the observation masked."""
         d = (signals["masked_logprob"] - signals["proximal_logprob"])[forest.path_trainable]
         d = d[d.isfinite()]
         return {"masked_kl": float((d.expm1() - d).mean())} if d.numel() else {}

@@ -19,7 +19,7 @@ CHUNK = 1 << 16  # entries whose states are taken out at a time
 
 @torch.no_grad()
 def mean_hidden(forest: Forest, hidden: Tensor) -> Tensor:
-    """[R, H] float64: the mean of `hidden` [T, H] over each trajectory's action tokens; 0 where it has none."""
+    """Mean of `hidden` [T, H] over each trajectory's action tokens, [R, H] float64; 0 where it has none."""
     total = torch.zeros(forest.n_trajectories, hidden.shape[1], dtype=torch.float64)
     for entries in torch.arange(forest.n_entries).split(CHUNK):
         total.index_add_(0, forest.path_trajectory[entries], hidden[forest.path_token[entries]].to(torch.float64))

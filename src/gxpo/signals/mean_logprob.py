@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeanLogprob(SignalPart):
-    """`start_mean_logprob` [P], nats: mean over the vocabulary of log policy in the state where each token is chosen.
+    """The signal "start_mean_logprob" [P], nats: mean over the vocabulary of the log-probs at each action token.
 
     It is -log V less KL(uniform || policy), so at most -log V. Costs a forward pass of the step.
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def span_features(
     hidden: Tensor, first: Tensor, last: Tensor, trajectory: Tensor, piece: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the probe sees of each step: [K, 2 H] of the step, [K, 2 H] of it and the one before it as one, and [K]
-    bool: there is one before it in its trajectory (where not, the second is the first).
+    """Probe features: [K, 2 H] of each step, [K, 2 H] of it merged with the step before, and [K] bool: it has a step
+    before it in its trajectory (else the second equals the first).
 
     hidden  [P, H] hidden state at every path token
 
@@ -43,8 +43,8 @@ def span_features(
 
 @torch.no_grad()
 def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
-    """[P] float64: mean outcome of the counting trajectories through each path token, nan without one; of a step it is
-    read at its last token.
+    """Mean outcome of the counting trajectories through each action token, [P] float64, nan without one; for a step,
+    read it at its last token.
 
     outcome [P] of the entry's trajectory; place [P] int64 dense ids of (group, stored token); where [P] bool
     """
@@ -53,7 +53,7 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MergedSteps(RidgeProbe):
-    """The signal "piece_reward" [P]: a `ridge` probe's estimate of what comes of each step, the same for its tokens.
+    """The signal "piece_reward" [P]: a `ridge` probe's estimate of the outcome after each step, on all its tokens.
 
         reward = probe(step)                                                                      scored "step"
                = (1 - merged) probe(step) + merged probe(the step before and this one, as one)    scored "blend"
@@ -69,7 +69,7 @@ class MergedSteps(RidgeProbe):
 
     A step is a segment of an action, or a turn without segments; one that several trajectories share is one row.
     Figures: steps_rows (rows it was fitted on), steps_used, and over the labelled steps steps_error (mean (reward -
-    label)^2) beside steps_spread (variance of the labels).
+    label)^2) next to steps_spread (variance of the labels).
 
     Source: HRM, arXiv 2503.13551, and its code: single steps and merged consecutive ones as examples of one reward
     model, where a merged node of a search tree keeps the second one's score; it then judges single steps ("step").

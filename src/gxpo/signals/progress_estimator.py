@@ -1,4 +1,4 @@
-"""Progress of each turn (SPA-RL): shares of the outcome, fitted on the policy's hidden states."""
+"""Turn-level progress (SPA-RL): shares of the outcome, fitted on the policy's hidden states."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def contribution(features: Tensor, net: Mapping[str, Tensor]) -> Tensor:
 
 
 def redistribution_loss(share: Tensor, owner: Tensor, outcome: Tensor, where: Tensor) -> Tensor:
-    """mean over trajectories of (sum of the shares of its turns - outcome)^2, a scalar; share carries the gradient.
+    """Reward redistribution loss: mean over trajectories of (sum of turn shares - outcome)^2, with gradient in share.
 
-    share [S]; owner [S] index into R; outcome [R]; where [R] bool: who counts
+    share [S]; owner [S] index into R; outcome [R]; where [R] bool: which count
     """
     total = share.new_zeros(outcome.shape).index_add(0, owner, share)
     return (total - outcome.to(share))[where].square().mean()
@@ -40,7 +40,7 @@ def redistribution_loss(share: Tensor, owner: Tensor, outcome: Tensor, where: Te
 
 @dataclass(frozen=True)
 class ProgressEstimator(SignalPart):
-    """ "progress" [S]: the share c_t of each turn in the outcome, as the estimator has it after the steps before.
+    """The signal "progress" [S]: each turn's share c_t of the outcome, by the estimator fitted on earlier steps.
 
     c_t is a network of one inner layer on the policy's hidden state at the last token of the turn. After every update
     it takes `updates` steps of Adam on `redistribution_loss` over the newest `buffer` scored, compared trajectories,

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
-    """Distinct (node, policy) of what stands before the trajectories' first actions, and [R] which is each one's.
+    """Distinct prompts as (node, policy), and the index of each trajectory's prompt, [R].
 
-    The node is the last of the prompt (-1: there is nothing); the policy is who wrote that first action. A trajectory
+    The node is the last of the prompt (-1: none); the policy is that of the first action. A trajectory
     without action tokens has -1.
     """
     begins = begins_of(forest.path_trajectory, forest.n_trajectories)

@@ -1,4 +1,4 @@
-"""Ridge probes on hidden states, refitted before each step to a buffer of the newest rows: base of signals."""
+"""Ridge probes on hidden states, refitted before each step on a buffer of recent rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo.signals.base import SignalPart
 
 @torch.no_grad()
 def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Weights [D] and intercept [] of the line that minimises mean (y - w x - b)^2 + strength * |w * spread|^2.
+    """Ridge regression: weights [D] and intercept [] that minimise mean (y - w x - b)^2 + strength * |w * spread|^2.
 
     features  [n, D] float64
     target    [n] float64
@@ -46,8 +46,8 @@ def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class RidgeProbe(SignalPart):
-    """Base of signals by a `ridge` probe that is fitted before every step on the newest `buffer` rows of the steps
-    before, as soon as `enough` are there.
+    """Base class of signals from a `ridge` probe, refitted before every step on the newest `buffer` rows, once
+    there are `enough`.
 
     layer   which hidden states; -1 the last
     ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
@@ -66,15 +66,15 @@ class RidgeProbe(SignalPart):
 
     @property
     def rows(self) -> int:
-        """Rows in the buffer."""
+        """Number of rows in the buffer."""
         return len(self.memory["target"]) if self.memory else 0
 
     def fit(self) -> tuple[Tensor, Tensor] | None:
-        """Weights and intercept, or None as long as there are not `enough` rows."""
+        """Fit weights and intercept; None until there are `enough` rows."""
         return ridge(self.memory["features"], self.memory["target"], self.ridge) if self.rows >= self.enough else None
 
     def keep(self, features: Tensor, target: Tensor) -> None:
-        """New rows behind those in the buffer, of which the oldest go."""
+        """Append rows to the buffer and drop the oldest."""
         for name, new in (("features", features), ("target", target)):
             self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
 

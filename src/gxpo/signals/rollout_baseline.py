@@ -1,4 +1,4 @@
-"""Baseline from rollouts that are only measured (greedy ones, or those of another model; ReMax, PVPO)."""
+"""Baseline from greedy or reference-model rollouts (ReMax, PVPO)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASELINE = "baseline"  # the origin of such rollouts, and where the info of othe
 
 @torch.no_grad()
 def measured_baseline(outcome: Tensor, group: Tensor, measures: Tensor, paired: bool = False) -> Tensor:
-    """[R] float64: the mean outcome of the group's measuring rollouts, or of each one's partner among them.
+    """Mean outcome of the group's baseline rollouts, or of each rollout's partner among them; [R] float64.
 
     outcome   [R], nan unscored: such a rollout measures nothing
     group     [R] int64 dense ids

@@ -1,4 +1,4 @@
-"""Self-distillation teacher (SDPO): an average of past policies that is shown a correct rollout of the group."""
+"""Self-distillation teacher (SDPO): the EMA policy conditioned on a correct rollout of the group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def first_other(good: Tensor, group: Tensor) -> Tensor:
-    """[R] int64: the first good trajectory of each one's group that is not itself, -1 where there is none.
+    """First other good trajectory of each one's group, [R] int64; -1 where there is none.
 
     good [R] bool, group [R] ids >= 0
 
@@ -43,11 +43,11 @@ def first_other(good: Tensor, group: Tensor) -> Tensor:
 def shown(
     forest: Forest, rows: Tensor, peer: Tensor, asked: Sequence[Sequence[int] | None] | None = None
 ) -> tuple[Forest, Tensor]:
-    """A forest of these trajectories as somebody reads them who is shown another one first; and the row of `forest`
-    that each of its trajectories is.
+    """Forest of the given trajectories with a peer's rollout in their context, and the row of `forest` that each of
+    its trajectories is.
 
     rows   [K] distinct trajectories, peer [K] of each
-    asked  of each peer, as `torch.unique` sorts them: a prompt that stands in the place of that of the trajectories,
+    asked  of each peer, as `torch.unique` sorts them: a prompt that replaces that of the trajectories,
            which have one turn. None (all, or one): each of their contexts is opened by all that the peer's last
            action was written under, and that action, token ids as they are
 
@@ -80,7 +80,7 @@ def shown(
 
 @dataclass(frozen=True)
 class SelfTeacher(SignalPart):
-    """What the teacher would have said at each action token of the rollouts that it can correct: "teacher_ids" [P, K],
+    """Teacher distribution at each action token of the rollouts that have a correct peer (SDPO): "teacher_ids" [P, K],
     its `top_k` likeliest ids, "teacher_logprob" [P, K + 1], their log-probs and that of all others together, and
     "teacher_entropy" [P] (nats); where there is no teacher -1, -inf and nan.
 
@@ -102,7 +102,7 @@ class SelfTeacher(SignalPart):
     model in memory and in the checkpoint; K + 1 numbers a token.
 
     Source: SDPO, arXiv 2601.20802, and its code (rate 0.05, top 100, first success other than itself, in the user's
-    message, without what stands between think tags). There feedback of the environment can stand for a right answer.
+    message, without text between think tags). There feedback of the environment can stand for a right answer.
     """
 
     rate: Annotated[float, Interval(ge=0, le=1)] = 0.05
@@ -129,7 +129,7 @@ class SelfTeacher(SignalPart):
 
     @property
     def model(self) -> Any:
-        """The teacher, a learner."""
+        """Teacher, a learner."""
         if "model" not in self.memory:
             raise GxpoError("the teacher has no model yet: bind the part to the run's learner first")
         return self.memory["model"]
@@ -165,7 +165,7 @@ class SelfTeacher(SignalPart):
         }
 
     def _asked(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
-        """The prompt that shows each of the peers, sorted; None where it stands before the prompt instead."""
+        """Prompt that shows each of the peers, sorted; None where the peer goes before the prompt instead."""
         found: list[Sequence[int] | None] = []
         for p in torch.unique(peer).tolist():
             plain = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None

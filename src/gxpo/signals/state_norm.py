@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def state_norm(hidden: Tensor, before: Tensor) -> Tensor:
-    """[n] float64: the sum of |h| over the row of `hidden` [T, H] that stands before each token; 0 where none does.
+    """L1 norm of the row of `hidden` [T, H] before each token, [n] float64; 0 where there is none.
 
     before  [n] int64 row of the token before, -1 = none
     """

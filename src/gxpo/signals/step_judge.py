@@ -1,4 +1,4 @@
-"""Step scores from a judge: a function such as a process reward model, or a language model that is asked."""
+"""Step scores from a process reward model or an LLM judge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NONE = ("none", "no", "0")  # for "no step is wrong"
 
 
 class Attempt(NamedTuple):
-    """What is judged at once: the steps of one trajectory, and what was observed before each ("": nothing new)."""
+    """Input of one judge call: the steps of a trajectory, and the observation before each ("": nothing new)."""
 
     task: str
     steps: tuple[str, ...]
@@ -36,8 +36,8 @@ class Attempt(NamedTuple):
 
 
 def read_scores(answer: str, n: int, low: float, high: float) -> list[float]:
-    """The `n` numbers of the last line `Scores: ...`, or of a JSON object's "scores", as shares of the way from `low`
-    to `high`; ValueError otherwise.
+    """Parse `n` scores from the last line `Scores: ...`, or from a JSON object's "scores", scaled from [low, high] to
+    [0, 1]; ValueError otherwise.
 
     >>> read_scores("The second errs.\\nScores: 10, 4", 2, 0, 10)
     [1.0, 0.4]
@@ -49,8 +49,8 @@ def read_scores(answer: str, n: int, low: float, high: float) -> list[float]:
 
 
 def read_wrong(answer: str, n: int) -> list[float]:
-    """0 for the steps that the last line `Wrong steps: ...` names, or a JSON object's "wrong_steps", 1 for the others;
-    ValueError otherwise.
+    """Parse wrong steps from the last line `Wrong steps: ...`, or from a JSON object's "wrong_steps": 0 for these, 1
+    for the others; ValueError otherwise.
 
     >>> read_wrong("Wrong steps: 3", 3), read_wrong("Wrong steps: none", 2)
     ([1.0, 1.0, 0.0], [1.0, 1.0])
@@ -66,8 +66,8 @@ def read_wrong(answer: str, n: int) -> list[float]:
 
 
 def rows_of(forest: Forest) -> tuple[Tensor, Tensor]:
-    """[P] which row each path token is of, and [rows] the step of each: the segments of every (trajectory, turn), in
-    their order; an action without segments is one row."""
+    """Row of each action token [P], and step of each row: the segments of every (trajectory, turn), in order; an action
+    without segments is one row."""
     segment = forest.to_path(forest.segment, "T") + 1
     width = int(segment.max()) + 1 if len(segment) else 1
     row = dense(forest.path_step * width + segment)
@@ -79,9 +79,9 @@ def rows_of(forest: Forest) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class StepJudge(SignalPart):
-    """ "segment_score" [P] and "step_score" [S], float64 from 0 to 1, nan unknown: how good a step is held to be.
+    """Signals "segment_score" [P] and "step_score" [S]: a judge's score of each step, float64 in [0, 1], nan unknown.
 
-    Who is asked, one of
+    The judge, one of
       score   `prm.py:score`, a function of (task, steps, observations) that gives a number, or None, for each step; the
               texts of one trajectory: what was asked, what the policy wrote, what it saw before each of these
       ask     `judge.py:ask`, a function of messages that returns a text, or
@@ -146,7 +146,7 @@ class StepJudge(SignalPart):
         )
 
     def question(self, attempt: Attempt) -> list[dict[str, str]]:
-        """What a judge is asked about a trajectory."""
+        """Prompt to the judge about a trajectory."""
         mark = marker(*attempt.steps, *attempt.seen)
         asked = (
             f"Score every step from {self.low:g} (worst) to {self.high:g} (best). {care('The steps are', mark)} End "
@@ -272,7 +272,7 @@ def _said(forest: Forest, step: int, tokens: list[int], decode: Callable[[Sequen
 
 
 def _observed(forest: Forest, step: int, decode: Callable[[Sequence[int]], str]) -> str:
-    """What stands between the action and the one before it in its context."""
+    """Text between the action and the one before it in its context."""
     text = forest.observation_text[step]
     if text is not None:
         return text

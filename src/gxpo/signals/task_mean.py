@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskMean(SignalPart):
-    """The signal "baseline" [R]: V = (s + prior m) / (n + prior), nan as long as nothing is known.
+    """The signal "baseline" [R]: V = (s + prior m) / (n + prior), nan until there is data.
 
     s, n      sum and number of the task's outcomes in the steps before, each visit multiplying what came earlier by
               `discount`, since the policy has moved;   m  the same mean over all tasks
-    prior     how many outcomes the mean over all tasks is worth. Above 0, a task never seen is predicted to be like the
+    prior     weight of the mean over all tasks, in outcomes. Above 0, a task never seen is predicted to be like the
               others; 0: its own outcomes alone, so that a task never seen has no prediction
     window    None, or how many of the task's newest outcomes make s and n; these are not discounted
 
@@ -33,7 +33,7 @@ class TaskMean(SignalPart):
     demonstrations are not remembered.
 
     Figures, over the scored and compared trajectories of groups of several that have a prediction: baseline_error
-    (mean (outcome - V)^2) beside group_mean_error (the same of the mean outcome of the others).
+    (mean (outcome - V)^2) next to group_mean_error (the same of the mean outcome of the others).
 
     With these settings this is
       V0.5       discount 0.8, prior 1 in the place of its language model that predicts   arXiv 2603.10848
@@ -72,8 +72,8 @@ class TaskMean(SignalPart):
 
 
 def baseline_errors(forest: Forest, baseline: Tensor, takes: Tensor) -> dict[str, float]:
-    """Mean squared error of a baseline [R], and of the mean outcome of the group's others, over the trajectories that
-    `takes` [R] bool and that have both; none of them: no figures."""
+    """Mean squared errors of a baseline [R] and of the leave-one-out mean, over the trajectories of `takes` [R] bool
+    that have both; without any: no figures."""
     group, outcome = forest.ids("group", axis="R"), torch.where(takes, forest.outcome, 0.0)
     kept = takes & (levels.count(group, takes) > 1) & baseline.isfinite()
     if not bool(kept.any()):

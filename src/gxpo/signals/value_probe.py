@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int) -> Tensor:
-    """[R, 2 H + 3] float64: what the probe sees of each trajectory; 0 where it has no action tokens.
+    """Probe features of each trajectory, [R, 2 H + 3] float64; 0 where it has no action tokens.
 
     hidden   [T, H] hidden state at every stored token
     entropy  [P] of the policy at each action token, nats
@@ -76,10 +76,10 @@ def _token_before(forest: Forest) -> Tensor:
 
 @torch.no_grad()
 def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor) -> Tensor:
-    """b_i = mean over the others j of the group of estimate_j, [R] float64: what i itself did is not in it.
+    """Cross-fitted baseline b_i = mean of estimate_j over the group's other members j, [R] float64.
 
     estimate  [R] of each trajectory's own features
-    where     [R] bool: the others that are asked (compared, scored, with features)
+    where     [R] bool: the others to predict (compared, scored, with features)
     A trajectory without such others has its own outcome as baseline: nothing is learned from it.
     """
     others = levels.count(group, where) - ((group >= 0) & where).to(torch.float64)
@@ -99,7 +99,7 @@ class ValueProbe(RidgeProbe):
     tokens  how many tokens the hidden states are averaged over, at the end of the prompt and of the actions
 
     Figures: probe_rows (trajectories it was fitted on), probe_used, and over the scored and compared trajectories of
-    groups of several baseline_error (mean (outcome - baseline)^2) beside group_mean_error (the same of the mean
+    groups of several baseline_error (mean (outcome - baseline)^2) next to group_mean_error (the same of the mean
     outcome of the others).
     """
 
@@ -134,6 +134,6 @@ class ValueProbe(RidgeProbe):
 
     @staticmethod
     def _taking(forest: Forest) -> Tensor:
-        """[R] bool: who is asked and learned from: scored, compared, with action tokens."""
+        """Trajectories to predict and to learn from, [R] bool: scored, compared, with action tokens."""
         acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
         return forest.scored & forest.compared & acts

@@ -1,4 +1,4 @@
-"""Which rollouts and tokens count, and how much."""
+"""Weights: masks and factors on the policy loss of groups, trajectories and tokens."""
 
 from gxpo.former import classes
 from gxpo.weighting.base import WeightPart, WeightProduct

@@ -1,4 +1,4 @@
-"""What every weight part shares: what it asks for, and `*`."""
+"""Base class of weights, and their product."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class WeightPart(Part, ABC):
     """Base of weight parts: a frozen dataclass whose `__call__` gives [P], finite, >= 0, detached.
 
-    A weight multiplies a policy term's per-entry loss after the gate and never changes a denominator.
-    `needs` and `requires` as in credit; the signals always hold `proximal_logprob` and `behaviour_logprob` [P].
+    A weight multiplies a policy term's loss per action token after the clip; it never changes a denominator.
+    `needs` and `requires` as in `CreditPart`; the signals always hold `proximal_logprob` and `behaviour_logprob` [P].
     """
 
     slot = "weight.NAME"
@@ -41,7 +41,7 @@ class WeightPart(Part, ABC):
 
 @dataclass(frozen=True)
 class WeightProduct(WeightPart):
-    """The product of its parts; each of them sees the same credit. Asks for what any factor asks for."""
+    """Product of weights; each factor gets the same advantage, and what any factor needs is needed."""
 
     parts: tuple[Weight, ...]
 

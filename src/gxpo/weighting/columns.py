@@ -1,4 +1,4 @@
-"""The columns that functions of weights read by name: of trajectories and tokens, named scores, and every signal."""
+"""Named columns that weight functions read: trajectory and token columns, scores, and signals."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def _extra(forest: Forest, name: str) -> Tensor:
 
 
 class Columns:
-    """What functions are given, by the names of their parameters, at one axis: R, or the trained entries of P.
+    """Arguments of weight functions by parameter name, per trajectory (R) or per trained token (of P).
 
     x      the weight's own score;   scope  ids of what is compared: "batch", "group" or "trajectory"
-    counts who enters statistics: compared trajectories that have trained tokens, and their tokens; in the scope of one
-           trajectory each enters its own
+    counts what enters statistics: compared trajectories that have trained tokens, and their tokens; in the scope of
+           one trajectory, each token enters its own
     mean_NAME  [R] mean over a trajectory's trained tokens
     """
 
@@ -72,7 +72,7 @@ class Columns:
 
     @cached_property
     def entries(self) -> Tensor:
-        """Trained entries of P; token columns are of these."""
+        """Indices into P of the trained tokens; token columns hold these."""
         return self.forest.path_trainable.nonzero().squeeze(1)
 
     @cached_property
@@ -80,11 +80,11 @@ class Columns:
         return self.forest.path_trajectory[self.entries]
 
     def given(self, function: Callable[..., Any], axis: str, *first: Tensor) -> list[Any]:
-        """The columns that a function's parameters name, the first of them given."""
+        """Positional arguments for a function, by its parameter names; the first of them are passed in."""
         return [*first, *(self.of(name, axis) for name in signature(function).columns[len(first) :])]
 
     def of(self, name: str, axis: str) -> Any:
-        """A column or a score by name, on the axis."""
+        """Column or score by name, on the axis."""
         if name in functions.known(SCORES):
             return self.scored(functions.known(SCORES)[name], axis)
         if name == "columns":
@@ -113,7 +113,7 @@ class Columns:
         return self.mean(x[self.entries]) if axis == "R" else x[self.entries]
 
     def scored(self, score: Any, axis: str, options: Mapping[str, Any] | None = None) -> Tensor:
-        """What a score, a function or the name of a column, says on the axis, with those options that are its own."""
+        """Evaluate a score (a function, or the name of a column) on the axis, with the options that it takes."""
         if not callable(score):
             return self.of(score, axis)
         own = getattr(score, "axis", axis)
@@ -125,7 +125,7 @@ class Columns:
         return x if axis == "R" else x[self.owner]
 
     def mean(self, x: Tensor) -> Tensor:
-        """[R] float64 over the trained tokens, 0 where there are none."""
+        """Mean over each trajectory's trained tokens, [R] float64; 0 where it has none."""
         n = self.forest.n_trajectories
         total = torch.zeros(n, dtype=torch.float64).index_add_(0, self.owner, x.to(torch.float64))
         return total / torch.bincount(self.owner, minlength=n).clamp_min(1)
@@ -142,7 +142,7 @@ class Columns:
 
 
 class Scored(Formula, WeightPart):
-    """Base of weights that are a function of a score: the two functions of the part, in this order."""
+    """Base class of weights that are a function of a score; `functions` names the score and the function."""
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

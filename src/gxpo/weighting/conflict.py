@@ -1,4 +1,4 @@
-"""Weights for tokens with which right and wrong answers of a group alike begin, or end."""
+"""Weight for prefix and suffix tokens that correct and wrong answers of a group share (GTPO)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def contested(token: Tensor, place: Tensor, group: Tensor, sign: Tensor, counts: Tensor) -> Tensor:
-    """[n] bool: the group has the same token at the same place under credit above 0 and under credit below 0.
+    """Tokens that occur at the same position with positive and with negative advantage in the group, [n] bool.
 
-    token, place, group  [n] int64;   sign [n] of the credit;   counts [n] bool, whose credit is asked
+    token, place, group  [n] int64;   sign [n] of the advantage;   counts [n] bool, which tokens are compared
     """
     if not len(token):
         return counts
@@ -37,7 +37,7 @@ def contested(token: Tensor, place: Tensor, group: Tensor, sign: Tensor, counts:
 def conflict_runs(
     token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """[n] bool twice: in the unbroken run of `contested` tokens at the start, and in that at the end of its trajectory.
+    """Whether a token is in the shared prefix, and in the shared suffix: unbroken runs of `contested` tokens, [n] bool.
 
     trajectory  [n] int64, by trajectory, then time; places are counted from the start, and for the run at the end from
                 the end, so that answers of unequal length are aligned there
@@ -56,13 +56,13 @@ def conflict_runs(
 
 @dataclass(frozen=True)
 class Conflict(WeightPart):
-    """On tokens of `conflict_runs`: credit above 0 weighs `gain` (gain^2 in both runs), credit below 0 weighs 0.
+    """Weight of shared prefixes and suffixes (GTPO): `gain` under positive advantage, 0 under negative.
 
-    gain  1 or more
+    gain  1 or more; squared for a token in both
 
-    What right and wrong answers share is not unlearned: markup, ways to begin. Tokens are compared by their id, at the
-    same place among the trainable tokens of an answer, with those of the group's compared answers; credit of 0 is on
-    neither side and weighs 1.
+    Keeps negative advantages from unlearning what correct and wrong answers share: markup, openings. Tokens are
+    compared by id, at the same position among the trainable tokens of an answer, with those of the group's compared
+    answers (`conflict_runs`); an advantage of 0 is on neither side and has weight 1.
 
     Source: GTPO, arXiv 2508.03772, and its code.
     """

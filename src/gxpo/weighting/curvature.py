@@ -1,4 +1,4 @@
-"""Weights that leave out tokens whose own step would, to second order, harm the objective or move the policy far."""
+"""Token mask by second-order effect: drop tokens whose update lowers the objective or moves the policy too far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def predicted(probability: Tensor, norm: Tensor, credit: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-    """What each token's own step would do: (change of its objective A pi / pi_old, half the Fisher length of the step).
+    """Predicted effect of each token's own update: (change of A pi / pi_old, half the Fisher norm of the step).
 
     probability  [n] p of the sampled token;   norm  [n] |h|_1 of the state h it is chosen in;   credit  [n] A
     lr           of the step
@@ -39,10 +39,10 @@ def predicted(probability: Tensor, norm: Tensor, credit: Tensor, lr: float) -> t
 
 @torch.no_grad()
 def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> Tensor:
-    """[n] bool: low <= gain <= high and shift <= most, the bounds such that at most `reject` of `where` are left out.
+    """low <= gain <= high and shift <= most, for quantile bounds that drop at most `reject` of `where`; [n] bool.
 
     Each bound is a quantile that at most reject / 3 of the members of `where` lie beyond; `low` is never above 0, so
-    that no token is left out for promising little. All are kept where nobody is asked.
+    that no token is dropped for a small gain. All are kept where `where` is empty.
     """
     one = torch.zeros(gain.shape, dtype=torch.int64)
     if not bool(where.any()):
@@ -55,10 +55,10 @@ def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> 
 
 @dataclass(frozen=True)
 class Curvature(WeightPart):
-    """1 for tokens `within` the bounds of what is `predicted` of them, 0 for the others.
+    """Token mask: 1 where the predicted effect of the token's update is `within` the bounds, else 0.
 
     lr      learning rate that the prediction is made for; the update's
-    reject  largest share of the trainable tokens with credit that is left out
+    reject  largest share of the trainable tokens with non-zero advantage that is dropped
     max_gain, max_shift  in the place of `reject`: kept is |m_H| < max_gain and m_F < max_shift, as in the authors' code
 
     Reads signal `state_norm` [P] and the policy at the start of the step. Bounds are over the step's compared

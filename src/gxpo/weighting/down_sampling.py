@@ -1,4 +1,4 @@
-"""Weights that keep rollouts whose credit is far apart, and of these the tokens that are uncertain and matter."""
+"""Down-sampling: rollouts of maximum advantage variance, and their tokens of largest |A| times entropy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 
 @torch.no_grad()
 def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
-    """[n] bool: `k` of the counting members, chosen so that the variance of their values is the greatest.
+    """Subset of `k` counting members whose values have the largest variance, [n] bool.
 
     The j smallest and the k - j largest for the best j (of equally good ones the smallest): variance is convex in each
-    member. Who does not count is kept where it lies as far out as one that is kept. k >= 1.
+    member. A member that does not count is kept where it is as extreme as one that is kept. k >= 1.
 
     >>> a = torch.tensor([1.5, 0.9, 0.2, -0.1, -0.8, -1.7])
     >>> a[max_variance(a, 4, a < 9)].tolist()
@@ -60,7 +60,7 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DownSampling(WeightPart):
-    """Rollouts by `max_variance` of their mean credit over the step, then of their tokens those of largest |A| H.
+    """Keep rollouts by `max_variance` of their mean advantage over the step, and their tokens of largest |A| H.
 
     rows, tokens          shares kept at the start, each rounded up
     rows_end, tokens_end  shares kept at step `total_steps` and after; in between a straight line
@@ -68,7 +68,7 @@ class DownSampling(WeightPart):
 
     Kept rollouts weigh M / N, so that a mean over trajectories is over the kept ones; dropped tokens stay in the
     denominators. H is the entropy of the policy at the start of the step, signal "entropy". Credit is not normalised
-    again: that of the kept ones has no mean of 0. Trajectories that are not compared compete with nobody.
+    again: that of the kept ones has no mean of 0. Trajectories that are not compared do not compete.
 
     Source: D3S, arXiv 2509.22115, from a summary: rollouts of the whole step compete, not those of a group.
     """
@@ -82,7 +82,7 @@ class DownSampling(WeightPart):
     needs = ("entropy",)
 
     def shares(self, step: int) -> tuple[float, float]:
-        """Of rollouts and of tokens, at this step."""
+        """Shares of rollouts and of tokens kept at this step."""
         done = 0.0 if self.total_steps is None else min(max(step / self.total_steps, 0.0), 1.0)
         return (1 - done) * self.rows + done * self.rows_end, (1 - done) * self.tokens + done * self.tokens_end
 

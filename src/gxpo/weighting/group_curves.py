@@ -1,4 +1,4 @@
-"""Curves of `GroupWeight`: weights of groups from a statistic and other scores, one value a group."""
+"""Curves for `GroupWeight`: group weight as a function of success rate, entropy or another statistic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gaussian_rate(
     center: Annotated[float, Interval(ge=0, le=1)] = 0.5,
     sigma: Annotated[float, Gt(0)] = 0.25,
 ) -> Tensor:
-    """exp(-(rate - center)^2 / (2 sigma^2)) over its mean over the groups of the step: weights of mean 1.
+    """Gaussian in the success rate, exp(-(rate - center)^2 / (2 sigma^2)), divided by its mean over the step's groups.
 
     size  compared trajectories; groups without one are not in the mean
 
@@ -66,7 +66,7 @@ def beta_density(rate: Tensor, size: Tensor, *, most: Annotated[float, Gt(0)] = 
 
     1 where the rate is 0 or 1 (there is no contrast to weigh, and the density may have a zero) and where all rates are
     equal. Beta(1, 1) gives REINFORCE with a baseline; Beta(3/2, 3/2) has density (8 / pi) sqrt(p (1 - p)), so that
-    w (r - p) is pi / 8 times GRPO's advantage with the population's std. Made for binary rewards and credit that is
+    w (r - p) is pi / 8 times GRPO's advantage with the population's std. Made for binary rewards and advantages,
     centred and not scaled (`credit.scale: none`).
 
     Source: BNPO, arXiv 2506.02864, and its code.
@@ -100,14 +100,14 @@ def difficulty_mix(
     easy: Literal["one_minus_root", "root_of_rest"] = "one_minus_root",
     eps: Annotated[float, Interval(ge=0)] = 1e-6,
 ) -> Tensor:
-    """w = (1 - M) / (2 (d + eps)) + M / (2 (sqrt(rate) + eps)), times min(1, M / full) on credit above 0: [G, 2].
+    """w = (1 - M) / (2 (d + eps)) + M / (2 (sqrt(rate) + eps)), times min(1, M / full) where A > 0: [G, 2].
 
     rate  share of the group's attempts that are correct; M its mean over groups with compared attempts (size > 0)
     full  accuracy M from which successes count in full
     easy  what d is: "one_minus_root" 1 - sqrt(rate), or "root_of_rest" sqrt(1 - rate), the mirror of sqrt(rate)
 
     The first term weighs easy groups up, the second hard ones. 1 where rate is 0 or 1: one term has a pole there, which
-    in a credit that is centred on the group multiplies 0.
+    in an advantage that is centred on the group multiplies 0.
 
     Source: A-GRAE, arXiv 2602.05548; its code has "one_minus_root".
     """
@@ -134,7 +134,7 @@ def difficulty_softmax(
     differ  bool: the group's outcomes are not all equal
     temperature     the smaller, the more the hardest task counts
     over_differing  further times tokens of the step / tokens of the groups that differ, so that a token mean is over
-                    the latter: groups without credit do not dilute the step
+                    the latter: groups without advantage do not dilute the step
 
     Over the groups that differ the weights add up to S. Groups of equal rates, and a temperature that is large against
     1, give 1.
@@ -163,12 +163,12 @@ def ramp(
     easy: float = 2 / 3,
     least: Annotated[float, Interval(ge=0, le=1)] = 0.5,
 ) -> Tensor:
-    """1 up to a mean of `hard`, `least` from `easy` on, a straight line between (VITAL's DGRPO).
+    """Linear ramp: 1 up to a mean of `hard`, down to `least` from `easy` on (VITAL's DGRPO).
 
     size  compared trajectories; 1 without one
 
     A factor that all rewards of a group share is gone once they are divided by their standard deviation. As a weight it
-    stays, whatever the credit is; where nothing is scaled, it is the same as scaling the rewards.
+    stays, whatever the advantage is; where nothing is scaled, it is the same as scaling the rewards.
 
     >>> ramp(torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5]), torch.ones(5), hard=1.0, easy=2.0).tolist()
     [1.0, 1.0, 0.75, 0.5, 0.5]
@@ -178,16 +178,16 @@ def ramp(
 
 
 def one_or(x: Tensor, *, otherwise: Annotated[float, Interval(ge=0)] = 0.1) -> Tensor:
-    """1 where the statistic is true, `otherwise` where it is not.
+    """1 where the statistic is true, else `otherwise`.
 
     With "long_pays" ADORA's rule for texts, which lets answers grow. Groups that are all right have 1 then, all wrong
-    `otherwise`: only credit that is not centred shows it.
+    `otherwise`: only an advantage that is not centred shows it.
     """
     return torch.where(x > 0, torch.ones((), dtype=torch.float64), otherwise)
 
 
 def over_share(x: Tensor, acting: Tensor) -> Tensor:
-    """1 / the share of acting trajectories whose group has the statistic, the same for all; 1 without such a group.
+    """1 / share of acting trajectories whose group has the statistic, one value for the batch; 1 without such a group.
 
     With "credited" the mean over the step becomes one over the groups with credit. The unit is the trajectory: of a
     group with credit, those whose own credit happens to be 0 count, too. With groups of equal size, `sequence_mean` and

@@ -1,4 +1,4 @@
-"""One weight for all tokens of a group: a curve of a statistic, such as the success rate."""
+"""Group weights by difficulty: a curve of the success rate or another statistic of the group."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class GroupWeight(Scored):
                of columns [R] that gives [R], the same for all of a group
     curve      a function in `gxpo.weighting.group_curves` by name, `file.py:function` or a function: of the statistic
                [G], and of other scores of groups by the names of its parameters, [G] each. It gives the weights [G], or
-               [G, 2]: for credit above 0, and for the rest
+               [G, 2]: for positive advantages, and for the rest
     options    of both, each an option of the weight: `weight.NAME.flip`
 
-    `weight.mine: group_weight`, `weight.mine.curve: my_weights.py:easy_first`. A group of which nobody is compared has
+    `weight.mine: group_weight`, `weight.mine.curve: my_weights.py:easy_first`. A group without compared members has
     rate and mean 0, and `size` 0.
     """
 

@@ -1,4 +1,4 @@
-"""The members of largest score of each unit."""
+"""Top-k mask within units."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gxpo.trees import begins_of
 
 
 def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor:
-    """[n] bool: of each unit the `quota` members of largest score, of equal ones (to 1e-12) the earlier.
+    """Top `quota` members by score in each unit, [n] bool; ties (to 1e-12) go to the earlier member.
 
     score  [n];   unit  [n] int64, -1 = in none, and not kept
     quota  [n] the same for all of a unit
-    where  [n] bool, who competes; the others are kept where they come up to the least that is kept of their unit
+    where  [n] bool, which compete; the others are kept where they come up to the least that is kept of their unit
 
     >>> one = torch.zeros(4, dtype=torch.int64)
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), one, one + 2, one == 0).tolist()

@@ -1,4 +1,4 @@
-"""Weights for tokens that were sampled by something other than the policy being trained."""
+"""Importance weights and masks for sampler-learner mismatch: truncated importance sampling (TIS), masking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def truncated(proximal: Tensor, behaviour: Tensor, cap: float = 2.0) -> Tensor:
     """w = min(proximal probability / behaviour probability, cap) of each token.
 
     proximal   [P] log-probs of the learner's policy at the start of the step
-    behaviour  [P] log-probs of who sampled, of the distribution that was sampled from (temperature, support)
+    behaviour  [P] log-probs of the sampler, of the distribution that was sampled from (temperature, support)
     cap        absolute bound, finite
 
     Returns [P] float64, detached, in [0, cap]. Where a log-prob is unknown (nan) the weight is 1: there is no mismatch
@@ -45,7 +45,7 @@ def agreeing(
     token: tuple[float, float] = (0.5, 2.0),
     sequence: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
-    """1 for tokens on which proximal and behaviour policy agree, in trajectories on which they do, else 0; [P] float64.
+    """Mask: 1 where old and rollout policy agree on the token and on its trajectory, else 0; [P] float64.
 
     proximal, behaviour  [P] log-probs, as of `truncated`
     trajectory           [P] index;   where [P] bool, entries that are in their trajectory's mean: the trainable ones
@@ -73,7 +73,7 @@ def agreeing(
 
 @dataclass(frozen=True)
 class Truncated(WeightPart):
-    """`truncated` per token (TIS). Use it where the ratio is taken over the proximal policy.
+    """Truncated importance sampling per token (TIS), for a ratio over the proximal policy: see `truncated`.
 
     Over the behaviour policy (`objective.ratio_over: behaviour`) the ratio corrects the mismatch itself, and this
     weight would count it twice.
@@ -91,13 +91,13 @@ class Truncated(WeightPart):
 
 @dataclass(frozen=True)
 class MismatchMask(WeightPart):
-    """`agreeing`: tokens and trajectories on which sampler and learner disagree are left out of the loss.
+    """Mask out tokens and trajectories on which sampler and learner disagree: see `agreeing`.
 
     token_min, token_max        bounds of a token's ratio proximal / behaviour
     sequence_min, sequence_max  of the geometric mean of its trajectory's; by default every trajectory passes
 
     What is left out keeps its place in every denominator. Unlike `Truncated` it corrects nothing, so it goes with
-    either denominator of the ratio; beside `Truncated` it is IcePop, with the sequence bounds alone a sequence mask.
+    either denominator of the ratio; with `Truncated` it is IcePop, with the sequence bounds alone a sequence mask.
 
     Source: HisPO, arXiv 2603.21065 (both levels); the token bounds are TRL's.
     """

@@ -1,4 +1,4 @@
-"""Phrases of which the tokens are labelled: a list to begin with, as a regular expression, and how to find others."""
+"""Phrases for token labels: a default list as a regular expression, and frequent phrases of a corpus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLANNING = (  # how English says that it plans, branches off or goes back; ours,
 
 
 def as_pattern(phrases: Sequence[str]) -> str:
-    """A regular expression that matches any of the phrases, in whatever case and with whatever blanks between words.
+    """Regular expression that matches any of the phrases, ignoring case and the amount of white space.
 
     >>> re.findall(as_pattern(["let me try", "try"]), "Let  me try. Retry!")
     ['Let  me try']
@@ -46,7 +46,7 @@ def as_pattern(phrases: Sequence[str]) -> str:
 
 
 def frequent_phrases(texts: Iterable[str], top: int, *, words: tuple[int, int] = (3, 5), least: int = 2) -> list[str]:
-    """The `top` phrases of so many words (from, to) that stand in the most texts, at least in `least` of them.
+    """The `top` phrases of so many words (from, to) by number of texts that contain them, at least `least`.
 
     A text counts once, however often it says a phrase; of equally frequent phrases the longer, then the first by the
     alphabet. A phrase lies within a sentence and has letters only, so numbers and formulas break it. To be given

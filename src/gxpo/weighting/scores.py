@@ -1,4 +1,4 @@
-"""Scores of groups, trajectories and tokens that weights are made of: [R] the same for all of a group, [R], or [n]."""
+"""Scores for weights: success rate, entropy, length, perplexity and others, per group, trajectory or token."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def mean_outcome(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
 
 @_on("R")
 def size(group: Tensor, compared: Tensor) -> Tensor:
-    """How many trajectories of the group are compared."""
+    """Number of the group's compared trajectories."""
     return levels.count(group, compared)
 
 
 @_on("R")
 def acting(group: Tensor, acts: Tensor) -> Tensor:
-    """How many compared trajectories of the group have trained tokens."""
+    """Number of the group's compared trajectories that have trained tokens."""
     return levels.count(group, acts)
 
 
@@ -57,19 +57,19 @@ def differ(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
 
 @_on("R")
 def credited(moved: Tensor, group: Tensor, acts: Tensor) -> Tensor:
-    """Whether a compared trajectory of the group has credit other than 0, [R] bool."""
+    """Whether any compared trajectory of the group has a non-zero advantage, [R] bool."""
     return levels.max(moved, group, acts) > 0
 
 
 @_on("R")
 def tokens(length: Tensor, group: Tensor) -> Tensor:
-    """Trained tokens of the group."""
+    """Number of trained tokens of the group."""
     return levels.sum(length, group)
 
 
 @_on("R")
 def long_pays(length: Tensor, correct: Tensor, complete: Tensor, group: Tensor, compared: Tensor) -> Tensor:
-    """[R] bool: the group's longest correct answer is longer than its complete wrong answers are on average (ADORA).
+    """Whether the group's longest correct answer exceeds the mean length of its complete wrong ones, [R] bool (ADORA).
 
     length    [R] tokens
     complete  [R] bool: not cut off by a limit; wrong answers that were do not enter the average
@@ -120,7 +120,7 @@ def answer_entropy(
     estimator: Literal["mean_log", "shannon"] = "mean_log",
     mass: Literal["count", "likelihood"] = "count",
 ) -> Tensor:
-    """Uncertainty of the group about its answer over log G, its largest value by heads; 0 where all agree (SEED-GRPO).
+    """Semantic entropy of the group's answers divided by log G; 0 where all agree (SEED-GRPO).
 
     estimator  "mean_log": -(1/K) sum_k log p_k over the group's K clusters of answers; "shannon": -sum_k p_k log p_k
     mass       what p_k is made of: "count", or "likelihood": e to the mean log-probability of an attempt's tokens by
@@ -134,7 +134,7 @@ def answer_entropy(
 
 @_on("R")
 def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Tensor, success: Tensor) -> Tensor:
-    """1 - the mean cosine between the group's attempts and its models, in [0, 2]; nan without either.
+    """1 - mean cosine similarity between the group's attempts and its demonstrations, in [0, 2]; nan without either.
 
     embedding  [R, H];   shown  [R] bool: the demonstrations, which are no attempts
 
@@ -154,7 +154,7 @@ def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Ten
 
 @_on("R")
 def of_attempts(outcome: Tensor, group: Tensor, compared: Tensor, shown: Tensor) -> Tensor:
-    """Mean outcome of the group's compared trajectories that are no demonstrations; nan without one."""
+    """Mean outcome of the group's compared trajectories other than demonstrations; nan without one."""
     return _mean_or_nan(outcome, group, compared & ~shown)
 
 
@@ -200,7 +200,7 @@ def lateness(first_use: Tensor, length: Tensor, group: Tensor, correct: Tensor, 
 # ---------------------------------------------------------------- of tokens
 @_on("P")
 def taught(teacher_entropy: Tensor, trajectory: Tensor) -> Tensor:
-    """1 where a teacher speaks to any token of the trajectory, else 0."""
+    """1 where any token of the trajectory has teacher log-probs, else 0."""
     return levels.max(teacher_entropy.isfinite(), trajectory)
 
 
@@ -217,5 +217,5 @@ def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
 
 @_on("P")
 def position(place: Tensor, trajectory: Tensor) -> Tensor:
-    """From 0 at the first trained token of a trajectory to 1 at the last; 0 of one token."""
+    """Relative position: 0 at the first trained token of a trajectory, 1 at the last; 0 for a single token."""
     return place.to(torch.float64) / (levels.count(trajectory) - 1).clamp_min(1)

@@ -1,4 +1,4 @@
-"""What `TokenWeight` makes of a score: masks that keep some tokens or trajectories, and factors. [n] each, float64."""
+"""Curves for `TokenWeight`: masks and factors as a function of a token or trajectory score, [n] float64."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def at_maximum(x: Tensor, scope: Tensor) -> Tensor:
 def plausible(
     x: Tensor, correct: Tensor, *, low: Annotated[float, Ge(1)] = 1.05, high: Annotated[float, Ge(1)] = 2.5
 ) -> Tensor:
-    """1 for a correct answer of perplexity <= high and for a wrong one of perplexity >= low, else 0.
+    """1 for correct answers of perplexity <= high and for wrong ones of perplexity >= low, else 0.
 
     high  a correct answer that the reference finds stranger than this may have come out right by luck
     low   a wrong answer that it finds surer than this may have been judged wrongly
@@ -139,7 +139,7 @@ def top_scaled(
 def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Tensor:
     """`positive` where the score is above 0, `negative` where it is below, 1 where it is 0.
 
-    By credit W-REINFORCE, arXiv 2506.01347, which weighs positive samples by 0.1; 0 leaves one side out.
+    By advantage W-REINFORCE, arXiv 2506.01347, which weighs positive samples by 0.1; 0 leaves one side out.
 
     >>> by_sign(torch.tensor([2.0, -1.0, 0.0]), positive=0.1).tolist()
     [0.1, 1.0, 1.0]
@@ -151,10 +151,10 @@ def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Ten
 def exponential(
     x: Tensor, *, temperature: Annotated[float, Gt(0)] = 1.0, most: Annotated[float, Gt(0)] = 100.0
 ) -> Tensor:
-    """min(e^(score / temperature), most); by credit it multiplies a loss that has the credit as a factor already.
+    """min(e^(score / temperature), most); of the advantage, it multiplies a loss that already has it as a factor.
 
     temperature  in units of the score: the lower, the more the best count
-    most         bound of the weight, ours: a credit of many standard deviations would be all
+    most         bound of the weight, ours: an advantage of many standard deviations would be all
 
     Source: REC, arXiv 2509.24203 (RED-Weight).
 
@@ -165,7 +165,7 @@ def exponential(
 
 
 def raised(x: Tensor, credit: Tensor, *, alpha: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> Tensor:
-    """1 + alpha sign(credit) where the score is above 0, else 1; w times credit is credit + alpha |credit| there.
+    """1 + alpha sign(A) where the score is above 0, else 1; there w A = A + alpha |A|.
 
     Credits of a group no longer add up to 0: marked tokens are pushed on the whole. By label HICRA, arXiv 2509.03646.
 
@@ -176,7 +176,7 @@ def raised(x: Tensor, credit: Tensor, *, alpha: Annotated[float, Interval(ge=0, 
 
 
 def bonus(x: Tensor, credit: Tensor, *, strength: float = 1.0, bound: Factor = 0.5) -> Tensor:
-    """1 + clip(strength score / A, -bound, bound), 1 where the credit A is 0.
+    """1 + clip(strength score / A, -bound, bound), 1 where the advantage A is 0.
 
     So w A = A + clip(b, -bound |A|, bound |A|): a bonus b = strength * score on the advantage itself, after all
     normalisation, that with bound < 1 never turns its sign; with a surrogate that is linear in the credit, as clips
@@ -201,11 +201,11 @@ def relative_entropy(
     least: Annotated[float, Interval(ge=0, le=1)] = 0.1,
     most: Annotated[float, Ge(1)] = 10.0,
 ) -> Tensor:
-    """Mean score of the scope / score, held in [least, most] (EDGE-GRPO, by mean entropy: sure answers count more).
+    """Mean score of the scope / score, clipped to [least, most] (EDGE-GRPO: confident answers count more).
 
     least, most  0 and .inf: none, and an answer without any entropy is an error
 
-    1 where the score is the mean (to 1e-5 nats), also at 0, and where nobody counts. Source: arXiv 2507.21848.
+    1 where the score is the mean (to 1e-5 nats), also at 0, and where none counts. Source: arXiv 2507.21848.
 
     >>> one = torch.zeros(3, dtype=torch.int64)
     >>> relative_entropy(torch.tensor([0.25, 0.5, 0.75]), one, one == 0).tolist()
@@ -218,9 +218,9 @@ def relative_entropy(
 
 
 def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) -> Tensor:
-    """1 + (alpha - 1) (x - min) / (max - min) within the scope, between 1 and alpha (TW-GRPO, by disagreement).
+    """Min-max scaling to [1, alpha]: 1 + (alpha - 1) (x - min) / (max - min) within the scope (TW-GRPO).
 
-    Who does not count is held between the extremes of those who do. 1 where those are equal or nobody counts.
+    A member that does not count is clipped to the extremes of those that do. 1 where those are equal or none counts.
     Source: arXiv 2505.24718.
 
     >>> one = torch.zeros(3, dtype=torch.int64)
@@ -234,7 +234,7 @@ def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) 
 
 
 def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
-    """1 + strength (2 t - 1)^2, t from 0 to 1 ("position": the beginning and the end count more than the middle).
+    """1 + strength (2 t - 1)^2 for t in [0, 1]: of "position", the beginning and the end count more.
 
     The mean weight of a long trajectory is 1 + strength / 3; it is not divided out. Source: AVATAR's temporal advantage
     shaping, arXiv 2508.03100 (0.3).
@@ -246,7 +246,7 @@ def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
 
 
 def over_mean(x: Tensor, segment: Tensor) -> Tensor:
-    """Score / its mean over the segments, each counted once; 1 where there is none.
+    """Score divided by its mean over the segments, each counted once; 1 where there is none.
 
     By "noise_scale", the standard deviation of the noise that a denoising step adds, whose segments are the steps:
     summed over the trained steps the weights give their number, so the size of an update does not depend on the noise

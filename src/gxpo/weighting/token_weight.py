@@ -1,4 +1,4 @@
-"""Weights of tokens or trajectories by a score: masks, such as the top share by entropy, and factors."""
+"""Token weights and masks by a score: entropy, advantage, position, perplexity."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenWeight(Scored):
-    """w = keep(score of the token), within a scope: 0 or 1 from a mask, or a factor.
+    """Token or trajectory weight by a score: w = keep(score) within a scope, a 0/1 mask or a factor.
 
     by       the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
              column's mean over its trajectory), a name in `gxpo.weighting.scores`, or a function of columns
     keep     a function in `gxpo.weighting.token_curves` by name, `file.py:function` or a function: of the score, and of
              other columns by the names of its parameters (`gxpo.weighting.columns`)
     unit     what is kept or weighed: each "token", or each "trajectory" with all of its tokens
-    scope    whom it is compared with: those of the "batch" (the step), of its "group", or of its "trajectory"
-    sign     credit of which sign is weighed: "all", or "positive" alone; 1 elsewhere
+    scope    compared with those of the "batch" (the step), of its "group", or of its "trajectory"
+    sign     sign of the advantage that is weighed: "all", or "positive" alone; 1 elsewhere
     options  of both functions, each an option of the weight: `weight.NAME.share`
 
     A token that is left out keeps its place in every denominator. Trajectories that are not compared, or have no
