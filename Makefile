@@ -23,7 +23,7 @@ help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
 	@echo "make test    lint, types, import contracts and the tests"
 	@echo "make test-all   what make test leaves out: more of each kind, searches, tests as on lesser processors"
-	@echo "make docs    a page and pictures for each method, in docs/methods"
+	@echo "make docs    a page and pictures for each method, and a reference of parts and settings, in docs/methods"
 	@echo "make lowest  a part of the suite with the lowest versions that pyproject.toml allows"
 	@echo "make curves  the runs behind the learning curves in README.md"
 	@echo "make clean   remove .venv, caches and generated pages"

@@ -1,8 +1,9 @@
-"""Generated documentation: docs/methods/ with an index, a page and pictures for each method.
+"""Generated documentation in docs/methods/: an index, a page and pictures for each method, and a reference of all parts
+and settings.
 
     python scripts/make_docs.py        # or: make docs
 
-Not committed: the methods themselves are the source.
+Not committed: methods, parts and settings are the source.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from gxpo.explain.method_page import pages
+from gxpo.explain.reference_pages import reference
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -23,7 +25,7 @@ def main() -> None:
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     drawn = pages(lambda figure: "") if given.no_pictures else pages()
-    written = {name: text for name, text in drawn.items() if text}
+    written = {name: text for name, text in drawn.items() if text} | reference()
     for path in sorted(out.iterdir()):
         if path.suffix in (".md", ".svg") and path.name not in written:  # of a method that is no more
             path.unlink()

@@ -21,14 +21,14 @@ class TaskSettings(_Section):
 
 
 class SamplingSettings(_Section):
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="sampling temperature; 0 is greedy")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="0 is off")
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    max_new_tokens: Positive = 64
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="1 is off")
+    max_new_tokens: Positive = Field(default=64, description="tokens of one action at most")
     stop: list[str] = Field(default=[], description="an action ends with the token that completes one of these")
     batch_rows: Positive = Field(default=256, description="samples that are decoded together")
     engine: Literal["auto", "torch", "vllm", "openai"] = Field(
-        default="auto", description="who samples; auto: the fastest that is installed and fits, see docs/engines.md"
+        default="auto", description="sampling engine; auto: the fastest that is installed and fits, see docs/engines.md"
     )
     engine_python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
     engine_options: dict[str, Any] = Field(default={}, description="handed to the engine, e.g. {max_model_len: 4096}")
@@ -68,17 +68,25 @@ class EnvSettings(_Section):
 
 
 class OptimSettings(_Section):
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    lr: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak learning rate")
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+        default=[0.9, 0.999], description="of AdamW"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW, on matrices alone")
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is off")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="of the learning rate after warm-up, to 0 at the last step"
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="optimiser steps over which the learning rate rises linearly to lr"
+    )
 
 
 class LearnerSettings(_Section):
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    device: str = "auto"
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        default="float32", description="of the model; bfloat16: updates go to float32 copies"
+    )
+    device: str = Field(default="auto", description="auto: cuda, else mps, else cpu")
     tokens_per_microbatch: Positive | Literal["auto"] = Field(
         default=8192, description="auto: measured once, then fixed in config.yaml"
     )
@@ -99,18 +107,18 @@ class LearnerSettings(_Section):
     )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
-    lora_alpha: Annotated[float, Field(gt=0)] = 16.0
-    lora_targets: str | list[str] = "all-linear"
+    lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
+    lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
 
 
 class TrainerSettings(_Section):
-    steps: Positive = 100
+    steps: Positive = Field(default=100, description="steps of the run: rollouts, then an update")
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(default=50, description="0: only the last")
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Positive = Field(default=2, description="newest checkpoints that are kept")
     rollouts_every: Annotated[int, Field(ge=0)] = Field(
         default=10, description="write every n-th step's rollouts; 0: none"
     )
-    tensorboard: bool = False
+    tensorboard: bool = Field(default=False, description="also write metrics for TensorBoard")
     max_nonfinite_steps: Positive = Field(
         default=3, description="stop after so many steps in a row that were skipped: their gradient was not finite"
     )
@@ -120,7 +128,7 @@ class EvalSettings(_Section):
     every: Annotated[int, Field(ge=0)] = Field(default=25, description="0: only before and after")
     tasks: Positive = Field(default=1000, description="held-out tasks, the same for every seed and step")
     samples: Positive = Field(default=1, description="more than 1: that many samples a task, for pass@k")
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of evaluation; 0 is greedy")
 
 
 class RewardSettings(_Section):
@@ -130,7 +138,7 @@ class RewardSettings(_Section):
     timeout: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="seconds a scorer may take for one rollout; for math, of processor time"
     )
-    workers: Positive = 1
+    workers: Positive = Field(default=1, description="processes that score rollouts")
     options: dict[str, dict[str, Any]] = Field(
         default={}, description="of rewards by name, e.g. {majority_vote: {pattern: ...}}"
     )
@@ -142,9 +150,9 @@ class RewardSettings(_Section):
 class RunSettings(_Section):
     """Everything of a run but its method."""
 
-    model: str = "tiny"
-    task: str = "arithmetic"
-    seed: Annotated[int, Field(ge=0)] = 0
+    model: str = Field(default="tiny", description="a built-in model, a directory, or an id on the hub")
+    task: str = Field(default="arithmetic", description="a task by name, a data file, or file.py:function")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of all random numbers of the run")
     out: str | None = Field(
         default=None, description="run directory; default: runs/ and the name of the file, see docs/configuration.md"
     )

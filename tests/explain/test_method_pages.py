@@ -11,6 +11,7 @@ import gxpo
 from gxpo.explain.effect import Effect, effect
 from gxpo.explain.method_page import INDICES, pages
 from gxpo.explain.method_pictures import effect_figure, number, svg
+from gxpo.explain.reference_pages import reference
 from gxpo.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,9 +27,9 @@ def test_make_docs_writes_the_pages_and_removes_those_of_methods_that_are_gone(w
     command = [sys.executable, str(DOCS.parent / "scripts" / "make_docs.py"), "--no-pictures", "--out", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {
-        name: text for name, text in written.items() if name.endswith(".md")
+        name: text for name, text in (written | reference()).items() if name.endswith(".md")
     }
-    assert f"{len(METHODS) + len(INDICES)} files" in said
+    assert f"{len(METHODS) + len(INDICES) + len(reference())} files" in said
 
 
 def test_every_method_has_a_page_and_the_index_leads_to_it(written):

@@ -108,7 +108,7 @@ def _options(kind: type, slot: str) -> list[dict[str, Any]]:
             {
                 "key": f"{prefix}.{field.name}",
                 "name": field.name,
-                "type": _type(hints[field.name]),
+                "type": type_in_words(hints[field.name]),
                 "range": None if rule is None or rule.choices else rule.text,
                 "choices": None if rule is None or not rule.choices else [str(c) for c in rule.choices],
                 "default": None if made is dataclasses.MISSING else _plain(made),
@@ -118,16 +118,17 @@ def _options(kind: type, slot: str) -> list[dict[str, Any]]:
     return out
 
 
-def _type(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
+    """A type hint in the words of users: integer, number, text, list, word (one of several)."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _type(args[0])
+        return type_in_words(args[0])
     if origin is Literal:
         return "word"
     if hint in _WORDS:
         return _WORDS[hint]
     if args and origin is not None and not (isinstance(origin, type) and issubclass(origin, (list, tuple, Mapping))):
-        return " or ".join(dict.fromkeys(map(_type, args)))
+        return " or ".join(dict.fromkeys(map(type_in_words, args)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "mapping"
     if isinstance(origin, type) and issubclass(origin, (list, tuple)):

@@ -1,0 +1,132 @@
+"""Generated reference pages: all parts with their options and users, and all settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gxpo import ranges
+from gxpo.explain.parts import entries, type_in_words
+from gxpo.keys import show
+from gxpo.settings import RunSettings
+
+FENCE = "```"
+SLOTS = {  # what the parts of a slot do
+    "credit": "Advantage estimators; `credit.add.NAME` adds a further one.",
+    "weight.NAME": "Weights of tokens, trajectories and groups in the loss; all of a method's are multiplied.",
+    "rollout": "How rollouts are sampled and grouped.",
+    "reward.add.NAME": "Rewards that are added to the outcome (`reward.add`), reward shaping (`reward.shape`) and "
+    "rewards of single turns (`reward.step`).",
+    "segment": "Segmenters: how actions are cut into segments.",
+    "signal.NAME": "Quantities that other parts read: baselines, judges, beliefs, second models.",
+    "objective.surrogate": "Surrogate losses: PPO's clip and others.",
+    "objective.ratio": "Importance ratios by level.",
+    "objective.kl.control": "Controllers and schedules of a coefficient, also under `objective.entropy.control`.",
+    "objective.add.NAME": "Terms of the loss; `objective=NAME` puts one in the policy gradient's place.",
+    "update": "How a step's rollouts become optimiser steps.",
+}
+
+
+def reference() -> dict[str, str]:
+    """Pages by file name: parts.md and settings.md."""
+    return {"parts.md": parts_page(), "settings.md": settings_page()}
+
+
+def parts_page() -> str:
+    """Markdown: every part by stage, with first line, options, ranges, signals and the methods that use it."""
+    rows = entries()
+    slots = dict.fromkeys(row["slot"] for row in rows)
+    contents = ", ".join(f"[{slot}](#{_anchor(slot)})" for slot in slots)
+    lines = [
+        *_head("Parts", "gxpo parts relative"),
+        f"All {len(rows)} parts that methods are made of, by the key that takes them, with options, ranges, defaults "
+        f"and users: {contents}. `file.py:Class` names a part of your own.",
+    ]
+    for slot in slots:
+        lines += ["", f"## {slot}", *(["", SLOTS[slot]] if slot in SLOTS else [])]
+        for row in (r for r in rows if r["slot"] == slot):
+            lines += ["", f"### {row['name']}", "", f"{row['summary']}. [Source](../../src/{row['file']})"]
+            if row["options"]:
+                lines += ["", *_table(("option", "type", "range", "default"), map(_option, row["options"]))]
+            lines += ["", " ".join(_facts(row))]
+    return "\n".join([*lines, ""])
+
+
+def settings_page() -> str:
+    """Markdown: every setting of a run by section, with type, range, default and meaning."""
+    sections = _settings(RunSettings, "")
+    lines = [
+        *_head("Settings", "gxpo train examples/arithmetic.yaml --dry-run"),
+        "All settings of a run that belong to no method, by section. Keys of methods (`credit`, `weight`, `objective`, "
+        "`rollout`, `reward`, `segment`, `signal`, `update`) take [parts](parts.md); how files, `--set` and methods "
+        "override one another: [configuration](../configuration.md).",
+    ]
+    for section, rows in sections.items():
+        lines += ["", f"## {section or 'Top level'}", ""]
+        lines += _table(("key", "type", "range", "default", "meaning"), rows)
+    return "\n".join([*lines, ""])
+
+
+def _head(title: str, command: str) -> list[str]:
+    return [f"# {title}", "", f"{FENCE}bash", command, FENCE, ""]
+
+
+def _anchor(title: str) -> str:
+    """The fragment that Markdown renderers give a heading."""
+    return "".join(c for c in title.lower() if c.isalnum() or c in "_-")
+
+
+def _table(head: Sequence[str], rows: Any) -> list[str]:
+    lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
+def _option(option: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    allowed = ", ".join(f"`{c}`" for c in option["choices"]) if option["choices"] else option["range"] or ""
+    default = "required" if option["required"] else f"`{show(option['default'])}`"
+    return f"`{option['key']}`", option["type"], allowed, default
+
+
+def _facts(row: Mapping[str, Any]) -> list[str]:
+    told = [
+        f"{what}: {', '.join(f'`{x}`' for x in row[key])}."
+        for key, what in (("needs", "Reads signals"), ("requires", "Rollouts carry"), ("provides", "Provides"))
+        if row[key]
+    ]
+    users = [*(f"[{name}]({name}.md)" for name in row["methods"]), *(["all others"] if row["default"] else [])]
+    return [*told, f"Used by: {', '.join(users) or 'no method'}."]
+
+
+def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str, str, str, str, str]]]:
+    """Rows of the table by section."""
+    hints = get_type_hints(model, include_extras=True)
+    found: dict[str, list[tuple[str, str, str, str, str]]] = {section: []}
+    for name, entry in model.model_fields.items():
+        kind = entry.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= _settings(kind, name)
+            continue
+        hint = _plain(hints[name])
+        rule = ranges.rule_of(hint)
+        allowed = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
+        key = f"{section}.{name}" if section else name
+        default = f"`{show(entry.default)}`"
+        found[section].append((f"`{key}`", type_in_words(hint), allowed, default, entry.description or ""))
+    return found
+
+
+def _plain(hint: Any) -> Any:
+    """A hint whose constraints are stated as `annotated_types`, not inside pydantic's fields."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        constraints = [c for x in args[1:] for c in (x.metadata if isinstance(x, FieldInfo) else [x])]
+        return Annotated[(_plain(args[0]), *constraints)] if constraints else _plain(args[0])
+    if origin is list:
+        return list[_plain(args[0])]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_plain, args))]  # noqa: UP007  (from a tuple)
+    return hint
