@@ -9,7 +9,7 @@ from gxpo.former import Former
 
 FORMER = {
     "pass_atk": Former("pass_at_k"),
-    "group_relative": Former(Relative),
+    "group_relative": Former(Relative, values={"unit": {"trajectory": "own"}}),  # an outcome's own unit
     "for_origin": Former("constant_advantage"),
     "shrunk": Former("shrinkage_baseline"),
     "virtual_members": Former("pseudo_rollouts"),

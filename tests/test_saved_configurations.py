@@ -1,0 +1,54 @@
+"""Configurations that gxpo 0.1.0 saved, every key stated, give the method that they gave then.
+
+`saved/configurations-0.1.0.json.gz` holds what 0.1.0 wrote for each of its methods, and for each with the paper's
+settings: {method: text of config.yaml}.
+"""
+
+import gzip
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tests.battery import battery, made_up
+from tests.thorough import ALL
+
+import gxpo
+from gxpo import config
+
+SAVED = json.loads(gzip.decompress((Path(__file__).parent / "saved" / "configurations-0.1.0.json.gz").read_bytes()))
+STAGES = ("weights", "terms", "rollout", "shapes", "step_rewards", "rewards", "signals", "update", "kl_reward")
+
+
+def shown(parts):
+    """Parts with their options; those of a mapping in any order."""
+    return repr(sorted(parts.items())) if isinstance(parts, dict) else repr(parts)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[ALL] * ("@" in n)) for n in SAVED])
+def test_a_saved_configuration_gives_the_method_that_it_was(name, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(SAVED[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # former names say the new ones
+        saved, now = config.load(path, []).method, gxpo.method(name)
+    for stage in STAGES:
+        assert shown(getattr(saved, stage)) == shown(getattr(now, stage)), stage
+    saved, now = (m.fill(horizon=12.0, max_length=12, total_steps=4) for m in (saved, now))
+    forest = battery(1)
+    signals = made_up(now, forest, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # advantages of the task's rewards alone
+        assert torch.equal(saved.advantages(forest, signals), now.advantages(forest, signals))
+
+
+def test_each_former_name_is_said_once(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(SAVED["gigpo"])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        config.load(path, [])
+    lines = [str(w.message) for w in said if issubclass(w.category, FutureWarning)]
+    assert len(lines) == len(set(lines)) and any("anchor_state" in line for line in lines)
+    assert all("\n" not in line for line in lines)
