@@ -3,11 +3,10 @@ r"""A-GRAE: advantages reweighted by prompt difficulty (easy first, hard later);
 A' = A ((1 - M) / (2 (1 - sqrt(p))) + M / (2 sqrt(p))), times min(1, M) where A > 0
 p the group's success rate, M the mean of p over the step's groups
 
-Choices. The easy term is as the code has it; sqrt(1 - p) would be the mirror of sqrt(p)
-(`weight.difficulty_mix.easy: root_of_rest`), and at p = 0.75 the difference is 3.7 times. The branch is guarded in the
-code by a setting that its scripts never reach: as run there, it is GRPO. M is over groups with
-verdicts and counts in full from 1 on (0.5 for geometry
-and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have weight 1 for a credit of 0.
+Choices. The easy term is as the code has it; sqrt(1 - p) would be the mirror of sqrt(p) (`weight.difficulty_mix.easy:
+root_of_rest`), and at p = 0.75 the difference is 3.7 times. The branch is guarded in the code by a setting that its
+scripts never reach: as run there, it is GRPO. M is over groups with verdicts and counts in full from 1 on (0.5 for
+geometry and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have weight 1 and advantage 0.
 """
 
 from gxpo.keys import Definition

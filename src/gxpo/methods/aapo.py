@@ -7,7 +7,7 @@ Choices. As in the authors' code; "momentum" is its word for the gap, nothing is
 loss is -A rho without a bound, whose gradient is that of -A log pi as long as a step has one update (rho = 1). Sampling
 from the reference takes adapters (`learner.lora_rank`). Its configuration sets a KL coefficient of 0.1 that the loss
 does not read: there is none here. eps is 1e-4 in the code (`aapo@paper`). An answer whose partner could not be scored
-has no gap. Groups of equal rewards learn where the reference fared otherwise.
+has no gap. Groups of equal rewards learn where the reference's rewards differ.
 """
 
 from gxpo.credit.bonus import Bonus

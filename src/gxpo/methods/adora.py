@@ -4,7 +4,7 @@ w = 1 if max_correct L > mean_wrong L, else 0.1, for the whole group;   A' = w A
 
 Choices. The rule of the code for texts; wrong answers that were cut off are not in the mean (there: of 4054 tokens and
 more, just below the limit). Without wrong answers w = 1, without correct ones 0.1; the code for images has it the other
-way round, which a centred credit does not show. The paper's rule by difficulty is in neither code and not built.
+way round, which a centred advantage does not show. The paper's rule by difficulty is in neither code and not built.
 """
 
 from gxpo.keys import Definition

@@ -5,12 +5,12 @@ L = mean over attempts and tokens of -r log policy  +  0.5 mean over steps of (v
 
 Choices. The search is the authors' code's: from the root down by q + 1.5 p sqrt(N) / (1 + n), p the geometric mean of
 the probabilities of the step's tokens, 5 candidates a step, every end scored and backed up as +-1. There a step that is
-no end is backed up with the value head's estimate and the next selection begins at the root; here it has no say, and
-the search goes on below it. They train between rounds of search, by the mean of -log policy over the tokens of right
-solutions and a mean squared error of tanh of a linear head to q; here in every step, on the attempts of its own search,
--r log policy with r the outcome (0: not imitated, but counted), and a linear head in units of the outcome, where q is
-2 V - 1. A step is 1/8 of the longest answer (theirs: a line, with code that is run). Left out: the head in the search,
-beam search by steps at inference.
+no end is backed up with the value head's estimate and the next selection begins at the root; here that estimate is not
+used, and the search goes on below the step. They train between rounds of search, by the mean of -log policy over the
+tokens of right solutions and a mean squared error of tanh of a linear head to q; here in every step, on the attempts of
+its own search, -r log policy with r the outcome (0: not imitated, but counted), and a linear head in units of the
+outcome, where q is 2 V - 1. A step is 1/8 of the longest answer (theirs: a line, with code that is run). Left out: the
+head in the search, beam search by steps at inference.
 """
 
 from gxpo.credit.value_delta import ValueDelta

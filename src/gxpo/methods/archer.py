@@ -1,17 +1,17 @@
 r"""ArCHer: hierarchical actor-critic with utterance-level double Q and V critics and a token-level policy gradient.
 
-A   = min(Q1, Q2) - min(V1, V2) of the utterance;   credit of a token: A - b_t, b_t a baseline fitted to A
+A   = min(Q1, Q2) - min(V1, V2) of the utterance;   advantage of a token: A - b_t, b_t a baseline fitted to A
 Q_i -> r + gamma V_i(next turn), V_i -> Q_i(what was said): squared errors;   actor: -A log pi, no ratio, no clip
 
-Choices. On policy: the reference keeps a replay buffer, samples the utterance anew for the targets of V and for the
+Choices. On policy: the reference keeps a replay buffer, samples the utterance again for the targets of V and for the
 actor, and has target networks that follow with 0.1 a step. Here what was said is a sample of the policy already, the
 step's own rollouts are all there is, and targets are of the heads at the start of the step: with that nothing is off
 policy, and each rollout is learned from once. The critic is linear heads on the policy's own body (there a second
-model). They begin at 0, so that the two of a pair are told apart by what they learn from, half of the rollouts each,
-and not by random beginnings as there. Q is read in the state before the utterance's last token. gamma 0.9 is the
-trainer's; their configurations have 0.95 (`archer@paper`) and no token baseline (`use_baseline`). The loss of a rollout
-is the mean over its tokens (the base's); there it is the sum over an utterance. Other epochs and rates of the reference
-are not taken over.
+model). They begin at 0, and the two of a pair differ because each learns from half of the rollouts (there by random
+initialisation). Q is read in the state before the utterance's last token. gamma 0.9 is the trainer's; their
+configurations have 0.95 (`archer@paper`) and no token baseline (`use_baseline`). The loss of a rollout is the mean over
+its tokens (the base's); there it is the sum over an utterance. Other epochs and rates of the reference are not taken
+over.
 """
 
 from gxpo.credit.twin_critic import TwinCritic

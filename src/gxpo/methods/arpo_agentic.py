@@ -3,7 +3,7 @@ r"""ARPO: entropy-based adaptive branching of agent rollouts after uncertain tur
 P(branch after turn t) = clip(p_b + w (H_t - H_1), 0, 1),  H_t the mean -log p of the turn's first 20 tokens;
 N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch;  A = GRPO's over all n.
 
-Choices. The paper's "soft" credit, which is all that the code has: every attempt has its own A on its whole path, so
+Choices. The paper's "soft" advantage, which is all that the code has: every attempt has its own A on its whole path, so
 that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean in all of
 them: up to the clip, and with attempts of one length, the same gradient. H is an estimate from the sampled tokens, a
 mean in nats (the code: the sum of 20 tokens' entropies over their ten likeliest, divided by ln of the vocabulary's

@@ -2,13 +2,13 @@ r"""AT-GRPO: one group per agent and turn in multi-agent teams, with tree-sample
 
 r_c = alpha team_c + local_c;   A_c = (r_c - mean_cell r) / (std_cell r + eps);   c* = first argmax_c r_c goes on
 
-Choices. The team's reward of a candidate is the task's reward of the answer as it would stand after it: an agent that
-does not answer is told apart by `Role.local` alone (the reference's agents of mathematics have the verdict on their own
-answer as both). Every candidate's reward is read before one is selected, by its own cell's rewards, agent after agent.
-The reference code lets all agents of a turn speak first and then copies the best branch over all K environments after
-each agent, so that later agents see K copies of one reward and have no signal; its group key moreover merges the cells
-of K problems. Neither is followed. A cell of one has 0 (the reference: its raw reward). With `rollout.policy: per_role`
-the loss is the mean over all candidates of the step (the paper: a mean for each policy), and all policies take one
+Choices. The team's reward of a candidate is the task's reward of the answer after it: for an agent that does not answer
+only `Role.local` differs between candidates (the reference's agents of mathematics have the verdict on their own answer
+as both). Every candidate's reward is read before one is selected, by its own cell's rewards, agent after agent. The
+reference code lets all agents of a turn speak first and then copies the best branch over all K environments after each
+agent, so that later agents see K copies of one reward and have no signal; its group key moreover merges the cells of K
+problems. Neither is followed. A cell of one has 0 (the reference: its raw reward). With `rollout.policy: per_role` the
+loss is the mean over all candidates of the step (the paper: a mean for each policy), and all policies take one
 optimiser step together.
 """
 

@@ -3,7 +3,7 @@ r"""AVATAR: U-shaped token weights over the answer; replayed rollouts against th
 w_t   = 1 + 0.3 (2 t - 1)^2, t from 0 to 1 along the answer; not divided out
 fresh:    A = (R - mean_g) / std_g over the task's fresh rollouts
 replayed: A = (R - mean of the task's newest 20 outcomes) / std over its replayed rollouts
-L     = over fresh and replayed rows together, the ratio against who sampled them
+L     = over fresh and replayed rows together, the ratio over the policy that sampled them
 
 Choices. From an analysis with formulas. An answer of one token has t = 0 and weight 1.3. Replayed rollouts of equal
 outcomes have no std and are not scaled, so that they teach where no group does. The paper's sequence ratio of replayed

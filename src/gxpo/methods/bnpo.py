@@ -5,9 +5,9 @@ a = k m, b = k (1 - m), k = m (1 - m) / v - 1;   m, v mean and variance (ddof 1)
 Beta(1, 1) is REINFORCE with a baseline, Beta(3/2, 3/2) GRPO's scale up to pi / 8.
 
 Choices. p by verdicts, where the code maps rewards to [0, 1]: the same for binary ones. A group of fewer than two is
-not in m and v (code: it is, with p = 0). Equal p everywhere: weight 1 (code: 0 / 0). p of 0 or 1: weight 1 for a credit
-of 0 (code: up to 1e6). One Beta for each of several rewards, off in the code by default, is not built. TRL's
-`loss_type` "bnpo" is a token mean and has nothing to do with this.
+not in m and v (code: it is, with p = 0). Equal p everywhere: weight 1 (code: 0 / 0). p of 0 or 1: weight 1, advantage 0
+(code: up to 1e6). One Beta for each of several rewards, off in the code by default, is not built. TRL's `loss_type`
+"bnpo" is a token mean and has nothing to do with this.
 """
 
 from gxpo.keys import Definition

@@ -6,8 +6,8 @@ L = GRPO's with that rho for the first 30 steps, with the usual one afterwards; 
 Choices. The head reads the state after the final norm, as it does at the end; the authors' code reads it as it is
 (`lm_head(hidden_states[k + 1])`): `bupo@paper`. 0.15 of the depth is layer 5 of 36 (their k = 5, counted from 0, is the
 sixth), which any model has: layer 1 of the tiny one's 3 (`objective.layer` and `signal.layer_logprob.layer`, a number
-or a share). The inner ratio does not correct for who sampled: nobody sampled from pi^k. The paper's runs clip at 10 for
-A < 0 as well and take the mean over tokens.
+or a share). The inner ratio does not correct for the sampler: no rollout is sampled from pi^k. The paper's runs clip at
+10 for A < 0 as well and take the mean over tokens.
 """
 
 from gxpo.keys import Definition

@@ -5,7 +5,7 @@ s(t) = sigmoid(t/tau) / tau;   l = mean_t log old;   loss = GRPO's with A_i, tim
 m_i = [PPL_ref(o_i) <= 2.5] if right, [PPL_ref(o_i) >= 1.05] if wrong
 
 Choices. tau 0.6 (the paper: 0.6 for 1.5B, 0.5 for 7B parameters). The sum has no normaliser: our source states none,
-and it would only scale the step. What the mask leaves out still meets its rivals. Bounds of perplexity are for a
+and it would only scale the step. Masked rollouts still count in the sums of the others. Bounds of perplexity are for a
 reference that is a capable model of the task; of one trained from nothing, every correct answer may be left out.
 """
 

@@ -6,7 +6,7 @@ KL-Cov (`objective.surrogate: covariance_penalty`): -A rho without a clip, + |lo
 
 Choices. The clip is the trainer's, 0.2; the authors' Clip-Cov scripts set it to 1 on both sides (`clip_cov@paper`), so
 that it cuts for A > 0 at rho > 2 alone. All tokens of an optimiser step are one set (theirs: of a micro-batch), and
-dropped ones stay in the denominator. The draw is a hash of the entry (place, credit, old log-prob) and
+dropped ones stay in the denominator. The draw is a hash of the token (place, advantage, old log-prob) and
 `objective.draw_seed`: it does not depend on micro-batches or on the order of trajectories, and is the same in every
 update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in their script for 32B and 2e-3 for 7B
 (`objective.covariance_share`).

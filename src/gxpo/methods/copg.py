@@ -3,12 +3,12 @@ r"""CoPG: contrastive policy gradient: leave-one-out baseline on KL-regularised 
 R_i = r_i - beta D_i, D_i = sum_t (log policy - log reference), of the policy as it is now
 gradient = -mean_i (R_i - mean_{j != i} R_j) grad log policy(o_i), the bracket held fixed;   beta 0.1
 
-Its only optimum is the policy that maximises reward - beta KL(policy || reference), whoever sampled: no ratio to the
-sampler. At beta 0 it is RLOO; with two samples it is IPO's regression.
+Its only optimum is the policy that maximises reward - beta KL(policy || reference), whichever policy sampled: no ratio
+to it. At beta 0 it is RLOO; with two samples it is IPO's regression.
 
 Choices. From a review that states the pairwise loss; no code of the authors could be found. Groups give leave-one-out
 means; loss and gradient are means over trajectories. The gradient of a group is 1 / beta times GVPO's with
-`objective.ratio_over: reference`. beta is not published with certainty: 0.1. Credit is not read.
+`objective.ratio_over: reference`. beta is not published with certainty: 0.1. Advantages are not read.
 """
 
 from gxpo.keys import Definition

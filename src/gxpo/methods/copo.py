@@ -8,7 +8,7 @@ Choices. Logarithms to base 2, standard deviations of one degree of freedom, eps
 `middle`, `failures: between`), other scripts 20 and 0.5 or 1; `credit.unit: nats` is what the paper's formula reads
 like, and with 4 attempts H is then below log 4 = 1.39. They add two clipped losses with weights w and 1 - w; here the
 advantages are added, which is the same wherever both have one sign or nothing is clipped. Their clip is dual (3).
-Answers are compared as strings, an attempt without one stands alone.
+Answers are compared as strings, an attempt without one is an answer of its own.
 """
 
 from gxpo.credit.consistency import ConsistencyBlended

@@ -3,10 +3,10 @@ r"""Decoupled PPO: clip against the proximal policy, with an importance weight f
 rho = pi / proximal, clipped;   w = proximal / behaviour, 0 where it exceeds 5;   l = w max(-A rho, -A clip(rho))
 
 Choices. The form is Hilton et al.'s (arXiv 2110.00641). The proximal policy is the learner's at the start of the step,
-as in AReaL, where it is recomputed before the update. Tokens of w > 5 are masked (AReaL's former default; there it is
-now asked for by `rejection_sampling`; `weight.mismatch_mask.token_max`), not truncated, and stay in the denominators.
-With a truncation at 2 in place of the mask the same form is `tis`. Over the behaviour policy the ratio would hold w
-already: refused.
+as in AReaL, where it is recomputed before the update. Tokens of w > 5 are masked (AReaL's former default; there now an
+option, `rejection_sampling`; `weight.mismatch_mask.token_max`), not truncated, and stay in the denominators. With a
+truncation at 2 in place of the mask the same form is `tis`. Over the behaviour policy the ratio would hold w already:
+refused.
 """
 
 from gxpo.keys import Definition

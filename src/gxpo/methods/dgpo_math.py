@@ -4,7 +4,7 @@ A_i = G (r_i - mean) / (sum_j |r_j - mean| + 1e-4):   sum_i |A_i| = G in every m
 w_q = S softmax_q(-p_q / 2) over the S mixed groups of the step, p_q the share that is right (all wrong counts as 1)
 L   = mean over the tokens of mixed groups
 
-Choices. Tokens of groups without credit are taken out of the mean by a factor on the others, as in the code; its
+Choices. Tokens of groups without advantage are taken out of the mean by a factor on the others, as in the code; its
 further factor for the balance of processes is 1 here, where a step is one batch. p comes from the verdicts, whatever
 else is in the reward. The paper's rewriting of questions is data, not method: not here.
 """

@@ -8,7 +8,7 @@ DisCO-b. D is over the tokens of all groups, as coded, or, with `objective.const
 labels, which alone have to be run then. It is one number for the optimiser step (the code: for each micro-batch of all
 devices); with one update per rollout it is 0, and the scripts make four. Where no group of the step has both labels
 nothing is done (the code: D still pulls). The code's L-ratio branch calls another function with an argument that it
-does not have. Groups without both labels have J = 0 and count in the mean. Credit is not read.
+does not have. Groups without both labels have J = 0 and count in the mean. Advantages are not read.
 """
 
 from gxpo.keys import Definition

@@ -7,7 +7,7 @@ Choices. The loss of a pair is the authors' code's, label smoothing and IPO incl
 pairs are made of the step's own rollouts by verdict, again in each step (`objective.pairs: outcome`: the highest
 against the lowest outcomes). The unit is the group: one with many pairs weighs as much as one with few, one without any
 counts as 0. `objective.label_smoothing` is cDPO, `objective.form: ipo` IPO. Not importance weighted: it needs no
-sampler's log-probs. Credit is not read.
+sampler's log-probs. Advantages are not read.
 """
 
 from gxpo.keys import Definition

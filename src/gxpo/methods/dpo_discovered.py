@@ -6,7 +6,7 @@ z = A log rho
 f and its slope are 0 at rho = 1, so every step is a mirror-learning step. Rewarded tokens lose gradient gradually; for
 punished ones the loss turns and pulls those back that became very unlikely.
 Choices. The paper calls it DPO; that name is direct preference optimization here (`dpo`). The loss of the first
-author's PureJaxRL, to which the paper's repository refers, a mean over tokens as there over steps; credit is
+author's PureJaxRL, to which the paper's repository refers, a mean over tokens as there over steps; the advantage is
 group-relative, where theirs is GAE standardised over the minibatch.
 """
 

@@ -1,7 +1,7 @@
 r"""DPPO (divergence): trust-region mask by the change of token probability (TV or binary KL), not by ratio.
 
 out: A > 0 and p - q > 0.2, or A < 0 and p - q < -0.2;   l = -stop(min(rho, 20)) A log pi, token mean
-p and q: the token's probability under the policy and under who sampled it.
+p and q: the token's probability under the policy and under the behaviour policy.
 
 A ratio of 3 from 0.01 to 0.03 is nothing, one of 1.3 from 0.7 to 0.9 is much: PPO's clip has it the other way round.
 `{"objective.divergence": "kl"}` measures by the KL divergence of "this token or another".

@@ -4,10 +4,10 @@ A = (R - mean_{q,k} R) / (std_{q,k} R + eps) for every call of agent k at query 
 
 Choices. Statistics over calls, ddof 1, eps 1e-6, as in the reference code; an agent that is called more often in some
 attempts than in others has other statistics than the group of attempts (averaging per attempt first would be the base's
-credit). An agent's only call in a group has 0 (the reference keeps its raw outcome). The normalisation is a flag on
-other methods as well: `--set credit=dr_mas`, with `credit.center` and `credit.scale` as theirs.
-With `rollout.policy: per_role` all policies take one optimiser step together, clipped by one norm (the reference: a
-step and a norm for each).
+advantage). An agent's only call in a group has 0 (the reference keeps its raw outcome). The normalisation is a flag on
+other methods as well: `--set credit=dr_mas`, with `credit.center` and `credit.scale` as theirs. With `rollout.policy:
+per_role` all policies take one optimiser step together, clipped by one norm (the reference: a step and a norm for
+each).
 """
 
 from gxpo.keys import Definition

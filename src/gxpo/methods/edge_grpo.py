@@ -3,11 +3,11 @@ r"""EDGE-GRPO: entropy-driven advantages: divided by the answer's entropy relati
 A'_i = A_i H / H_i;   H_i = mean_t entropy of answer i, H = mean_i H_i over the step
 
 Choices. H_i is over the answer's own tokens and detached: the code averages over padding too, and lets the loss flow
-back through the entropy. The factor is held in [0.1, 10], bounds that stand in the code without being in force: without
-them an answer that was certain throughout has no finite factor (`weight.relative_entropy.least`, `.most`). It is
-applied to the loss after the gate, which for a clip is scaling A. Guided error correction (wrong answers are gone on
-with after an injected doubt, told the answer, or replaced by the solution) is not built: no rollout here goes on after
-an answer's end. So groups of equal outcomes still teach nothing.
+back through the entropy. The factor is held in [0.1, 10], bounds that the code defines and does not apply: without them
+an answer that was certain throughout has no finite factor (`weight.relative_entropy.least`, `.most`). It is applied to
+the loss after the gate, which for a clip is scaling A. Guided error correction (wrong answers continued after an
+injected doubt, given the answer, or replaced by the solution) is not built: no rollout here goes on after an answer's
+end. So groups of equal outcomes still teach nothing.
 """
 
 from gxpo.keys import Definition

@@ -4,8 +4,8 @@ e_i = e (1 + 0.5 tanh |A_i|) (1 + 0.5 * 4 p (1 - p));   loss = max(-A rho, -A cl
 
 Choices. A reconstruction: the abstract says that bounds scale with the advantage's magnitude and with the group's
 variance; their form, both sides alike, and the two factors 0.5 are ours. The pass rate p is read off the z-scored
-credit of a binary outcome, 4 p (1 - p) = 4 A^2 / (1 + A^2)^2, exact for the population std; so within a group the two
-factors are tied, and partly oppose.
+advantage of a binary outcome, 4 p (1 - p) = 4 A^2 / (1 + A^2)^2, exact for the population std; so within a group the
+two factors are tied, and partly oppose.
 """
 
 from gxpo.keys import Definition

@@ -5,7 +5,7 @@ R = (1.5 - gap if gap < 0.5 else 0) + format;   gap = |y - y'| / |y|;   A as in 
 Choices. The reward falls from 1.0 to 0 at a gap of 1/2, as in the code. Its answers are strings of digits, and y = 0
 earns nothing; here signs, decimals, fractions and thousands are read, and of y = 0 only 0 is near. Format is the task's
 own component "format", or gxpo's, where the task has none. The verdict is the task's verifier's and is not paid.
-`scoring.options: {numeric: {pattern: ...}}` says where answers stand.
+`scoring.options: {numeric: {pattern: ...}}` says where the answer is.
 """
 
 from gxpo.keys import Definition

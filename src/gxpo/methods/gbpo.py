@@ -5,10 +5,10 @@ L = mean of |A| |rho - (1 + e sign(r - median))|,   A = (r - mean) / (std + 1e-6
 
 PPO's gradient until the target, the opposite beyond it. Answers on the median have target 1: where most are right, the
 right ones are held where they are, and the wrong ones alone are moved.
-Choices. As the authors' code. It has a smooth target, 1 - e + 2 e sigmoid((r - median) / (std t)), with t = 1e-4 in
-its scripts, where it is the hard one (`objective.temperature`; 1 in its configuration's defaults), e = 0.2 or 0.3, and
-a token mean (`objective.aggregate: token_mean`) with KL 0.001. `credit.center: median` is one credit for both: answers
-on the median then have no pull. A group of one, which the code trains by its raw reward, has credit 0.
+Choices. As the authors' code. It has a smooth target, 1 - e + 2 e sigmoid((r - median) / (std t)), with t = 1e-4 in its
+scripts, where it is the hard one (`objective.temperature`; 1 in its configuration's defaults), e = 0.2 or 0.3, and a
+token mean (`objective.aggregate: token_mean`) with KL 0.001. `credit.center: median` is one advantage for both: answers
+on the median then have no pull. A group of one, which the code trains by its raw reward, has advantage 0.
 """
 
 from gxpo.keys import Definition

@@ -1,12 +1,12 @@
 r"""GHPO: all-wrong groups are sampled again with a growing prefix of the reference solution as a hint.
 
-Rollout: while the verdicts of a group are all wrong, all G attempts are made anew under q + a sentence + s[: n], n =
-round(f |s|), f = 0.25, 0.5, 0.75, s the solution. The newest attempts are the group, and are trained under the prompt
+Rollout: while the verdicts of a group are all wrong, all G attempts are sampled again under q + a sentence + s[: n], n
+= round(f |s|), f = 0.25, 0.5, 0.75, s the solution. The newest attempts are the group, and are trained under the prompt
 with the hint. A and L as in GRPO; loss by sequence.
 
 Choices. The fractions are the code's, which declares `hint_ratio` and never reads it; halves are rounded to the even
 number of characters, as there. A word that would be cut in two is left out; the code cuts it (`rollout.cut:
-characters`). A line with a sentence of ours stands before the hint, as one of theirs does (`rollout.template`). Only
+characters`). A line with a sentence of ours precedes the hint, as one of theirs does (`rollout.template`). Only
 verdicts decide (the code: its first reward column, accuracy). An all-wrong group in which a format reward differs is
 trained by plain GRPO; here as there it is attempted again. The reference's reward is 1.0 accuracy + 0.5 format: say
 `scoring.weights: {correct: 1.0, format: 0.5}`. Its prompts are cut from the left after the hint is added; here nothing

@@ -3,10 +3,10 @@ r"""GPG: plain policy gradient with a group-mean baseline, rescaled for zero-var
 A_i = alpha (r_i - mean_g r);   alpha = B / (B - M), M of the step's B rollouts in groups of equal rewards
 L   = -mean_i mean_t A_i log pi: no ratio, no clip, no reference
 
-Choices. F_norm = 1, the paper's main setting (`credit.scale: std` for the other). alpha is over the step; "equal" is
-read off the credit: a group in which nobody has any. The code divides by the share + 1e-5. The paper samples again
-while the share is below 0.6 (scripts: 0.4): not built; with `rollout=dynamic_sampling` alpha is 1. verl's `gpg` is
-something else: its alpha is B over the number of non-zero rewards.
+Choices. F_norm = 1, the paper's main setting (`credit.scale: std` for the other). alpha is over the step; "equal"
+groups are those in which every advantage is 0. The code divides by the share + 1e-5. The paper samples again while the
+share is below 0.6 (scripts: 0.4): not built; with `rollout=dynamic_sampling` alpha is 1. verl's `gpg` is something
+else: its alpha is B over the number of non-zero rewards.
 """
 
 from gxpo.keys import Definition

@@ -4,7 +4,7 @@ V(s)    = mean over the steps that left s of r + 0.99 V(s'), solved over the who
 delta_t = r_t + 0.99 V(s_{t+1}) - V(s_t);   A_t = delta_t / std of the deltas of the steps out of s_t
 rho     = geometric mean over the step's tokens, clipped at 1 +- 0.2 (the paper's eq. 4)
 
-A failed trajectory's step into a state from which others succeed has credit above 0.
+A failed trajectory's step into a state from which others succeed has an advantage above 0.
 
 Choices. After the paper; its code was announced and is not there. Its Graph GAE (eq. 9) adds (0.99 lambda)^k times the
 mean delta of the steps k further on: under these values that mean is 0 at every state, so lambda (0.95, 0.8, 0.6 in the

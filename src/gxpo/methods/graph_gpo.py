@@ -8,8 +8,8 @@ A step of a failed trajectory counts as much as the same step of a successful on
 
 Choices. The recipe's R_t; the paper's is 10 * 0.1^(d + 1), which is a tenth of it and the same after scaling. Steps are
 compared with multiplicity, as in the recipe (verl-agent's, read in a fork of it). A^E over trajectories (the recipe:
-over steps, `credit.unit: step`); a state met once and a group of one have 0. Where nobody succeeds all R_t are equal,
-and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
+over steps, `credit.unit: step`); a state visited once and a group of one have 0. Where no attempt succeeds all R_t are
+equal, and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(d(s_{t+1}) - d(s_t) + 1).
 """
 
 from gxpo.credit import Relative

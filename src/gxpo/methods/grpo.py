@@ -5,7 +5,7 @@ L   = mean_i mean_t max(-A rho, -A clip(rho, 0.8, 1.2)) + coef * k3(policy || re
 
 Choices. The paper (DeepSeekMath, arXiv 2402.03300, eq. 3 and 4; its code is not public) states neither ddof nor eps nor
 the clip; ddof 1 and 1e-6 are verl's, 0.2 is PPO's. The paper's KL coefficient is 0.04: `grpo@paper`. Its reference
-becomes the policy at every outer iteration; here it stays. Group of one: credit 0 (verl keeps the raw reward).
+becomes the policy at every outer iteration; here it stays. Group of one: advantage 0 (verl keeps the raw reward).
 """
 
 from gxpo.keys import Definition

@@ -7,9 +7,9 @@ Choices. As in the authors' code, the lengths' std and the reward's have one deg
 the population's). rho comes from the verdicts, not from the shaped outcome. Alone in its group an answer has 0; the
 code gives it its reward. What the code adds to the paper's formulas is selectable below `reward.shape.concise`: lengths
 count only in groups whose three shortest answers have above 4,000 tokens on average (`longer_than`, in `@paper`, whose
-runs end at 12,288); a failure without a readable answer is worth 0 (`parsed`: the component that says whether there is
-one), a repetitive one of those -2 (`repetitive`). The code drops groups without a success, whose credit is 0 here, from
-the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
+runs end at 12,288); a failure without a readable answer has reward 0 (`parsed`: the component that says whether there
+is one), a repetitive one of those -2 (`repetitive`). The code drops groups without a success, whose advantage is 0
+here, from the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
 """
 
 from gxpo.credit.success_rate import DifficultyWeighted

@@ -7,8 +7,8 @@ Choices. From two detailed summaries, which agree; no code was found. The paper 
 reward model for each: here within a step. It takes cosines clause by clause with a text encoder, the nearest clause for
 each: here e is the policy's mean hidden state. Gaps further than 2 standard deviations from their mean are outliers
 (the paper's threshold is not known), so that with few groups the second factor is 1. The demonstrations are those that
-the rollout brings (`grpo_s+luffy`); without one, a group's right attempts stand for it in d, and in the gap a reward of
-1. The reward models that they learn by inverse reinforcement learning are yours to bring, as `reward`.
+the rollout brings (`grpo_s+luffy`); without one, a group's right attempts take its place in d, and in the gap a reward
+of 1. The reward models that they learn by inverse reinforcement learning are yours to bring, as `reward`.
 """
 
 from gxpo.keys import Definition

@@ -7,7 +7,7 @@ Segments: 4 with equally many uncertain tokens in each
 Choices. From an abstract, a digest and reviews. The value of alpha and what "high entropy" is were not found: 1, and
 the quantile 0.8 of the answer. One list has differences of log C; contradicted by the others, it is `form: log`. A
 product is near 0 for long answers: `signal.answer_belief.reduce: exp_mean_log` is its root. Nothing is normalised:
-alpha says how the gains stand to a standardised outcome. After the segment that gives the answer, too, the policy is
+alpha weighs the gains against a standardised outcome. After the segment that gives the answer, too, the policy is
 asked; if it can make nothing of a cue there, right answers are held against it: `signal.answer_belief.answered: true`
 gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
 """

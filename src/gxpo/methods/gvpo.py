@@ -5,7 +5,7 @@ The only optimum is the policy that maximises reward - beta KL(policy || old); n
 
 Choices. `old` is the policy at the start of the step; `objective.ratio_over: reference` fixes the anchor. The group
 mean of D is taken as a constant: exact, because residuals sum to 0. No std; beta is 0.1, L a mean over groups. At D = 0
-it is REINFORCE with the group's mean as baseline, times beta / (G - 1). Credit is not read.
+it is REINFORCE with the group's mean as baseline, times beta / (G - 1). Advantages are not read.
 """
 
 from gxpo.keys import Definition

@@ -7,14 +7,14 @@ switch tokens    T_t - VT_t;  T_t = r_t + g T_{t+1}, g VH(next) at the option's 
 each of the three over its own turns: (A - mean) / (std + 1e-8)
 
 Choices. After the released code and its scripts: g = l = 1, l_H 0.95; a keep costs 0.3 / T, one with another sub-goal
-than before 0.3; truncated episodes are worth what was expected at their last turn. The first switch tag decides: any
+than before 0.3; truncated episodes end with the value expected at their last turn. The first switch tag decides: any
 word in it but KEEP begins an option, with or without a sub-goal; without one, or with none in it, the turn goes on. A
 turn without an action is the action as a whole. The switch advantage is the return's, not the option-critic form that
 the code has commented out. Values at the turn's first token (VH, VT) and the first after the sub-goal (VL). Tokens
-outside the tags have credit 0, but stay in the mean's denominator and in the KL (there they are masked); a token that
-two tags share is the earlier kind's (there the sum). Of several actions all count, there the first. The penalty for
-actions that can't be read, 0.1 there, is the environment's affair here. The format has to be asked for in the prompt or
-the system message: `untagged_turns` counts the turns without any tag, and a run of such turns alone is warned of. KL
+outside the tags have advantage 0, but stay in the mean's denominator and in the KL (there they are masked); a token
+that two tags share is the earlier kind's (there the sum). Of several actions all count, there the first. The penalty
+for actions that can't be read, 0.1 there, is the environment's affair here. The prompt or the system message has to
+describe the format: `untagged_turns` counts the turns without any tag, and a run of such turns alone is warned of. KL
 coefficient: `@paper`.
 """
 

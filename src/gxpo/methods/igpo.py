@@ -7,13 +7,14 @@ A_t = sum_(k >= t) gamma^(k-t) (r_k - mean) / s, s = sqrt(var + 1e-8) + 1e-6, ov
 Choices. The paper's form with one degree of freedom, as GRPO's, and the floor of the authors' code of February 2026
 (there the population variance: `igpo@paper`), which they call the paper's method; the code before, without std and with
 a baseline by token position, was by their word an early attempt. The 1e-8 is a floor of 1e-4: where a whole group fails
-and beliefs move by 1e-5, a turn has credit of about .1; without it (`credit.floor: 0`) of 2, with `credit.scale: none`
-of 1e-5. Adam makes whole steps of any of these once all groups are such: see the figure `belief_moved`. The code's
-train.sh scales outcomes and gains apart (`credit.pool: separate`) and takes gains of log b (`credit.gain: log`). A gain
-of exactly 0 is a gain; the code, which finds turns by rewards that are not 0, leaves it out. What the environment
-answered belongs to the turn that asked, as in the code, whose loss is a sum over tokens (`objective.aggregate:
-sequence_sum`). The code's reward of the last turn is F1 of the answer, -2 for a bad format; here it is the task's.
-`signal.answer_belief.cue` should be how the policy answers; the code's is a whole pseudo-answer in tags.
+and beliefs move by 1e-5, a turn has an advantage of about .1; without it (`credit.floor: 0`) of 2, with `credit.scale:
+none` of 1e-5. Adam makes whole steps of any of these once all groups are such: see the figure `belief_moved`. The
+code's train.sh scales outcomes and gains separately (`credit.pool: separate`) and takes gains of log b (`credit.gain:
+log`). A gain of exactly 0 is a gain; the code, which finds turns by rewards that are not 0, leaves it out. What the
+environment answered belongs to the turn that asked, as in the code, whose loss is a sum over tokens
+(`objective.aggregate: sequence_sum`). The code's reward of the last turn is F1 of the answer, -2 for a bad format; here
+it is the task's. `signal.answer_belief.cue` should be how the policy answers; the code's is a whole pseudo-answer in
+tags.
 """
 
 from gxpo.credit.pooled_turns import PooledTurns

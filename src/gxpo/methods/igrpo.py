@@ -5,7 +5,7 @@ o_i ~ pi_old(.|q'), i = 1..G; A and L as in GRPO, with pi(.|q'). Drafts get no g
 once, without a draft.
 
 Choices. The paper halves a budget of 8: 4 drafts and 4 refinements (`igrpo@paper`), which costs what GRPO's 8 do; here
-the 4 drafts come beside the base's 8. Where the refinements' std is 0 all A are 0, as in the paper. No KL, its
+the 4 drafts are in addition to the base's 8. Where the refinements' std is 0 all A are 0, as in the paper. No KL, its
 coefficient. A draft that could not be scored is below all others; where all drafts are wrong the first is shown. The
 wording of the template is ours: the paper's is in a supplement that was not read.
 """

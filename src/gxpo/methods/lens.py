@@ -4,8 +4,8 @@ p_i = exp(mean_t log old);   r'_i = r_i - (1/G) (1 - r_i) p_i / (D - p_i);   J =
 D = max(1 / mean_i(r_i / p_i), 2 max_j p_j), without a success 2 max_j p_j;  all-wrong groups are centred, not scaled
 
 Choices. Confidence is length-normalised in the whole of D (one equation of the paper has raw probabilities there, which
-underflow). r is the verdict; other rewards stay in the outcome beside the penalty. Rollouts that drop groups of equal
-verdicts would take away what it learns from: refused.
+underflow). r is the verdict; other rewards stay in the outcome, in addition to the penalty. Rollouts that drop groups
+of equal verdicts would take away what it learns from: refused.
 """
 
 from gxpo.credit.success_rate import NegativeGroups

@@ -4,13 +4,13 @@ V(s) = mean outcome of the search's attempts through the state after a call
 A = V(after the call) - V(before it) for every token of it
 L = clip loss + 0.5 mean over calls of (value(call's last token) - V)^2 / 2
 
-Choices. The authors train a value model by itself and use it to guide search at inference, which is left out; taken
-from their code is the search (all ends scored and backed up as +-1, down from the root by q + 2 sqrt(ln N / max(n, 1)),
-4 candidates a call, on with one of them where none is an end) and its target, the mean return below. There an end may
-be visited, and counted, again, and trees whose root is beyond +-0.7 teach nothing. That the same values credit the
-agents' calls is ours: over an attempt they add up to outcome - mean outcome. The head is linear in units of the outcome
-and reads the policy's hidden states; theirs is fitted to atanh of q (by default with a cross-entropy for targets in [0,
-1]).
+Choices. The authors train a separate value model and use it to guide search at inference, which is left out; taken from
+their code is the search (all ends scored and backed up as +-1, down from the root by q + 2 sqrt(ln N / max(n, 1)), 4
+candidates a call, on with one of them where none is an end) and its target, the mean return below. There an end may be
+visited, and counted, again, and trees whose root is beyond +-0.7 teach nothing. That the same values give the
+advantages of the agents' calls is ours: over an attempt they add up to outcome - mean outcome. The head is linear in
+units of the outcome and reads the policy's hidden states; theirs is fitted to atanh of q (by default with a
+cross-entropy for targets in [0, 1]).
 """
 
 from gxpo.credit.value_delta import ValueDelta

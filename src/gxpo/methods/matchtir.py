@@ -8,9 +8,9 @@ Choices. The matching is optimal, as the paper says; the function called Hungari
 first (`reward.step.matched_calls.matching: greedy`; soft: `sinkhorn`). Alone at a number, a turn has 0 there; the code
 gives it D_t itself, which pays the longest attempt for its length (`credit.single: raw`). As in the code, words have no
 punctuation, names of tools no case, and calls of an answering turn take part in no matching. The sum of the turns'
-rewards is what trajectories are compared by: more right calls are worth more, whatever the answer. The script's KL .001
-and entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs an environment that names the
-reference's calls, as toolqa.
+rewards is what trajectories are compared by: more right calls earn more, whatever the answer. The script's KL .001 and
+entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs an environment that names the reference's
+calls, as toolqa.
 """
 
 from gxpo.credit import Relative

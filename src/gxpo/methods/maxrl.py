@@ -2,7 +2,7 @@ r"""MaxRL: maximum-likelihood RL: centred rewards divided by the group mean inst
 
 A_i = (r_i - mean_g r) / (mean_g r + 1e-6): for rewards 0 and 1, (1 - p) / p for a success and -1 for a failure.
 
-Its sum over a group is 0. A rare success is worth far more than under GRPO: 1 of 8 has 7 against 2.47.
+Its sum over a group is 0. A rare success has a far larger advantage than under GRPO: 1 of 8 has 7 against 2.47.
 Choices. For outcomes >= 0; a group whose mean is not above 0 (all wrong) has 0. The code's main estimator: another of
 its switches by the same name divides by the std, too, and a clipped one holds the mean above 0.125; neither is here. It
 gives a group of one its reward over 1 + eps, here 0. The paper's gradient is of whole answers; the code's loss, verl's

@@ -1,13 +1,13 @@
 r"""MC-GRPO: median-centred advantages for small groups, scaled by the median absolute deviation.
 
 m = median of the group of G + 1;   d = median |r - m|;   A_i = (r_i - m) / (d + 1e-3)
-The median rollout itself has credit 0 and is left out of the loss: G are trained.
+The median rollout itself has advantage 0 and is left out of the loss: G are trained.
 
 Choices. Of an even group the lower median, as the code takes it. With rewards 0 and 1 most rollouts agree, so d is 0
 and the minority has A = +-1000 (the code's numbers); the clip on the gradient's norm is what keeps such a step in
 bounds: with `credit.eps: 1.0` it is +-1. The rollout is dropped by weight 0, and the others' weight n / (n - 1) makes
 up for its place in the mean over trajectories; a KL term would still see it. One of the two released trainers also
-scales by n / (number of credits other than 0); not here.
+scales by n / (number of advantages other than 0); not here.
 """
 
 from gxpo.keys import Definition

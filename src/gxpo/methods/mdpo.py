@@ -4,11 +4,11 @@ L = mean over tokens of -A rho + (1 / t_k) (rho log rho - rho + 1),   t_k = 1 - 
 Over all policies the minimum is pi_{k+1}(a) ~ pi_k(a) exp(t_k A(a)): no clip.
 
 Choices. The authors' code is for control: L is their loss in expectation over the old policy. They have KL(pi || pi_k),
-the new policy first, between distributions, which are not kept here: it is estimated from samples of pi_k by
-rho log rho - rho + 1, unbiased as rho log rho is, but without noise on the first update, where its gradient is 0. So
-there are four updates of all data a step (ten in their command, `mdpo@paper`): with one, the term is idle. Their t_k is
-one step late, from 1 + 1 / K to 2 / K, their credit GAE standardised over the step. Nothing bounds rho, there or here:
-where it overflows (a log-ratio above 88 in float32) L has no finite gradient, and the step is left out and counted.
+the new policy first, between distributions, which are not kept here: it is estimated from samples of pi_k by rho log
+rho - rho + 1, unbiased as rho log rho is, but without noise on the first update, where its gradient is 0. So there are
+four updates of all data a step (ten in their command, `mdpo@paper`): with one, the term is idle. Their t_k is one step
+late, from 1 + 1 / K to 2 / K, their advantage GAE standardised over the step. Nothing bounds rho, there or here: where
+it overflows (a log-ratio above 88 in float32) L has no finite gradient, and the step is left out and counted.
 """
 
 from gxpo.keys import Definition

@@ -8,10 +8,10 @@ Choices. The paper and its code have two turns with one result between them; K t
 extension, which is theirs for K = 2. The code weighs the turn's part (`credit.turn_weight`), the paper the outcome's;
 both weights are 1. A completion without a result has A^O here and is in no statistic of turns; the code gives it the
 standardised sum of both rewards, another scale in one batch, and counts its turn reward as 0. Where the first result
-comes after several turns, the code credits all of them with the turn's part. An answer is in a result wherever its
-letters are, as in the code, also 38 in -38: `reward.step.tool_result.whole_words` asks for a word of its own. The
-code's loss is a token mean, over two passes of a batch (`@paper`). Turn rewards take the place of the environment's
-step rewards. On tasks of one turn this is GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
+comes after several turns, the code gives all of them the turn's part. An answer is in a result wherever its letters
+are, as in the code, also 38 in -38: `reward.step.tool_result.whole_words` asks for a word of its own. The code's loss
+is a token mean, over two passes of a batch (`@paper`). Turn rewards take the place of the environment's step rewards.
+On tasks of one turn this is GRPO. There is another MT-GRPO (multi-task, arXiv 2602.05547).
 """
 
 from gxpo.credit import Relative

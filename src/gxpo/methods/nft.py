@@ -10,7 +10,7 @@ q), that is GRPO with population std.
 Choices. w = 1 - q as in the code's script for 7B models. The floor is 1: rho beyond 1 weighs q rho / (1 - q), without a
 pole; below, a floor of 0.01 would let one token weigh a hundred times more. Ratios of tokens; the code has ratios of
 sequences too. Its constant divisor, 1000, is `objective.horizon`, here the longest length unless set. Groups of equal
-verdicts count in the mean; the script filters them. Credit is not read.
+verdicts count in the mean; the script filters them. Advantages are not read.
 """
 
 from gxpo.keys import Definition

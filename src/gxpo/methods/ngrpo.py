@@ -5,8 +5,8 @@ L = mean over tokens of max(-A rho, -A clip(rho, 1 - 0.16, 1 + 0.24))
 
 A group of G equal rewards below r_max has A = -1 / sqrt(G + 1) each; one of rewards r_max has 0.
 Choices. r_max is `credit.value`, 1: set it to the best outcome there can be where rewards are shaped or summed. The
-code drops all-correct groups before the loss; here they stay, with credit 0, in the token mean's denominator. A group
-of one is measured against the virtual rollout (the code gives it its raw reward).
+code drops all-correct groups before the loss; here they stay, with advantage 0, in the token mean's denominator. A
+group of one is measured against the virtual rollout (the code gives it its raw reward).
 """
 
 from gxpo.credit.virtual_members import PseudoRollouts

@@ -8,7 +8,8 @@ KL(policy || old), with the group's mean for tau log Z.
 Choices. tau is ROLL's. The baseline is the mean, as Kimi k1.5 trains; `objective.baseline: log_mean_exp` estimates tau
 log Z itself. Sums over the sequence, as in the papers; ROLL and verl (`dro`) have `objective.level: token`, which lacks
 the products of different tokens; Trinity-RFT's `opmd` has no square: -(r - mean) log pi over 1 + tau, a mean over
-tokens. Kimi's code is not public. REBEL's regression over pairs is GVPO's: see `group_variance`. Credit is not read.
+tokens. Kimi's code is not public. REBEL's regression over pairs is GVPO's: see `group_variance`. Advantages are not
+read.
 """
 
 from gxpo.keys import Definition

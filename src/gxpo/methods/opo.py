@@ -2,11 +2,11 @@ r"""OPO: optimal (length-weighted) reward baseline for exactly on-policy trainin
 
 A_i = r_i - sum_j L_j r_j / sum_j L_j;   mean over tokens
 
-sum_i L_i A_i = 0: over a group's tokens credit adds up to nothing. With equal lengths this is Dr. GRPO's advantage.
+sum_i L_i A_i = 0: the advantages of a group's tokens sum to 0. With equal lengths this is Dr. GRPO's advantage.
 Exact on policy only: one update a step.
 Choices. The code patches advantages alone; the loss is that of verl 0.2, a mean over tokens, and so it is here: in a
 mean over sequences an answer's score would no longer grow with its length, as the baseline supposes. A group of one has
-credit 0, as in the authors' code; verl's own port gives it a baseline of 0.
+advantage 0, as in the authors' code; verl's own port gives it a baseline of 0.
 """
 
 from gxpo.credit import LengthWeighted

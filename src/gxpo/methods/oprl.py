@@ -11,8 +11,8 @@ has seen that step's outcomes. Where gxpo differs. Their baseline of A^S is over
 the batch happens to hold, and with that number of trajectories; here over all steps of the group, as their comment
 says. Their pairs are successes (acc > 0) against failures, here different outcomes. Their mean over pairs and their
 largest |r| are a device's, here the step's. The ratio is the token's. Their loss is a token mean with the dual clip at
-3, and 0.1 is taken off both rewards of an invalid action. With phi = pi_old all step rewards are 0, and the credit is
-GRPO's. Steps of a group of equal outcomes may differ: it learns.
+3, and 0.1 is taken off both rewards of an invalid action. With phi = pi_old all step rewards are 0, and the advantage
+is GRPO's. Steps of a group of equal outcomes may differ: it learns.
 """
 
 from gxpo.credit import Relative

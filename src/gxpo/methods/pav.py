@@ -4,11 +4,11 @@ A = (R - mean_g R) + alpha (V^mu(end of the step) - V^mu(its beginning)),   alph
 V^mu = 1 - (1 - V)^K: mu is the best of K = 4 attempts of the policy, V the mean outcome of 9 continuations
 
 Choices. From excerpts of the paper (its eq. 1, 4, 5 and appendix E; no code was found): alpha is 5 for its model of 2
-billion parameters, 3 for that of 9, and 0.5 to 6 all help; K is another paper's. The gradient is that of
-Q^pi + alpha A^mu: a step's progress is credit of that step alone, not of those before. Outcomes are not divided by
-their std, since alpha weighs one chance against another. The paper trains a model to predict A^mu; here it is measured
-in every step, so nothing is learnt but the policy. The prover is the best of K of the policy itself; others, such as a
-weaker model, aren't built. Steps end with a newline in the paper, here with a comma, as in the built-in arithmetic
+billion parameters, 3 for that of 9, and 0.5 to 6 all help; K is another paper's. The gradient is that of Q^pi + alpha
+A^mu: a step's progress is an advantage of that step alone, not of those before. Outcomes are not divided by their std,
+since alpha weighs one chance against another. The paper trains a model to predict A^mu; here it is measured in every
+step, so nothing is learnt but the policy. The prover is the best of K of the policy itself; others, such as a weaker
+model, aren't built. Steps end with a newline in the paper, here with a comma, as in the built-in arithmetic
 (`segment.text`).
 """
 

@@ -4,12 +4,12 @@ phi_j = [mean hidden state of the last 10 prompt tokens; of the last 10 action t
 g     = linear regression of the siblings' mean outcome on phi, over the newest rollouts of the steps before
 A_i   = r_i - mean_{j != i} g(phi_j):   nothing that rollout i did is in its baseline, so the gradient is unbiased
 
-Choices. The paper (its code is announced) has two rollouts a prompt, A_1 = r_1 - g(phi_2); with more, the mean over
-the others. It names three entropy statistics without saying which: mean, standard deviation and maximum. It takes layer
-19 of 28 or 36 (`signal.value_probe.layer`), here the last, and ridge 0.01 on summed squares, which for n rows is
+Choices. The paper (its code is announced) has two rollouts a prompt, A_1 = r_1 - g(phi_2); with more, the mean over the
+others. It names three entropy statistics without saying which: mean, standard deviation and maximum. It takes layer 19
+of 28 or 36 (`signal.value_probe.layer`), here the last, and ridge 0.01 on summed squares, which for n rows is
 `signal.value_probe.ridge: 0.01 / n`; here 0.1 on their mean, since a small buffer has fewer rows than features.
 Predictions stay between the least and largest outcome seen, 0 and 1 in the paper. Until 128 rollouts are in the buffer,
-the baseline is the siblings' mean outcome. A group of one has credit 0; groups of equal outcomes learn.
+the baseline is the siblings' mean outcome. A group of one has advantage 0; groups of equal outcomes learn.
 """
 
 from gxpo.keys import Definition

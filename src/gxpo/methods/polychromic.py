@@ -3,7 +3,7 @@ r"""Polychromic objectives: set-level reward (mean reward times diversity), shar
 f(set) = mean R * (number of different attempts) / n;   A_i = mean of f over sets with i - mean of f over all sets
 
 Choices. Sets have 2 members (the paper's number is open in our source), so that small groups have many. The mean is
-over all of them, in closed form, where the paper draws a few. An attempt is told from another by its tokens; for texts
+over all of them, in closed form, where the paper draws a few. Attempts are different where their tokens are; for texts
 a level such as `credit.same: info.answer` says more. The group is the branching state: vine sampling at later states,
 and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef`.
 """

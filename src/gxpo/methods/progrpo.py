@@ -6,7 +6,7 @@ c = geometric mean of token probabilities: of the prompt over all its tokens, of
 Choices. From a review that states A' and its case split; no code of the authors could be found. Which tokens the
 confidences are taken over is known from summaries, alpha is ours. Prompt log-probs are at temperature 1 and leave out
 the first token, which nothing predicts; answers' are the sampler's. Wrong answers of a solved group get the bonus too,
-and groups in which all are correct learn. Added to the base's credit it adds to any other as well.
+and groups in which all are correct learn. The bonus is added to the base's advantage, and composes with any other.
 """
 
 from gxpo.credit.bonus import Bonus

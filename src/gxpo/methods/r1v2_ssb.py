@@ -5,9 +5,9 @@ L = mean over fresh and drawn rows of GRPO's clipped loss, the drawn rows' A and
 
 Choices. From a detailed summary, which has the weights |A| but not the number drawn; the authors' repository has no
 training code. Only the buffer is built: the report's mixed preference optimisation before GRPO, its reward model, and
-the buffer as a filter of prompts beforehand are not. Any stored task's rollouts may come back. Ratios are over who
-sampled them (`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that it
-came from, whose other members are in its statistics and nowhere else. The newest 1024 groups are stored
+the buffer as a filter of prompts beforehand are not. Any stored task's rollouts may come back. Ratios are over the
+behaviour policy (`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that
+it came from, whose other members are in its statistics and nowhere else. The newest 1024 groups are stored
 (`rollout.max_groups`).
 """
 

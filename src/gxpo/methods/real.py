@@ -7,7 +7,7 @@ Gradient weights lie in (0, 1/tau): no trajectory dominates.
 
 Choices. The label is the verifier's verdict; the code takes rewards equal to 1 and 0, and drops the others without a
 word. Groups without both labels are not run and stay in the denominator, as in the code. Its product form and its
-cross-entropy variant are not here. Credit is not read.
+cross-entropy variant are not here. Advantages are not read.
 """
 
 from gxpo.keys import Definition

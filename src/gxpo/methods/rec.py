@@ -2,9 +2,9 @@ r"""REC: off-policy group-relative REINFORCE with a one-sided clip and without i
 
 A_i = r_i - mean;   l_t = -m_t A_i log pi(o_t), token mean;   m = 1 where rho <= 1.2 (A > 0), rho >= 0.8 (A < 0)
 
-It is one gradient step on (r_i - r_j - tau (log-ratio_i - log-ratio_j))^2 over pairs of a group, whoever sampled it.
-With `{"objective.importance": "ratio"}` it has PPO's gradient; `objective.side: two | ring` are the other masks.
-RED-Weight is `{"weight.exponential_credit": "exponential_credit"}`; AsymRE is `asymre`.
+It is one gradient step on (r_i - r_j - tau (log-ratio_i - log-ratio_j))^2 over pairs of a group, whichever policy
+sampled it. With `{"objective.importance": "ratio"}` it has PPO's gradient; `objective.side: two | ring` are the other
+masks. RED-Weight is `{"weight.exponential_credit": "exponential_credit"}`; AsymRE is `asymre`.
 Choices. REC-OneSide-NoIS of the family; bounds 0.2 as in the code, which also has 3e-4 / 4e-4 on the sequence ratio.
 Mean without std, as derived (the code has a std as an option). RED-Drop, which leaves out surplus failures at random
 and takes the mean again, is not here.

@@ -8,7 +8,7 @@ infinite slope). Here log-ratios are divided by no less than 1 / beta = 0.1 nats
 for r, whose gradient at D = 0 is -beta A_i / (G - 1); beyond it the loss is 1 - corr(r, D), as in the paper. That part
 knows no scale of D, so it is no trust region; `objective.beta` moves the border. Stds have one degree of freedom. The
 paper's loss is the mean over members, 2 (G - 1) / G times this, and it adds KL to the reference (`objective.kl.coef`).
-Its augmentation by difficulty changes videos and prompts and is not here. Credit is not read.
+Its augmentation by difficulty changes videos and prompts and is not here. Advantages are not read.
 """
 
 from gxpo.keys import Definition

@@ -8,9 +8,9 @@ in no denominator. The loss is the base's: at one update a step its ratio is 1 a
 the mean over an answer's tokens. The code's is a mean over the tokens of a device's batch: one answer in the script for
 Llama 2, which is the base's mean, four in that for OPT (`objective.aggregate: token_mean`); the paper sums them
 (`sequence_sum`). The code also clips r_i - r(greedy) to [-5, 5], takes it times 0.99 for each token up to the answer's
-end, and adds 0.05 (log reference - log pi) of the token itself. Here the KL in the reward is
-`objective.kl.place: reward`, the baseline has none subtracted, and nothing is discounted. Groups of equal rewards learn
-unless the greedy answer fared alike.
+end, and adds 0.05 (log reference - log pi) of the token itself. Here the KL in the reward is `objective.kl.place:
+reward`, the baseline has none subtracted, and nothing is discounted. Groups of equal rewards learn unless the greedy
+answer has the same reward.
 """
 
 from gxpo.keys import Definition

@@ -8,12 +8,12 @@ L   = mean over all rows of c_i mean_t max(-A rho, -A clip(rho, 0.8, 1.2)), c = 
 
 Choices. The paper has a mean over the G fresh rows plus a mean over the K replayed ones. The reference divides both
 sums by all rows, so that replay takes weight from the fresh rows (their loss is G / (G + K) of GRPO's where every task
-has replays); so does this. Fresh rows, too, are measured against who sampled them: the sampler's log-probs, which
-differ from the learner's by rounding, so their first ratio is 1 to about 1e-6 and not exactly. The reference selects by
-the unweighted sum of its reward functions; here the outcome decides, in the task's own weights and before any shaping.
-Of equal outcomes the newest is replayed. With `objective.kl.coef` the KL is taken on replayed rows as well (reference:
-fresh rows only). A task without enough stored rollouts has no replayed rows. "highest" soon finds groups that are
-right throughout and teach nothing: `rollout.choice: max_variance` does not.
+has replays); so does this. Fresh rows, too, have the sampler's log-probs in the ratio, which differ from the learner's
+by rounding, so their first ratio is 1 to about 1e-6 and not exactly. The reference selects by the unweighted sum of its
+reward functions; here the outcome decides, in the task's own weights and before any shaping. Of equal outcomes the
+newest is replayed. With `objective.kl.coef` the KL is taken on replayed rows as well (reference: fresh rows only). A
+task without enough stored rollouts has no replayed rows. "highest" soon finds groups that are right throughout and
+teach nothing: `rollout.choice: max_variance` does not.
 """
 
 from gxpo.keys import Definition

@@ -5,7 +5,7 @@ A_i = r_i - mean_{j != i} r_j = G / (G - 1) (r_i - mean_g r)
 Choices. Only the advantage; the paper's loss is REINFORCE on the whole sequence, whose on-policy gradient is that of
 the base's clip at ratio 1 with `objective.aggregate: sequence_sum`. `rloo@trl` has the loss of TRL's trainer, from its
 first version (2024) on: the product of the sequence's ratios, clipped, and KL (k1) in the reward. The authors' code is
-not public. A group of one has credit 0 (of verl's two implementations one gives 0, the other the raw reward; TRL 0).
+not public. A group of one has advantage 0 (of verl's two implementations one gives 0, the other the raw reward; TRL 0).
 """
 
 from gxpo.keys import Definition

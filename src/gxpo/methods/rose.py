@@ -5,9 +5,9 @@ V(j) = mean outcome of the answers through point j. 8 answers: with probability 
 at the token of largest -log p so far. Loss: the sum over an answer's tokens over the longest length.
 
 Choices. The paper branches where likely tokens differ most in meaning: -(|sum p_i e_i|^2 - sum p_i^2) H over the 20
-likeliest and their embeddings e. Engines return the sampled token's log-prob alone, so -log p of it stands for that: a
-branch is uncertain here, not known to be diverse. A token is branched at once; the code, which retires none, returns
-to the same point until a new answer has a larger value. V belongs to the point of the tree; the code pools points of a
+likeliest and their embeddings e. Engines return the sampled token's log-prob alone, so its -log p is used instead: a
+branch is uncertain here, not known to be diverse. A token is branched at once; the code, which retires none, returns to
+the same point until a new answer has a larger value. V belongs to the point of the tree; the code pools points of a
 prompt at equal positions (`credit.keyed_by: position`). The length penalty is off, as in the script:
 `credit.length_power`. The script also drops groups of equal outcomes; here they are left in, at 0.
 """

@@ -9,7 +9,7 @@ over the vocabulary of log policy is what that policy expects of Q in a state.
 Choices. `old` is the policy at the start of the step, for log-probs and for u alike; on the first update Q and u are 0
 and the gradient is REINFORCE's, times 2. Rewards are centred only, as in the code for Countdown (its code for
 mathematics takes z-scores). The next state is that of the trajectory's next trained token, across turns too. The code's
-optional forms, by response and clipped, are not here. Credit is not read.
+optional forms, by response and clipped, are not here. Advantages are not read.
 """
 
 from gxpo.keys import Definition

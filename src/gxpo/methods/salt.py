@@ -4,7 +4,8 @@ A_i    = (R_i - mean_g) / (std_g + eps)
 A'_it  = mean of A_j over all steps (j, k) of the group that are the same edge as (i, t)
 edge   = (history, state, action, next state)
 
-Shared steps are neutral where those who took them fared differently; a step of one's own keeps the whole advantage.
+Shared steps are neutral where the rollouts through them differ in outcome; a step of a single rollout keeps its
+advantage.
 
 Choices. From an overview and from what GRAFT's authors write about it (arXiv 2609.28963, appendix A.3: the transitions
 (s, a, s') that are equal share the mean of their advantages); there is no code. How much history must be equal is tuned

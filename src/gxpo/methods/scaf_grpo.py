@@ -1,20 +1,20 @@
 r"""Scaf-GRPO: scaffolded hints: in an all-wrong group the least sufficient hint replaces one rollout.
 
 Rollout, after 50 steps: a group whose attempts are all wrong is tried once under each hint, from the least to the
-most; with L* = min {level : right}, that attempt stands in the place of the group's first. If no hint helps, the group
+most; with L* = min {level : right}, that attempt replaces the group's first. If no hint helps, the group
 stays as it was (A = 0).
 A and L as in GRPO, with rho_t = pi(o_t | q+h, o_<t) / pi_old(o_t | q+h, o_<t) for the hinted attempt: it is trained
 under the prompt it was sampled under. G = 8, one right: A = 7/8 / std = 2.474867, the others -0.353552.
 
 Choices. Hints are the task's own (tiers of chunks, each chunk shown after those before it, with a space between); where
-it has none, quarters of its solution, cut between words. They stand on a line of their own after "Hints: "; the code
-writes the question anew, after "Question: ", and names the tier ("Knowledge Hints: ", "Solution Hints: "): say so in
+it has none, quarters of its solution, cut between words. They are on a separate line after "Hints: "; the code repeats
+the question after "Question: ", and names the tier ("Knowledge Hints: ", "Solution Hints: "): say so in
 `rollout.template` and in the texts. The released code leaves its planning tier out and tries four chunks of each other
-tier, however few there are; here all tiers that a task brings are tried, each chunk once. A group
-is dead when no verdict is positive (the code: all rewards exactly 0, which shaping breaks). The warm-up is a global
-counter as in the code; the paper tells of a diagnosis by problem. `objective.context=trained` is the code's
-`replace_hint_prompt`: the hinted answer under the plain prompt; there the ratio to the proximal policy is 1 and hides
-that it was sampled otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
+tier, however few there are; here all tiers that a task brings are tried, each chunk once. A group is dead when no
+verdict is positive (the code: all rewards exactly 0, which shaping breaks). The warm-up is a global counter as in the
+code; the paper mentions a diagnosis by problem. `objective.context=trained` is the code's `replace_hint_prompt`: the
+hinted answer under the plain prompt; there the ratio to the proximal policy is 1 and hides that it was sampled
+otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
 """
 
 from gxpo.keys import Definition

@@ -9,8 +9,8 @@ attempts with answer k; the paper's eq. 5 has the sum of their likelihoods, whic
 `weight.answer_entropy.mass=likelihood` (by mean log-probability of a token), but its largest SE, log G, is that of
 shares. The estimator is eq. 5's, under which 3 answers against 1 are less certain than 2 against 2; `estimator=shannon`
 is eq. 4's entropy. The linear form of f is in a supplement that was not read. Answers are compared as strings, as in
-the paper; an attempt without one stands alone. w weighs the loss, which for clips is the same as scaling A. The
-authors' repository (Dreamer312/SEED-GRPO) has no code yet.
+the paper; an attempt without one is an answer of its own. w weighs the loss, which for clips is the same as scaling A.
+The authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 """
 
 from gxpo.keys import Definition

@@ -3,9 +3,9 @@ r"""SLATE: step-level groups: k candidates for each step from one prefix, each s
 A_j = (r_j - mean_k r) / (std_k r + 1e-6) over the k candidates of a step, one degree of freedom (eq. 5)
 the episode goes on from candidate j with probability softmax(A / eta)_j;  k = 5, eta = 0.7
 
-Choices. Every candidate is a trajectory of one turn, and a step's are a group: credit and objective are GRPO's. So a
+Choices. Every candidate is a trajectory of one turn, and a step's are a group: advantage and objective are GRPO's. So a
 step is judged by its score alone, nothing that comes later. The score is the environment's reward for the step; the
-paper's judge, which gives thought, query and answer -1, 0 or 1 and early answers 0.1 more, is a function of one's own:
+paper's judge, which gives thought, query and answer -1, 0 or 1 and early answers 0.1 more, is a function of yours:
 `rollout.score: FILE.py:NAME`. Candidates count alike in the loss, whatever step they are of (eq. 7 sums over steps, the
 code divides by them). No answer is forced when the turns are used up. The paper's KL coefficient: `slate@paper`. The
 reference's trainer trains none of this.

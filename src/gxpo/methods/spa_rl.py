@@ -6,8 +6,8 @@ r_t = c_t + 0.5 [the action was carried out],   A by GAE over turns;   L = PPO's
 Choices. E is a small network on the policy's own hidden states, trained as the policy goes, on the newest attempts; the
 paper's is a language model of its own, fitted before the policy is trained, and then fixed. The shares of a step are
 those of E before it has seen the step's outcomes; until it has seen 128 attempts the outcome is paid at the end. At
-zero loss the shares of an attempt add up to its outcome, which is not paid beside them. The last action counts as
-carried out. discount 1 and lambda 1: over many turns the bonus outweighs the outcome, and pays for going on (at 40
+zero loss the shares of an attempt add up to its outcome, which is not paid in addition to them. The last action counts
+as carried out. discount 1 and lambda 1: over many turns the bonus outweighs the outcome, and pays for going on (at 40
 turns 20 against 1); lower `credit.bonus` there. The released WebShop script pays neither: it gives every turn the
 outcome less the mean of the group's others (plus the bonus), which is RLOO spread over turns; this is the paper's. Its
 PPO is TRL's of the time: lambda 0.95, advantages whitened over tokens; here neither (`credit.lam`, `credit.whiten`).

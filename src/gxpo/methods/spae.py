@@ -12,9 +12,9 @@ ones (-10 outside the 20 likeliest), and the entropy over those 20: acc = exp(su
 For an answer of one token that is p and exp(-H), as here; one of n tokens has neither above 1/n, so nothing saturates
 at 0.9. The paper's mean probability is used (the code's: `signal.answer_belief.reduce: joint_over_length`), and the
 mean entropy, both over the right answer's own tokens, teacher-forced: nothing is generated, and one pass gives both.
-Extremes and mean of g are over the batch's steps, each once; the note does not say. f fades credit of either sign.
-Steps end with ".\n\n" in the whole answer, not inside <think> alone. The paper builds on DAPO: `spae+dapo`. With xi =
-alpha = 0 it is REINFORCE++-baseline.
+Extremes and mean of g are over the batch's steps, each once; the note does not say. f shrinks advantages of either
+sign. Steps end with ".\n\n" in the whole answer, not inside <think> alone. The paper builds on DAPO: `spae+dapo`. With
+xi = alpha = 0 it is REINFORCE++-baseline.
 """
 
 from gxpo.credit.step_potential import StepPotential

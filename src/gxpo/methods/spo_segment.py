@@ -5,8 +5,8 @@ A = V(end of the segment) - V(its beginning), the outcome at the end of the last
 PPO's clip, a mean over tokens
 
 Choices. The first segment has the prompt's value to begin with (the code: only where a cut falls on the first token;
-else its credit is 0: `rollout.prompt: false`). Confident tokens keep their place in the token mean, as every token of
-weight 0 does; the code leaves them out there too, which multiplies the step's gradient by one number, all tokens /
+else its advantage is 0: `rollout.prompt: false`). Confident tokens keep their place in the token mean, as every token
+of weight 0 does; the code leaves them out there too, which multiplies the step's gradient by one number, all tokens /
 unsure tokens. Its runs also whiten over the unsure tokens: `credit.whiten: token`. The chain is the default. The tree
 is `rollout: tree`, `credit: node_value`, `credit.form: edge`, `credit.value: child_mean`, with `credit.scale:
 sibling_std` for its "grpo" mode (its "rloo", without, measures a node against a mean that it is part of), and edges are

@@ -3,11 +3,11 @@ r"""SRPO: sample routing: GRPO on correct rollouts, self-distillation (SDPO) on 
 L = (1 / N) [sum over tokens of routed-to-GRPO rollouts of max(-A rho, -A clip(rho)) +
              sum over tokens of the others of v_t min(rho_t, 2) D_t],   N = all trainable tokens of the step
 v = exp(-beta H_t) / mean exp(-beta H), H the teacher's entropy;   D and the teacher as in SDPO (`sdpo_self`)
-Wrong rollouts whose group has no right one have no teacher, and stay with GRPO; there their credit is 0 anyway.
+Wrong rollouts whose group has no right one have no teacher, and stay with GRPO; there their advantage is 0 anyway.
 
 Choices. Read in notes on the paper. Advantages are over the whole group, before the routing. beta is 1. The mean of v
-is over the distilled tokens of the optimiser step. Another account has (1 - H / log V)^a for v. Where in the prompt the
-right answer stands, and the buckets: as in `sdpo_self`. The name is three other methods' too (`srpo_history`).
+is over the distilled tokens of the optimiser step. Another account has (1 - H / log V)^a for v. The place of the right
+answer in the prompt, and the buckets: as in `sdpo_self`. Three other methods have the same name (`srpo_history`).
 """
 
 from gxpo.keys import Definition

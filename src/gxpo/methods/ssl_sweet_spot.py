@@ -4,10 +4,10 @@ R = C + alpha S;   C = 1 if solved, else 0;   S = v_k for progress s in [t_k, t_
 never shrink;   A: GRPO's
 
 Choices. Reconstructed from the abstract, summaries and a review, which has C + alpha S, so that solved attempts differ
-by their tiers too (`reward.shape.tiered.solved: flat` pays each 1). Four zones, for matching tasks by quartiles
-(t = 1/4, 1/2, 3/4); what they are worth and alpha are not known to us, so v = 0.1, 0.25, 0.5 and alpha 1. Progress is
-component "progress" of your reward (weight 0): the share of steps that are right, or how near a click is. Without one
-the method is refused. Other names: `reward.shape.tiered.component`.
+by their tiers too (`reward.shape.tiered.solved: flat` pays each 1). Four zones, for matching tasks by quartiles (t =
+1/4, 1/2, 3/4); their values and alpha are not known to us, so v = 0.1, 0.25, 0.5 and alpha 1. Progress is component
+"progress" of your reward (weight 0): the share of steps that are right, or how near a click is. Without one the method
+is refused. Other names: `reward.shape.tiered.component`.
 """
 
 from gxpo.keys import Definition

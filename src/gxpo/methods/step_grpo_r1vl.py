@@ -2,13 +2,13 @@ r"""StepGRPO (R1-VL): rewards for key steps of the solution and for complete, or
 
 R = outcome + 0.1 k / N + [four headings there, steps numbered 1, 2, ..., the answer after them];   A as in GRPO
 
-Choices. As in the authors' code: k of the task's N key steps (`info["key_steps"]`, each with its wordings) stand, case
-aside, below a heading "### Step n:"; 0 without key steps. The headings are "### Image Description:", "### Rationales:",
-"### Step 1:" and "### The final answer is:", and the prompt has to ask for them. The paper also wants the background
-before the steps, which the code does not check. Parts of your own, in order: `scoring.options.key_steps.parts`. Both
-numbers come from the built-in reward "key_steps" with weight 0, or from components of your own. Despite its name no
-credit goes to steps. With all key steps and the form right, attempts differ by their answer alone. The trainer is TRL's
-of that time (`@paper`: eps 1e-4, KL .04).
+Choices. As in the authors' code: k of the task's N key steps (`info["key_steps"]`, each with its wordings) are found,
+case aside, below a heading "### Step n:"; 0 without key steps. The headings are "### Image Description:", "###
+Rationales:", "### Step 1:" and "### The final answer is:", and the prompt has to ask for them. The paper also wants the
+background before the steps, which the code does not check. Parts of your own, in order:
+`scoring.options.key_steps.parts`. Both numbers come from the built-in reward "key_steps" with weight 0, or from
+components of your own. Despite its name no step has an advantage of its own. With all key steps and the form right,
+attempts differ by their answer alone. The trainer is TRL's of that time (`@paper`: eps 1e-4, KL .04).
 """
 
 from gxpo.keys import Definition

@@ -1,7 +1,7 @@
 r"""Step-GRPO (R1-Router): single-step GRPO behind an expert's history, with a reward for each kind of step.
 
 rows (question, expert's history up to step t); G samples of the next step;  A = z within (question, t)
-r = 0.5 cos(query, the expert's) + 0.5 [the same source alone is asked]    on a step that asks a source
+r = 0.5 cos(query, the expert's) + 0.5 [the same source alone is called]    on a step that calls a source
 r = recall of the expert's answer, 1 or 0 where that is short              on the last step
 
 Choices. As the code, but for the cosine: there of sentence embeddings, here of word counts. A source is the name of

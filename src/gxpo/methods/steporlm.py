@@ -9,7 +9,7 @@ Choices. From a detailed summary, which writes no reference model (here a frozen
 public but was not to be had. q is the share of steps that the judge finds right, there. Every two attempts of different
 quality are a pair, beta is DPO's, and the weights of a group's pairs are not normalised. Without a judge among the
 rewards the quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that
-judges, and is refined by what the solver finds; a judge of the run's settings has its place. Credit is not read.
+judges, and is refined by what the solver finds; a judge of the run's settings has its place. Advantages are not read.
 """
 
 from gxpo.keys import Definition

@@ -8,8 +8,9 @@ critic:  the Monte-Carlo return on all tokens of a rollout, in the step in which
 Choices. discount 1, lambda 0.95 for the policy and 1 for the critic (our source is a summary: discount 1, an example
 with 0.9). Two windows; the summary has three, 8k of 24k tokens (`t_ppo@paper`). The paper leaves out a tail of an
 unfinished rollout's tokens, of a length that the summary does not give: here it is kept. The tokens of earlier windows
-stay in the policy term's denominators. Each step starts its tasks beside what goes on, so its number of rollouts
-varies; the paper fills up to a constant one. Until something has ended, and the value with it, nothing is learned.
+stay in the policy term's denominators. Each step starts its tasks in addition to unfinished ones, so its number of
+rollouts varies; the paper fills up to a constant one. Until something has ended, and the value with it, nothing is
+learned.
 """
 
 from gxpo.credit.gae import Gae

@@ -1,8 +1,8 @@
 r"""THOR: episode-level GRPO, step-level GRPO on regenerated failing tool calls, and imitation of positive tokens.
 
 L = L_episodes + L_steps + 0.01 mean_{t: A_t > 0} -log pi(t)
-steps: an episode's failing call, cut before the call, is written anew n times; r_j = 1 where it can be carried out,
-A_j = (r_j - mean) / (std + eps) over the n, on what was written anew
+steps: an episode's failing call, cut before the call, is sampled again n times; r_j = 1 where it can be carried out,
+A_j = (r_j - mean) / (std + eps) over the n, on the regenerated tokens
 
 Choices. As the code: the groups of steps are a batch with the episodes, so both are in one mean; the cut drops the last
 100 tokens of the failing action. Not followed: the prefix is not tokenised again; where no call failed there is no

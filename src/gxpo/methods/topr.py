@@ -5,9 +5,9 @@ A > 0: l = -A log pi(y);   A < 0: l = -stop(min(pi(y) / mu(y), 1)) A log pi(y); 
 What has become unlikely under the policy is not pushed down further, and what was right is learned however unlikely it
 is: stable on old data without a KL term.
 Choices. The ratio is the whole answer's, the product of its tokens' (ports take each token's: `{"objective.ratio":
-"token", "objective.aggregate": "token_mean"}`), over who sampled it. Sums over tokens as they stand (horizon 1). The
-sign is that of the outcome less its group's mean, not scaled; the paper chooses its baseline for the share of
-positives that it gives. A ratio's logarithm is held in [-20, 20].
+"token", "objective.aggregate": "token_mean"}`), over the behaviour policy. Plain sums over tokens (horizon 1). The sign
+is that of the outcome less its group's mean, not scaled; the paper chooses its baseline for the share of positives that
+it gives. A ratio's logarithm is held in [-20, 20].
 """
 
 from gxpo.keys import Definition

@@ -7,7 +7,7 @@ a = argmin |a - (r - mean r)|^2 / 2   with sum a = 0, |a|^2 <= n, and a_i + 0.01
 Choices. From secondary notes; there is no code. `credit.how: expectation`, `optimistic` or `pessimistic` are the
 heuristics, a_i = r_i - 0.5 V(prefix i), centred; 0.5 is a recollection. No division by the std, as recommended: it
 would undo what prefixes of different difficulty say. The prefixes are a teacher's (`rollout.tree`: its rollouts);
-without one the policy searches for them in every step. The second rule favours the branch that nobody has proven, for
+without one the policy searches for them in every step. The second rule favours the branch that is not proven yet, for
 the sake of exploration. Both lead from rows whose prefix some success extends to rows of which that is not so, so
 constraints that go round in a circle do not come up.
 """

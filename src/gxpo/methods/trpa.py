@@ -10,7 +10,7 @@ outcome, so the reward makes them (a tiered one, or correctness and format added
 on the loss in place of beta it is `objective.success_weight`. The unit is the group, then its pairs (the code: all
 pairs of a micro-batch, and single answers only where that has no pair). KL(policy || old) is estimated from the old
 policy's samples by rho log rho - rho + 1 (the code: k3), and 0 on the first update. The code asks for a KL to the
-reference too, but only logs it. Credit is not read.
+reference too, but only logs it. Advantages are not read.
 """
 
 from gxpo.keys import Definition

@@ -8,8 +8,8 @@ Choices. As in openai/baselines with its settings for MuJoCo; the first author's
 tenth of the expected gain and for no bound on the KL. `update.slack: 1` holds the paper's constraint,
 `update.damped_length: false` takes the length from F alone. F and the KL are estimated on the sampled tokens, F as the
 mean of squared scores over all of them (baselines: over a fifth), KL(old || new) as E_old[rho - 1 - log rho]; full
-distributions are not kept. Means are over tokens. Credit is the base's, against the group, where theirs is GAE
-standardised over the step. `optim.lr` is not used.
+distributions are not kept. Means are over tokens. The advantage is the base's, relative to the group, where theirs is
+GAE standardised over the step. `optim.lr` is not used.
 """
 
 from gxpo.keys import Definition

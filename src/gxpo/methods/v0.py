@@ -1,6 +1,6 @@
 r"""V0: adaptive group sizes: split a fixed rollout budget across prompts by predicted success rate.
 
-U(n, p) = n (1 - p) (1 - (1 - p)^(n - 1)): expected failures beside a success, of n attempts at success rate p
+U(n, p) = n (1 - p) (1 - (1 - p)^(n - 1)): expected failures in a group with a success, of n attempts at success rate p
 max sum_q U(n_q, p_q) with sum_q n_q = the budget and 2 <= n_q <= 128, greedily;   A = GRPO's over the n_q rows
 
 Choices. Read in a note; the authors' repository (Now-Join-Us/V0) holds the value model alone, no allotment. The paper's

@@ -4,8 +4,8 @@ s_i = mean_t log policy;  eta_i = exp(s_i - mean_j s_j);  A'_i = A_i + min(max(2
 
 Choices. Only this novelty-aware sharpening is built. The allocation of rollouts by expected shrinkage of a confidence
 interval is known to us in outline only, and the seeding of unsolved prompts with solved exemplars needs a bank of them:
-neither is here. A wrong answer keeps its credit (for A < 0 the minimum would deepen it), and so does a correct one of
-credit 0 or less. As a weight, A' / A, so that it composes with every credit.
+neither is here. A wrong answer keeps its advantage (for A < 0 the minimum would deepen it), and so does a correct one
+of advantage 0 or less. As a weight, A' / A, so that it composes with every advantage.
 """
 
 from gxpo.keys import Definition
