@@ -1,4 +1,4 @@
-r"""What a text answers: one notion for votes, for clusters of answers and for numeric rewards."""
+r"""Answer extraction: the answer in a completion, shared by majority voting, answer clustering and numeric rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANSWER = r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)</answer>|#\s*(-?\
 
 
 def compiled(pattern: str, key: str) -> re.Pattern[str]:
-    """`pattern` with dots that match line ends; ConfigError that names `key` where it is no regular expression."""
+    """Compile `pattern` with dots that match line ends; ConfigError naming `key` if it is no regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except (re.error, TypeError) as error:
@@ -19,7 +19,7 @@ def compiled(pattern: str, key: str) -> re.Pattern[str]:
 
 
 def extract(text: str, pattern: re.Pattern[str]) -> str | None:
-    r"""The last non-empty thing that a group of `pattern` (the whole match, if it has none) finds; None without one.
+    r"""The last non-empty match of a group of `pattern` (the whole match, if it has no group); None without a match.
 
     >>> extract("7+8=15#8 ... #85", re.compile(ANSWER)), extract(r"so \boxed{\frac{1}{2}}.", re.compile(ANSWER))
     ('85', '\\frac{1}{2}')

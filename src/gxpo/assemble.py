@@ -1,4 +1,4 @@
-"""The runs of tokens and the steps that a reader has collected, as the columns of a forest."""
+"""Assemble the columns of a forest from token runs and turns collected by a reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reference = tuple["Node", int]  # a node and a position in it: the (part of the)
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A run of tokens before forks cut it."""
+    """A run of tokens before it is cut at forks."""
 
     parent: Reference | None
     kind: int

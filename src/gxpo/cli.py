@@ -1,4 +1,4 @@
-"""The command line. Heavy imports stay inside the commands, so that `gxpo --help` is quick."""
+"""The command line `gxpo`. Heavy imports stay inside the commands, so that `gxpo --help` is quick."""
 
 from __future__ import annotations
 
@@ -405,8 +405,8 @@ def bench(
 
 
 def main() -> None:
-    """Run the command line: 0 on success, 1 where a run has ended and not one of its rollouts could be scored, 2 on an
-    error that a user can mend (one line), 130 when interrupted."""
+    """Run the command line. Exit code 0: success; 1: a run ended without a single scored rollout; 2: a user error
+    (printed in one line); 130: interrupted."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")

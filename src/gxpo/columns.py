@@ -1,4 +1,4 @@
-"""`Columns`: the rollouts of a step as trees of token segments, in struct-of-arrays form; what each row is.
+"""`Columns`: the rollouts of a step as token trees in struct-of-arrays form, with the meaning of each axis.
 
 Two relations are kept apart: `parent` is what tokens are conditioned on (the forward pass, shared prefixes);
 `previous` is what happened before (time, returns, credit). Five axes, named by suffix:
@@ -91,7 +91,7 @@ Self = TypeVar("Self", bound="Columns")
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """See the module. Integer columns are int64, -1 for "none"; float columns are float64, nan for "unknown"."""
+    """Columns of a forest (see the module). Integers are int64, -1 for "none"; floats float64, nan for "unknown"."""
 
     # N
     parent: Tensor  # -1 root
@@ -208,12 +208,12 @@ class Columns:
 
     @property
     def scored(self) -> Tensor:
-        """[R] bool: the outcome is finite."""
+        """[R] bool: trajectories with a finite outcome."""
         return self.outcome.isfinite()
 
     @cached_property
     def text_actions(self) -> Tensor:
-        """[S] bool: the action is known only as text (one stored token, -1, stands for it)."""
+        """[S] bool: actions known only as text (one stored token, -1, in place of their ids)."""
         if self.action_text.count(None) == self.n_steps:
             return torch.zeros(self.n_steps, dtype=torch.bool)
         one = torch.bincount(self.path_step, minlength=self.n_steps) == 1
@@ -223,7 +223,7 @@ class Columns:
 
     @property
     def missing_ids(self) -> str:
-        """What is known as text without token ids, in words; "" where nothing is."""
+        """Which texts come without token ids ("actions", "prompts"...), in words; "" if none do."""
         context = self.parent[self._first_nodes]
         said = torch.tensor([bool(t) for t in self.observation_text], dtype=torch.bool)
         bare = said & ((context < 0) | (self.kind[context.clamp_min(0)] == ACTION)) if self.n_nodes else said
@@ -233,37 +233,38 @@ class Columns:
 
     @property
     def text_only(self) -> bool:
-        """True where any action is known only as text: its length in tokens is unknown."""
+        """True if any action is known only as text: its length in tokens is unknown."""
         return bool(self.text_actions.any())
 
     def need_ids(self, what: str) -> None:
-        """Refuse `what`, naming what is missing, where actions, observations or prompts are text without token ids."""
+        """Raise an error if `what` needs token ids and actions, observations or prompts are text without them."""
         if missing := self.missing_ids:
             raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
 
     def need_verdicts(self, what: str, *, each: bool = False) -> None:
-        """Refuse `what` where rollouts are scored and none has a verdict, or, with `each`, one of them has none."""
+        """Raise an error if rollouts are scored but none (with `each`: not every one) has a verdict, which `what`
+        needs."""
         known = self.success.isfinite()[self.scored]
         if known.numel() and not bool(known.all() if each else known.any()):
             raise NoVerdicts(what)
 
     @cached_property
     def path_trainable(self) -> Tensor:
-        """[P] bool."""
+        """[P] bool: action tokens that are trained on."""
         return self.trainable.index_select(0, self.path_token)
 
     @cached_property
     def path_behaviour_logprob(self) -> Tensor:
-        """[P] float64, nan unknown."""
+        """[P] float64: log-probabilities under the rollout policy, nan unknown."""
         return self.behaviour_logprob.index_select(0, self.path_token)
 
     @cached_property
     def token_node(self) -> Tensor:
-        """[T] the node that holds each stored token."""
+        """[T] the node of each stored token."""
         return repeated(torch.arange(self.n_nodes), self.first_token.diff())
 
     def lengths(self) -> Tensor:
-        """[R] int64: trainable action tokens of each trajectory. Refused where actions are text without ids."""
+        """[R] int64: trainable action tokens of each trajectory. An error if actions are text without ids."""
         if self.text_only:
             self.need_ids("lengths()")
         trained = self.path_trainable.to(torch.float64)
@@ -274,7 +275,7 @@ class Columns:
         return begins_of(self.path_trajectory, self.n_trajectories)
 
     def path_of(self, r: int) -> Tensor:
-        """Trajectory r's entries of P, trainable or not."""
+        """Rows of P of trajectory r, trainable or not."""
         r = range(self.n_trajectories)[r]
         return torch.arange(int(self._entry_begin[r]), int(self._entry_begin[r + 1]))
 
@@ -317,7 +318,7 @@ class Columns:
         return self.to_path(self.segment, "T") if level == "segment" else self.path_token
 
     def ids(self, *levels: str, axis: str | None = None) -> Tensor:
-        """int64 ids of a combination of levels on an axis, always inside a group; -1 where any level is -1.
+        """Group ids (int64) of a combination of levels on an axis, always within a group; -1 where any level is -1.
 
         Levels on R: group, trajectory, task, origin, and "info.KEY" (equal where `info[r][KEY]` is, -1 where it is
         missing); on S also: step, turn, state, agent, "step_info.KEY"; on P also: segment, policy, token.
@@ -364,7 +365,7 @@ class Columns:
         return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)
 
     def to_path(self, x: Tensor, axis: str) -> Tensor:
-        """[P]: values of R, S, N or T given to every path token; the axis is named, never guessed from a length."""
+        """[P]: broadcast values of R, S, N or T to action tokens; the axis is named, never guessed from a length."""
         if axis not in ("R", "S", "N", "T"):
             raise ValueError(f"axis is 'R', 'S', 'N' or 'T', not {axis!r}")
         self._check("x", len(x), axis)
@@ -373,7 +374,7 @@ class Columns:
         return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
 
     def to_tokens(self, x: Tensor) -> Tensor:
-        """[T]: the mean of each stored token's path values, nan where it has none. For display only."""
+        """[T]: mean over the rows of P of each stored token, nan where it has none. For display only."""
         total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
         return total / torch.bincount(self.path_token, minlength=self.n_tokens)
 
@@ -391,5 +392,5 @@ class Columns:
         return index
 
     def entries_of(self, rows: Tensor | Sequence[int]) -> Tensor:
-        """Entries of P of these trajectories, in the order in which `select(rows)` holds them."""
+        """Rows of P of these trajectories, in the order in which `select(rows)` holds them."""
         return runs_of(self._entry_begin, self._rows(rows))

@@ -1,4 +1,4 @@
-"""Other trainers' numbers under their own names: `grpo@verl`, or `compat="verl"` for every method that has an entry.
+"""Compatibility with the constants of other trainers: `grpo@verl`, or `compat="verl"` for every method with an entry.
 
 Each entry holds the keys in which a system, left at its defaults, differs from this catalogue; an empty one says that
 it does not. Read key by key in the source: statistic, center, scale, ddof, eps, group of one (credit.*); gate, bounds,

@@ -1,4 +1,4 @@
-"""A run's configuration: YAML 1.2 and `--set`, every key with where it came from.
+"""Run configuration from YAML 1.2 and `--set`, with the origin of every key.
 
 Order: defaults < methods from left to right < compat < YAML < --set. Nested mappings and dotted keys mean the same,
 also where the value of a key is itself a mapping: `--set tasks.options.digits=3` states one entry of it.
@@ -31,14 +31,14 @@ _RECORDED = ("torch", "transformers", "numpy", "gxpo")
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings, method, and every key's value and origin."""
+    """A resolved configuration: settings, method, and the value and origin of every key."""
 
     settings: RunSettings
     method: Method
     keys: dict[str, Stated]
 
     def to_yaml(self) -> str:
-        """A file that resolves to the same run; the origin of each key stands beside it."""
+        """YAML that resolves to the same run, with the origin of each key as a comment."""
         plain = (int, float, str, list, tuple, dict, type(None))
         document = {k: s.value if isinstance(s.value, plain) else show(s.value) for k, s in self.keys.items()}
         origins = {k: s.origin for k, s in self.keys.items()}
@@ -46,7 +46,7 @@ class Resolved:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what determines a run's numbers."""
+    """Versions of the software that determines a run's numbers."""
     found = {"python": platform.python_version()}
     for name in _RECORDED:
         try:
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def read(path: str | Path) -> dict[str, Stated]:
-    """The leaf keys of a YAML file, each with its line."""
+    """Leaf keys of a YAML file, each with its line."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
@@ -102,7 +102,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
 
 
 def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The keys of both, those of `above` in force; an entry of a mapping (`tasks.options.digits`) joins the others."""
+    """Merge two sets of keys; `above` wins, and an entry of a mapping (`tasks.options.digits`) joins the others."""
     out = dict(below)
     for key, stated in above.items():
         _state(key, stated, out)
@@ -158,7 +158,7 @@ def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
 
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
-    """Settings and method of a run. `composed`: a method made in Python, instead of the key `method`."""
+    """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
     given = over({}, {former.setting(k, s.value): s for k, s in given.items()})
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
@@ -212,5 +212,5 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
 
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
-    """Resolve a YAML file with `--set` arguments."""
+    """Load and resolve a YAML file with `--set` arguments."""
     return resolve(over(read(path) if path is not None else {}, parse_set(sets)))

@@ -1,4 +1,4 @@
-"""Errors that a user can act on. Each message is one line: what was wrong, where, and what to change."""
+"""Errors with one-line messages: what was wrong, where, and what to change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class GxpoError(Exception):
-    """Base of every error gxpo raises on purpose; the command line prints it in one line and exits with 2."""
+    """Base of every error that gxpo raises on purpose; the command line prints it in one line and exits with 2."""
 
 
 class ConfigError(GxpoError):
@@ -15,7 +15,7 @@ class ConfigError(GxpoError):
 
 
 class NoVerdicts(ConfigError):
-    """`what` reads which rollouts are right, and the reward does not say."""
+    """`what` needs to know which rollouts are correct, and the reward does not give verdicts."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}")
@@ -27,7 +27,7 @@ class MethodConflict(ConfigError):
 
 
 class MissingSignal(GxpoError, KeyError):
-    """A part needs a signal (reference log-probs, entropy, ...) that nobody provided."""
+    """A part needs a signal (reference log-probs, entropy, ...) that was not provided."""
 
     __str__ = Exception.__str__  # KeyError would quote the message
 
@@ -37,7 +37,7 @@ class RecordError(GxpoError):
 
 
 class MissingExtra(GxpoError):
-    """An optional dependency is not installed; names the extra that brings it."""
+    """An optional dependency is not installed; names the extra that installs it."""
 
 
 class CheckpointError(GxpoError):
@@ -49,7 +49,7 @@ class TaskError(GxpoError):
 
 
 class ModelError(GxpoError):
-    """A model can't be loaded or can't do what was asked of it."""
+    """A model can't be loaded or does not support what was requested."""
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:
@@ -62,7 +62,7 @@ def did_you_mean(word: str, known: Iterable[object]) -> str:
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a setting that is not one of `allowed`."""
+    """Raise an error for a setting that is not one of `allowed`."""
     if value not in allowed:
         raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")
 

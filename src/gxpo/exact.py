@@ -1,4 +1,4 @@
-"""Equal bits for equal products: what a process has to be told before torch is loaded.
+"""Bitwise reproducible matrix products: environment variables to set before torch is loaded.
 
 MKL picks a kernel by where in memory its operands lie. On some processors (AMD's with AVX-512) the kernels sum in
 another order, so that one product, computed twice, differs in its last bits. With MKL_CBWR set to anything it does not.
@@ -13,7 +13,7 @@ VARIABLES = {"MKL_CBWR": "AUTO"}
 
 
 def ask_for_equal_bits() -> None:
-    """Set the variables, for this process and those it starts; what the user has set stays. Call before torch is
-    imported."""
+    """Set the variables for deterministic products, for this process and its children. Variables set by the user are
+    kept. Call before torch is imported."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)

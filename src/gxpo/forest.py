@@ -1,4 +1,4 @@
-"""`Forest`: all rollouts of a step, made from completions, records or padded tensors; returns, trees, selections.
+"""`Forest`: all rollouts of a step as a token tree, from completions, records or padded tensors.
 
 Its columns and axes are in `gxpo.columns`.
 """
@@ -33,7 +33,7 @@ __all__ = ["ACTION", "COLUMNS", "OBSERVATION", "PROMPT", "Forest", "Packed"]
 
 
 class Forest(Columns):
-    """All rollouts of a step: see `gxpo.columns`."""
+    """All rollouts of a step as a token tree; `gxpo.columns` describes its columns."""
 
     # ------------------------------------------------------------ construction
     @classmethod
@@ -56,7 +56,7 @@ class Forest(Columns):
         ids: Sequence[str] | None = None,
         info: Sequence[Mapping[str, Any]] | None = None,
     ) -> Forest:
-        """Single-turn groups: `completions[i]` are the samples of `prompts[i]`, token ids throughout.
+        """Forest of single-turn groups: `completions[i]` are the samples of `prompts[i]`, token ids throughout.
 
         A group per prompt: `groups` and `tasks` name them (default "0", "1", ...; a task is its group), and prompts
         that are given one name are one group. Equal prompts are stored once; they are not one group for that. The other
@@ -171,20 +171,20 @@ class Forest(Columns):
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
-        """Trajectories in interchange form (`gxpo schema`); `share=False` stores every context token per use."""
+        """Forest from rollout records (`gxpo schema`); `share=False` stores every context token per use."""
         from gxpo.reader import columns_of
 
         return cls(**columns_of(((f"record {n}", record) for n, record in enumerate(records, 1)), share))
 
     def to_records(self, *, share: bool = True) -> list[dict[str, Any]]:
-        """The inverse of `from_records`; `share=False` writes forked trajectories out in full."""
+        """Rollout records, the inverse of `from_records`; `share=False` writes forked trajectories out in full."""
         from gxpo.writer import render
 
         return render(self, share=share)
 
     @classmethod
     def from_padded(cls, *args: Any, success: Tensor | Sequence[float | None] | None = None, **kwargs: Any) -> Forest:
-        """Padded tensors as TRL and verl hold them; see `gxpo.padded.padded_records`.
+        """Forest from padded tensors as in TRL and verl; see `gxpo.padded.padded_records`.
 
         success [B]: the verdicts, 1 right and 0 wrong (None or nan = unknown), which methods that count successes read.
         """
@@ -199,22 +199,22 @@ class Forest(Columns):
 
     @classmethod
     def concat(cls, forests: Sequence[Forest]) -> Forest:
-        """All trajectories of several forests in one, in order; nothing is shared between them."""
+        """Concatenate forests: all trajectories, in order; nothing is shared between the forests."""
         return reshape.concat(forests) if forests else cls.from_records([])
 
     def flatten(self) -> Forest:
-        """The same trajectories, each with nodes of its own; but for the token indices S, P and R do not change."""
+        """The trajectories without sharing: each has its own nodes. S, P and R keep all but their token indices."""
         return reshape.flatten(self)
 
     def in_context(self, which: str) -> Forest:
-        """The same trajectories as the policy is to read them: under the context that is "trained" (as they are), or
-        the one they were "sampled" under, where a node has another (`sampled_under`). S, P and R do not change."""
+        """The trajectories under the context that they are trained in ("trained": unchanged), or the one they were
+        sampled in ("sampled", where a node has `sampled_under`). S, P and R do not change."""
         if which not in ("trained", "sampled"):
             raise ValueError(f"a context is 'trained' or 'sampled', not {which!r}")
         return reshape.in_sampled_context(self) if which == "sampled" else self
 
     def select(self, rows: Tensor | Sequence[int]) -> Forest:
-        """These trajectories (bool mask, or distinct indices in the wanted order), with only the nodes they need."""
+        """Subset of trajectories (bool mask, or distinct indices in the wanted order) with only the nodes they need."""
         index = self._rows(rows)
         whole = torch.equal(index, torch.arange(self.n_trajectories))
         return self if whole else reshape.select(self, index)
@@ -259,7 +259,7 @@ class Forest(Columns):
     # ------------------------------------------------------------ trees
     @cached_property
     def visits(self) -> tuple[Tensor, Tensor]:
-        """(trajectory, node) pairs, unique: every node that a trajectory's actions are or are conditioned on."""
+        """Unique (trajectory, node) pairs: every node that a trajectory's actions are or are conditioned on."""
         return with_ancestors(self.parent, self.step_trajectory, self.step_action)
 
     @cached_property
@@ -272,7 +272,7 @@ class Forest(Columns):
         return torch.where(low == high, low, -1)
 
     def subtree_mean(self, x: Tensor, axis: str = "N") -> Tensor:
-        """[N] float64: mean of `x` [R] over the scored and compared trajectories of one group through each node.
+        """[N] float64: mean of `x` [R] over a group's scored trajectories through each node that are in the baseline.
 
         nan where there is none, and on nodes that trajectories of several groups go through (equal prompts are stored
         once). With `axis` "S" or "P": the same at the last node of each step, or at the node of each path token, always
@@ -292,7 +292,7 @@ class Forest(Columns):
         return mean_at((node[keep], group[r[keep]]), x[r[keep]], asked[axis]())
 
     def siblings(self) -> Tensor:
-        """[N] dense ids of action nodes that branch at one point (same parent) inside one group.
+        """[N] dense ids of action nodes with the same parent within one group.
 
         -1 for context nodes, actions without a parent, and nodes that trajectories of several groups go through.
         """
@@ -317,7 +317,7 @@ class Forest(Columns):
         return tokens
 
     def step_nodes(self, step: int) -> list[int]:
-        """The nodes of a step's action in order: several where forks split it."""
+        """Nodes of a step's action in order; several where forks split it."""
         nodes, head = [int(self.step_action[step])], int(self._first_nodes[step])
         while nodes[-1] != head:
             nodes.append(int(self.parent[nodes[-1]]))
@@ -328,12 +328,12 @@ class Forest(Columns):
         return begins_of(self.path_step, self.n_steps)
 
     def action(self, step: int) -> list[int]:
-        """Token ids of a step's whole action."""
+        """Token ids of the whole action of a step."""
         entries = slice(int(self._step_entry_begin[step]), int(self._step_entry_begin[step + 1]))
         return self.token[self.path_token[entries]].tolist()
 
     def pack(self) -> Packed:
-        """Unique tokens once, position ids, and which token may attend to which."""
+        """Pack the forest for a forward pass: unique tokens once, position ids, and a tree attention mask."""
         return Packed.of(self)
 
 
@@ -368,7 +368,7 @@ def _joined(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
 # ---------------------------------------------------------------- for the forward pass
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A forest as the forward pass sees it: unique tokens once, positions by depth, who may attend to whom.
+    """A forest packed for a forward pass: unique tokens once, positions by depth, tree attention mask.
 
     Columns over stored tokens (T) and nodes (N) of a forest.
 
@@ -387,7 +387,7 @@ class Packed:
 
     @classmethod
     def of(cls, forest: Columns) -> Packed:
-        """Refused where text without token ids would leave gaps in the positions."""
+        """Pack a forest. An error if text without token ids would leave gaps in the positions."""
         forest.need_ids("pack()")
         sizes, parent, node = forest.first_token.diff(), forest.parent, forest.token_node
         begin = sum_before(parent, sizes)
@@ -415,7 +415,7 @@ class Packed:
         return out
 
     def mask(self, tokens: Tensor) -> Tensor:
-        """[n, n] bool: the row's token may attend to the column's."""
+        """[n, n] bool tree attention mask: the row's token may attend to the column's."""
         nodes, node = torch.unique(self.node_of_token[tokens], return_inverse=True)
         above = self.ancestors(nodes)[node][:, node]
         position = self.position[tokens]

@@ -1,4 +1,4 @@
-"""Pure functions as settings: a part's formula by name, `file.py:function` or object, its keyword options as options.
+"""Pure functions as settings: a formula by name, `file.py:function` or object; its keyword arguments are options.
 
 A function's positional parameters name the columns that it is given, its keyword-only parameters are options with a
 default: of `def noise_aware(rate, *, flip=0.1)`, `flip` is one. `Annotated[float, Interval(ge=0)]` states a range.
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Signature(NamedTuple):
-    """columns: names of the positional parameters; options: (type, default) of the keyword-only ones."""
+    """Signature of a formula. columns: its positional parameters; options: (type, default) of the keyword-only ones."""
 
     columns: tuple[str, ...]
     options: Mapping[str, tuple[Any, Any]]
@@ -29,7 +29,7 @@ class Signature(NamedTuple):
 
 @cache
 def signature(function: Callable[..., Any]) -> Signature:
-    """What a function reads and what of it can be set."""
+    """Columns and options of a function, from its signature."""
     given, hints = inspect.signature(function).parameters.values(), get_type_hints(function, include_extras=True)
     return Signature(
         tuple(p.name for p in given if p.kind is not p.KEYWORD_ONLY),
@@ -39,13 +39,13 @@ def signature(function: Callable[..., Any]) -> Signature:
 
 @cache
 def known(module: str) -> dict[str, Callable[..., Any]]:
-    """The public functions that a module defines, by name."""
+    """Public functions defined in a module, by name."""
     found = vars(importlib.import_module(module))
     return {k: f for k, f in found.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
 
 
 def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
-    """Marks a function whose options have to fit together: `check(**options)` says what does not, or None."""
+    """Decorator: validate the options of a function together; `check(**options)` says what does not fit, or None."""
 
     def mark(function: F) -> F:
         function.check = check  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
 
 
 def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
-    """The function that a setting means.
+    """Look up the function that a setting names.
 
     module  whose functions have names;   free  other names are left as they are: those of columns
     """
@@ -75,7 +75,7 @@ def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
 
 
 class Formula(Part):
-    """Mixin of frozen parts that apply functions: their options lie in the field `options`, a mapping.
+    """Mixin for frozen parts that apply functions; their options are in the field `options`, a mapping.
 
     functions  field -> (module whose functions it takes by name, whether other names are those of columns)
     """
@@ -106,5 +106,5 @@ class Formula(Part):
         object.__setattr__(self, "options", stated)
 
     def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:
-        """A function of the part, with those options that are its own."""
+        """Call a function with the part's options that it accepts."""
         return function(*columns, **{k: self.options[k] for k in signature(function).options})

@@ -1,4 +1,4 @@
-"""The only reductions in gxpo: statistics of a column within the groups of an id column.
+"""Grouped statistics: mean, std, rank, quantile, leave-one-out... of a column by group id.
 
 Every function takes `x` [n] and `ids` [n] (dense ids from `Forest.ids`; -1 = in no group) and returns [n] float64: the
 statistic of each member's group, broadcast back to the members. `where` [n] bool says which members enter the
@@ -124,19 +124,19 @@ class _Groups:
 
 
 def count(ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """How many members of the group enter."""
+    """Number of members of the group that count (`where`)."""
     groups = _Groups(ids, where)
     return groups.give(groups.count)
 
 
 def sum(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """Sum over the group."""
+    """Grouped sum."""
     groups = _Groups(ids, where)
     return groups.give(groups.total(groups.column(x)))
 
 
 def mean(x: Tensor, ids: Tensor, where: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """Mean over the group; with `weight` [n] >= 0, sum(w x) / sum(w)."""
+    """Grouped mean; with `weight` [n] >= 0, sum(w x) / sum(w)."""
     groups = _Groups(ids, where)
     x = groups.column(x)
     if weight is None:
@@ -147,12 +147,12 @@ def mean(x: Tensor, ids: Tensor, where: Tensor | None = None, weight: Tensor | N
 
 
 def std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int = 1) -> Tensor:
-    """Standard deviation over the group, two-pass, `ddof` degrees of freedom taken off; 0 where count <= ddof."""
+    """Grouped standard deviation, two-pass, with `ddof`; 0 where count <= ddof."""
     return mean_and_std(x, ids, where, ddof)[1]
 
 
 def mean_and_std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int = 1) -> tuple[Tensor, Tensor]:
-    """`mean` and `std` of the group, for less than the price of both."""
+    """Grouped `mean` and `std` at once, cheaper than both separately."""
     groups = _Groups(ids, where)
     x = groups.column(x)
     middle = groups.give(groups.mean(x))
@@ -160,13 +160,13 @@ def mean_and_std(x: Tensor, ids: Tensor, where: Tensor | None = None, ddof: int 
 
 
 def min(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """Smallest value of the group."""
+    """Grouped minimum."""
     groups = _Groups(ids, where)
     return groups.give(groups.extreme(groups.column(x), "amin"))
 
 
 def max(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """Largest value of the group."""
+    """Grouped maximum."""
     groups = _Groups(ids, where)
     return groups.give(groups.extreme(groups.column(x), "amax"))
 
@@ -178,8 +178,7 @@ def degenerate(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
 
 
 def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, interpolation: str = "linear") -> Tensor:
-    """The `q`-quantile of the group; `interpolation` is "linear", "lower", "higher", "nearest" or "inverted_cdf" (as in
-    numpy).
+    """Grouped `q`-quantile; `interpolation` is "linear", "lower", "higher", "nearest" or "inverted_cdf" (as in numpy).
 
     "inverted_cdf" is the smallest value that at least a share `q` of the members do not exceed.
     """
@@ -188,14 +187,14 @@ def quantile(x: Tensor, ids: Tensor, q: float, where: Tensor | None = None, inte
 
 
 def median(x: Tensor, ids: Tensor, where: Tensor | None = None, lower: bool = False) -> Tensor:
-    """Median of the group; of an even number the mean of the middle two, or the lower one."""
+    """Grouped median; of an even number the mean of the middle two, or the lower one."""
     return quantile(x, ids, 0.5, where, "lower" if lower else "linear")
 
 
 def settled(
     x: Tensor, ids: Tensor, where: Tensor | None = None, *, relative: float = DEGENERATE, absolute: float = 0.0
 ) -> Tensor:
-    """`x` with counting members of a group that differ by rounding made equal, so that ties are ties.
+    """Snap values of a group that differ only by rounding to one value, so that ties are ties.
 
     Of the sorted values of a group, those that follow each other by at most `absolute`, or `relative` times the larger
     magnitude, are a run, and all of a run are given its smallest. The others keep their values. Carries no gradient.
@@ -220,12 +219,12 @@ def _begins(values: Tensor, group: Tensor, relative: float = DEGENERATE, absolut
 
 
 def reaches(x: Tensor, bound: float) -> Tensor:
-    """x >= bound, but for rounding (1e-6: rewards may have been float32): 0.7 + 0.2 + 0.1 reaches 1, nan does not."""
+    """x >= bound up to rounding (1e-6: rewards may have been float32): 0.7 + 0.2 + 0.1 reaches 1, nan does not."""
     return x >= bound - 1e-6 * abs(bound)
 
 
 def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "average") -> Tensor:
-    """Rank within the group from 0 (smallest) among counting members; the others and -1 are given 0.
+    """Rank within the group from 0 (smallest) among counting members; 0 for members that don't count or have id -1.
 
     `ties`: "average" (equal values share their mean rank) or "min" (they share the lowest).
     """
@@ -247,7 +246,7 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
 
 
 def softmax(x: Tensor, ids: Tensor, where: Tensor | None = None, temperature: float = 1.0) -> Tensor:
-    """exp(x / temperature) over the group's sum of it; members that do not enter are given 0."""
+    """Softmax within the group: exp(x / temperature) over its sum; 0 for members that don't count."""
     groups = _Groups(ids, where)
     scaled = groups.column(x) / temperature
     raised = torch.where(groups.enters, (scaled - groups.give(groups.extreme(scaled, "amax"))).exp(), 0.0)
@@ -256,7 +255,7 @@ def softmax(x: Tensor, ids: Tensor, where: Tensor | None = None, temperature: fl
 
 
 def leave_one_out(x: Tensor, ids: Tensor, where: Tensor | None = None) -> Tensor:
-    """Mean of the group's *other* counting members; 0 where there is none."""
+    """Leave-one-out mean: mean of the group's *other* counting members; 0 where there is none."""
     groups = _Groups(ids, where)
     return groups.leave_one_out(groups.column(x))
 
@@ -273,7 +272,7 @@ def normalize(
     q: float = 0.5,
     shift: float = 0.0,
 ) -> Tensor:
-    """(x - center - shift) / (scale + eps) within each group, exactly 0 where there is nothing to compare.
+    """Group normalisation: (x - center - shift) / (scale + eps) within each group, exactly 0 for degenerate groups.
 
     center  "mean" | "leave_one_out" | "median" | "lower_median" (of an even number the lower of the middle two)
             | "quantile" (the `q`-quantile, "inverted_cdf") | "none"

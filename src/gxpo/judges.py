@@ -1,4 +1,4 @@
-"""Who answers a question about a text: any callable, an OpenAI-compatible server, a local language model."""
+"""LLM judges: any callable, an OpenAI-compatible server, a local language model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_REPLY = 1 << 22  # bytes
 
 
 class JudgeFailure(Exception):
-    """A judge gave no answer. `kind`: "raised", "timeout" or "nonsense". Whoever asked is unscored."""
+    """A judge gave no answer. `kind`: "raised", "timeout" or "nonsense". The rollout in question is unscored."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class JudgeFailure(Exception):
 
 
 class Judge(Protocol):
-    """Answers in text. Called from several threads at once; `JudgeFailure` where it can't.
+    """A judge: messages in, text out. Called from several threads at once; raises `JudgeFailure` if it can't answer.
 
     Any other exception costs the one question too, but for a `GxpoError`, which is about the set-up and ends the run.
     """
@@ -38,7 +38,8 @@ class Judge(Protocol):
 
 
 def ask_all(judge: Judge, questions: Sequence[Messages], workers: int) -> list[str | Failure]:
-    """The answer to each question, or why there is none; `workers` are asked at a time, equal ones each by itself."""
+    """Ask all questions, `workers` at a time; the answer to each, or its JudgeFailure. Equal questions are asked
+    separately."""
 
     def ask(question: Messages) -> str | Failure:
         try:
@@ -56,7 +57,7 @@ def ask_all(judge: Judge, questions: Sequence[Messages], workers: int) -> list[s
 
 @dataclass(frozen=True)
 class FunctionJudge:
-    """A function of messages that returns a text. It runs in this process, without a time limit."""
+    """Judge by a Python function of messages. It runs in this process, without a time limit."""
 
     function: Callable[[Messages], str]
 
@@ -72,7 +73,7 @@ class FunctionJudge:
 
 @dataclass(frozen=True)
 class Server:
-    """The chat completions of an OpenAI-compatible server (vLLM, llama.cpp, Ollama, hosted ones).
+    """Judge by chat completions of an OpenAI-compatible server (vLLM, llama.cpp, Ollama, hosted ones).
 
     url         what stands before /chat/completions, as http://localhost:8000/v1
     model       as the server calls it
@@ -117,7 +118,7 @@ class Server:
 
 @dataclass(frozen=True)
 class LocalJudge:
-    """A causal language model in this process; greedy, one question at a time.
+    """Judge by a causal language model in this process; greedy, one question at a time.
 
     model, tokenizer  of transformers; a chat template is used where the tokenizer has one, else what the messages say
     max_new_tokens    of an answer

@@ -1,4 +1,4 @@
-"""Running out of memory, said with what to change."""
+"""Out-of-memory errors that say what to lower, and control over the allocator's freed blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAYINGS = ("can't allocate memory", "not enough memory", "out of memory", "alloc
 
 @contextmanager
 def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
-    """Turns an allocation that failed into a `ModelError` that says what to lower; other errors pass."""
+    """Context manager: turn a failed allocation into a `ModelError` that says what to lower; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -55,7 +55,7 @@ class _Heap(ctypes.Structure):
 
 
 def reuse_freed() -> None:
-    """Lets freed blocks of up to `KEEP` bytes stay with this process: a step asks for the same ones again.
+    """Keep freed blocks of up to `KEEP` bytes in this process for reuse: each step allocates the same ones again.
 
     Without it the kernel hands out, and zeroes, the pages of every larger tensor anew. Does nothing without glibc.
     """
@@ -65,6 +65,6 @@ def reuse_freed() -> None:
 
 
 def give_back() -> None:
-    """Returns freed blocks to the system if they are more than `IDLE` bytes; does nothing without glibc."""
+    """Return freed blocks to the system if they exceed `IDLE` bytes; does nothing without glibc."""
     if (library := _glibc()) is not None and library.mallinfo2().fordblks > IDLE:
         library.malloc_trim(0)

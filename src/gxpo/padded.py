@@ -1,4 +1,4 @@
-"""Records of padded tensors, as TRL and verl hold them."""
+"""Rollout records from padded tensors, as in TRL and verl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def padded_records(
     *,
     attention_mask: Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """Records (`gxpo.schema`) of padded rows, as TRL and verl hold them; padding on either side changes nothing.
+    """Rollout records (`gxpo.schema`) from padded rows, as in TRL and verl; left or right padding gives the same.
 
     input_ids        [B, L] prompt and completion; completion_mask [B, C], C <= L: 1 on the policy's own tokens, for the
                      last C columns. A gap inside (tool output) is an observation and opens a new turn.

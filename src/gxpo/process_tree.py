@@ -1,4 +1,4 @@
-"""Trees of processes: what a process has started, directly or not, and ending all of it.
+"""Process trees: list the descendants of a process, and end all of them.
 
 Linux tells who started whom, and gives orphans to the nearest ancestor that asked for them, so that a daemon in a
 session of its own stays in the tree. Elsewhere only a process group can be ended, and such a daemon escapes. On the
@@ -23,7 +23,7 @@ IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes that `root` or its descendants have started, as Linux tells; none elsewhere."""
+    """Living descendants of the process `root` (Linux; empty elsewhere)."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.isdigit():
@@ -41,7 +41,7 @@ def descendants(root: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended yet."""
+    """Whether the process exists and has not ended yet."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -58,7 +58,7 @@ def runs(pid: int) -> bool:
 
 
 def end_descendants(root: int) -> None:
-    """Kill what `root` has started; all of it is stopped first, so that nothing starts more in the meantime."""
+    """Kill all descendants of `root`; all of them are stopped first, so that they start no others in the meantime."""
     stopped: set[int] = set()
     for _ in range(ROUNDS):
         new = set(descendants(root)) - stopped
@@ -72,15 +72,15 @@ def end_descendants(root: int) -> None:
 
 
 def end_tree(root: int) -> None:
-    """Kill `root`, a child of this process that leads a process group, with its group and all that it has started."""
+    """Kill `root`, a child of this process that leads a process group, with its group and all its descendants."""
     end_descendants(root)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(root, signal.SIGKILL)
 
 
 def guarded(parent: int, private: int) -> None:
-    """Go on in a child of this process, which stays behind and ends all that the child has started when the child ends,
-    however it does, or when `parent` is gone. It ends as the child did.
+    """Continue in a child of this process; this one stays behind and kills the child's descendants when the child ends,
+    for whatever reason, or when `parent` is gone. Its exit status is the child's.
 
     To be called before there are threads, by the leader of a process group.
 

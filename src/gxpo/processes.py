@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which can be killed: the parent's side and the child's.
+"""Worker processes that can be killed: the parent's side and the child's.
 
 A program is a Python file with a function `serve(line)`: it receives items (`line.receive()`, pickled by the parent,
 whom it trusts) and answers each of them in turn (`line.answer(text)`) in JSON, which the parent can read from a process
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Ended(Exception):
-    """No answer came, and the process was ended; the message says why.
+    """The worker process was ended before it answered; the message says why.
 
     kind  "timeout", or "died": it ended by itself, or wrote something that is no answer
     how   its exit code or signal in words, where it ended by itself
@@ -64,7 +64,7 @@ class Ended(Exception):
 
 
 class Process:
-    """One running program.
+    """A running worker process.
 
     It has a session of its own: Ctrl-C is the trainer's to handle. What the program starts is killed when it ends, on
     Linux also what has a session of its own. Its output goes to this process's standard error; it reads nothing; it
@@ -88,7 +88,7 @@ class Process:
         self.close = weakref.finalize(self, _end, self._line, self.process, os.getpid())
 
     def send(self, items: Sequence[Any]) -> None:
-        """A list of items, of which each is to be answered before the next list is sent.
+        """Send a list of items; each has to be answered before the next list is sent.
 
         OSError where the process is gone, or has said something since its last answer.
         """
@@ -104,7 +104,7 @@ class Process:
         self._line.sendall(MESSAGE.pack(len(message), self._key) + message)
 
     def receive(self, timeout: float, read: Callable[[Any], T]) -> T:
-        """The next item's answer, as `read` takes it from JSON; it raises where the value is no answer.
+        """The answer to the next item, converted from JSON by `read`, which raises for a malformed one.
 
         `Ended` where none comes within `timeout` seconds. Time for which the program was ready to run and had no
         processor does not count where the system tells (Linux), so that a loaded machine changes no verdict.
@@ -157,7 +157,7 @@ class Process:
         return text
 
     def exit_code(self) -> str:
-        """How the process ended, in words; one that is not about to end is killed."""
+        """How the process ended, in words; a process that is still running after a moment is killed."""
         for seconds in (ENDING, STUCK):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
@@ -169,7 +169,7 @@ class Process:
 
 
 def in_words(code: int) -> str:
-    """How a process ended, from its exit code as `subprocess` gives it."""
+    """How a process ended, in words, from its exit code as `subprocess` gives it."""
     with contextlib.suppress(ValueError):
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"signal {-code}"
@@ -223,7 +223,7 @@ def _end(line: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
 
 # ---------------------------------------------------------------- the child's side
 class Line:
-    """The program's end of the line.
+    """The worker's end of the connection.
 
     Only the process in which it was made answers: one that somebody's code forks has no line, and leaves where it would
     answer.
@@ -237,7 +237,7 @@ class Line:
         os.register_at_fork(after_in_child=self._socket.close)
 
     def receive(self) -> Iterator[Any]:
-        """The items of the next list, each to be answered before the next; EOFError where the parent has hung up."""
+        """Items of the next list, each to be answered before the next; EOFError if the parent has hung up."""
         size, key = MESSAGE.unpack(self._exactly(MESSAGE.size))
         items = pickle.loads(self._exactly(size))
 
@@ -249,7 +249,7 @@ class Line:
         return each()
 
     def answer(self, text: str) -> None:
-        """Answer the item under way, in JSON."""
+        """Answer the current item, in JSON."""
         if os.getpid() != self._pid:
             os._exit(0)
         said = text.encode()
@@ -267,7 +267,7 @@ class Line:
 
 
 def attend(program: str) -> None:
-    """Run `serve` of the program until the parent hangs up."""
+    """Serve requests with `serve` of the program until the parent hangs up."""
     number, parent = int(sys.argv[1]), int(sys.argv[2])
     guarded(parent, number)
     ask_for_equal_bits()

@@ -1,4 +1,4 @@
-"""The contracts between the stages: what each part is given and what it gives back.
+"""Protocols of the stages (task source, rollout, reward, advantage, weight, objective, learner): inputs and outputs.
 
 Suffixes name axes: `_R` trajectories, `_S` steps, `_P` path tokens, `_T` stored tokens, `_N` nodes.
 Everything that credit and weights receive is detached.
@@ -57,7 +57,7 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what else chat 
 # ---------------------------------------------------------------- tasks
 @dataclass(frozen=True)
 class Task:
-    """What is asked, with what is needed to score it.
+    """A task: the prompt, and what is needed to score answers to it.
 
     prompt  a text, messages of a chat, or token ids; of an environment: a name for its instance
     """
@@ -69,7 +69,7 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """Where tasks come from. `draw` depends on (`n`, `step`, the source's own state) and on nothing else."""
+    """A source of tasks. `draw` depends on (`n`, `step`, the source's own state) and on nothing else."""
 
     def draw(self, n: int, step: int) -> list[Task]: ...
     def observe(self, forest: Forest) -> None: ...
@@ -81,7 +81,7 @@ class TaskSource(Protocol):
 # ---------------------------------------------------------------- sampling
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling settings. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -97,7 +97,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SoftSampling(Sampling):
-    """Sampling whose steps are mixtures of tokens until `closing` has been said: see `gxpo.engines.soft`.
+    """Soft-thinking sampling: steps are mixtures of tokens until the text `closing`; see `gxpo.engines.soft`.
 
     soft_top_k, soft_top_p  support of a soft step; `top_k` and `top_p` are of the tokens after it
     """
@@ -110,7 +110,7 @@ class SoftSampling(Sampling):
 
 @dataclass(frozen=True)
 class StreamKey:
-    """Names one stream of uniforms: the same key gives the same numbers, whatever else is in the batch."""
+    """Key of a stream of random numbers: equal keys give equal numbers, whatever else is in the batch."""
 
     seed: int
     step: int
@@ -122,7 +122,7 @@ class StreamKey:
 
 @dataclass(frozen=True)
 class Request:
-    """One context and a stream for each sample wanted from it."""
+    """A sampling request: one context, and a random stream for each sample."""
 
     prompt: tuple[int, ...]
     streams: tuple[StreamKey, ...]
@@ -133,7 +133,7 @@ class Request:
 
 @dataclass
 class Completion:
-    """What was sampled. `logprobs` are of the processed distribution (temperature, support), natural log."""
+    """A sampled completion. `logprobs` are of the processed distribution (temperature, support), natural log."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -144,18 +144,18 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Who samples tokens."""
+    """An inference engine: samples completions."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Forget what was kept under these names (None: everything)."""
+        """Drop the caches kept under these names (None: all)."""
         ...
 
 
 # ---------------------------------------------------------------- conversations
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool, as the policy wrote it; `error` says why it can't be carried out."""
+    """A tool call as the policy wrote it; `error` says why it can't be carried out."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an action says: `content` without reasoning, calls and special tokens."""
+    """A parsed action: `content` is without reasoning, calls and special tokens."""
 
     content: str
     reasoning: str | None = None
@@ -174,31 +174,31 @@ class Reply:
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands before the next action: token ids appended to the context, or, `rebuilt`, the whole new context."""
+    """Context tokens before the next action: ids to append, or, if `rebuilt`, the whole new context."""
 
     ids: tuple[int, ...]
     rebuilt: bool = False
 
 
 class Conversation(Protocol):
-    """The context of one trajectory, token-in token-out: what the policy wrote is never tokenised again."""
+    """Context of one trajectory, token-in token-out: the policy's own tokens are never tokenised again."""
 
     context: tuple[int, ...]  # what the next action is sampled under
     messages: list[Message]
 
     def act(self, tokens: Sequence[int]) -> Reply:
-        """Takes the sampled action into the context, and says what is in it."""
+        """Append the sampled action to the context, and return its parsed form."""
         ...
 
     def observe(self, messages: Sequence[Message]) -> Opening:
-        """Takes messages that the policy did not write; `context` then ends where its next action begins."""
+        """Append messages that the policy did not write; `context` then ends where its next action begins."""
         ...
 
     def copy(self) -> Conversation: ...
 
 
 class Chat(Protocol):
-    """Opens conversations in one format: a model's chat template, or none."""
+    """A conversation format: a model's chat template, or plain text."""
 
     stop_ids: tuple[int, ...]  # tokens that end an action
 
@@ -208,7 +208,7 @@ class Chat(Protocol):
 # ---------------------------------------------------------------- environments
 @dataclass(frozen=True)
 class TimeStep:
-    """What an environment says after `reset` and after each action.
+    """Result of `reset` and of each action in an environment.
 
     observation   what the policy reads next: a text, or messages of a chat (tools answer with role "tool")
     state         id of the state that the next action is taken in: equal states of a task have equal ids
@@ -230,7 +230,7 @@ class TimeStep:
 
 
 class Env(Protocol):
-    """What an agent acts in: one episode at a time, text in, text out. Deterministic given seed and actions.
+    """A text environment: one episode at a time. Deterministic given seed and actions.
 
     instructions  what the policy is told before the first observation
     max_turns     actions an episode may have
@@ -250,14 +250,14 @@ class Env(Protocol):
 
 @dataclass(frozen=True)
 class EnvFailure:
-    """An environment that broke: `kind` is "raised", "nonsense" (it returned no TimeStep), "timeout" or "died"."""
+    """A failed environment: `kind` is "raised", "nonsense" (it returned no TimeStep), "timeout" or "died"."""
 
     kind: str
     message: str
 
 
 class Envs(Protocol):
-    """Many episodes of one environment at once; each has a name. What breaks costs the one episode that broke it."""
+    """Batched episodes of one environment, by name. A failure costs only the episode in which it happens."""
 
     name: str
     instructions: str
@@ -278,7 +278,7 @@ class Envs(Protocol):
 
 @dataclass
 class Budget:
-    """What generation has cost so far; discarded rollouts included."""
+    """Generation cost so far, discarded rollouts included."""
 
     generated_tokens: int = 0
     rollouts: int = 0
@@ -287,7 +287,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """How long an episode is and what of it the policy sees.
+    """Maximum length of episodes, and which part of their history the policy sees.
 
     max_turns    actions an episode may have
     context      "full": everything; "window": the instructions, the last `window` exchanges and the newest observation;
@@ -302,7 +302,7 @@ class EpisodeRules:
 
 
 class Session(Protocol):
-    """What a rollout part may do while it grows groups."""
+    """Services for a rollout part: sampling, environments, scoring, tokenising."""
 
     step: int
     seed: int
@@ -315,7 +315,7 @@ class Session(Protocol):
 
     def draw(self, n: int) -> list[Task]: ...
     def know(self, tasks: Sequence[Task]) -> None:
-        """Tasks that were not drawn in this step, so that rollouts of them can be scored."""
+        """Register tasks that were not drawn in this step, so that rollouts of them can be scored."""
         ...
 
     def encode(self, task: Task) -> tuple[int, ...]: ...
@@ -330,21 +330,21 @@ class Session(Protocol):
         ...
 
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
-        """`sampling`: other settings than the run's, for these requests."""
+        """Sample completions. `sampling`: settings for these requests in place of the run's."""
         ...
 
     def release(self, names: Sequence[str]) -> None: ...
     def segment(self, forest: Forest) -> Forest:
-        """The forest cut into segments, where the method says how and it is not cut yet."""
+        """Cut the forest into segments, if the method has a segmenter and it is not cut yet."""
         ...
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
-        """`texts`: what is judged of each trajectory (default: all its actions); a known outcome is kept."""
+        """Score trajectories. `texts`: text to judge of each (default: all its actions); a known outcome is kept."""
         ...
 
 
 class Rollout(Protocol):
-    """How a group is grown: tasks in, a forest of trajectories out.
+    """A rollout strategy: tasks in, a forest of trajectories out.
 
     A part may say how held-out tasks are attempted: `evaluation(samples) -> Rollout` (default: independent attempts),
     whose trajectories come task by task, `samples` of each. Before a run starts, `single_turn = True` refuses tasks
@@ -355,7 +355,7 @@ class Rollout(Protocol):
 
 
 class Reward(Protocol):
-    """Named values, each [R] (float64, nan = could not be scored), which are added to the outcome; a part under
+    """A reward part: named values, each [R] (float64, nan = could not be scored), added to the outcome; a part under
     `reward.shape` gives one tensor [R], the new outcome."""
 
     def __call__(self, forest: Forest) -> Mapping[str, Tensor] | Tensor: ...

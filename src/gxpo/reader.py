@@ -1,4 +1,4 @@
-"""Records to a forest.
+"""Read rollout records into a forest.
 
 Context tokens that are equal and stand at one place are stored once; action tokens are shared by a declared fork only,
 never because they happen to be equal.
@@ -25,7 +25,7 @@ NO_TOKEN = -1  # stands for an action that is known as text only
 
 
 class Fail:
-    """Raises a `RecordError` that names the line and the field."""
+    """Raise a `RecordError` that names the line and the field."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -78,7 +78,7 @@ class _TensorFiles:
 
 
 class Reader:
-    """Takes records one by one with `add`; `finish` gives the columns of the forest."""
+    """Incremental reader: `add` takes one record at a time, `finish` gives the columns of the forest."""
 
     def __init__(self, share: bool, folder: Path | None) -> None:
         self.share, self.tensors = share, _TensorFiles(folder)
@@ -336,7 +336,7 @@ class Reader:
 def columns_of(
     rows: Iterable[tuple[str, Mapping[str, Any]]], share: bool = True, folder: Path | None = None
 ) -> dict[str, Any]:
-    """The columns of the forest of these (where, record)s, `where` naming the record in errors.
+    """Columns of the forest of these (where, record)s, `where` naming the record in errors.
 
     share   False: every context token is stored per use
     folder  of the .safetensors files that `extras` name

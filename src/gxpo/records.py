@@ -1,4 +1,4 @@
-"""Interchange `gxpo.rollouts/1`: JSON Lines, one trajectory a line, to and from `Forest`.
+"""Rollout records `gxpo.rollouts/1` (JSON Lines, one trajectory a line) to and from `Forest`.
 
 `parse` and `render` turn dicts into a forest and back, `load` and `dump` do it with files. Nothing half-loads and
 nothing is half-written; every error names the line and the field.
@@ -24,12 +24,12 @@ __all__ = ["SCHEMA", "Fork", "Record", "Turn", "dump", "load", "parse", "render"
 
 
 def parse(records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
-    """A forest from records (dicts as in the schema). Raises `RecordError` naming the record, from 1, and the field."""
+    """Forest from records (dicts as in the schema). Raises `RecordError` naming the record, from 1, and the field."""
     return Forest.from_records(records, share=share)
 
 
 def load(path: str | Path, *, share: bool = True) -> Forest:
-    """Read a JSON Lines file of records, and the .safetensors files beside it that its `extras` name."""
+    """Load a JSON Lines file of records, and the .safetensors files that its `extras` name."""
     path = Path(path)
     if not path.is_file():
         raise RecordError(f"{path}: no such file")
@@ -44,7 +44,7 @@ def load(path: str | Path, *, share: bool = True) -> Forest:
 
 
 def dump(forest: Forest, path: str | Path) -> None:
-    """Write a JSON Lines file; named tensors go to NAME.safetensors beside it. The file appears whole or not at all."""
+    """Write a JSON Lines file, atomically; named tensors go to NAME.safetensors in the same folder."""
     path = Path(path)
     side = path.with_suffix(".safetensors")
     lines: list[str] = []

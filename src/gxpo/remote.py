@@ -1,4 +1,4 @@
-"""JSON over HTTP with one server: bounded in time and size, no redirects, and a key for that server alone."""
+"""JSON-over-HTTP client for one server: limits on time and size, no redirects, one API key for that server alone."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ pause = asyncio.sleep
 
 
 class ChatMessage(BaseModel):
-    """What a chat model wrote: None where it called a tool instead."""
+    """A message from a chat model; `content` is None if it called a tool."""
 
     content: str | None = None
 
 
 class ChatChoice(BaseModel):
-    """One of its answers."""
+    """One choice of a chat completion."""
 
     message: ChatMessage
     finish_reason: str | None = None
 
 
 class ChatCompletion(BaseModel):
-    """What /chat/completions says, as far as it is read."""
+    """Response of /chat/completions, as far as it is read."""
 
     choices: list[ChatChoice] = Field(min_length=1)
 
 
 class Unanswered(Exception):
-    """A server gave no answer that can be used. `kind`: "raised", "timeout" or "nonsense" (it broke the protocol)."""
+    """The server gave no usable answer. `kind`: "raised", "timeout" or "nonsense" (it broke the protocol)."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(one_line(message))
@@ -58,7 +58,7 @@ class Unanswered(Exception):
 
 
 class Line:
-    """A server, and how it is asked; several threads may ask at once, over connections that stay open.
+    """A client of one server; thread-safe, over connections that stay open.
 
     url       what stands before the paths, as http://localhost:8000/v1
     setting   the setting that gives it, as errors name it;   asker  where its `key_from` stands
@@ -117,11 +117,11 @@ class Line:
             raise ConfigError(one_line(f"a proxy of the environment can't be used: {error}")) from error
 
     def get(self, path: str, reply: type[Reply], most: int) -> Reply:
-        """What the server says to a GET, as a `reply` of at most `most` bytes; `Unanswered` otherwise."""
+        """GET, validated as a `reply` of at most `most` bytes; raises `Unanswered`."""
         return self._run(self._ask("GET", path, None, reply, most))
 
     def post(self, path: str, body: Mapping[str, Any], reply: type[Reply], most: int) -> Reply:
-        """What the server says to a POST, as a `reply` of at most `most` bytes; `Unanswered` otherwise."""
+        """POST, validated as a `reply` of at most `most` bytes; raises `Unanswered`."""
         return self._run(self._ask("POST", path, body, reply, most))
 
     def post_all(
@@ -133,7 +133,7 @@ class Line:
         read: Callable[[int, Reply], Read],
         at_once: int,
     ) -> list[Read]:
-        """What `read` makes of the answer to each body and its place, `at_once` of them under way at a time.
+        """POST all bodies, `at_once` at a time; the result of `read` for each answer and its index.
 
         The first exception, of `read` too, ends all of them.
         """
@@ -246,12 +246,12 @@ class Line:
         return plain(text.replace(self._key, "***") if self._key else text)
 
     def close(self) -> None:
-        """Close the connections that are open."""
+        """Close all open connections."""
         self._finalizer()
 
 
 def plain(text: str) -> str:
-    """What a server wrote, in one line and without what a terminal would obey."""
+    """Sanitise text from a server: one line, without control sequences for terminals."""
     return one_line("".join(c if c.isprintable() else " " for c in text))
 
 

@@ -1,4 +1,4 @@
-"""Forests from forests: some of the trajectories, all of several forests, the same with nothing shared."""
+"""Select, flatten and concatenate forests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gxpo.trees import distinct, runs_of, scatter_blocks, with_ancestors
 
 
 def select(forest: Self, rows: Tensor) -> Self:
-    """The forest of these trajectories, distinct and in this order, with only the nodes they need."""
+    """Subset of trajectories, distinct and in this order, with only the nodes they need."""
     held = kept(forest, rows)
     place = {axis: _inverse(index, forest._size(axis)) for axis, index in held.items()}
     return _take(forest, held, lambda axis, into, column: place[into][column])
 
 
 def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
-    """The rows of every axis (N, T, S, P, R) that `select(forest, rows)` holds, in its order."""
+    """Rows of every axis (N, T, S, P, R) that `select(forest, rows)` keeps, in its order."""
     if torch.equal(rows, torch.arange(forest.n_trajectories)):
         return {axis: torch.arange(forest._size(axis)) for axis in "NTSPR"}
     steps = runs_of(forest._step_begin, rows)
@@ -36,7 +36,7 @@ def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
 
 
 def in_sampled_context(forest: Self) -> Self:
-    """The forest in which every action follows the context that it was sampled under, where that is another one.
+    """The forest with every action after the context that it was sampled under, where that differs.
 
     Such a context stands before the action among the nodes, so parents still come before children. For reading the
     policy only: prompts stay what they were, so the forest can't be written as records.
@@ -48,7 +48,7 @@ def in_sampled_context(forest: Self) -> Self:
 
 
 def flatten(forest: Self) -> Self:
-    """Each trajectory with nodes of its own; a node on the way of m trajectories is stored m times."""
+    """Copy shared nodes: each trajectory has its own; a node shared by m trajectories is stored m times."""
     trajectories = torch.arange(forest.n_trajectories)
     owner, nodes = _reached(
         forest, torch.cat([forest.step_trajectory, trajectories]), torch.cat([forest.step_action, forest.prompt_node])
@@ -116,8 +116,8 @@ def _take(forest: Self, kept: dict[str, Tensor], moved: Callable[[str, str, Tens
 
 
 def concat(forests: Sequence[Self]) -> Self:
-    """All trajectories, in order; nothing is shared between the forests. Names are merged; where an id stands in an
-    earlier forest already, "+1", "+2"... is appended."""
+    """Concatenate forests: all trajectories, in order; nothing is shared between them. Names are merged; an id that an
+    earlier forest has already gets "+1", "+2"... appended."""
     if len(forests) == 1:
         return forests[0]
     base = {axis: [0] for axis in "NTSPR"}

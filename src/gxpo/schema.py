@@ -1,4 +1,4 @@
-"""The interchange format `gxpo.rollouts/1` as pydantic models: keys, types, bounds and defaults of one JSON line."""
+"""Schema of the rollout record format `gxpo.rollouts/1`: pydantic models of one JSON line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class _Strict(BaseModel):
 
 
 class Fork(_Strict):
-    """Keeps the turns of `of` before `turn`, and the first `token` action tokens of that turn (null: all of it)."""
+    """Fork of another trajectory: keeps the turns of `of` before `turn`, and the first `token` action tokens of that
+    turn (null: all of it)."""
 
     of: str = Field(description="id of a trajectory that stands earlier in the file")
     turn: Index = Field(description="counted from 0 in the whole trajectory, inherited turns included")
@@ -33,7 +34,7 @@ class Fork(_Strict):
 
 
 class Turn(_Strict):
-    """An observation (appended to the agent's running context) or a whole `context`, and the action that follows."""
+    """One turn: an observation (appended to the running context) or a whole `context`, and the action that follows."""
 
     agent: str | None = Field(
         None, json_schema_extra={"default": "agent"}, description="who acts; where a fork goes on in a turn: the base's"
@@ -79,7 +80,7 @@ class Turn(_Strict):
 
 
 class Record(_Strict):
-    """One trajectory, one line."""
+    """One trajectory, one JSON line."""
 
     schema_: Literal["gxpo.rollouts/1"] = Field(alias="schema")
     task: str | None = Field(None, description="what was asked, the same string in every step; null: the group")

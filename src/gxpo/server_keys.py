@@ -1,4 +1,4 @@
-"""Which key is sent to which server: a service's own variable to that service, any other where the user allows it.
+"""API keys by server: a service's own variable goes to that service, any other only where the user allows it.
 
 A configuration names the address and, in `key_from`, a variable; it may come from a stranger, so it decides neither.
 """
@@ -22,7 +22,7 @@ OWN = {  # host -> the variable that its documentation names; sent there over ht
 
 
 def key_for(scheme: str, host: str, port: int | None, key_from: str | None, asker: str) -> str | None:
-    """The key that a server is sent; None where there is none, or none that belongs there.
+    """API key for a server; None if there is none, or none that may be sent there.
 
     key_from  the variable that the configuration names; None: the service's own
     asker     who asks, as errors name it ("judge", "sampling.engine_options")
@@ -48,7 +48,7 @@ def key_for(scheme: str, host: str, port: int | None, key_from: str | None, aske
 
 
 def allow(names: list[str]) -> None:
-    """Add to what may be sent, for this process and those that it starts."""
+    """Allow more keys to be sent, in this process and its children."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(@[^\s,@]+)?", name):
             raise ConfigError("--allow-key takes the name of an environment variable, as MY_KEY or MY_KEY@api.my.org")

@@ -1,4 +1,4 @@
-"""The settings of a run that belong to no method: their names, types and defaults."""
+"""Run settings other than the method's: names, types, defaults."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class RewardSettings(_Section):
 
 
 class RunSettings(_Section):
-    """Everything of a run but its method."""
+    """All settings of a run except its method."""
 
     model: str = Field(default="tiny", description="a built-in model, a directory, or an id on the hub")
     task: str = Field(default="arithmetic", description="a task by name, a data file, or file.py:function")
@@ -170,7 +170,7 @@ class RunSettings(_Section):
 
     @property
     def rewards(self) -> str | dict[str, float] | None:
-        """What is paid for: one reward, or several with their weights; None: the task's own verdict."""
+        """The rewards: one, or several with their weights; None: the task's own verdict."""
         return self.reward if self.scoring.weights is None else self.scoring.weights
 
 

@@ -1,4 +1,4 @@
-"""Statistics per task that are remembered across steps: a discounted mean of its outcomes, or that of the newest."""
+"""Outcome statistics per task across steps: a discounted mean, or the mean of the newest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gxpo.errors import CheckpointError
 
 @dataclass
 class TaskMemory:
-    """Numbers that tasks paid in earlier steps, by the task's id.
+    """Running statistics of outcomes, by task id.
 
     discount  what earlier numbers of a task count for at each further visit, since the policy has moved
     window    None: all of them count, and sum and number are kept; else the newest so many alone, undiscounted
@@ -29,7 +29,7 @@ class TaskMemory:
     rows: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, found: Mapping[str, Sequence[float]]) -> None:
-        """One more visit of each of these tasks."""
+        """Add one visit of each of these tasks."""
         for task, values in found.items():
             if self.window is not None:
                 self.rows[task] = [*self.rows.get(task, []), *values][-self.window :]
@@ -38,8 +38,8 @@ class TaskMemory:
             self.rows[task] = [self.discount * total + math.fsum(values), self.discount * count + len(values)]
 
     def predict(self, tasks: Sequence[str], prior: float = 0.0, unseen: float = math.nan) -> list[float]:
-        """(sum + prior * m) / (number + prior) of each task, m the mean over all tasks, `unseen` before there is any;
-        nan where nothing is known."""
+        """Expected outcome of each task: (sum + prior * m) / (number + prior), m the mean over all tasks, `unseen`
+        before there is any; nan where nothing is known."""
         sums = {task: self._sum(row) for task, row in self.rows.items()}
         total, count = (math.fsum(row[k] for row in sums.values()) for k in (0, 1))
         pseudo = prior * (total / count if count else unseen) if prior else 0.0
@@ -50,7 +50,7 @@ class TaskMemory:
         return (row[0], row[1]) if self.window is None else (math.fsum(row), float(len(row)))
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON."""
+        """State for the checkpoint, as JSON."""
         return {"tasks": {task: list(row) for task, row in self.rows.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], owner: str = "task memory") -> None:

@@ -1,4 +1,4 @@
-"""A tokenizer of transformers, used piece by piece: encoding and decoding as if in the middle of a text."""
+"""Piecewise tokenisation: encode and decode text in the middle of a context with a transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALONE = "\ufdd2\ufdd3\ufdd2"
 
 
 class Tokens:
-    """Ids of a piece of text that follows other tokens, and text of ids that do.
+    """Token ids of text in the middle of a context, and back.
 
     Some tokenizers put a space before the first word they are given, or drop it when decoding. Each piece is therefore
     encoded and decoded behind a special token (the anchor), which is taken off again.
@@ -47,7 +47,7 @@ class Tokens:
         self.bos: tuple[int, ...] = tuple(begin) if begin == [tokenizer.bos_token_id] else ()
 
     def guard(self, names: Iterable[str]) -> None:
-        """Count these markers among the control tokens."""
+        """Treat these markers as control tokens."""
         self.control |= {name: self.markers[name] for name in names}
         self._control = _any_of(self.control)
 
@@ -64,11 +64,11 @@ class Tokens:
         return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     def text_of(self, token: int) -> str:
-        """The text of one token that stands for itself (a marker or eos)."""
+        """Text of one control token (a marker or eos)."""
         return self.tokenizer.convert_ids_to_tokens(token)
 
     def typed(self, value: Any) -> Any:
-        """A text, or a message with texts in it, in which the names of control tokens are marked as mere text."""
+        """Escape the names of control tokens in a text (or a message), so that they are encoded as plain text."""
         if not isinstance(value, str):
             return _within(value, self.typed)
         if self._control is None or not self._control.search(value):
@@ -80,13 +80,13 @@ class Tokens:
         return value.replace(BREAK, "") if isinstance(value, str) else _within(value, self.plain)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that nothing precedes; no special token is added."""
+        """Token ids of text at the beginning of a context; no special token is added."""
         if self._control is not None and BREAK in text:
             return self._broken(text, self._control, None, first=True)
         return tuple(self._ids(text))
 
     def encode_after(self, text: str, marker: int | None = None) -> tuple[int, ...]:
-        """Ids of a text that follows `marker` (None: any other token)."""
+        """Token ids of text after `marker` (None: any other token)."""
         if not text:
             return ()
         if self._control is not None and BREAK in text:
@@ -145,8 +145,8 @@ class Tokens:
         return twin
 
     def decode_after(self, ids: Sequence[int]) -> str:
-        """Text of ids that follow another token; special tokens are written out, and what only looks like a control
-        token is `typed`."""
+        """Text of token ids in the middle of a context; special tokens are written out, and text that only looks like a
+        control token is `typed`."""
         if not ids:
             return ""
         text = self._decoded(ids)
@@ -175,23 +175,23 @@ class Tokens:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def split_stop(self, ids: Sequence[int], stop_ids: Sequence[int]) -> tuple[str, int | None]:
-        """Text of an action without the token that ended it, and that token (None: it was cut)."""
+        """Split an action into its text and the token that ended it (None: it was cut)."""
         if ids and ids[-1] in stop_ids:
             return self.decode_after(ids[:-1]), ids[-1]
         return self.decode_after(ids), None
 
     def without_special(self, text: str) -> str:
-        """The text without special tokens; those that were typed are text of it."""
+        """The text without special tokens; escaped names of them stay, as text."""
         return self.plain(self._special.sub("", text) if self._special else text)
 
     def marker_at_start(self, text: str) -> str | None:
-        """The marker that `text` begins with, white space apart."""
+        """The marker at the beginning of `text`, after optional white space."""
         text = text.lstrip()
         found = [m for m in self.markers if text.startswith(m)]
         return max(found, key=len) if found else None
 
     def one_id(self, text: str) -> int:
-        """The id of a marker; `ModelError` where the vocabulary has no such token."""
+        """Token id of a marker; `ModelError` if it is not a single token of the vocabulary."""
         if text not in self.markers:
             raise ModelError(f"{text!r} is not one token of this tokenizer: a stop token has to be")
         return self.markers[text]

@@ -1,4 +1,4 @@
-"""Columns that point at rows of their own axis (parents, predecessors), and runs of rows that have one owner."""
+"""Tree operations on parent pointers (sums towards root or leaves, ancestors), and ragged runs of rows by owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 def dense(keys: Tensor) -> Tensor:
-    """[n] int64: the place of each key (int64) among the distinct keys in ascending order, from 0.
+    """[n] int64: dense ids of the keys (int64), from 0, in ascending order of keys.
 
     Linear where the keys are not much more spread than they are many; else one sort.
     """
@@ -37,7 +37,7 @@ def distinct(keys: Tensor) -> Tensor:
 
 
 def place_in(ordered: Tensor, keys: Tensor) -> Tensor:
-    """[n] int64: where each key stands in `ordered`, which ascends without repetition; -1: it does not.
+    """[n] int64: index of each key in the sorted, distinct `ordered`; -1 if it is not there.
 
     Quickest where the keys nearly ascend, or are repeated from row to row.
     """
@@ -71,13 +71,13 @@ def _in_order(keys: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.nda
 
 
 def with_end(previous: Tensor) -> Tensor:
-    """`previous` with one more row, which leads to itself, and where rows lead that have none."""
+    """`previous` with a final sentinel row that points at itself; rows without a predecessor point at it."""
     end = len(previous)
     return torch.cat([torch.where(previous >= 0, previous, end), previous.new_tensor([end])])
 
 
 def sum_before(previous: Tensor, x: Tensor) -> Tensor:
-    """Sum of `x` over all rows that each row leads to along `previous` (-1: none); by doubling, O(n log depth)."""
+    """Sum of `x` over all predecessors of each row along `previous` (-1: none); by doubling, O(n log depth)."""
     jump, end = with_end(previous), len(previous)
     total = torch.cat([x, x.new_zeros(1)])[jump]
     while int(jump.min()) < end:
@@ -87,7 +87,7 @@ def sum_before(previous: Tensor, x: Tensor) -> Tensor:
 
 
 def sum_after(previous: Tensor, x: Tensor, discount: float = 1.0) -> Tensor:
-    """`x` [n] float64 of each row and of all rows that lead to it along `previous`, times `discount` for each hop.
+    """Discounted sum of `x` [n] float64 over each row and all its successors, times `discount` for each hop.
 
     By doubling, O(n log depth): after k rounds a row holds what is less than 2^k hops away.
     """
@@ -104,7 +104,7 @@ def sum_after(previous: Tensor, x: Tensor, discount: float = 1.0) -> Tensor:
 
 
 def last_before(previous: Tensor, going: Tensor) -> Tensor:
-    """Where each row ends up that follows `previous` as long as it stands on a `going` row that has one."""
+    """Last row reached along `previous` while rows are `going`."""
     at = torch.where(going & (previous >= 0), previous, torch.arange(len(previous)))
     while not torch.equal(at, further := at.index_select(0, at)):
         at = further
@@ -112,7 +112,7 @@ def last_before(previous: Tensor, going: Tensor) -> Tensor:
 
 
 def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """The (owner, node) pairs and those of all ancestors of the nodes: each once, by owner, then node.
+    """(owner, node) pairs extended to all ancestors of the nodes: each once, by owner, then node.
 
     A round goes one node up, from pairs that are new: as many rounds as nodes lie between two given ones of an owner.
     """
@@ -130,32 +130,32 @@ def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor,
 
 
 def blank_value(dtype: torch.dtype) -> float:
-    """What stands in a named tensor where nothing was given: nan, -1, or 0 in types that have neither."""
+    """Fill value of a named tensor: nan, -1, or 0 in types that have neither."""
     if dtype.is_floating_point:
         return NAN
     return -1 if dtype.is_signed else 0
 
 
 def begins_of(owner: Tensor, n: int) -> Tensor:
-    """[n + 1]: where the elements of each owner begin; `owner` is sorted."""
+    """[n + 1] offsets of each owner's elements; `owner` is sorted."""
     counts = torch.bincount(owner, minlength=n)
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
 def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
-    """Indices of the elements of each of `rows`, row after row, from where each row's elements begin."""
+    """Indices of the elements of each of `rows`, concatenated."""
     sizes = begins.diff()[rows]
     shift = repeated(begins[rows] - (sizes.cumsum(0) - sizes), sizes)
     return shift.add_(torch.arange(len(shift)))
 
 
 def repeated(x: Tensor, times: Tensor) -> Tensor:
-    """Each value (int64) as often as `times` says: `torch.repeat_interleave`, which takes several times as long."""
+    """Each value (int64) repeated `times` times: a faster `torch.repeat_interleave`."""
     return torch.from_numpy(np.repeat(x.numpy(), times.numpy()))
 
 
 def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, wanted: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean of `x` over the rows that have each wanted pair of keys (>= -1), float64; nan where none has it."""
+    """Mean of `x` over the rows with each wanted pair of keys (>= -1), float64; nan where there are none."""
     width = max((int(k[1].max()) for k in (keys, wanted) if len(k[1])), default=0) + 2
     both = torch.cat([pair[0] * width + pair[1] + 1 for pair in (keys, wanted)])
     place, asked = dense(both).split([len(x), len(wanted[0])])

@@ -1,4 +1,4 @@
-"""Code that users hand over: finding it in a file, and saying in one line what is wrong with it.
+"""User code: load a function or class from a file or module, with one-line errors.
 
 On the standard library alone: worker processes import it.
 """
@@ -24,15 +24,15 @@ _NOT_USERS = (os.path.dirname(__file__) + os.sep, sysconfig.get_path("stdlib") +
 
 
 class Unusable(Exception):
-    """A function or a class can't be loaded or used; the message is one line."""
+    """A user's function or class can't be loaded or used; the message is one line."""
 
 
 class OverLimit(Exception):
-    """A check would take more than it may, so that what is checked counts as wrong; the message is one line."""
+    """A check would exceed its limits, so the answer counts as wrong; the message is one line."""
 
 
 class NotRun(Exception):
-    """An object of a user's file was asked for inside `unexecuted`."""
+    """An object of a user's file was requested inside `unexecuted`."""
 
 
 _RUNS = ContextVar("runs", default=True)
@@ -40,7 +40,7 @@ _RUNS = ContextVar("runs", default=True)
 
 @contextlib.contextmanager
 def unexecuted() -> Iterator[None]:
-    """Inside, `object_at` runs no file: it checks that the file defines the name, then raises `NotRun`."""
+    """Context manager: `object_at` runs no file, only checks that it defines the name, then raises `NotRun`."""
     token = _RUNS.set(False)
     try:
         yield
@@ -64,8 +64,8 @@ def described(error: BaseException, doing: str = "") -> str:
 
 
 def place(error: BaseException) -> traceback.FrameSummary | None:
-    """Where a user's code has raised it: the innermost line that is neither gxpo's, Python's nor of an installed
-    package; None where no user's code took part."""
+    """Location of the user's code in a traceback: the innermost line outside gxpo, Python and installed packages; None
+    if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         installed = any(f"{os.sep}{name}{os.sep}" in frame.filename for name in ("site-packages", "dist-packages"))
         if not (installed or frame.filename.startswith(("<", *_NOT_USERS))):
@@ -80,7 +80,7 @@ def hint(word: str, known: Iterable[str]) -> str:
 
 
 def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
-    """A function or class of a file whose code travels with it: who loads it later in a run loads the same.
+    """Load a function or class from a user's file, with its source, so that other processes load the same.
 
     source  {"file", "folder", "code", "name"}; the folder, unless None, comes last on the path: what stands beside the
             code hides no library
@@ -107,7 +107,7 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
 
 
 def check_defined(path: str) -> None:
-    """`Unusable` unless the file of `file.py:name` is Python and has the name, as can be read without running it."""
+    """Raise `Unusable` unless the file of `file.py:name` parses and defines the name; it is not executed."""
     where, _, name = path.rpartition(":")
     if not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
@@ -125,7 +125,7 @@ def check_defined(path: str) -> None:
 
 
 def object_at(path: str, *, always: bool = False) -> Any:
-    """What `file.py:name` or `package.module:name` means, loaded in this process (`always`: inside `unexecuted`, too).
+    """Import `file.py:name` or `package.module:name` in this process (`always`: inside `unexecuted`, too).
 
     Raises `Unusable`.
     """
@@ -156,7 +156,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def unusable(error: BaseException, doing: str = "loading") -> Unusable:
-    """What to raise in place of what loading somebody's code has raised."""
+    """The error to raise in place of an exception from loading a user's code."""
     if isinstance(error, Unusable):
         return error
     if isinstance(error, SyntaxError):

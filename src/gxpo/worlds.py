@@ -1,4 +1,4 @@
-"""A task's name to what a run needs of it: where tasks come from, and the environment that they are instances of."""
+"""Task source and environment of a run, by the task's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gxpo.usercode import Unusable, check_defined
 
 @dataclass
 class World:
-    """`envs` is None where tasks are prompts."""
+    """A task source and its environment. `envs` is None where tasks are prompts."""
 
     source: TaskSource
     envs: EnvPool | None = None
@@ -37,7 +37,7 @@ def make(
     workers: int | None = None,
     timeout: float = 10.0,
 ) -> World:
-    """The tasks and environment called `name`.
+    """Make the task source and environment called `name`.
 
     name     of `gxpo.tasks.make`, or of an environment: a world of gxpo, "gymnasium:ID", an adapter's as
              "textworld:coin", or "FILE.py:Class"
@@ -58,7 +58,7 @@ def make(
 
 
 def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
-    """As `make`, of what neither runs a user's code nor is fetched; else None, with what can be known checked."""
+    """Like `make`, but never runs a user's code or downloads: None in those cases, after the possible checks."""
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None and name.startswith("dataset:"):
         need("datasets", "hub")

@@ -1,5 +1,5 @@
-"""A forest to records: forks are declared against the earliest trajectory that has the longest common beginning, and
-values that equal the schema's defaults are left out."""
+"""Write a forest as rollout records: forks refer to the earliest trajectory with the longest common prefix, and schema
+defaults are left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHIN_A_TURN = ("policy", "policy_version", "sampled_under")  # what a record 
 
 
 class Writer:
-    """Takes trajectories in order with `record`; a later one may be written as a fork of an earlier one."""
+    """Incremental writer: `record` takes trajectories in order; later ones may be written as forks of earlier ones."""
 
     def __init__(self, forest: Columns, share: bool) -> None:
         self.forest, self.share = forest, share

@@ -1,4 +1,4 @@
-"""YAML 1.2 to plain values and back: what is read is bounded, and what is written is read back exactly."""
+"""YAML 1.2 to plain values and back, with bounded input and exact round trips."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_VALUES = ("true", "false", "null", "yes", "no", "on", "off")
 
 
 def load(text: str, where: str) -> Any:
-    """The document, its mappings and lists with their lines.
+    """Parse a YAML document into mappings and lists that know their lines.
 
     Raises `YAMLError` where it is not YAML, and `ConfigError`, which begins with `where`, where it is too large or too
     deep or holds what is no value.
@@ -41,15 +41,15 @@ def load(text: str, where: str) -> Any:
 
 
 def problem_of(error: YAMLError) -> tuple[str, str]:
-    """What is wrong, and ":LINE" where that is known."""
+    """Description of a YAML error, and ":LINE" where that is known."""
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return str(problem), "" if mark is None else f":{mark.line + 1}"
 
 
 def plain(value: Any, where: str, depth: int = 0) -> Any:
-    """Lists, mappings with texts as keys, texts, numbers and null without the loader's own types; what Python hands
-    over beside them (a function, a part) as it is. ConfigError where a value is none that a file can hold."""
+    """Plain values (lists, mappings with texts as keys, texts, numbers, null) without the loader's own types; other
+    Python objects (a function, a part) stay as they are. ConfigError for a value that a file can't hold."""
     if isinstance(value, (Mapping, list)):
         if depth >= DEEPEST:
             raise ConfigError(f"{where}: lists and mappings are nested more than {DEEPEST} deep")
@@ -76,7 +76,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """A line for each key, which `load` reads back equal; `comments` stand behind the lines of their keys."""
+    """YAML with a line for each key, which `load` reads back equal; `comments` follow the lines of their keys."""
     lines = []
     for key, value in document.items():
         comment = "".join(c if c.isprintable() else " " for c in comments.get(key, ""))

@@ -81,10 +81,10 @@ def test_candidates_are_dealt_out_equally():
     for i in (2, 5, 7, 11, 13, 17, 20, 22):
         entropy[i] = 2.0
     # 17 of 25 are below: the quantile 0.68 takes the eight others; two a segment, cut at the first of each
-    assert segments.Uncertain(4, 0.68).begins(action(entropy=entropy)) == [7, 13, 20]
+    assert segments.EntropySegments(4, 0.68).begins(action(entropy=entropy)) == [7, 13, 20]
     assert segments.equal_shares([1, 2, 3, 4, 5], 2) == [4]  # three and two
     assert segments.equal_shares([3], 4) == [] and segments.equal_shares([], 2) == []
-    assert segments.Uncertain(2, 0.5).begins(action(entropy=[])) == []
+    assert segments.EntropySegments(2, 0.5).begins(action(entropy=[])) == []
 
 
 def test_chunks():
@@ -131,10 +131,10 @@ def test_entropies_are_the_learners():
             return {"entropy": torch.arange(forest.n_entries, dtype=torch.float64)}
 
     alone = forest_with_fork().select(torch.tensor([0]))
-    forest = segments.Uncertain(2, 0.6)(alone, SegmentTools(decode, Learner()))
+    forest = segments.EntropySegments(2, 0.6)(alone, SegmentTools(decode, Learner()))
     assert numbers(forest, 0) == [0, 0, 0, 0, 1, 0, 0, 0]  # 0..4: two are at least 3; 5..7: one is at least 7
     with pytest.raises(ValueError, match="needs the policy's entropies"):
-        segments.Uncertain()(forest_with_fork(), SegmentTools(decode))
+        segments.EntropySegments()(forest_with_fork(), SegmentTools(decode))
 
 
 def test_a_session_cuts_once():
@@ -157,7 +157,7 @@ def test_a_session_cuts_once():
         ({"segment": "pattern", "segment.regex": "("}, "no regular expression"),
         ({"segment": "spans"}, r"segment.patterns is \(\); it is of length 1"),
         ({"segment": "surprising", "segment.threshold": 0.0}, "segment.threshold"),
-        ({"segment": "uncertain", "segment.quantile": 1.0}, "segment.quantile"),
+        ({"segment": "entropy_segments", "segment.quantile": 1.0}, "segment.quantile"),
         ({"segment": "turn"}, "did you mean"),
     ],
 )
@@ -170,3 +170,11 @@ def test_a_method_names_its_segmenter():
     m = gxpo.method("grpo", {"segment": "surprising", "segment.interval": 3})
     assert m.segmenter == segments.Surprising(0.9, 3)
     assert gxpo.method("grpo").segmenter is None
+
+
+def test_the_former_name_of_entropy_segments():
+    with pytest.warns(FutureWarning, match="segment=uncertain is now segment=entropy_segments"):
+        m = gxpo.method("grpo", {"segment": "uncertain", "segment.segments": 3})
+    assert m.segmenter == segments.EntropySegments(3)
+    with pytest.warns(FutureWarning, match="entropy_segments"):
+        assert segments.Uncertain(segments=4, quantile=0.68) == segments.EntropySegments(4, 0.68)

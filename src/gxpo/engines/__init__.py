@@ -1,1 +1,1 @@
-"""Who samples tokens. Engines are imported from their own files: `gxpo.engines.torch.TorchEngine`."""
+"""Inference engines: sample tokens. Import them from their files: `gxpo.engines.torch.TorchEngine`."""

@@ -1,4 +1,4 @@
-"""Key-value caches of transformers whose rows can be repeated and dropped, and that grow in place."""
+"""Key-value caches of transformers: select, repeat and drop rows; grow in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layers = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 
 def check_rows(cache: Any, name: str) -> None:
-    """Refuses what a model returned as its cache if rows of it can't be selected one by one."""
+    """Raise an error if rows of a model's cache can't be selected one by one."""
     layers = getattr(cache, "layers", None)
     if layers is None or any(
         not hasattr(layer, "batch_select_indices") or hasattr(layer, "conv_states") for layer in layers
@@ -28,12 +28,12 @@ def check_rows(cache: Any, name: str) -> None:
 
 
 def rows_of(cache: Any, rows: Tensor) -> Any:
-    """A new cache holding `rows` (repeats allowed) of this one, which stays as it was."""
+    """Copy `rows` (repeats allowed) to a new cache; this one stays as it was."""
     return _with_layers(cache, [_rows_of_layer(layer, rows) for layer in cache.layers])
 
 
 def spread(cache: Any, rows: Tensor, room: int) -> Any:
-    """A new cache holding `rows` (repeats allowed), its full-attention layers with `room` for further positions.
+    """Copy `rows` (repeats allowed) to a new cache whose full-attention layers have `room` for further positions.
 
     The layers of transformers grow by concatenation, which copies the whole cache for every token.
     """
@@ -45,7 +45,7 @@ def spread(cache: Any, rows: Tensor, room: int) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the cache of a model is made of, where every layer holds the keys and values of all tokens and no more.
+    """Layout of a model's cache, if every layer holds the keys and values of all tokens and nothing else.
 
     empty  a cache of the model's own class, whose layers are replaced
     sizes  per layer: heads, size of a key, size of a value, dtype, device
@@ -56,7 +56,7 @@ class Layout:
 
     @staticmethod
     def of(cache: Any) -> Layout | None:
-        """The layout of a cache that a forward pass filled; None: a layer of it holds something else."""
+        """Layout of a cache filled by a forward pass; None if a layer holds something else."""
         if not all(_is_full(layer) and layer.is_initialized for layer in cache.layers):
             return None
         sizes = tuple(
@@ -65,7 +65,7 @@ class Layout:
         return Layout(_with_layers(cache, []), sizes)
 
     def buffers(self, rows: int, columns: int) -> Layers:
-        """Keys and values [rows, heads, columns, size] of each layer, all 0: what is masked must still be finite."""
+        """Zeroed keys and values [rows, heads, columns, size] of each layer: masked columns must be finite, too."""
 
         def zeros(heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
             return torch.zeros(rows, heads, columns, size, dtype=dtype, device=device)
@@ -76,7 +76,7 @@ class Layout:
         ]
 
     def cache(self, buffers: Layers, filled: int, written: Tensor | None = None) -> Any:
-        """A cache on these buffers, the first `filled` columns of which hold something; see `RoomyLayer`."""
+        """A cache on these buffers, their first `filled` columns in use; see `RoomyLayer`."""
         kind = _roomy_class()
         return _with_layers(self.empty, [kind(keys, values, filled, written) for keys, values in buffers])
 

@@ -1,4 +1,4 @@
-"""Which engine samples: what a run asked for, or the fastest that is installed and fits."""
+"""Choice of the inference engine: the configured one, or the fastest that is installed and fits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Run:
-    """What of a run decides who samples.
+    """Properties of a run that determine its engine.
 
     model         as the settings name it;   architecture  the class of the model that was loaded
     dtype         of its parameters, and device ("cpu", "cuda:0") where the learner holds them
@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Choice:
-    """Who samples ("torch", "vllm", "openai"), and why in one line."""
+    """The chosen engine ("torch", "vllm", "openai"), and why in one line."""
 
     engine: str
     why: str
@@ -61,7 +61,7 @@ def choose(
     server: str | None = None,
     installed: Callable[[str], bool] = can_import,
 ) -> Choice:
-    """The engine of a run; `ConfigError` where it was asked for and can't be.
+    """Choose the engine of a run; `ConfigError` if the configured one can't be used.
 
     asked      "auto" | "torch" | "vllm" | "openai"
     python     interpreter that has vLLM (None: this one);   server  address of an OpenAI-compatible server
@@ -103,12 +103,12 @@ def of_the_house(model: str) -> bool:
 
 
 def several(run: Run) -> str | None:
-    """Why only an engine in process can sample."""
+    """Why only an engine in this process can sample."""
     return f"the run has {run.policies} policies, adapters of one model" if run.policies > 1 else None
 
 
 def impossible(run: Run) -> str | None:
-    """Why vLLM can't sample, in words; None where it can."""
+    """Why vLLM can't sample, in words; None if it can."""
     s = run.sampling
     if reason := several(run):
         return reason
@@ -122,7 +122,7 @@ def impossible(run: Run) -> str | None:
 
 
 def unfit(run: Run) -> str | None:
-    """Why vLLM is not taken unless it is asked for; None where it is."""
+    """Why vLLM is not chosen automatically; None if it is."""
     if of_the_house(run.model):
         return "the tiny model is sampled faster in process"
     if run.architecture not in PLAIN:

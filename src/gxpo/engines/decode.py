@@ -1,4 +1,4 @@
-"""Sample token after token: keyed uniforms, temperature and top-k/top-p draws, stop conditions, the decode loop.
+"""Decode loop: keyed random numbers, temperature, top-k and top-p sampling, stop conditions.
 
 What is drawn depends on the key of a stream, never on what else is in the batch."""
 
@@ -19,14 +19,14 @@ from gxpo.protocols import Completion, Sampling, StreamKey
 
 
 def generator(key: StreamKey) -> np.random.Generator:
-    """A Philox generator whose 128-bit key is the blake2b hash of the stream's name."""
+    """Philox generator keyed by the 128-bit blake2b hash of the stream's name."""
     name = json.dumps([key.seed, key.step, key.task, key.attempt, list(key.path), key.turn])
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
 def uniforms(keys: Sequence[StreamKey], length: int) -> np.ndarray:
-    """float64 [len(keys), length] in [0, 1); a longer stream of the same key begins with the shorter one.
+    """Uniforms float64 [len(keys), length] in [0, 1); a longer stream of the same key begins with the shorter one.
 
     >>> a = uniforms([StreamKey(seed=0, step=3, task="gsm8k/17", attempt=1)], 2)
     >>> b = uniforms([StreamKey(seed=0, step=3, task="gsm8k/17", attempt=1)], 5)
@@ -51,7 +51,7 @@ class Drawn(NamedTuple):
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Drawn:
-    """Draws from softmax(logits / temperature) restricted to its support, with the log-probability under just that.
+    """Sample from softmax(logits / temperature) restricted to its support, with the log-prob under that distribution.
 
     logits [n, V]; uniform [n] float64 in [0, 1). The token is the first, in order of ids, at which the cumulative
     probability exceeds `uniform`; the order of ids (not of probabilities) keeps a draw from changing when two nearly
@@ -74,7 +74,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Drawn:
 
 
 def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
-    """[n, K] ids allowed by top-k, then by top-p on what top-k left, in ascending order, padded with -1.
+    """[n, K] ids of the top-k, then top-p support, in ascending order, padded with -1.
 
     scaled [n, V]: logits over temperature. top-p keeps the fewest most likely ids whose probabilities reach `top_p`
     (Holtzman et al., 2020, section 3.1), always at least one.
@@ -129,7 +129,7 @@ REPLACEMENT = "\ufffd"  # what a piece that is not whole UTF-8 decodes to
 
 
 class Stopping:
-    """Says which rows are done. Only tokens that could complete a stop string cost a decode."""
+    """Stop conditions. Only tokens that could complete a stop string are decoded."""
 
     def __init__(self, ids: Sequence[int], strings: Sequence[str], tokenizer: Any, vocabulary: int) -> None:
         if "" in strings:
@@ -141,7 +141,7 @@ class Stopping:
         self.may_complete = torch.tensor([self._may_complete(i) for i in range(vocabulary)]) if strings else None
 
     def done(self, token: Tensor, history: Tensor) -> Tensor:
-        """[n] bool. token [n]: what was just drawn; history [n, k]: the action so far, `token` included."""
+        """[n] bool: finished rows. token [n]: the newest; history [n, k]: the action so far, `token` included."""
         out = torch.isin(token, self.ids)
         if self.may_complete is not None:
             for row in (self.may_complete[token] & ~out).nonzero().squeeze(1).tolist():
@@ -168,7 +168,7 @@ KEEP_UNTIL = 7 / 8  # rows still running, of those in the batch, below which the
 
 
 class Batch(Protocol):
-    """Samples between two tokens."""
+    """State of a batch between two tokens."""
 
     @property
     def logits(self) -> Tensor: ...
@@ -182,7 +182,7 @@ Leave = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row of the
 
 @dataclass
 class Actions:
-    """What was drawn so far for n samples: tokens, logprobs [n, longest], length, stopped [n], supports by step."""
+    """Tokens of n samples so far: tokens, logprobs [n, longest], length, stopped [n], supports by step."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -233,7 +233,7 @@ class Actions:
 
 
 def decode(state: Batch, streams: np.ndarray, sampling: Sampling, stopping: Stopping, leave: Leave) -> Actions:
-    """Draws until every row is done or out of uniforms; streams [n, longest] float64.
+    """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `leave` is called once for every sample, when it is done and before its row is taken out of the batch. The cache
     then holds at least all but the last token of its action.

@@ -1,4 +1,4 @@
-"""Sampling from a flow: denoising steps of its SDE or ODE in the place of tokens, latents as their payload."""
+"""Flow engine: denoising steps of an SDE or ODE sampler in place of tokens, with latents as payload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST = 2.0**-54  # half of the smallest uniform above 0
 
 
 def gaussians(uniform: np.ndarray) -> Tensor:
-    """Standard normals of the same shape, by the inverse of the cumulative distribution; float64 in, float64 out.
+    """Standard normals of the same shape, by the inverse normal CDF; float64 in, float64 out.
 
     >>> gaussians(np.array([0.5, 0.84134474606854])).round(decimals=6).tolist()
     [0.0, 1.0]
@@ -55,10 +55,10 @@ class FlowEngine:
         self.prefilled_tokens = self.reused_tokens = 0
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Nothing is kept."""
+        """Does nothing: there are no caches."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """One completion for every stream of every request, in their order."""
+        """Sample one completion for every stream of every request, in order."""
         if sampling.truncated_support or sampling.temperature < 0 or sampling.max_new_tokens < 1:
             raise ModelError(
                 "a flow is sampled with temperature >= 0 (its noise level), max_new_tokens >= 1, top_k 0 and top_p 1, "

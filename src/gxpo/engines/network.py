@@ -1,4 +1,4 @@
-"""A causal language model as the engine sees it: prefill of prompts, next-token logits, caches kept by name."""
+"""A causal language model for the engine: prefill of prompts, next-token logits, named caches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a contex
 
 @dataclass(frozen=True)
 class State:
-    """A batch between two tokens: next-token logits [n, V], cache, mask [n, columns so far] of what counts, and how
-    many columns hold the prompts.
+    """State of a batch between two tokens: next-token logits [n, V], cache, attention mask [n, columns so far], and the
+    number of columns of the prompts.
 
     What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
     """
@@ -34,7 +34,7 @@ class State:
     prompts: int
 
     def advance(self, token: Tensor) -> State:
-        """The batch after one more token [n] of each row."""
+        """State after one more token [n] of each row."""
         mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
         logits, cache = self.network(token[:, None], mask, mask.sum(1, keepdim=True) - 1, self.cache)
         return State(self.network, logits, cache, mask, self.prompts)
@@ -48,12 +48,12 @@ class State:
         return columns_of(self.cache, row, start, start + tokens)
 
     def spread(self, rows: Tensor, room: int) -> State:
-        """These rows (repeats allowed) with room for further tokens."""
+        """Copy rows (repeats allowed), with room for further tokens."""
         return State(self.network, self.logits[rows], spread(self.cache, rows, room), self.mask[rows], self.prompts)
 
 
 class Network:
-    """A causal language model of transformers, or one wrapped by peft.
+    """A causal language model of transformers, optionally wrapped by peft.
 
     decoder  our own forward pass for the models that it knows; None: transformers' is used
     """
@@ -86,12 +86,12 @@ class Network:
         return out.logits[:, -1], getattr(out, "past_key_values", None)
 
     def head(self, states: Tensor) -> Tensor:
-        """[n, V] of the last hidden states [n, H] of our decoder."""
+        """[n, V] logits of the last hidden states [n, H] of our decoder."""
         return self.causal.get_output_embeddings()(states)
 
     @cached_property
     def layout(self) -> Layout | None:
-        """How this model's cache can be taken apart and put together again, found out with a forward pass of one token.
+        """How to split and rebuild this model's cache, found with a forward pass of one token.
 
         None: it can't be (sliding windows, layers with states of their own, positions that the model counts itself).
         """
@@ -103,7 +103,7 @@ class Network:
         return Layout.of(cache)
 
     def writes(self) -> int:
-        """How often the parameters were written to so far, as torch counts it: a cache from before is stale."""
+        """Version counter of the parameters, as torch counts in-place writes: a cache from before is stale."""
         return sum(p._version for p in self.model.parameters() if not p.is_inference())
 
     def check_length(self, prompt: int, new: int) -> None:
@@ -130,20 +130,20 @@ def _rope_types(config: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Kept:
-    """The first tokens of a sample's context and action, their keys and values [heads, tokens, size] by layer, and the
-    policy that computed them."""
+    """A cached prefix of a sample's context and action: its tokens, keys and values [heads, tokens, size] by layer, and
+    the policy that computed them."""
 
     tokens: tuple[int, ...]
     layers: Layers
     policy: str = "main"
 
     def begins(self, prompt: Sequence[int], policy: str = "main") -> bool:
-        """Whether this policy's cache of the prompt begins with it."""
+        """Whether this policy's prompt begins with the cached tokens."""
         return policy == self.policy and tuple(prompt[: len(self.tokens)]) == self.tokens
 
 
 class KeptCaches:
-    """Caches by name, at most `limit` tokens of them; what was not used for longest goes first.
+    """LRU store of prefix caches by name, at most `limit` tokens in total.
 
     tokens      that are held now
     dropped     caches that were given up for want of room
@@ -156,13 +156,13 @@ class KeptCaches:
         self._by_name: dict[str, Kept] = {}  # the one that was not used for longest stands first
 
     def use(self, names: Iterable[str]) -> None:
-        """Marks these names as used now."""
+        """Mark these names as used now."""
         for name in names:
             if name in self._by_name:
                 self._by_name[name] = self._by_name.pop(name)
 
     def take(self, name: str, prompt: Sequence[int], policy: str = "main") -> Kept | None:
-        """Removes what was kept under `name`; returns it if `prompt` begins with it and the policy is the same."""
+        """Remove the cache called `name`; gives it if `prompt` begins with it and the policy is the same."""
         kept = self._pop(name)
         if kept is None or kept.begins(prompt, policy):
             return kept
@@ -170,7 +170,7 @@ class KeptCaches:
         return None
 
     def put(self, name: str, kept: Kept) -> None:
-        """Keeps this under `name`; one that is longer than all may be is dropped itself and pushes nothing out."""
+        """Store a cache under `name`; one that is longer than the limit is dropped and evicts nothing."""
         self._pop(name)
         if len(kept.tokens) > self.limit:
             self.dropped += 1
@@ -182,7 +182,7 @@ class KeptCaches:
             self.dropped += 1
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Forgets these names (unknown ones are passed over), or everything."""
+        """Drop these names (unknown ones are ignored), or all."""
         for name in list(self._by_name) if names is None else names:
             self._pop(name)
 
@@ -198,14 +198,14 @@ ALIKE = 32  # new tokens by which contexts may always differ in one forward pass
 
 @dataclass(frozen=True)
 class Context:
-    """A distinct prompt, and the cache of its first tokens where there is one."""
+    """A distinct prompt, with the cache of its first tokens if there is one."""
 
     prompt: tuple[int, ...]
     kept: Kept | None = None
 
     @property
     def known(self) -> int:
-        """Tokens that need not go through the model; the last one must, because its logits are wanted."""
+        """Cached tokens that need no forward pass; the last token always needs one, for its logits."""
         return 0 if self.kept is None else min(len(self.kept.tokens), len(self.prompt) - 1)
 
     @property
@@ -214,7 +214,7 @@ class Context:
 
 
 def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: int) -> State:
-    """The state after each context, in their order, with room for further tokens where the cache has a layout.
+    """Prefill contexts: the state after each, in order, with room for further tokens if the cache has a layout.
 
     Contexts should be sorted by their number of new tokens: neighbours share forward passes of at most `tokens` new
     tokens, padding included, or of one context. Without a layout all go through in one pass.
@@ -236,7 +236,7 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
 
 
 def shared(network: Network, contexts: Sequence[Context], tokens: int) -> tuple[Tensor, Prompts]:
-    """Logits [C, V] after each context and their keys and values, for samples that share them.
+    """Logits [C, V] after each context and its keys and values, for samples that share them.
 
     Where nothing is known of any, our decoder takes them without padding, at most `tokens` (or one) at a time.
     """

@@ -1,4 +1,4 @@
-"""Sampling from an OpenAI-compatible server that takes token ids and gives token ids and log-probs back."""
+"""Sampling from an OpenAI-compatible server that takes token ids and returns token ids and log-probs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_LIST = 1 << 22  # bytes of a list of models
 
 
 class OpenAIEngine:
-    """Completions of a server such as `vllm serve MODEL --logprobs-mode processed_logprobs`.
+    """Engine for a server such as `vllm serve MODEL --logprobs-mode processed_logprobs`.
 
     server      its address, as http://localhost:8000/v1
     model       as the server calls it; None: the only one that it has
@@ -117,7 +117,7 @@ class OpenAIEngine:
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """One completion for every stream of every request, in their order."""
+        """Sample one completion for every stream of every request, in order."""
         place = f"max_model_len of {self._line.url}"
         check(requests, sampling, policy=self.policy, positions=self.positions, limit=place)
         rows = [(r.prompt, seed_of(key)) for r in requests for key in r.streams]
@@ -176,8 +176,8 @@ class OpenAIEngine:
         }
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Nothing is kept by name."""
+        """Does nothing: the server keeps no caches by name."""
 
     def close(self) -> None:
-        """Close the connections to the server, which goes on."""
+        """Close the connections; the server keeps running."""
         self._line.close()

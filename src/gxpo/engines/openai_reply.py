@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server says, as one model, and the completion that it is where it keeps its word."""
+"""Response models of an OpenAI-compatible server, and the validated completion of a response."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Said(BaseModel):
 
 
 class Logprobs(_Said):
-    """Of the tokens of a choice: how each is written, its own log-prob, and those of the likeliest at its place."""
+    """Log-probs of a choice: texts of the tokens, their own log-probs, and the most likely tokens at each position."""
 
     tokens: Annotated[list[str], Field(fail_fast=True)] | None = None
     token_logprobs: Annotated[list[LogProb | None], Field(fail_fast=True)] | None = None
@@ -35,7 +35,7 @@ class Logprobs(_Said):
 
 
 class Choice(_Said):
-    """One sample."""
+    """One sampled choice."""
 
     token_ids: Ids | None = None
     prompt_token_ids: Ids | None = None
@@ -44,45 +44,45 @@ class Choice(_Said):
 
 
 class PromptTokens(_Said):
-    """How many tokens of the prompt came from the server's cache."""
+    """Number of prompt tokens from the server's cache."""
 
     cached_tokens: Count | None = None
 
 
 class Usage(_Said):
-    """What the request cost."""
+    """Token usage of the request."""
 
     prompt_tokens_details: PromptTokens | None = None
 
 
 class Reply(_Said):
-    """What /completions says to a request for one sample."""
+    """Response of /completions to a request for one sample."""
 
     choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
     usage: Usage | None = None
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that the server had computed before."""
+        """Number of prompt tokens that the server had cached."""
         details = self.usage.prompt_tokens_details if self.usage is not None else None
         return (details.cached_tokens or 0) if details is not None else 0
 
 
 class Model(_Said):
-    """A model that the server has."""
+    """A model on the server."""
 
     id: str
     max_model_len: Annotated[int, Field(ge=1)] | None = None
 
 
 class Models(_Said):
-    """What /models says."""
+    """Response of /models."""
 
     data: Annotated[list[Model], Field(fail_fast=True)]
 
 
 def longest(prompt: int, s: Sampling) -> int:
-    """Bytes that a reply may have to a prompt of so many tokens: ids, texts and log-probs of each, many times over."""
+    """Limit in bytes on a response: ids, texts and log-probs of every token, many times over."""
     return (1 << 20) + 32 * prompt + s.max_new_tokens * (1024 + 64 * (s.top_k + SLACK))
 
 
@@ -95,7 +95,7 @@ def completion(
     vocabulary: int | None,
     version: int,
 ) -> Completion:
-    """What was sampled; ValueError, in words that follow the server's name, where it is not what was asked for.
+    """The sampled completion; ValueError (words after the server's name) if the response does not match the request.
 
     ends        ids that end an action: `s.stop_ids` and the end of the sequence
     vocabulary  how many tokens the policy knows; None: unknown

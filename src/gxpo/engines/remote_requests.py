@@ -1,4 +1,4 @@
-"""Requests as engines in other processes take them: checked, with a seed for every stream."""
+"""Sampling requests for engines in other processes: validation, and a seed for every stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST_TEMPERATURE = 0.01  # what vLLM raises lower ones to without being asked
 
 
 def seed_of(key: StreamKey) -> int:
-    """63 bits of the blake2b hash of a stream's name: equal keys give equal seeds, different ones different seeds.
+    """Seed of a stream: 63 bits of the blake2b hash of its name.
 
     >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 1))
     True
@@ -25,7 +25,7 @@ def seed_of(key: StreamKey) -> int:
 
 
 def check(requests: Sequence[Request], sampling: Sampling, *, policy: str, positions: int | None, limit: str) -> None:
-    """Refuse what such an engine can't do.
+    """Raise an error for requests that such an engine does not support.
 
     positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
     """

@@ -1,4 +1,4 @@
-"""Soft thinking: until a text closes it, each step is a mixture of likely tokens; after that tokens are drawn."""
+"""Soft thinking: each step is a mixture of likely tokens until a closing text; then tokens are sampled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def soft_decode(
     embedding: Any,
     policy_version: int,
 ) -> list[Completion]:
-    """Steps until every row is done or out of uniforms; streams [n, longest, 1 + K] float64.
+    """Decode until every row is done or out of uniforms; streams [n, longest, 1 + K] float64.
 
     A soft step is stored as its likeliest id, with the noise's density as log-prob, the support, and the extras
     "soft_y" and "soft_weight" [tokens, K], which are nan at ordinary tokens. `closed` says after which token a row's

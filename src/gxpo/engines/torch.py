@@ -1,4 +1,4 @@
-"""Sampling in process from any transformers causal language model."""
+"""In-process sampling from any transformers causal language model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TorchEngine:
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens whose keys and values are held now."""
+        """Number of tokens in the prefix caches."""
         return self._kept.tokens
 
     @property
@@ -111,19 +111,19 @@ class TorchEngine:
         return self._kept.mismatched
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Forgets what was kept under these names (None: everything); unknown names are passed over."""
+        """Drop the caches under these names (None: all); unknown names are ignored."""
         self._kept.release(names)
         self._tidy()
 
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
-        """From now on matrices are multiplied so; what was kept is forgotten."""
+        """Set the dtype of matrix products; all caches are dropped."""
         self.release()
         if self.network.decoder is not None:
             self.network.decoder.products = products
 
     def products_trial(self, rows: int) -> Trial | None:
-        """Which dtype is the faster one in drawing so many samples together; None: there is no choice."""
+        """Measure which dtype is faster for sampling so many rows together; None: there is no choice."""
         decoder, head = self.network.decoder, self.network.causal.get_output_embeddings()
         if decoder is None:
             return None
@@ -131,7 +131,7 @@ class TorchEngine:
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """One completion for every stream of every request, in their order."""
+        """Sample one completion for every stream of every request, in order."""
         self._check(requests, sampling)
         rows = [
             _Row(

@@ -1,4 +1,4 @@
-"""Sampling with vLLM in a process of its own, which is given the learner's weights after every step."""
+"""vLLM engine in its own process, with weights synchronised from the learner after every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DISAGREE = {torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}  # r
 
 
 class VllmEngine:
-    """vLLM behind the protocol of engines: exact log-probs, stored support, a version that is checked on every sample.
+    """vLLM as an `Engine`: exact log-probs, stored support, a weight version that is checked on every sample.
 
     model       the learner's causal language model (adapters of one policy are added to the weights that are sent)
     tokenizer   needed for stop strings and for the end-of-sequence id; None: stop ids only
@@ -184,7 +184,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """One completion for every stream of every request, in their order."""
+        """Sample one completion for every stream of every request, in order."""
         check(requests, sampling, policy=self.policy, positions=self.positions, limit="max_model_len of vLLM")
         if not any(request.streams for request in requests):
             return [[] for _ in requests]
@@ -240,10 +240,10 @@ class VllmEngine:
         ]
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Nothing is kept by name; vLLM gives up the cached prefixes that were not used for the longest time."""
+        """Does nothing: vLLM evicts the least recently used prefixes itself."""
 
     def close(self) -> None:
-        """Ends vLLM's process."""
+        """End vLLM's process."""
         if hasattr(self, "process"):
             self.process.close()
         self._shared.unlink()

@@ -1,4 +1,4 @@
-"""The parent's side of the process that holds vLLM: how it is started, asked and ended."""
+"""Parent side of the vLLM process: start, request, end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GIVEN = {  # what the environment may say otherwise
 
 
 class VllmProcess:
-    """One process, talked to in turns: a message, an answer.
+    """A vLLM process, in lockstep: one message, one answer.
 
     python    its interpreter, which can import vllm
     program   what it runs, which `vllm_worker` is
@@ -67,7 +67,7 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id."""
         return self._process.pid
 
     def ask(
@@ -77,7 +77,7 @@ class VllmProcess:
         *,
         timeout: float | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The answer to a message. `ModelError` where it is an error, or none comes (within `timeout` seconds)."""
+        """Send a message, wait for the answer. `ModelError` for an error, or without an answer in `timeout` seconds."""
         if not self.close.alive:
             raise ModelError("the vLLM process was closed")
         raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
@@ -115,7 +115,7 @@ class VllmProcess:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without what a launcher of several processes put there."""
+    """Environment variables of this process without those of a multi-process launcher."""
     own = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     return {**GIVEN, **threads, **own, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -130,12 +130,12 @@ def _end(line: Connection, process: subprocess.Popen[bytes], log: IO[bytes], own
 
 
 def interpreter(given: str | None) -> str:
-    """The interpreter to use: the one that was named, or this one."""
+    """The Python interpreter for vLLM: the configured one, or this one."""
     return sys.executable if given is None else os.path.expanduser(given)
 
 
 def can_import(python: str, module: str = "vllm", seconds: float = 60.0) -> bool:
-    """Whether an interpreter finds a package; nothing of it is imported."""
+    """Whether an interpreter finds a package, without importing it."""
     if python == sys.executable:
         return importlib.util.find_spec(module) is not None
     program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"

@@ -1,4 +1,4 @@
-"""A model's weights as another process reads them: by the names of its checkpoint, in memory that both see."""
+"""Weight transfer to another process: by checkpoint names, in shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY = Path("/dev/shm")
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and lasting buffers by name, each tensor once; adapters of peft are added to what they adapt.
+    """Parameters and persistent buffers by name, each tensor once; peft adapters are merged into their weights.
 
     The sum is rounded to the weights' own type, so in bfloat16 small adapters lose digits that the learner, which runs
     them beside the weights, has.
@@ -48,14 +48,14 @@ def _adapted(layer: Any, weight: Tensor) -> Tensor:
 
 
 class SharedWeights:
-    """A file in memory that holds the weights; it has no name any more once the other side has opened it."""
+    """A shared memory file of weights; unlinked as soon as the other side has opened it."""
 
     def __init__(self) -> None:
         self._bytes: Tensor | None = None
         self.path: Path | None = None
 
     def write(self, model: Any) -> tuple[dict[str, Any], dict[str, int]]:
-        """Copies the weights; gives what a reader has to know, and every tensor's checksum."""
+        """Copy the weights into the file; gives its layout for the reader, and a checksum of every tensor."""
         entries: list[list[Any]] = []
         sums: dict[str, int] = {}
         place = 0
@@ -83,7 +83,7 @@ class SharedWeights:
         self._bytes = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
 
     def unlink(self) -> None:
-        """Take the file's name away: its memory is freed when nobody holds it open."""
+        """Unlink the file: its memory is freed once it is closed everywhere."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         self.path = None

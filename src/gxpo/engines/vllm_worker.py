@@ -1,4 +1,4 @@
-"""The program that holds vLLM: it takes weights and requests over a line, and answers with tokens and log-probs.
+"""vLLM worker program: receives weights and requests over a pipe, answers with tokens and log-probs.
 
 It runs in the interpreter that has vLLM, where gxpo may be missing, so it needs the standard library, torch and vllm
 alone, and is started by path: `python -I vllm_worker.py LINE PARENT`. The other side is `gxpo.engines.vllm_process`.
@@ -29,7 +29,7 @@ WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} wa
 
 # ---------------------------------------------------------------- messages
 def encode(header: dict[str, Any], arrays: dict[str, tuple[str, bytes]] | None = None) -> bytes:
-    """A message; arrays: name -> (dtype, bytes)."""
+    """Encode a message; arrays: name -> (dtype, bytes)."""
     found = arrays or {}
     sizes = {name: array(CODES[kind]).itemsize for name, (kind, _) in found.items()}
     said = {**header, "arrays": [[n, kind, len(raw) // sizes[n]] for n, (kind, raw) in found.items()]}
@@ -38,7 +38,7 @@ def encode(header: dict[str, Any], arrays: dict[str, tuple[str, bytes]] | None =
 
 
 def decode(message: bytes) -> tuple[dict[str, Any], dict[str, array[Any]]]:
-    """Header and arrays of a message."""
+    """Decode a message into its header and arrays."""
     (size,) = struct.unpack_from("<I", message)
     header = json.loads(message[4 : 4 + size])
     place, found = 4 + size, {}
@@ -51,7 +51,7 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, array[Any]]]:
 
 
 def checksum(tensor: Any) -> int:
-    """The sum of a tensor's bytes as 64-bit words, modulo 2^64: the same for the same bits, on any device."""
+    """Checksum of a tensor: its bytes summed as 64-bit words modulo 2^64, the same on any device."""
     import torch
 
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -62,7 +62,7 @@ def checksum(tensor: Any) -> int:
 
 # ---------------------------------------------------------------- the engine
 class Server:
-    """vLLM, and which weights it holds: `stamp` is None from the beginning of an update until all of it succeeded."""
+    """vLLM and the version of its weights: `stamp` is None from the start of an update until all of it succeeded."""
 
     def __init__(self, header: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # it may be installed elsewhere only
@@ -81,7 +81,7 @@ class Server:
         return getattr(worker, "worker", worker).model_runner
 
     def load(self, header: dict[str, Any]) -> dict[str, Any]:
-        """Weights from a shared file; gives checksums of what was read and of what the model holds afterwards."""
+        """Load weights from a shared file; gives checksums of the read tensors and of the model's afterwards."""
         import torch
 
         self.stamp = None
@@ -117,13 +117,13 @@ class Server:
 
     # ------------------------------------------------------------ reading and writing
     def score(self, tokens: list[int]) -> list[float]:
-        """Log-probs of each token but the first, at temperature 1."""
+        """Log-probs of every token but the first, at temperature 1."""
         params = self._params(max_tokens=1, prompt_logprobs=0, detokenize=False, temperature=1.0, ignore_eos=True)
         (out,) = self.llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
         return [found[token].logprob for token, found in zip(tokens[1:], out.prompt_logprobs[1:], strict=True)]
 
     def sample(self, header: dict[str, Any], given: dict[str, array[Any]]) -> bytes:
-        """Samples of many prompts: `prompt` of each stream says which of the prompts it goes on from."""
+        """Sample from many prompts: `prompt` of each stream is the index of its prompt."""
         if self.stamp != header["stamp"]:
             raise RuntimeError(WEIGHTS_ARE_OLD.format(have=self.stamp, want=header["stamp"]))
         settings, cut = dict(header["sampling"]), bool(header["support"])
@@ -193,7 +193,7 @@ def _read(logprobs: Any, ids: list[int], cut: bool) -> tuple[list[float], list[l
 
 # ---------------------------------------------------------------- the line
 def answer(server: Server | None, message: bytes) -> tuple[Server | None, bytes]:
-    """What one message asks for."""
+    """Handle one message."""
     header, arrays = decode(message)
     if header["do"] == "start":
         import vllm  # type: ignore[import-not-found]  # as above
@@ -210,7 +210,7 @@ def answer(server: Server | None, message: bytes) -> tuple[Server | None, bytes]
 
 
 def end_with(parent: int) -> None:
-    """Leave when the parent is gone, even while vLLM is at work."""
+    """Exit when the parent is gone, even while vLLM is busy."""
 
     def watch() -> None:
         while os.getppid() == parent:

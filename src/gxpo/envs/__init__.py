@@ -1,4 +1,4 @@
-"""Environments by name: those of `gxpo_worlds`, a user's class, other libraries'; see `pool.EnvPool`."""
+"""Environments by name: `gxpo_worlds`, a user's class, other libraries; batched by `pool.EnvPool`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:  # worker processes need none of these, and s
 
 
 def source(name: str, options: Mapping[str, Any] | None = None) -> EnvSource | None:
-    """The environment called `name`, or None where this is no name of an environment.
+    """Source of the environment called `name`; None if this is no environment's name.
 
     name     a world of gxpo ("sokoban"), an adapter with an id of its library ("gymnasium:CliffWalking-v1"; the id
              becomes the option `id`), or a class of a file ("my_env.py:MyEnv")

@@ -1,4 +1,4 @@
-"""Reading an action out of what a policy wrote: pure functions that every world shares."""
+"""Action parsing for text environments: pure functions shared by all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DECORATION = "\"'`*.!,;: "  # what surrounds a word without changing what it say
 
 
 def action_text(text: str, tag: str = "action") -> str:
-    """What stands in the last `<action>...</action>` of `text`, else all of it; stripped of surrounding white space.
+    """Text of the last `<action>...</action>` of `text`, else all of it; stripped of white space.
 
     Tags are read whatever their case; a tag that is never closed is plain text.
 
@@ -22,7 +22,7 @@ def action_text(text: str, tag: str = "action") -> str:
 
 
 def find_action(text: str, actions: Sequence[str] | Mapping[str, str], tag: str = "action") -> str | None:
-    """The action that `text` names, or None where it names none: the policy's move is malformed.
+    """The action named in `text`; None if there is none: the action is invalid.
 
     text     what the policy wrote, without its reasoning
     actions  names of the known actions; the first letter of a name stands for it where no other name begins with it.

@@ -1,4 +1,4 @@
-"""Is what an environment returned what the protocol asks for? As JSON and back."""
+"""Validation of what environments return, and their conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FIELDS = {field.name for field in fields(TimeStep)}
 
 
 class Nonsense(Exception):
-    """An environment returned something that the protocol does not know; says what."""
+    """An environment returned a value outside the protocol; the message says which."""
 
 
 def checked(step: object, *, first: bool = False) -> dict[str, Any]:
-    """The fields of a `TimeStep` in plain types; `Nonsense` where one is not what it should be.
+    """Fields of a `TimeStep` in plain types; raises `Nonsense` for one of the wrong type.
 
     first  it is what `reset` returned: nothing can be over or paid yet
 
@@ -63,7 +63,7 @@ def checked_texts(what: str, value: object) -> list[str]:
 
 
 def to_json(value: object) -> str:
-    """`value` in JSON; numpy's arrays and scalars become lists and numbers."""
+    """`value` as JSON; numpy arrays and scalars become lists and numbers."""
     try:
         text = json.dumps(value, allow_nan=False, default=_plain)
         if "\\ud" in text:
@@ -74,13 +74,13 @@ def to_json(value: object) -> str:
 
 
 def from_fields(plain: Mapping[str, Any]) -> TimeStep:
-    """The `TimeStep` of these fields, after their way through JSON."""
+    """A `TimeStep` from its fields, after a round trip through JSON."""
     observation = plain["observation"]
     return TimeStep(**{**plain, "observation": observation if isinstance(observation, str) else tuple(observation)})
 
 
 def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
-    """What a process answered to an operation of `Host.run`, after its way through JSON: a status and what it may hold.
+    """Validate a worker's answer to an operation of `Host.run`: a status and its value.
 
     The process runs code that is not gxpo's, so nothing is taken on trust; any exception means that it is no answer.
     """
@@ -101,7 +101,7 @@ def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
 
 
 def checked_about(answer: Any) -> tuple[str, Any]:
-    """What a process answered when it had loaded an environment: "loaded" and `Host.about`, or "unusable" and why."""
+    """Validate a worker's answer to loading an environment: "loaded" and `Host.about`, or "unusable" and why."""
     status, value = answer
     if status == "unusable":
         return status, one_line(checked_text("the message", value))

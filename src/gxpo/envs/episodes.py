@@ -1,4 +1,4 @@
-"""Where episodes live: in this process, or in another one that can be killed and its episodes restored."""
+"""Where episodes run: in this process, or in worker processes that can be killed and their episodes restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Sequence[Any]  # "ok" and a value; or what kind of failure, and a messa
 
 
 class InProcess:
-    """Episodes in this process: what they raise is caught, but nothing ends one that hangs."""
+    """Episodes in this process: exceptions are caught, but a hanging episode is not ended."""
 
     def __init__(self, source: EnvSource) -> None:
         self.source = source
@@ -53,7 +53,7 @@ class InProcess:
             self.complaints.append((status, message))
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Nothing to flush."""
 
     def close(self) -> None:
         self._host = None
@@ -89,9 +89,9 @@ class _Log:
 
 
 class InWorker:
-    """Episodes in one process. A process that hangs or dies takes one episode with it; the others are gone through
-    again in a new one, which gives the same because environments are deterministic. That is checked: an episode whose
-    last observation or state comes out differently is lost.
+    """Episodes in one worker process. When it hangs or dies, one episode is lost; the others are replayed in a new
+    process, because environments are deterministic. That is checked: an episode whose last observation or state differs
+    is lost, too.
 
     timeout  seconds for one item: a reset, a step, and each of these when they are gone through again
     """
@@ -109,7 +109,7 @@ class InWorker:
         return self._ready().about
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
-        """What came of each item, in order; "timeout" and "died" beside what `Host.run` says."""
+        """Results of the items, in order: those of `Host.run`, or "timeout" or "died"."""
         answers: dict[int, Answer] = {}
         fruitless = 0
         while len(answers) < len(items) or self._drops:
@@ -196,13 +196,13 @@ class InWorker:
         self._lost[name] = ("died", f"lost with its process; going through it again: {why}")
 
     def dismiss(self, name: str) -> None:
-        """Forget an episode; its instance is closed with the next message."""
+        """Drop an episode; its instance is closed with the next message."""
         self._lost.pop(name, None)
         if self._logs.pop(name, None) is not None:
             self._drops.append(name)
 
     def flush(self) -> None:
-        """Close what was dismissed, now."""
+        """Close dropped episodes now."""
         if self._worker is not None and self._drops:
             self.run([])
 

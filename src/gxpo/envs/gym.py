@@ -1,4 +1,4 @@
-"""gymnasium's environments in text: say what an observation looks like and what the actions are called."""
+"""gymnasium environments in text: describe the observation and name the actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ID_LENGTH = 80  # characters of a state id that is written out; longer ones are 
 
 
 class GymEnv:
-    """An environment of gymnasium with discrete actions (or text actions), played in text.
+    """A gymnasium environment with discrete actions (or text actions), played in text.
 
     Subclass it and set what differs; every attribute can also be an option of `tasks.options`:
 
@@ -68,15 +68,15 @@ class GymEnv:
 
     # ------------------------------------------------------------ what a subclass may say
     def describe(self, observation: Any) -> str:
-        """What the policy reads of an observation."""
+        """Text of an observation for the policy."""
         return _readable(observation)
 
     def state(self, observation: Any) -> str | None:
-        """Id of the state in which this is observed; None where the observation does not tell."""
+        """State id of an observation; None if the observation does not determine it."""
         return state_id(observation)
 
     def success(self, total: float, terminated: bool) -> bool | None:
-        """The verdict on an episode that is over: it ended by itself, with rewards that sum to more than 0."""
+        """Verdict on a finished episode: it terminated with a positive return."""
         return terminated and total > 0
 
     # ------------------------------------------------------------ the protocol
@@ -103,7 +103,7 @@ class GymEnv:
         )
 
     def legal(self) -> list[str]:
-        """Names of the actions that gymnasium does not mask; none where actions are texts."""
+        """Names of the actions that gymnasium does not mask; empty if actions are texts."""
         mask = self._info.get("action_mask")
         return [name for k, name in enumerate(self.actions) if mask is None or mask[k]]
 
@@ -127,7 +127,7 @@ class GymEnv:
 
 
 def state_id(observation: Any) -> str:
-    """A text that is equal for equal observations, whatever they are made of.
+    """Text that is equal for equal observations of any type.
 
     >>> state_id(7), state_id((3, [1.5, 2]))
     ('7', '[3, [1.5, 2]]')

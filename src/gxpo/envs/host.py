@@ -1,4 +1,4 @@
-"""Episodes of one environment class, in whatever process they run: does what it is told, and says what came of it."""
+"""Episodes of one environment class, in any process: runs operations and reports results or errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROBE = ""  # name of the episode that is played before any other
 
 
 class Host:
-    """Instances of one class, by episode.
+    """Instances of one environment class, by episode.
 
     source  {"module" or "file" with "folder" and "code"; "name"; "options"}
 
@@ -42,7 +42,7 @@ class Host:
             raise _refused(error, "loading") from error
 
     def run(self, operation: str, episode: str, payload: Any) -> str:
-        """What came of it, as JSON: ["ok", value], or ["raised" or "nonsense", message], which ends the episode.
+        """Run an operation; gives JSON ["ok", value], or ["raised" or "nonsense", message], which ends the episode.
 
         reset     seed -> fields of a TimeStep         restore   snapshot -> None
         step      Reply -> fields of a TimeStep        snapshot  None -> text

@@ -1,4 +1,4 @@
-"""Modules that are in `gxpo_worlds` now, importable by their former names for one release."""
+"""Aliases of modules that have moved to `gxpo_worlds`, for one release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 
 
 def moved(name: str) -> None:
-    """Put `gxpo_worlds.X` in the place of the module `gxpo.envs.X`, with a warning that says the new name."""
+    """Alias the module `gxpo.envs.X` to `gxpo_worlds.X`, with a warning that says the new name."""
     new = f"gxpo_worlds.{name.rpartition('.')[2]}"
     warnings.warn(f"{name} is now {new}; the former name goes with the next release", FutureWarning, stacklevel=4)
     sys.modules[name] = importlib.import_module(new)

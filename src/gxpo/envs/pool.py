@@ -1,4 +1,4 @@
-"""`EnvPool`: many episodes of one environment at once, in this process or in others."""
+"""`EnvPool`: batched episodes of one environment, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "step
 
 
 class EnvPool:
-    """The `Envs` of one class. Each episode has a name and an instance of its own.
+    """Batched environments of one class. Each episode has a name and its own instance.
 
     source   the class and its options; what is wrong with them is a `ConfigError` here, before anything runs
     workers  processes that share the episodes. 0: this process, without a time limit, for environments that can't
@@ -59,19 +59,19 @@ class EnvPool:
 
     # ------------------------------------------------------------ episodes
     def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]:
-        """Begin an episode under each name; one that is under way under a name is dropped."""
+        """Start an episode under each name; an unfinished one of the same name is dropped."""
         self._begin(seeds)
         return self._steps("reset", seeds)
 
     def step(self, actions: Mapping[str, Reply]) -> dict[str, TimeStep | EnvFailure]:
-        """Act in each episode, with the content and, where the environment has tools, the calls; never the reasoning.
+        """Step each episode with the content and, if the environment has tools, the calls; never the reasoning.
 
         ValueError for a name without an episode under way: never begun, finished, over or broken.
         """
         return self._steps("step", {name: Reply(reply.content, None, reply.calls) for name, reply in actions.items()})
 
     def finish(self, names: Sequence[str]) -> None:
-        """Give up these episodes and close their instances; names that are over already are passed over."""
+        """Abandon these episodes and close their instances; finished names are ignored."""
         touched = {self._place[name] for name in names if name in self._place}
         for name in names:
             self._forget(name)
@@ -80,29 +80,29 @@ class EnvPool:
         self._collect()
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
-        """The state of each episode as a text that `restore` takes, under any name and in any process."""
+        """State of each episode as a text for `restore`, under any name and in any process."""
         return self._ask("snapshot", "snapshots", names)
 
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
-        """Begin an episode under each name where a snapshot was taken; None where that worked."""
+        """Start an episode under each name from a snapshot; None where that worked."""
         self._need("snapshots")
         self._begin(snapshots)
         return self._run("restore", snapshots)
 
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
-        """What somebody who knows would do next; None where nothing helps any more."""
+        """Expert action in each episode; None where nothing helps any more."""
         return self._ask("expert", "expert", names)
 
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
-        """The actions that are possible next."""
+        """Legal actions in each episode."""
         return self._ask("legal", "legal", names)
 
     def contents(self, seeds: Sequence[int]) -> list[str]:
-        """A text for each seed's instance, equal for equal instances; the seed itself where the class does not say."""
+        """Content of each seed's instance, equal for equal instances; the seed itself if the class does not say."""
         return self._of_seeds("content", seeds) if "content" in self.provides else [str(seed) for seed in seeds]
 
     def answers(self, seeds: Sequence[int]) -> list[str | None]:
-        """The right answer in each seed's instance; None where the class does not say."""
+        """Right answer in each seed's instance; None if the class does not say."""
         return self._of_seeds("answer", seeds) if "answer" in self.provides else [None] * len(seeds)
 
     def _of_seeds(self, operation: str, seeds: Sequence[int]) -> list[Any]:
@@ -115,7 +115,7 @@ class EnvPool:
         return [value for _, value in texts]
 
     def close(self) -> None:
-        """End the processes and forget all episodes; the pool starts again if it is used again."""
+        """End the workers and drop all episodes; the pool restarts on the next use."""
         if self._threads is not None:
             self._threads.shutdown()  # what still runs would start its process again
         self._threads = None

@@ -1,4 +1,4 @@
-"""Which class an environment is, and with what options; anything that loads it loads the same."""
+"""Source of an environment class and its options, loaded identically in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gxpo.errors import ConfigError
 
 @dataclass(frozen=True)
 class EnvSource:
-    """A class before it is loaded: of an importable module, or of a user's file, whose code travels with it.
+    """An environment class before loading: from an importable module, or a user's file, sent with its code.
 
     name     how messages and records call the environment
     kind     name of the class
@@ -34,7 +34,7 @@ class EnvSource:
     def of_module(
         cls, path: str, options: Mapping[str, Any] | None = None, *, name: str | None = None, trusted: bool = False
     ) -> EnvSource:
-        """`path` is "package.module:Class"."""
+        """Source from "package.module:Class"."""
         module, colon, kind = path.partition(":")
         if not colon or not module or not kind:
             raise ConfigError(f"environment {path!r}: name a class of a module, as in package.module:Class")
@@ -42,7 +42,7 @@ class EnvSource:
 
     @classmethod
     def of_file(cls, text: str, options: Mapping[str, Any] | None = None) -> EnvSource:
-        """`text` is "path/to/my_env.py:MyEnv", relative to the current directory; read here, run elsewhere."""
+        """Source from "path/to/my_env.py:MyEnv", relative to the current directory; read here, run elsewhere."""
         path, colon, kind = text.rpartition(":")
         if not colon or not kind.isidentifier():
             raise ConfigError(f"environment {text!r}: name a class in the file, as in my_env.py:MyEnv")
@@ -53,7 +53,7 @@ class EnvSource:
         return cls(text, kind, file=str(file), code=file.read_bytes(), options=dict(options or {}))
 
     def for_host(self) -> dict[str, Any]:
-        """As `gxpo.envs.host.Host` takes it."""
+        """Arguments of `gxpo.envs.host.Host`."""
         common = {"name": self.kind, "options": dict(self.options)}
         if self.file is None:
             return {"module": self.module, **common}

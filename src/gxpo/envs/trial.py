@@ -1,4 +1,4 @@
-"""Is an environment fit for training? It is played, and played again in another process."""
+"""Check an environment before training: play it, and replay it in another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gxpo.protocols import EnvFailure, Reply, TimeStep
 
 @dataclass(frozen=True)
 class Check:
-    """What playing an environment showed.
+    """Results of playing an environment.
 
     problems  what should be looked at before training, a line each
     contents  different instances among the seeds played
@@ -58,7 +58,7 @@ class _Episode:
 
 
 def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int = 50, timeout: float = 5.0) -> Check:
-    """Play each seed twice, at random and by the expert if there is one; then all of it again elsewhere.
+    """Play each seed twice, at random and by the expert if there is one; then replay all in another process.
 
     Random actions are legal ones where the environment says what is legal, else it is told nothing (an empty text).
     The second time is in another process, whose hashes of texts differ: what depends on the order of a set shows.

@@ -1,4 +1,4 @@
-"""The program of an environment process: loads one class, then does what it is sent, one item after the other.
+"""Environment worker program: loads one class, then processes the received items one after the other.
 
 See `gxpo.processes`. The other side is `gxpo.envs.episodes`; what it answers is what `Host.run` says.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def serve(line: Line) -> None:
-    """Load the class of the first list; then reply to each item of each further list, in order."""
+    """Load the class of the first list; then answer each item of each further list, in order."""
     try:
         host = Host(next(line.receive()))
     except Unusable as error:

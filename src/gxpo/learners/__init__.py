@@ -1,1 +1,1 @@
-"""Who holds the policy's parameters and moves them. Learners are imported from their files: `gxpo.learners.torch`."""
+"""Learners: hold the policy's parameters and optimise them. Import them from their files: `gxpo.learners.torch`."""

@@ -1,4 +1,4 @@
-"""Which models take an ancestor mask, and so can be trained on packed trees; the others are trained flat."""
+"""Model support for tree attention masks: supported models train on packed trees, others on flat sequences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BRANCHES = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, 1, L, L] of 0 where attention is allowed and the lowest finite number elsewhere, from bool [B, L, L]."""
+    """Additive attention mask [B, 1, L, L] from bool [B, L, L]: 0 where allowed, the lowest finite number elsewhere."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
 def why_flat(readout: Readout) -> str | None:
-    """The reason for which this model can't be trained on packed trees; None if it can.
+    """Why this model can't be trained on packed trees; None if it can.
 
     From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
     masks), then by trying a small tree against its branches.

@@ -1,4 +1,4 @@
-"""Optimiser steps of learners in process: the exact gradient of L(x) over any partition into micro-batches.
+"""Optimiser steps with exact gradient accumulation: the gradient of L(x) for any partition into micro-batches.
 
 L is one function of the policy's outputs x on all path tokens of the step; its gradient is the sum over p of
 (dL/dx_p) grad x_p, so micro-batches may be cut anywhere:
@@ -34,7 +34,7 @@ Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the m
 
 
 def unit_of(forest: Forest, couples: str) -> Tensor:
-    """[P] dense ids of the sets of entries that may influence each other's derivative."""
+    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
     if couples == "token":
         return torch.arange(forest.n_entries)
     if couples == "trajectory":
@@ -47,13 +47,13 @@ def unit_of(forest: Forest, couples: str) -> Tensor:
 
 
 def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
-    """Constants [P] for entries that are not computed: the sampler's log-prob where known, else 0."""
+    """Constants [P] for tokens that are not computed: the rollout log-prob where known, else 0."""
     behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
 
 
 def outputs_of(forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs [P] of all micro-batches, dealt to the processes; `start` where there is none."""
+    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them."""
     with torch.no_grad():
         mine = [(batch, forward(batch)) for batch in _mine(batches)]
     return _merge(mine, batches, start)
@@ -66,7 +66,7 @@ def in_one_pass(
     start: Mapping[str, Tensor],
     collect: Callable[[], None],
 ) -> dict[str, Tensor]:
-    """Adds the gradient of `loss` for micro-batches of whole units; gives the outputs [P]."""
+    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
     mine = []
     for batch in _mine(batches):
         live = forward(batch)
@@ -83,7 +83,7 @@ def in_two_passes(
     start: Mapping[str, Tensor],
     collect: Callable[[], None],
 ) -> dict[str, Tensor]:
-    """Adds the gradient of `loss` for any micro-batches; gives the outputs [P]."""
+    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
     x = outputs_of(forward, batches, start)
     slope = gradient_of(loss, x)
     for batch in _mine(batches):
@@ -130,7 +130,7 @@ def _merge(
 
 
 class InProcess:
-    """Base of learners that hold a module's parameters in an `Optimiser` and go through it in micro-batches.
+    """Base of learners in this process: a module's parameters in an `Optimiser`, updated in micro-batches.
 
     A learner gives `outputs`, and for the steps: what a forest's tokens are for its model (`_packing`, which has
     `flat_tokens(entries)`), sets of entries that go through it together (`_microbatches`; each has `entries` and
@@ -165,7 +165,7 @@ class InProcess:
         cuts: Sequence[Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """One optimiser step on L(x); nothing changes at all if no entry is active, or where the gradient is not finite
+        """One optimiser step on L(x). Nothing changes if no token is active, or if the gradient is not finite
         (`StepInfo.nonfinite`). Every process has the summed gradient, so all of them decide alike.
 
         given  constants [P, ...] by name that some outputs are made with, such as a teacher's log-probs
@@ -195,7 +195,7 @@ class InProcess:
         two_pass: bool | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The gradient of L by parameter name, without a step. `two_pass` True or False insists on that way."""
+        """Gradient of L by parameter name, without a step. `two_pass` True or False forces that method."""
         try:
             with self._short_memory("updating"):
                 self._accumulate(forest, loss, names, couples, active, cuts, two_pass, given)
@@ -255,30 +255,30 @@ class InProcess:
 
     # ------------------------------------------------------------ parameters
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of the trainable parameters."""
+        """Copy the trainable parameters."""
         return self.optimiser.parameters()
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Sets the trainable parameters to a snapshot; the optimiser's state stays."""
+        """Restore the trainable parameters from a snapshot; the optimiser's state stays."""
         self.optimiser.set_parameters(snapshot)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint must hold as tensors, for safetensors."""
+        """All tensors of a checkpoint, for safetensors."""
         return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
 
     def meta(self) -> dict[str, Any]:
-        """What goes beside `tensors` as JSON."""
+        """The rest of a checkpoint's state, as JSON."""
         return {"steps": self.optimiser.steps}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `tensors` and `meta`."""
+        """Load the checkpoint state given by `tensors` and `meta`."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
         self.optimiser.load_tensors(tensors, steps)
 
     def weights_crc(self) -> int:
-        """CRC-32 of the trainable parameters in order of their names."""
+        """CRC-32 of the trainable parameters, in order of names."""
         crc = 0
         for _, p in sorted(self.optimiser.named.items()):
             crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)

@@ -1,4 +1,4 @@
-"""How far the policy's distribution at a token is from one that was stored as its likeliest ids and the rest."""
+"""Divergence (KL, generalised JSD) of the policy from a stored top-K distribution, the remaining mass in one bin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -
 
 
 def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = None) -> Tensor:
-    """[n, K + 1] log-probabilities of these ids, and last of all other allowed ids together (-inf: there are none).
+    """[n, K + 1] log-probabilities of these ids, then of all other allowed ids together (-inf: there are none).
 
     z        [n, V] logits of the whole vocabulary
     total    [n] their logsumexp over the allowed ids

@@ -1,4 +1,4 @@
-"""The default update: every trajectory once per epoch, in minibatches of whole groups."""
+"""Default update: epochs over the step's trajectories, in minibatches of whole groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.protocols import StepInfo, StepRunner
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:
-    """Rows in `minibatches` parts of whole groups, in order of groups; fewer parts where there are fewer groups.
+    """Split rows into `minibatches` parts of whole groups, in group order; fewer parts if there are fewer groups.
 
     group [R]: dense ids. The numbers of groups of two parts differ by at most one.
 
@@ -35,7 +35,7 @@ class Epochs(UpdatePart):
     minibatches: Annotated[int, Ge(1)] = 1
 
     def optimiser_steps(self, groups: int) -> int:
-        """Optimiser steps in a step of that many groups."""
+        """Number of optimiser steps in a step of `groups` groups."""
         return self.epochs * min(self.minibatches, groups)
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:

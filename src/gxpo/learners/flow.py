@@ -1,4 +1,4 @@
-"""The learner of a flow: log-densities of its denoising steps, from what the rollouts store of them."""
+"""Learner of a flow: log-densities of its denoising steps, computed from the stored latents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS = ("latent", "time", "noise_scale")
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Denoising steps that go through the network together.
+    """A micro-batch of denoising steps.
 
     entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q steps is each one's
     latent, next_latent [Q, D]; time, next_time, scale [Q]; condition [Q]; inner [Q] bool: its mean is the network's
@@ -41,12 +41,12 @@ class Steps:
 
     @property
     def stored(self) -> int:
-        """Stored tokens that go through the network."""
+        """Number of stored tokens in it."""
         return int(self.inner.sum())
 
 
 class FlowPacking:
-    """The stored tokens of one forest, each with the latent and the condition that it follows from."""
+    """The stored tokens of one forest, each with the previous latent and the condition."""
 
     def __init__(self, forest: Forest, limit: int, conditions: int) -> None:
         self.forest, self.limit = forest, limit
@@ -72,7 +72,7 @@ class FlowPacking:
         self.inner = self.follows & (forest.extras["noise_scale"] > 0)
 
     def microbatches(self, entries: Tensor, cuts: Sequence[Tensor] | None = None, at_least: int = 1) -> list[Steps]:
-        """Steps for these path tokens, at most `limit` stored tokens each; entries of one token stay together."""
+        """Micro-batches of these action tokens, at most `limit` stored tokens each; rows of one token stay together."""
         given = [entries] if cuts is None else [part[torch.isin(part, entries)] for part in cuts]
         out: list[Steps] = []
         for part in given:
@@ -99,12 +99,12 @@ class FlowPacking:
         )
 
     def flat_tokens(self, entries: Tensor) -> int:
-        """Stored tokens that would go through the network without sharing."""
+        """Number of stored tokens for the network without sharing."""
         return int(self.inner[self.forest.path_token[entries]].sum())
 
 
 class FlowLearner(InProcess):
-    """Holds a flow's parameters and moves them down L(x); settings as those of `TorchLearner`.
+    """Holds and optimises a flow's parameters; settings as those of `TorchLearner`.
 
     model  `gxpo.models.flow.FlowModel`, or whatever gives `mean`, `log_density`, `entropy` and `conditions`
 
@@ -144,14 +144,14 @@ class FlowLearner(InProcess):
         )
 
     def beside(self, *, lr: float) -> FlowLearner:
-        """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own."""
+        """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
         size = self.tokens_per_microbatch
         return FlowLearner(
             copy.deepcopy(self.model), lr=lr, tokens_per_microbatch=size, device=self.device, **self._held
         )
 
     def follow(self, policy: FlowLearner, rate: float) -> None:
-        """Every parameter moves that share of its way to another's of the same model."""
+        """Move every parameter by `rate` towards another learner's (exponential moving average)."""
         theirs = policy.snapshot()
         self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
 
@@ -163,8 +163,8 @@ class FlowLearner(InProcess):
         policy: str = "current",
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Detached float64 [P] outputs of the "current" or the "reference" policy, of every action token; none of them
-        is made with what is `given`."""
+        """Detached float64 [P] outputs of the "current" or the "reference" policy, for every action token; none of them
+        uses `given`."""
         model = self._policy(policy)
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
@@ -176,11 +176,11 @@ class FlowLearner(InProcess):
             return outputs_of(read, batches, {n: nothing for n in names})
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        """Refused."""
+        """Not supported: raises an error."""
         raise ModelError("a flow has no hidden states to read: choose a method without them")
 
     def logits(self, states: Tensor) -> Tensor:
-        """Refused."""
+        """Not supported: raises an error."""
         raise ModelError("a flow has no vocabulary: choose a method that reads no logits")
 
     def _policy(self, policy: str) -> Any:

@@ -1,5 +1,5 @@
-"""Low-rank adapters through peft: one for each policy that is trained; the model with its adapters off is the reference
-policy, and every frozen one."""
+"""LoRA through peft: one adapter for each trained policy; the model with adapters off is the reference policy and every
+frozen one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoraSettings:
 
 
 def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapters: Sequence[str] = (DEFAULT,)) -> Any:
-    """The model wrapped by peft; only the adapters stay trainable. The global random state is left as it was.
+    """Wrap the model with peft; only the adapters stay trainable. The global random state is left as it was.
 
     base      what a saved adapter says that it belongs to: a directory or an id on the hub
     adapters  their names; the first is active. Each has random numbers of its own
@@ -69,17 +69,17 @@ def _seed(seed: int, adapter: str) -> int:
 
 
 def adapter_parameters(model: Any, adapters: Sequence[str]) -> list[torch.nn.Parameter]:
-    """The parameters of these adapters of a model that peft has wrapped."""
+    """Parameters of these adapters of a peft model."""
     return [p for name, p in model.named_parameters() if set(adapters) & set(name.split("."))]
 
 
 def adapter_of(policy: str) -> str:
-    """The name of a policy's adapter; with a prefix, because peft looks for names among those of modules."""
+    """Adapter name of a policy; with a prefix, because peft looks for names among those of modules."""
     return DEFAULT if policy == ALONE else f"policy_{policy}"
 
 
 def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
-    """The policies that are trained, of {name: "trained" | "frozen"}."""
+    """Names of the trained policies in {name: "trained" | "frozen"}."""
     trained = tuple(name for name, kind in policies.items() if kind == "trained")
     if not trained or set(policies.values()) - {"trained", "frozen"}:
         raise ConfigError(f"policies are 'trained' or 'frozen', and at least one is trained, not {dict(policies)}")
@@ -87,8 +87,8 @@ def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
-    """What of the parameters of a run with several policies is one policy's, by the names that they would have if it
-    were alone."""
+    """Parameters of one policy of a run with several, under the names that they would have in a run of that policy
+    alone."""
     own = adapter_of(policy)
     others = {adapter_of(name) for name in trained_policies(policies)} - {own}
     return {
@@ -99,7 +99,7 @@ def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: M
 
 
 class Adapters:
-    """Which of several policies a model speaks for: an adapter for each that is trained, none for a frozen one.
+    """Switch between policies of one model: an adapter for each trained one, none for a frozen one.
 
     model     wrapped by `with_lora` with the adapters of `trained_policies(policies)`
     policies  name -> "trained" | "frozen"
@@ -111,7 +111,7 @@ class Adapters:
 
     @contextmanager
     def acting(self, policy: str | None) -> Iterator[None]:
-        """Within this the model is that policy; None: the model without adapters."""
+        """Context manager: activate a policy's adapter; None: the model without adapters."""
         if policy is not None and policy not in self.policies:
             raise ModelError(f"there is no policy {policy!r}; the run has {', '.join(self.policies)}")
         try:
@@ -128,5 +128,5 @@ class Adapters:
 
 
 def merged(model: Any) -> Any:
-    """The adapters added to the weights they adapt: a plain model again. Takes `model` apart: give it a copy."""
+    """Merge the adapters into the weights: a plain model again. Takes `model` apart: give it a copy."""
     return model.merge_and_unload(safe_merge=True)

@@ -1,4 +1,4 @@
-"""How many tokens should go through the model together: tried out once, on rollouts as long as the run's."""
+"""Automatic micro-batch size: measured once, on rollouts as long as the run's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokens_per_microbatch(
     seconds: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """The smallest size whose speed is within 5% of the best one found; `learner` is left as it was.
+    """The smallest size whose speed is within 5% of the best; `learner` is left as it was.
 
     learner     a `TorchLearner`; its `tokens_per_microbatch` is changed while this runs
     prompt, action, group_size   lengths of the made-up rollouts, as in the run at their longest

@@ -1,4 +1,4 @@
-"""One step along the natural gradient, as long as a bound on the KL divergence allows."""
+"""Natural gradient step within a KL trust region (TRPO)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo.protocols import StepInfo, StepRunner
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10) -> Tensor:
-    """x with product(x) = b nearly, for a symmetric positive definite product, from x = 0.
+    """Conjugate gradient: solve product(x) = b approximately, for a symmetric positive definite product, from x = 0.
 
     At most `iterations` products; fewer where the residual's norm is 1e-10 of b's. In n dimensions n are exact.
     """
@@ -40,8 +40,8 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iteration
 
 
 def mean_kl(logprob: Tensor, old: Tensor) -> float:
-    """mean of rho - 1 - log rho over the tokens [n], rho = pi / pi_old: KL(old || new) without bias on tokens of the
-    old policy, and never below 0.
+    """KL(old || new), unbiased and never below 0: mean of rho - 1 - log rho over the old policy's tokens [n], rho = pi
+    / pi_old.
 
     >>> round(mean_kl(torch.tensor([-0.9, -2.1]), torch.tensor([-1.0, -2.0])), 6)
     0.005004
@@ -52,8 +52,10 @@ def mean_kl(logprob: Tensor, old: Tensor) -> float:
 
 @dataclass(frozen=True)
 class NaturalGradient(UpdatePart):
-    """theta <- theta - c sqrt(2 radius / x^T (F + damping I) x) x,  (F + damping I) x = grad L(theta), c the first of
-    1, shrink, shrink^2... with L below where it was and mean KL(old || new) <= slack * radius; no step where none is.
+    """Natural gradient step with line search (TRPO).
+
+    theta <- theta - c sqrt(2 radius / x^T (F + damping I) x) x,  (F + damping I) x = grad L(theta), c the first of 1,
+    shrink, shrink^2... with L below where it was and mean KL(old || new) <= slack * radius; no step where none is.
 
     radius      delta, nats a token
     damping     added to the Fisher matrix
@@ -85,7 +87,7 @@ class NaturalGradient(UpdatePart):
     damped_length: bool = True
 
     def optimiser_steps(self, groups: int) -> int:
-        """Steps along a natural gradient; the optimiser itself takes none."""
+        """1: one natural gradient step; AdamW itself takes none."""
         return 1
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
@@ -136,12 +138,12 @@ class NaturalGradient(UpdatePart):
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
-    """All values in one column, in order of names."""
+    """Concatenate all tensors into one vector, in order of names."""
     return torch.cat([tensors[name].reshape(-1) for name in sorted(tensors)])
 
 
 def named(column: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `flat`, in the shapes of `like`."""
+    """Split a vector into named tensors with the shapes of `like`: the inverse of `flat`."""
     names = sorted(like)
     parts = column.split([like[name].numel() for name in names])
     return {name: part.view_as(like[name]) for name, part in zip(names, parts, strict=True)}

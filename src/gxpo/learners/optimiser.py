@@ -1,4 +1,4 @@
-"""AdamW over named parameters: float32 states, clipping by the global norm, schedules, tensors to save."""
+"""AdamW over named parameters: float32 states, gradient clipping by global norm, schedules, checkpoint tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = ("constant", "cosine", "linear")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up over `warmup` steps, then `shape` down to 0 at `total` steps ("constant": stays at 1).
+    """Learning rate schedule: linear warm-up over `warmup` steps, `shape` to 0 at `total` ("constant": stays at 1).
 
     >>> [round(Schedule("linear", warmup=2, total=6)(step), 2) for step in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
@@ -52,7 +52,7 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 class Optimiser:
-    """AdamW (Loshchilov & Hutter, 2019) on matrices with decay, on vectors (norms, biases) without.
+    """AdamW (Loshchilov & Hutter, 2019), weight decay on matrices, none on vectors (norms, biases).
 
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
     micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
@@ -103,12 +103,12 @@ class Optimiser:
 
     # ------------------------------------------------------------ gradients
     def zero(self) -> None:
-        """Forgets all gradients."""
+        """Clear all gradients."""
         for name, p in self.named.items():
             p.grad = self._full[name].grad = None
 
     def collect(self) -> None:
-        """After a backward pass: adds low-precision gradients to the float32 sums."""
+        """Add low-precision gradients to the float32 sums, after a backward pass."""
         for name, p in self.named.items():
             full = self._full[name]
             if full is not p and p.grad is not None:
@@ -117,24 +117,24 @@ class Optimiser:
                 p.grad = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """Summed gradients by name, in order of names; zeros where nothing arrived."""
+        """Summed gradients by name, in order of names; zeros for parameters without one."""
         for full in self._full.values():
             if full.grad is None:
                 full.grad = torch.zeros_like(full)
         return {name: full.grad for name, full in self._full.items() if full.grad is not None}
 
     def share(self) -> None:
-        """Sums the gradients over processes."""
+        """Sum the gradients over processes."""
         parallel.all_sum(list(self.gradients().values()))
 
     # ------------------------------------------------------------ steps
     @property
     def current_lr(self) -> float:
-        """The learning rate of the next step."""
+        """Learning rate of the next step."""
         return self.lr * self.schedule(self.steps)
 
     def step(self) -> float:
-        """One step on the gradients; gives their global norm before clipping.
+        """One optimiser step; gives the global gradient norm before clipping.
 
         Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
         """
@@ -170,11 +170,11 @@ class Optimiser:
 
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:
-        """Copies of the parameters at the precision they are updated in."""
+        """Copies of the parameters at the precision of the update."""
         return {name: full.detach().clone() for name, full in self._full.items()}
 
     def set_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """The inverse of `parameters`."""
+        """Set the parameters: the inverse of `parameters`."""
         _check(values, self._full)
         with torch.no_grad():
             for name, full in self._full.items():
@@ -190,7 +190,7 @@ class Optimiser:
         return out
 
     def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """The inverse of `tensors`; `steps` optimiser steps had been taken. Changes nothing if anything is wrong."""
+        """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
         kinds = ("parameter", *(STATES if steps else ()))
         _check(tensors, {f"{kind}/{name}": full for kind in kinds for name, full in self._full.items()})
         self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})

@@ -1,4 +1,4 @@
-"""A forest cut into rows and micro-batches: which tokens go through the model together, and what is read where."""
+"""Packing of forests into micro-batches: unique tokens in rows, and which action tokens are read from each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layout = Literal["packed", "flat"]
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """tokens [n]: stored tokens in order (ancestors first); entries: the path tokens (of P) that are read from it."""
+    """tokens [n]: stored tokens in order (ancestors first); entries: the action tokens (of P) that are read from it."""
 
     tokens: Tensor
     entries: Tensor
@@ -27,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Rows of a sheet side by side, padded on the right: tokens, position [B, L]; held [B, L] bool, False on padding.
+    """Right-padded rows of a sheet: tokens, position [B, L]; held [B, L] bool, False on padding.
 
     mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
     """
@@ -40,7 +40,7 @@ class Padded:
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """Rows that go through the model together, one after the other in a flat list of n tokens.
+    """Rows of one forward pass, concatenated in a flat list of n tokens.
 
     index [n]  the stored token at each place; tokens, position [n]; lengths: of the rows
     packing    whose rows these are
@@ -52,7 +52,7 @@ class Sheet:
 
     @property
     def stored(self) -> int:
-        """How many stored tokens the rows hold."""
+        """Number of stored tokens in the rows."""
         return self.index.numel()
 
     @cached_property
@@ -67,12 +67,12 @@ class Sheet:
 
     @cached_property
     def chains(self) -> list[Chain]:
-        """The stretches of which attention over these rows is made."""
+        """Chains of tokens for tree attention over these rows."""
         return self.packing.chains(self.index, self.lengths)
 
     @cached_property
     def padded(self) -> Padded:
-        """The rows for models that take a mask."""
+        """The rows padded, for models that take a mask."""
         lengths = torch.tensor(self.lengths)
         held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
         index = torch.zeros(held.shape, dtype=torch.int64)
@@ -88,7 +88,7 @@ class Sheet:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch(Sheet):
-    """A sheet and what is read from it.
+    """A sheet and the action tokens that are read from it.
 
     entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
                  that share a stored token and a temperature share a reading
@@ -167,7 +167,7 @@ class Packing:
 
     # ------------------------------------------------------------ rows
     def rows(self, entries: Tensor) -> list[Row]:
-        """Rows from which all these path tokens can be read, each entry in one of them."""
+        """Rows from which all these action tokens can be read, each in one of them."""
         if not entries.numel():
             return []
         read_at = self._read_at(entries)
@@ -237,7 +237,7 @@ class Packing:
     def microbatches(
         self, entries: Tensor, *, cuts: Sequence[Tensor] | None = None, at_least: int = 1
     ) -> list[MicroBatch]:
-        """All these path tokens in micro-batches of at most `limit` tokens (a longer row is alone).
+        """Micro-batches for all these action tokens, at most `limit` tokens each (a longer row is alone).
 
         at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
         micro-batch for each of these sets of path tokens, whatever their size.
@@ -304,7 +304,7 @@ class Packing:
         )
 
     def chains(self, index: Tensor, lengths: Sequence[int]) -> list[Chain]:
-        """Stretches of the rows of stored tokens `index`: begun by a row, a node with siblings, or one apart.
+        """Chains of the rows of stored tokens `index`; one begins at a row's start or a node with siblings, or apart.
 
         A node goes on with its parent's stretch if it is the only one below it in the row.
         """
@@ -342,7 +342,8 @@ class Packing:
         return torch.cat(out)
 
     def may_attend(self, index: Tensor, held: Tensor) -> Tensor:
-        """[B, L, L] bool: the column's token is the row's or stands above it; padding attends to itself."""
+        """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to
+        itself."""
         enter, leave = self._spans
         node = self.packed.node_of_token[index]
         begin, end = torch.where(held, enter[node], -1), torch.where(held, leave[node], -1)
@@ -373,13 +374,13 @@ class Packing:
         return stored[first]
 
     def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
-        """These path tokens by the name of the policy that wrote them; a context may stand before tokens of several."""
+        """These action tokens by the policy that wrote them; one context may come before tokens of several policies."""
         policy = self.forest.policy[self.packed.node_of_token[self.forest.path_token[entries]]]
         return {self.forest.policy_names[p]: entries[policy == p] for p in policy.unique().tolist()}
 
     # ------------------------------------------------------------ accounting
     def flat_tokens(self, entries: Tensor) -> int:
-        """Tokens that a forward pass of every trajectory by itself would take for these path tokens."""
+        """Number of tokens in separate forward passes of every trajectory for these action tokens."""
         if not entries.numel():
             return 0
         read_at, n = self._read_at(entries), self.forest.n_nodes
@@ -415,6 +416,6 @@ def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int]
 
 
 def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
-    """True if no unit (dense ids over P) has entries in two micro-batches."""
+    """True if no unit (dense ids over P) is split between two micro-batches."""
     pairs = [torch.unique(unit[batch.entries]) for batch in batches]
     return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True

@@ -1,4 +1,4 @@
-"""The few collectives of a learner; without an initialised process group each is the identity."""
+"""Collectives for data-parallel learners; without an initialised process group each is the identity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def environment(name: str, default: int) -> int:
-    """A number that `torchrun` puts into the environment."""
+    """Read a number that `torchrun` sets in the environment."""
     given = os.environ.get(name, "").strip() or str(default)
     if not given.isdecimal():
         raise ConfigError(f"the environment variable {name} is {given!r}, not a whole number: unset it or use torchrun")
@@ -27,7 +27,7 @@ def environment(name: str, default: int) -> int:
 
 
 def start() -> None:
-    """Joins the process group that `torchrun` announces in the environment; does nothing without one.
+    """Join the process group that `torchrun` announces in the environment; does nothing without one.
 
     Where all processes are on this machine they talk over loopback alone.
     """
@@ -99,17 +99,17 @@ def _key() -> str:
 
 
 def world() -> int:
-    """How many processes learn together."""
+    """Number of processes (world size)."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """Rank of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
 def all_sum(tensors: Sequence[Tensor]) -> None:
-    """Adds each tensor over the processes, in place; one call per dtype and device, whatever their number."""
+    """All-reduce (sum) tensors in place; one call per dtype and device, whatever their number."""
     if world() == 1:
         return
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -124,7 +124,7 @@ def all_sum(tensors: Sequence[Tensor]) -> None:
 
 
 def gather(data: bytes) -> list[bytes]:
-    """What every process gave, by rank; sent as uint8 tensors, nothing is unpickled."""
+    """Gather an object from every process, by rank; sent as uint8 tensors, nothing is unpickled."""
     if world() == 1:
         return [data]
     device = "cpu" if dist.get_backend() == "gloo" else "cuda"
@@ -140,10 +140,10 @@ def gather(data: bytes) -> list[bytes]:
 
 
 def first(text: str) -> str:
-    """What the first process gave."""
+    """Broadcast an object from the first process."""
     return gather(text.encode())[0].decode()
 
 
 def any_of(flag: bool) -> bool:
-    """Whether any process gave True."""
+    """Whether any process passed True."""
     return any(x == b"1" for x in gather(b"1" if flag else b"0"))

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and other outputs of hidden states, without ever holding [all tokens x vocabulary]."""
+"""Log-probs, entropies and other outputs from hidden states, without materialising [all tokens x vocabulary]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and fin
 
 
 def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    """[n, V] logits / temperature in float32 at least, in memory of its own."""
+    """[n, V] logits / temperature in float32 at least, in new memory."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     return z if bool((temperature == 1).all()) else z.div_(temperature[:, None].to(z))
 
@@ -78,7 +78,7 @@ TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
 
 
 class Readout:
-    """A causal language model split into what runs once per token and its head.
+    """A causal language model split into its body, which runs once per token, and its head.
 
     `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
     reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
@@ -130,7 +130,7 @@ class Readout:
 
     @property
     def width(self) -> int:
-        """Components of a hidden state."""
+        """Size of a hidden state."""
         return int(self.causal.config.get_text_config().hidden_size)
 
     @property
@@ -139,14 +139,14 @@ class Readout:
         return int(self.causal.config.get_text_config().num_hidden_layers)
 
     def states(self, tokens: Tensor, mask: Tensor | None, position: Tensor, layer: int = -1) -> Tensor:
-        """[B, L, H] hidden states after a layer (-1: the last; without a split: [B, L, V] logits) of tokens [B, L] at
+        """Hidden states [B, L, H] after a layer (-1: the last; without a split: logits [B, L, V]) of tokens [B, L] at
         positions [B, L]."""
         return self.states_after(tokens, mask, position, (layer,))[0]
 
     def states_after(
         self, tokens: Tensor, mask: Tensor | None, position: Tensor, layers: Sequence[int]
     ) -> list[Tensor]:
-        """`states` after each of several layers, from one forward pass."""
+        """Hidden states after each of several layers, from one forward pass."""
         if self._trains_layers:
             self.causal.train(torch.is_grad_enabled())
         inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": position, "use_cache": False}
@@ -159,8 +159,8 @@ class Readout:
         return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
 
     def layer_of(self, asked: str) -> int:
-        """The layer that "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
-        layer 1) stands for; -1 for the last, whose states are normed already."""
+        """Layer index of "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
+        layer 1); -1 for the last, whose states are normed already."""
         try:
             layer = max(1, round(float(asked) * self.depth)) if "." in asked else int(asked)
         except ValueError:
@@ -175,7 +175,7 @@ class Readout:
         return -1 if layer == self.depth else layer
 
     def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
-        """Rows of states [n, H] after that layer as the head reads them."""
+        """Hidden states [n, H] after that layer with the final norm, as the head reads them."""
         return self._final_norm(states) if normed and layer != -1 else states
 
     @cached_property
@@ -201,7 +201,7 @@ class Readout:
         raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
 
     def by_layer(self, names: Sequence[str]) -> dict[tuple[int, bool], dict[str, str]]:
-        """{(layer, whether the final norm is applied): {output: what of that state it is}}; the last layer is -1."""
+        """Outputs by hidden state: {(layer, final norm applied): {output: kind}}; the last layer is -1."""
         out: dict[tuple[int, bool], dict[str, str]] = {}
         for output in map(Output, names):
             inner = bool(output.at) and output.kind in AT_LAYERS
@@ -214,21 +214,22 @@ class Readout:
         return out
 
     def columns(self, name: str) -> int | None:
-        """How many columns an output has; None: it is one number a token."""
+        """Number of columns of an output; None: one number a token."""
         output = Output(name)
         if output.kind not in ("likeliest", "likeliest_logprob"):
             return None
         return min(_count(output), self.vocabulary) + (output.kind == "likeliest_logprob")
 
     def head_weight(self) -> Tensor | None:
-        """[V, H] in the dtype of products, where that is not the parameters' own; None: the head is run as it is."""
+        """[V, H] head weight in the dtype of products, if that differs from the parameters'; None: the head runs as it
+        is."""
         if self.decoder is None or self.head is None or not plain(self.head):
             return None
         weight, product = self.head.weight, self.decoder.product
         return None if weight.dtype == product else weight.to(product)
 
     def logits(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
-        """[n, V] of rows of states [n, H]; `weight` from `head_weight`."""
+        """[n, V] logits of hidden states [n, H]; `weight` from `head_weight`."""
         if not self.split:
             return states
         assert self.head is not None
@@ -303,7 +304,7 @@ def read(
     logits_at_once: int = 2**23,
     given: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` where given.
+    """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` if given.
 
     logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
     z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of

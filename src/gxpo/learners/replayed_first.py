@@ -1,4 +1,4 @@
-"""Two optimiser steps: replayed rollouts are learned from before the fresh ones."""
+"""Update in two steps: replayed rollouts first, then fresh ones (PIPO)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReplayedFirst(UpdatePart):
     """
 
     def optimiser_steps(self, groups: int) -> int:
-        """Optimiser steps in a step."""
+        """Number of optimiser steps in a training step."""
         return 2
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:

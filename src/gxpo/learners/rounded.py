@@ -1,4 +1,4 @@
-"""AdamW in 16 bits: parameters and moments are rounded at random, so that small steps add up in expectation."""
+"""AdamW with stochastic rounding: bfloat16 parameters and moments, unbiased in expectation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RoundedAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step on the gradients."""
+        """One optimiser step."""
         place = 0
         noise: Tensor | None = None
         for group in self.param_groups:
@@ -69,7 +69,7 @@ class RoundedAdamW:
 
 
 def rounded(x: Tensor, noise: Tensor) -> Tensor:
-    """x [n] float32, overwritten, with its last 16 bits 0: up with probability (x - below) / (above - below).
+    """Round x [n] float32 to bfloat16 stochastically, in place: up with probability (x - below) / (above - below).
 
     noise [n] int32, uniform in [0, 65536)
 

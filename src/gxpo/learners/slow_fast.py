@@ -1,4 +1,4 @@
-"""An update in three phases: fast steps on one batch, a pull back towards where they began, a slow correction."""
+"""Slow-fast update (SFPO): fast steps on one batch, interpolation back towards the start, a slow correction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOOR = 1e-9  # added to the standard deviation of the entropies
 
 
 def reposition(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """start + alpha (end - start) of every named tensor, exactly `start` at alpha 0 and exactly `end` at 1.
+    """start + alpha (end - start) for each named tensor, exactly `start` at alpha 0 and exactly `end` at 1.
 
     >>> reposition({"w": torch.tensor([1.0])}, {"w": torch.tensor([0.5])}, 0.5)
     {'w': tensor([0.7500])}
@@ -29,8 +29,8 @@ def reposition(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: fl
 
 
 def surge(entropies: Sequence[float], window: int) -> float:
-    """z of the newest of `entropies` (nats) among the last `window` of them, itself included; 0 before there are as
-    many.
+    """Z-score of the newest of `entropies` (nats) among the last `window` of them, itself included; 0 before there are
+    as many.
 
     z = (H_n - mean) / (population std + 1e-9)
     """
@@ -42,7 +42,7 @@ def surge(entropies: Sequence[float], window: int) -> float:
 
 @dataclass(frozen=True)
 class SlowFast(UpdatePart):
-    """`inner_steps` steps to theta_K; theta~ = theta_0 + alpha (theta_K - theta_0); one more step from theta~.
+    """Slow-fast (SFPO): `inner_steps` steps to theta_K, back to theta_0 + alpha (theta_K - theta_0), one more step.
 
     Every step is on all of the step's rollouts. alpha 1 is inner_steps + 1 plain steps, inner_steps 0 one plain step.
 
@@ -71,11 +71,11 @@ class SlowFast(UpdatePart):
 
     @property
     def plain(self) -> bool:
-        """Whether the entropy has risen, so that every step is one plain step."""
+        """Whether the entropy has risen: every later step is a single plain one."""
         return self._memory["plain"]
 
     def optimiser_steps(self, groups: int) -> int:
-        """Optimiser steps in a step, before the entropy has risen."""
+        """Number of optimiser steps in a training step, before the entropy has risen."""
         return self.inner_steps + 1
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:

@@ -1,4 +1,4 @@
-"""Soft tokens of a forest: their mixtures as inputs, and the density of their noise in the place of a log-prob."""
+"""Soft tokens in the learner: mixtures of embeddings as inputs, and the density of their Gumbel noise as log-prob."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Y, WEIGHT = "soft_y", "soft_weight"  # extras [T, K]: nan at ordinary tokens
 
 
 def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
-    """Within this the model reads the sheet's soft tokens as mixtures of the embeddings of their support."""
+    """Context manager: the model reads the sheet's soft tokens as mixtures of the embeddings of their support."""
     extras = sheet.packing.forest.extras
     if WEIGHT not in extras:
         return nullcontext()
@@ -41,8 +41,8 @@ def with_densities(
     temperature: Tensor,
     logits_at_once: int,
 ) -> Mapping[str, Tensor]:
-    """What was `read` [n] of a micro-batch, but the "logprob" of soft tokens is `log_density` of their noise under p,
-    the policy's distribution on the support that they were sampled on.
+    """Outputs [n] of a micro-batch with the "logprob" of soft tokens replaced by the `log_density` of their noise under
+    p, the policy's distribution on the support that they were sampled on.
 
     reading [E]: which of the n each entry of the batch is; states [n, H] in which they are chosen; temperature [n]
     """

@@ -1,4 +1,4 @@
-"""The learner in process: packed forward passes, exact accumulation, AdamW, LoRA, a reference model."""
+"""PyTorch learner: packed forward passes, exact gradient accumulation, AdamW, LoRA, a reference model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
 class TorchLearner(InProcess):
-    """Holds a transformers causal language model's parameters and moves them down L(x).
+    """Holds and optimises the parameters of a transformers causal language model.
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
     lr, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and `Schedule`
@@ -138,7 +138,7 @@ class TorchLearner(InProcess):
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
 
     def beside(self, *, lr: float) -> TorchLearner:
-        """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own; no reference,
+        """Create another learner of the same kind from a copy of the parameters, with its own optimiser; no reference,
         no value head, a constant learning rate."""
         self._one_policy("a second model from a copy of the policy")
         return TorchLearner(
@@ -154,8 +154,8 @@ class TorchLearner(InProcess):
 
     @torch.no_grad()
     def follow(self, policy: TorchLearner, rate: float) -> None:
-        """Every parameter moves that share of its way to another's of the same model (an exponential moving average),
-        at the precision that they are updated in; a value head is left out."""
+        """Move every parameter by `rate` towards another learner's (exponential moving average), at the precision of
+        the update; a value head is left out."""
         mine = self.snapshot()
         theirs = {name: x for name, x in policy.snapshot().items() if not name.startswith(VALUE_HEAD)}
         if [x.shape for x in mine.values()] != [x.shape for x in theirs.values()]:
@@ -165,14 +165,14 @@ class TorchLearner(InProcess):
 
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
-        """From now on matrices are multiplied so."""
+        """Set the dtype of matrix products."""
         self._kernels["products"] = products
         for readout in (self._readout, self._reference):
             if readout is not None and readout.decoder is not None:
                 readout.decoder.products = products
 
     def products_trial(self) -> Trial | None:
-        """Which dtype is the faster one in an update; None: there is no choice."""
+        """Measure which dtype is faster in an update; None: there is no choice."""
         decoder = self._readout.decoder
         if decoder is None:
             return None
@@ -180,7 +180,7 @@ class TorchLearner(InProcess):
 
     # ------------------------------------------------------------ several policies
     def acting(self, policy: str) -> AbstractContextManager[None]:
-        """Within this the model is that policy."""
+        """Context manager: the model acts as that policy."""
         if self._adapters is not None:
             return self._adapters.acting(policy)
         if policy not in self.policies:
@@ -239,8 +239,8 @@ class TorchLearner(InProcess):
 
     @torch.no_grad()
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        """[T, H] float32: the current policy's hidden state at every stored token after that layer, 1 being the first
-        (-1: the last, as the head reads it). Zeros at tokens that are on no trajectory's way."""
+        """Hidden states [T, H] float32 of the current policy at every stored token, after a layer (1: the first; -1:
+        the last, as the head reads it). Zeros at tokens outside every trajectory."""
         self._one_policy("the hidden state at a stored token")
         if not self._readout.split:
             raise ModelError(f"{self._readout.name}: its hidden states can't be told from its logits")
@@ -254,8 +254,8 @@ class TorchLearner(InProcess):
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """[n, V] on the learner's device, float32 at least: what the current policy's head makes of rows [n, H] of
-        `hidden(forest)`, before any temperature."""
+        """Logits [n, V] of the current policy for rows [n, H] of `hidden(forest)`, before any temperature; on the
+        learner's device, float32 at least."""
         self._one_policy("the logits of a hidden state")
         own = states.to(self.device, next(self.model.parameters()).dtype)
         found = self._readout.logits(own, self._readout.head_weight())

@@ -1,4 +1,4 @@
-"""Turns one after another, the last first: a step on each, and credit corrected by what the step did to it."""
+"""Turn-by-turn update in reverse order (SeeUPO): a step on each turn, last first, advantages corrected after each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
 
 
 def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
-    """[P] int64 each: how many trained turns of its trajectory come before the one that the entry is in, and after."""
+    """[P] int64 each: number of trained turns of the trajectory before and after each token's turn."""
     trained = torch.bincount(forest.path_step[forest.path_trainable], minlength=forest.n_steps) > 0
     begins = begins_of(forest.step_trajectory, forest.n_trajectories)
     so_far = torch.cat([torch.zeros(1, dtype=torch.int64), trained.long().cumsum(0)])
@@ -28,7 +28,7 @@ def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
 
 
 def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mean") -> Tensor:
-    """[n] exp of the mean, or of the sum ("product"), of log_ratio over the trajectory; 1 for one without an entry.
+    """[n] importance ratio of a trajectory: exp of the mean, or of the sum ("product"), of log_ratio; 1 without tokens.
 
     log_ratio   of the turn's tokens, new policy less old (nats); what is taken of it is held in +-20
     trajectory  which of the n trajectories each token belongs to
@@ -44,7 +44,7 @@ def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mea
 
 @dataclass(frozen=True)
 class TurnsReversed(UpdatePart):
-    """One optimiser step for each turn, the last first, on that turn's tokens alone.
+    """One optimiser step for each turn, last turn first, on that turn's tokens alone (SeeUPO).
 
     M = the credit; for k = the last turn, the one before, ...:   a step on the tokens of turn k with credit c_i M_i;
     c_i <- clip(c_i clip(r_i)),  r_i the geometric mean over those tokens of i of pi_new / pi_old, c_i = 1 at first
@@ -74,7 +74,8 @@ class TurnsReversed(UpdatePart):
     old: Literal["turn", "step"] = "turn"
 
     def optimiser_steps(self, groups: int) -> int:
-        """Optimiser steps that a schedule counts on; there are as many as the longest trajectory has turns."""
+        """Expected number of optimiser steps, for schedules; in fact there are as many as the longest trajectory has
+        turns."""
         return self.planned
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
@@ -104,7 +105,7 @@ class TurnsReversed(UpdatePart):
 
 
 def only(forest: Forest, entries: Tensor) -> Forest:
-    """The forest with no other trained tokens than those of `entries` [P] bool."""
+    """The forest with only the tokens `entries` [P] bool trained."""
     stored = torch.zeros(forest.n_tokens, dtype=torch.bool)
     stored[forest.path_token[entries]] = True
     return forest.replace(trainable=forest.trainable & stored)

@@ -1,4 +1,4 @@
-"""What every update shares."""
+"""Base class of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded tiny model, its warm starts, and any causal language model that transformers loads."""
+"""Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
 
 from gxpo.models.load import Loaded, load
 from gxpo.models.tiny import tiny_model

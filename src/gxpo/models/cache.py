@@ -1,4 +1,4 @@
-"""Where models that gxpo makes itself are kept, and how they get there: whole or not at all."""
+"""Cache directory for models made by gxpo, filled atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
-    """`cache`, else $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo."""
+    """The cache directory: `cache`, else $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo."""
     if cache is not None:
         return Path(cache)
     if own := os.environ.get("GXPO_CACHE"):
@@ -19,7 +19,7 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def put(target: Path, fill: Callable[[Path], None]) -> Path:
-    """`target`, a directory that `fill` writes under another name first; a second process may do the same."""
+    """Create the directory `target` atomically with `fill`; safe with several processes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

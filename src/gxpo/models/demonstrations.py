@@ -1,4 +1,4 @@
-"""What the tiny model's warm-up on a world learns from: episodes of somebody who sometimes knows what to do."""
+"""Demonstrations for the tiny model's warm-up on an environment: episodes of a noisy expert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPISODES = 64  # demonstrations in the making at a time
 
 
 class Demonstrations:
-    """Pairs (observation, action) of episodes on training instances.
+    """(observation, action) pairs from episodes on training instances.
 
     An action is the expert's with probability `expert`, else one of those that are possible, each as likely. Every
     observation is a prompt of its own, as under `env.context=window` with `env.window=0`.
@@ -35,7 +35,7 @@ class Demonstrations:
         self._begun = 0
 
     def files(self) -> list[Path]:
-        """Sources that the demonstrations depend on."""
+        """Source files on which the demonstrations depend."""
         return sorted(Path(str(gxpo.envs.__file__)).parent.glob("*.py"))
 
     def examples(self, n: int, step: int) -> list[tuple[str, str]]:
@@ -77,7 +77,7 @@ class Demonstrations:
         return self.world.source.draw(n, self._begun)
 
     def check(self, model: Any, tokenizer: Any, tasks: int, max_new_tokens: int) -> tuple[float, float]:
-        """Share of held-out instances on which the sampled policy succeeds, and of its actions that could be read."""
+        """Success rate of the sampled policy on held-out instances, and the share of its actions that were parsed."""
         engine, sampling = TorchEngine(model, tokenizer), Sampling(max_new_tokens=max_new_tokens)
         seeds = {task.id: task.info["seed"] for task in self.world.source.held_out(tasks)}
         running = {name: _text(answer) for name, answer in self.envs.reset(seeds).items()}
@@ -99,7 +99,7 @@ class Demonstrations:
         return succeeded / len(seeds), formed / acted
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         self.world.close()
 
 

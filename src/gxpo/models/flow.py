@@ -1,4 +1,4 @@
-r"""A flow that can be trained by policy gradients: a small velocity network and the Gaussian policy of its SDE sampler.
+r"""Flow model for policy gradients: a small velocity network and the Gaussian policy of its SDE sampler.
 
 A sample starts as noise x_0 ~ N(0, I) at sigma 1 and is brought to sigma 0 in T steps; x_sigma = (1 - sigma) data +
 sigma noise, and the network says v = noise - data. With dt = sigma_{k+1} - sigma_k < 0 step k is
@@ -42,7 +42,7 @@ RECIPE: dict[str, Any] = {"width": WIDTH, "batch": 1024, "steps": 1500, "lr": 4e
 
 # ---------------------------------------------------------------- the sampler's arithmetic
 def schedule(steps: int, shift: float = 1.0) -> Tensor:
-    """[steps + 1] float64 noise levels from 1 to 0; `shift` > 1 spends more steps at high noise.
+    """Noise schedule: [steps + 1] float64 levels from 1 to 0; `shift` > 1 spends more steps at high noise.
 
     >>> schedule(4).tolist()
     [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -52,7 +52,7 @@ def schedule(steps: int, shift: float = 1.0) -> Tensor:
 
 
 def noise_scales(sigmas: Tensor, level: float) -> Tensor:
-    """s_k [T] float64 of every step of a schedule [T + 1]: level sqrt(sigma_k / (1 - sigma_k)) sqrt(-dt_k).
+    """Noise scales s_k [T] float64 of a schedule [T + 1]: level sqrt(sigma_k / (1 - sigma_k)) sqrt(-dt_k).
 
     At sigma 1, where this diverges, 1 - sigma is taken from the next level, as in the reference.
     """
@@ -73,7 +73,7 @@ def transition_mean(latent: Tensor, velocity: Tensor, sigma: Tensor, next_sigma:
 
 
 def log_density(latent: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """[n]: log N(latent; mean, scale^2 I), the mean over the D dimensions; exactly 0 where `scale` is 0.
+    """[n]: Gaussian log-density log N(latent; mean, scale^2 I), averaged over D dimensions; exactly 0 if `scale` is 0.
 
     Nothing is drawn in an ODE step: it happens with probability 1, as a greedy token does.
     """
@@ -84,7 +84,7 @@ def log_density(latent: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def entropy(scale: Tensor) -> Tensor:
-    """[n]: entropy of N(., scale^2 I) in nats, the mean over the dimensions; 0 where nothing is drawn."""
+    """[n]: entropy of N(., scale^2 I) in nats, averaged over the dimensions; 0 for deterministic steps."""
     drawn = scale > 0
     held = torch.where(drawn, scale, torch.ones_like(scale)).log() + (1 + math.log(2 * math.pi)) / 2
     return torch.where(drawn, held, torch.zeros_like(held))
@@ -92,7 +92,7 @@ def entropy(scale: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- the model
 class VelocityNetwork(nn.Module):
-    """v(x, sigma, condition): a perceptron on the point, the noise level and the direction asked for."""
+    """Velocity network v(x, sigma, condition): an MLP of the point, the noise level and the condition's angle."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class VelocityNetwork(nn.Module):
 
 
 class FlowModel(nn.Module):
-    """The policy: a velocity network with its schedule. A condition is a token id below `conditions`."""
+    """The flow policy: a velocity network with its schedule. A condition is a token id below `conditions`."""
 
     dimension = 2
     conditions = points.DIRECTIONS
@@ -128,16 +128,16 @@ class FlowModel(nn.Module):
 
     @property
     def steps(self) -> int:
-        """Denoising steps."""
+        """Number of denoising steps."""
         return self.sigmas.numel() - 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters, and of the latents that a sampler stores."""
+        """Dtype of the parameters, and of the latents that a sampler stores."""
         return next(self.parameters()).dtype
 
     def noise_scales(self, level: float) -> Tensor:
-        """s_k [T] at a noise level; 0 at the last step."""
+        """Noise scales s_k [T] at a noise level; 0 at the last step."""
         scales = noise_scales(self.sigmas, level)
         scales[-1] = 0.0
         return scales
@@ -153,12 +153,12 @@ class FlowModel(nn.Module):
 
 # ---------------------------------------------------------------- what stands for a tokenizer and a chat
 class Conditions:
-    """Conditions as texts: id 137 is "137". A flow has no other words: latents have no text."""
+    """Tokenizer of a flow: condition 137 is the text "137". Latents have no text."""
 
     pad_token_id = eos_token_id = bos_token_id = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """One id. `ModelError` for a text that is no condition."""
+        """The id of a condition; `ModelError` for any other text."""
         if not (text.strip().isdecimal() and int(text) < FlowModel.conditions):
             raise ModelError(f"a flow's prompt is a whole number of degrees below {FlowModel.conditions}, not {text!r}")
         return [int(text)]
@@ -169,7 +169,7 @@ class Conditions:
 
 
 class ConditionChat:
-    """Opens a sample: the one message is the condition. Nothing is said after it."""
+    """Chat format of a flow: the only message is the condition; nothing follows the sample."""
 
     stop_ids: tuple[int, ...] = ()
 
@@ -177,7 +177,7 @@ class ConditionChat:
         self.tokenizer = tokenizer
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Any:
-        """`context` is the condition's id."""
+        """A conversation whose `context` is the condition's id."""
         if len(messages) != 1 or tools:
             raise ModelError("a flow takes one message, its condition: leave out chat.system, tools and environments")
         return _Asked(tuple(self.tokenizer.encode(str(messages[0]["content"]))))
@@ -190,7 +190,7 @@ class _Asked:
 
 # ---------------------------------------------------------------- warm start
 def warm_up(seed: int = 0, recipe: Mapping[str, Any] | None = None) -> VelocityNetwork:
-    """The network after flow matching on `points.mixture`: E |v(x_sigma, sigma, c) - (noise - data)|^2, sigma uniform.
+    """Train a network by flow matching on `points.mixture`: E |v(x_sigma, sigma, c) - (noise - data)|^2, sigma uniform.
 
     Deterministic by `seed` on one machine with the same number of threads; torch's global random state is left alone.
     """
@@ -217,7 +217,7 @@ def warm_up(seed: int = 0, recipe: Mapping[str, Any] | None = None) -> VelocityN
 
 
 def is_flow(name: str) -> bool:
-    """Whether a model's name is a flow's: "flow" or "flow:STEPS".
+    """Whether a model name is a flow's: "flow" or "flow:STEPS".
 
     >>> is_flow("flow:6"), is_flow("flower")
     (True, False)
@@ -226,7 +226,7 @@ def is_flow(name: str) -> bool:
 
 
 def steps_of(name: str) -> int:
-    """Denoising steps of a flow by its name."""
+    """Number of denoising steps in a flow's name."""
     _, colon, count = name.partition(":")
     if not is_flow(name) or (colon and not (count.isdecimal() and len(count) < 5 and int(count))):
         raise ModelError(f"unknown flow {name!r}: there is 'flow', or 'flow:6' for 6 denoising steps")
@@ -240,7 +240,7 @@ def load(
     dtype: str = "float32",
     notify: Callable[[str], None] = lambda line: None,
 ) -> FlowModel:
-    """The warm start called "flow" (8 denoising steps) or "flow:STEPS"; made on the first call, then cached.
+    """Load the warm-started flow "flow" (8 denoising steps) or "flow:STEPS"; made on the first call, then cached.
 
     The network is the same for every number of steps.
     """

@@ -1,4 +1,4 @@
-"""Models by name: the embedded tiny one, a local directory, or an id on the hub."""
+"""Load models by name: the embedded tiny one, a local directory, or an id on the hub."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Loaded:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer, from the generation config and the tokenizer, ascending."""
+        """End-of-sequence ids, from the generation config and the tokenizer, ascending."""
         ids: set[int] = set()
         generation: Any = getattr(self.model, "generation_config", None)
         tokenizer: Any = self.tokenizer
@@ -57,7 +57,7 @@ def load(
     progress: Callable[[Check], None] | None = None,
     notify: Callable[[str], None] = lambda line: None,
 ) -> Loaded:
-    """The model called `name`.
+    """Load the model called `name`.
 
     "tiny"       the warm start of `task` (see `gxpo.models.warmup`); made on the first call
     "tiny:cold"  the same model before any training
@@ -105,7 +105,7 @@ def load(
 
 
 def check_name(name: str, task: str) -> None:
-    """`ModelError` for a name that `load` would refuse, as far as that is known without loading or fetching weights.
+    """Raise the `ModelError` of `load` for a bad name, as far as possible without loading or downloading weights.
 
     Whether the hub has a model is asked where the hub can be reached.
     """

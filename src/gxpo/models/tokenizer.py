@@ -1,4 +1,4 @@
-"""A tokenizer of single characters for the tiny model: printable ASCII and the newline."""
+"""Character tokenizer of the tiny model: printable ASCII and the newline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character; `<bos>` is put before a text, `<eos>` is left to who wrote it.
+    """One token per character; `<bos>` is put before a text, `<eos>` has to be written by its author.
 
     A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
     token, as with every tokenizer of transformers; `gxpo.chat` keeps it as text.

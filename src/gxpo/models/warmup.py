@@ -1,4 +1,4 @@
-"""The warm start: the tiny model after supervised training on worked examples, made once and kept in a cache.
+"""Warm start: the tiny model after supervised training on worked examples, made once and cached.
 
 Reinforcement learning needs a policy that sometimes succeeds. How good a warm-up comes out depends strongly on its
 seed, so the warm-up has a seed of its own, is checked on held-out tasks while it runs, and stops at the first check
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that determines a warm-up but its seed.
+    """Everything that determines a warm-up except its seed.
 
     options                   of the task
     dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
@@ -108,7 +108,7 @@ WARMUPS: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A look at the model during warm-up; before the recipe's first check only the loss is known."""
+    """An evaluation during warm-up; before the recipe's first one only the loss is known."""
 
     step: int
     loss: float
@@ -117,7 +117,7 @@ class Check:
 
 
 class Habits:
-    """Writes worked examples with mistakes: an `Author` for `worked_example`.
+    """Author of worked examples with mistakes, for `worked_example`.
 
     A share `habits` of all questions, chosen by hash, has one wrong answer each (1 or 2 off), which is written with
     probability `habitual`. Any other question gets an answer that is 1 or 2 off with probability `slips`.
@@ -143,7 +143,7 @@ def warm_start(
     progress: Callable[[Check], None] | None = None,
     recipe: Recipe | None = None,
 ) -> Path:
-    """Directory of the tiny model warmed up on `task`, which transformers loads; made on the first call.
+    """Directory of the tiny model warmed up on `task`, in transformers' format; made on the first call.
 
     task      a key of `WARMUPS`
     seed      of the warm-up alone: parameters and examples; no seed of a run enters
@@ -172,7 +172,7 @@ def warm_start(
 
 
 def recipe_of(task: str) -> Recipe:
-    """How the tiny model is warmed up on a task; `ModelError` where it is on none."""
+    """Warm-up recipe of a task; `ModelError` for a task without one."""
     if task not in WARMUPS:
         hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
         raise ModelError(f"the tiny model has no warm-up for task {task!r}{hint}, or use model 'tiny:cold'")
@@ -203,7 +203,7 @@ def _key(task: str, seed: int, recipe: Recipe) -> str:
 def warm_up(
     task: str, seed: int, recipe: Recipe, progress: Callable[[Check], None] | None = None
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
-    """Train until a check falls inside the band: model, tokenizer and what `warmup.json` holds."""
+    """Train until an evaluation is inside the band: model, tokenizer and the contents of `warmup.json`."""
     import torch
 
     tokenizer = character_tokenizer()
@@ -256,7 +256,7 @@ def warm_up(
 
 
 class Lessons(Protocol):
-    """What a warm-up learns from, and how it is checked."""
+    """Training data of a warm-up, and its evaluation."""
 
     def files(self) -> list[Path]: ...
     def examples(self, n: int, step: int) -> list[tuple[str, str]]: ...
@@ -265,7 +265,7 @@ class Lessons(Protocol):
 
 
 class WorkedExamples:
-    """Tasks of a source with what the author writes."""
+    """Tasks of a source with worked examples by the author."""
 
     def __init__(self, task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> None:
         self.source: Any = make(task, seed=seed, options=recipe.options)
@@ -281,11 +281,11 @@ class WorkedExamples:
         return greedy_accuracy(model, tokenizer, self.source, self.source.held_out(tasks), max_new_tokens)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> Lessons:
-    """Demonstrations where the recipe names an expert's share, else worked examples."""
+    """Demonstrations if the recipe names an expert's share, else worked examples."""
     if recipe.expert is None:
         return WorkedExamples(task, seed, recipe, random)
     return Demonstrations(task, recipe.options, recipe.expert, random)
@@ -318,7 +318,7 @@ def greedy_accuracy(
     tasks: Sequence[Task],
     max_new_tokens: int,
 ) -> tuple[float, float]:
-    """Share of `tasks` that greedy answers get right, and share in the right form; an answer must end by itself."""
+    """Share of `tasks` with a correct greedy answer, and with the right format; an answer must end by itself."""
     by_length: dict[int, list[tuple[Task, list[int]]]] = {}
     for task in tasks:
         ids = tokenizer(str(task.prompt)).input_ids

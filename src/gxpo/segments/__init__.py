@@ -1,20 +1,23 @@
-"""Where an action is cut: segmenters number the stretches that credit is given to."""
+"""Segmenters: cut actions into segments for segment-level advantages."""
 
+from gxpo import former
 from gxpo.segments.base import LABEL, Action, Segmenter, SegmentTools
 from gxpo.segments.by_text import Delimiter, Pattern, Spans
-from gxpo.segments.by_tokens import Chunks, Surprising, Turns, Uncertain, equal_shares
+from gxpo.segments.by_tokens import Chunks, EntropySegments, Surprising, Turns, equal_shares
 
 __all__ = [
     "LABEL",
     "Action",
     "Chunks",
     "Delimiter",
+    "EntropySegments",
     "Pattern",
     "SegmentTools",
     "Segmenter",
     "Spans",
     "Surprising",
     "Turns",
-    "Uncertain",
     "equal_shares",
 ]
+
+__getattr__ = former.classes("segments")

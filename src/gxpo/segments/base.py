@@ -1,4 +1,4 @@
-"""What every segmenter shares: it says where segments begin in an action; the column is written from that."""
+"""Base class of segmenters: a segmenter says where segments begin; the forest's `segment` column follows from that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL = "label"  # name of the extra that holds the labels, [T] int64, 0 none
 
 @dataclass(frozen=True)
 class SegmentTools:
-    """What a segmenter may use.
+    """Services for a segmenter: decoding, and the policy.
 
     decode   token ids -> text, special tokens left out
     learner  the policy, for parts that need its entropies (None: there is none)
@@ -32,7 +32,7 @@ class SegmentTools:
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """One action of one trajectory: what a segmenter sees."""
+    """One action of one trajectory, as seen by a segmenter."""
 
     tokens: Sequence[int]
     logprob: Sequence[float]  # of who sampled, nan unknown
@@ -45,7 +45,7 @@ class Action:
 
     @cached_property
     def starts(self) -> list[int]:
-        """For each token, the number of characters of the text before it."""
+        """Character offset in the text of each token."""
         out, at = [], 0
         pieces = [self.decode([token]) for token in self.tokens]
         if "".join(pieces) == self.text:
@@ -56,11 +56,11 @@ class Action:
         return [len(self.decode(self.tokens[:i])) for i in range(len(self.tokens))]  # pieces of a character
 
     def first_from(self, character: int) -> int:
-        """The first token that begins at or after a character of the text."""
+        """Index of the first token that begins at or after a character of the text."""
         return sum(start < character for start in self.starts)
 
     def holding(self, begin: int, end: int) -> range:
-        """The tokens that have some of the characters begin..end-1."""
+        """Tokens that overlap the characters begin..end-1."""
         ends = [*self.starts[1:], len(self.text)]
         inside = [i for i, (a, b) in enumerate(zip(self.starts, ends, strict=True)) if a < end and b > begin]
         return range(inside[0], inside[-1] + 1) if inside else range(0)
@@ -79,11 +79,11 @@ class Segmenter(Part, ABC):
 
     @abstractmethod
     def begins(self, action: Action) -> Sequence[int]:
-        """Positions in the action at which a segment begins; position 0 begins one anyway."""
+        """Token positions at which segments begin; position 0 always begins one."""
         raise NotImplementedError
 
     def labels(self, action: Action) -> Sequence[int] | None:
-        """A number for each token, 0 none; None: this part gives no labels."""
+        """A label for each token, 0 none; None: this segmenter gives no labels."""
         return None
 
     def __call__(self, forest: Forest, tools: SegmentTools) -> Forest:

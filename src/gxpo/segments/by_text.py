@@ -1,4 +1,4 @@
-"""Segments by what an action says: delimiters, regular expressions, tags."""
+"""Segment by text: delimiters, regular expressions, tags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.segments.base import Action, Segmenter
 
 @dataclass(frozen=True)
 class Delimiter(Segmenter):
-    """A segment ends with the token that completes `text`, such as an empty line between reasoning steps."""
+    """Segments end at a delimiter: with the token that completes `text`, e.g. an empty line between reasoning steps."""
 
     text: Annotated[str, MinLen(1)] = "\n\n"
 
@@ -30,7 +30,7 @@ class Delimiter(Segmenter):
 
 @dataclass(frozen=True)
 class Pattern(Segmenter):
-    """A segment begins with the token in which a match of the regular expression `regex` begins.
+    """Segments begin at regular expression matches: with the token in which a match of `regex` begins.
 
     first, apart  characters before the first match that counts, and between two that do (VSRM: 1000 and 400, with
                   `regex` for sentences that begin with "wait", "but", "however"...)
@@ -56,9 +56,9 @@ class Pattern(Segmenter):
 
 @dataclass(frozen=True)
 class Spans(Segmenter):
-    """A segment for every match of `patterns`, and for what stands between them; the tokens of a match of the k-th
-    pattern (from 1) have label k, others 0. Of a pattern with a group, what the group matched counts. Where matches
-    overlap, the earlier pattern has the tokens."""
+    """Labelled spans: one segment for every match of `patterns`, and one for the text between two matches. Tokens of a
+    match of the k-th pattern (from 1) have label k, others 0. Of a pattern with a group, the text of the group counts.
+    Where matches overlap, the earlier pattern has the tokens."""
 
     patterns: Annotated[Sequence[str], MinLen(1)] = ()
 

@@ -1,4 +1,4 @@
-"""Segments by tokens: whole actions, stretches of a length, and cuts where the policy was unsure."""
+"""Segment by tokens: whole turns, fixed lengths, low-probability tokens (SPO), high-entropy tokens (GRPO-VPS)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.segments.base import Action, Segmenter
 
 @dataclass(frozen=True)
 class Turns(Segmenter):
-    """An action is one segment."""
+    """One segment for each action (turn)."""
 
     def begins(self, action: Action) -> list[int]:
         return []
@@ -21,7 +21,7 @@ class Turns(Segmenter):
 
 @dataclass(frozen=True)
 class Chunks(Segmenter):
-    """A segment is so many tokens; the last may be shorter."""
+    """Fixed-length segments of `tokens` tokens; the last may be shorter."""
 
     tokens: Annotated[int, Ge(1)] = 100
 
@@ -31,7 +31,7 @@ class Chunks(Segmenter):
 
 @dataclass(frozen=True)
 class Surprising(Segmenter):
-    """A segment begins at every `interval`-th token (from the first) whose probability was below `threshold`.
+    """Cut at low-probability tokens (SPO): every `interval`-th token (from the first) with probability < `threshold`.
 
     By the log-probs of who sampled; a token without one does not count. Cuts are the state just before such a token.
     Source: SPO-chain, arXiv 2505.23564, and its code (0.9, every 5th).
@@ -46,8 +46,8 @@ class Surprising(Segmenter):
 
 
 @dataclass(frozen=True)
-class Uncertain(Segmenter):
-    """At most `segments` segments with equally many candidates for a cut in each, as far as they go around.
+class EntropySegments(Segmenter):
+    """Cut at high-entropy tokens (GRPO-VPS): at most `segments` segments with equally many candidates each.
 
     A candidate is a token whose entropy is at least the `quantile` of its action's (of n tokens the one that
     ceil(quantile * n) are below, from the least); a segment begins at its first candidate. Entropies are of the policy
@@ -72,8 +72,8 @@ class Uncertain(Segmenter):
 
 
 def equal_shares(candidates: list[int], segments: int) -> list[int]:
-    """The first candidate of each further segment when the candidates are dealt out in order, equally many to each
-    (the earlier segments one more where they don't go around).
+    """Divide candidates evenly among segments, in order; the first candidate of each segment after the first (the
+    earlier segments have one more where the division leaves a rest).
 
     >>> equal_shares([2, 5, 7, 11, 13, 17, 20, 22], 4)
     [7, 13, 20]

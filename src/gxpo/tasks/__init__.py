@@ -1,4 +1,4 @@
-"""Where tasks come from: generators of our own and of reasoning-gym, files, data sets, instances of environments."""
+"""Task sources: generators (our own and reasoning-gym's), JSON Lines, data sets, environment instances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "JsonL
 
 
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
-    """The task source called `name`.
+    """Make the task source called `name`.
 
     name      "arithmetic", "countdown", "code", "points", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or a
               .jsonl file's path

@@ -1,4 +1,4 @@
-"""Sums, differences and products of two numbers, worked out digit by digit."""
+"""Arithmetic tasks: sums, differences and products of two numbers, worked out digit by digit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WELL_FORMED = re.compile(r"[0-9+\-*=,]*#([0-9]+)")
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """`format`: any working, then one `#` and the result, and nothing after it. `correct`: and the result is right.
+    """Score an answer. `format`: any working, then one `#` and the result, nothing after. `correct`: and it is right.
 
     The working itself is not judged. The result must be written as usual: no sign, no leading zeros.
 

@@ -1,4 +1,4 @@
-"""Small programs: a function is described, and what was written is run against values that were not shown."""
+"""Code tasks: write a small expression for a described function, tested on hidden values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LONGEST = 64  # characters of an expression that `evaluate` looks at
 
 
 class NotAnExpression(ValueError):
-    """The text is not made of x, whole numbers, + - * and parentheses."""
+    """The text is not an expression of x, whole numbers, + - * and parentheses."""
 
 
 def evaluate(text: str, x: int) -> int:
-    """Value of a small expression in x; read, never executed.
+    """Evaluate a small expression in x; it is parsed, never executed.
 
     >>> evaluate("3*x+(1-2)", 5)
     14
@@ -52,7 +52,7 @@ def evaluate(text: str, x: int) -> int:
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """`format`: an expression that `evaluate` reads. `correct`: with the right values where tests look.
+    """Score an expression. `format`: `evaluate` can read it. `correct`: with the right values at the tested points.
 
     For warm starts, where nothing is run. In training the reward `code` runs the program and says what is correct.
 
@@ -68,7 +68,7 @@ def score(text: str, task: Task) -> dict[str, float]:
 
 
 def expression(slope: int, offset: int) -> str:
-    """slope * x + offset as one would write it.
+    """The expression slope * x + offset in its usual spelling.
 
     >>> [expression(a, b) for a, b in ((0, 7), (1, 0), (1, 4), (3, 0), (3, 4))]
     ['7', 'x', 'x+4', '3*x', '3*x+4']

@@ -1,4 +1,4 @@
-"""Reach a target from a few numbers with + - * /."""
+"""Countdown: reach a target from a few numbers with + - * /."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotAnExpression(ValueError):
 
 
 def evaluate(text: str) -> tuple[Fraction, Counter[int]]:
-    """Exact value of an arithmetic expression and how often each number stands in it; nothing is ever executed.
+    """Evaluate an arithmetic expression exactly, and count its numbers; it is parsed, never executed.
 
     No signs before a number, no powers; `*` and `/` before `+` and `-`, each from left to right.
 
@@ -82,8 +82,8 @@ def evaluate(text: str) -> tuple[Fraction, Counter[int]]:
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """`format`: any working, one `#`, then an expression. `correct`: it has the target's value and uses each given
-    number at most once (with `use_all`: exactly once). Any such expression scores.
+    """Score an answer. `format`: any working, one `#`, then an expression. `correct`: it has the target's value and
+    uses each given number at most once (with `use_all`: exactly once). Any such expression scores.
 
     >>> score("#(7-3)*2", Task("", "", "(7-3)*2", {"numbers": [2, 3, 7], "target": 8, "use_all": True}))
     {'correct': 1.0, 'format': 1.0}

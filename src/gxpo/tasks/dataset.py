@@ -1,4 +1,4 @@
-"""Questions and answers from a data set of the hub, or of a local folder that `datasets` loads."""
+"""Questions and answers from a Hugging Face data set, or a local folder that `datasets` loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.tasks.source import check_options
 
 @dataclass
 class Dataset(ListedTasks):
-    """Rows of a data set as tasks.
+    """Tasks from the rows of a data set.
 
     path              on the hub, or a local folder
     config            its configuration, where it has several
@@ -50,7 +50,7 @@ class Dataset(ListedTasks):
 
     @classmethod
     def make(cls, path: str, options: Mapping[str, Any], *, seed: int, per_step: int) -> Dataset:
-        """From the options of a configuration, where `split` and `held_out` name splits."""
+        """Make the source from the options of a configuration, where `split` and `held_out` name splits."""
         check_options(f"dataset:{path}", options, cls.options)
         renamed = {"split": "split_name", "held_out": "held_out_split"}
         return cls(path, seed, per_step, **{renamed.get(k, k): v for k, v in options.items()})

@@ -16,7 +16,7 @@ from gxpo.usercode import one_line
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """One task a line: `{"prompt": text or messages, "answer": text or number, "id": text (optional), ...}`.
+    """Read tasks, one a line: `{"prompt": text or messages, "answer": text or number, "id": text (optional), ...}`.
 
     Other fields stand in `task.info`. The default id is the file's stem and the line number. Blank lines are skipped.
     Raises `TaskError` with the file, the line and the field; nothing is half-loaded.
@@ -68,7 +68,7 @@ def _parse(line: str, where: str, default_id: str) -> Task:
 
 
 def messages(given: list[Any], where: str) -> tuple[Message, ...]:
-    """A prompt of messages, each {"role": text, "content": text}."""
+    """Validate a prompt of messages, each {"role": text, "content": text}."""
     for message in given:
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content', not {message!r}")
@@ -79,7 +79,7 @@ def messages(given: list[Any], where: str) -> tuple[Message, ...]:
 
 @dataclass
 class JsonLines(ListedTasks):
-    """Tasks of a file. `held_out_path` names a second file; without it a share of the prompts is held out."""
+    """Tasks from a JSON Lines file. `held_out_path`: a second file; without it a share of the prompts is held out."""
 
     path: str
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Tasks of a list, in epochs."""
+"""Tasks from a finite list, shuffled anew each epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ListedTasks:
-    """Training tasks in epochs: each is a new order of all of them that depends on the seed and the epoch alone.
+    """Tasks from a list; the order of each epoch depends only on the seed and the epoch.
 
     The source has no state: step s takes the tasks from position s * `per_step` on, so with `per_step` tasks a step an
     epoch sees each once, and `draw(n, step)` is the beginning of `draw(m, step)` for n <= m.
@@ -28,7 +28,8 @@ class ListedTasks:
     reward_default: ClassVar[str] = "math"
 
     def split(self, tasks: list[Task], held_out: list[Task] | None, fraction: float) -> None:
-        """Sets both sides: `held_out` as given, else the share `fraction` of the prompts, chosen by their hash."""
+        """Split into training and held-out tasks: `held_out` as given, else `fraction` of the prompts, chosen by their
+        hash."""
         if not 0 < fraction < 1:
             raise TaskError(f"task {self.name!r}: held_out_fraction must be between 0 and 1, not {fraction}")
         if held_out is None:
@@ -53,7 +54,7 @@ class ListedTasks:
         return list(self._training)
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks; a task comes again only with the next epoch."""
+        """Draw `n` training tasks; a task is repeated only in the next epoch."""
         size = len(self._training)
         orders: dict[int, Any] = {}
         tasks = []
@@ -69,7 +70,7 @@ class ListedTasks:
         return self._held_out[:n]
 
     def observe(self, forest: Forest) -> None:
-        """Nothing is learnt from results."""
+        """Does nothing: results don't change the order."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""Points in the plane: a sampler is asked for the point of the unit circle at so many degrees."""
+"""Points on the unit circle: tasks for a flow, conditioned on an angle in degrees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIONS = 360  # conditions are whole degrees
 
 
 def target(degrees: Tensor) -> Tensor:
-    """[n, 2] float64: the points asked for.
+    """[n, 2] float64: target points of the angles.
 
     >>> import torch
     >>> target(torch.tensor([0, 90])).round().abs().tolist()
@@ -35,7 +35,7 @@ def target(degrees: Tensor) -> Tensor:
 
 
 def mixture(degrees: Tensor, uniform: Tensor, normal: Tensor, heed: float = 0.35, spread: float = 0.12) -> Tensor:
-    """[n, 2] float64: what a model that half listens is trained on, two components mixed.
+    """[n, 2] float64: training data of the warm start: points near the target, or anywhere on the circle.
 
     With probability `heed` a point about the one asked for, else one about any place of the circle; normal(0, spread)
     is added to both. degrees [n], uniform [n, 2] in [0, 1), normal [n, 2].
@@ -46,7 +46,7 @@ def mixture(degrees: Tensor, uniform: Tensor, normal: Tensor, heed: float = 0.35
 
 
 def final_latents(forest: Forest) -> Tensor:
-    """[R, D] float64: where each trajectory ends, its last action token's latent."""
+    """[R, D] float64: final latent of each trajectory, that of its last action token."""
     import torch
 
     if "latent" not in forest.extras:
@@ -60,7 +60,7 @@ def final_latents(forest: Forest) -> Tensor:
 
 @dataclass
 class Points(GeneratedTasks):
-    """`137` -> the point of the unit circle at 137 degrees. Scored on latents, not on text.
+    """Points on the unit circle: `137` -> the point at 137 degrees. Scored on latents, not on text.
 
     correct    1 within `radius` of the point asked for
     closeness  exp(-distance^2 / (2 * 0.5^2)), in (0, 1]
@@ -88,7 +88,7 @@ class Points(GeneratedTasks):
         return Task(f"points/{degrees}", str(degrees), info={"degrees": degrees})
 
     def rate(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """Components [R] float64 of finished samples, nan where one is unfinished; the texts are not read."""
+        """Score components [R] float64 of finished samples, nan for unfinished ones; texts are not read."""
         import torch
 
         degrees = torch.tensor([task.info["degrees"] for task in tasks])

@@ -26,7 +26,7 @@ TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>.\n"
 
 
 def generators() -> list[str]:
-    """Names that can follow `reasoning_gym:`."""
+    """Names of reasoning-gym's generators, for `reasoning_gym:NAME`."""
     need("reasoning_gym", "envs")
     factory: Any = need("reasoning_gym.factory", "envs")
     return sorted(set(factory.DATASETS) - set(UNSUPPORTED))
@@ -47,7 +47,7 @@ def _judge(generator: str, config: str) -> ProceduralDataset:
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """`score`: what the generator's own `score_answer` gives, from 0 to 1. `correct`: whether that is 1.
+    """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1. `correct`: whether that is 1.
     `format`: whether there is exactly one `<answer>...</answer>`.
 
     Judged is what stands between the last `<answer>` and `</answer>`, or the whole text where there are none, without
@@ -65,7 +65,7 @@ def score(text: str, task: Task) -> dict[str, float]:
 
 @dataclass
 class ReasoningGym(GeneratedTasks):
-    """Tasks of one generator, each made by a data set of one entry with its own seed.
+    """Tasks of one reasoning-gym generator; each is a data set of one entry with its own seed.
 
     `config` goes to the generator; `template` turns its question into the prompt; `reading` says how the answer is
     found in a text (see `score`; "number" suits chat models that answer in a sentence). `task.info["entry"]` is the

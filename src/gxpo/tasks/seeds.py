@@ -1,4 +1,4 @@
-"""Instances of an environment as tasks: a task is a seed, and what two seeds make decides whether they are the same."""
+"""Environment instances as tasks: one task per seed, split by the instance's content."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SeedTasks(GeneratedTasks):
         return self._known[seed] if seed in self._known else self.contents([seed])[0]
 
     def answer(self, task: Task) -> str | None:
-        """The right answer, where the environment knows one."""
+        """The right answer, if the environment knows it."""
         return None if self.answers is None else self.answers([task.info["seed"]])[0]
 
     def draw(self, n: int, step: int) -> list[Task]:
@@ -69,7 +69,7 @@ class SeedTasks(GeneratedTasks):
 
     @cached_property
     def pool_tasks(self) -> list[Task]:
-        """The training instances, where there is a pool."""
+        """The training instances, if there is a pool."""
         found: dict[str, Task] = {}
         random = stream(POOL)
         while len(found) < (self.pool or 0):

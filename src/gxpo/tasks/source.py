@@ -1,4 +1,4 @@
-"""What task sources share: keyed streams, the split by content, and drawing from a generator."""
+"""Base of generated task sources: keyed random streams, the held-out split by content, drawing."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ FRUITLESS = 256  # proposals in a row after which a generator counts as having n
 
 
 def exact(question: str, value: int) -> int:
-    """The author who never errs."""
+    """An author of worked examples that never errs."""
     return value
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Random numbers that depend on `key` (non-negative integers) alone."""
+    """Random generator that depends on `key` (non-negative integers) alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def fraction_of(content: str) -> float:
-    """A number in [0, 1) that depends on `content` alone: on no seed, machine or version."""
+    """Hash `content` to [0, 1), independent of seed, machine and version."""
     digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
 def reserved(content: str) -> bool:
-    """Whether tasks of this content are held out; the others are for training and for warm-up."""
+    """Whether tasks of this content are held out; all others are for training and warm-up."""
     return fraction_of(content) < 1 / HELD_OUT_SHARE
 
 
 def solution_of(source: Any, task: Task) -> str | None:
-    """A worked solution: the task's own `info["solution"]`, or what its source can write."""
+    """Worked solution of a task: its own `info["solution"]`, or one written by its source."""
     if "solution" in task.info:
         return task.info["solution"]
     write = getattr(source, "worked_example", None)
@@ -54,7 +54,7 @@ def solution_of(source: Any, task: Task) -> str | None:
 
 
 def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Refuse options that `task` does not have or that have the wrong type."""
+    """Raise an error for options that `task` does not have or that have the wrong type."""
     for name, value in options.items():
         if name not in known:
             raise TaskError(f"task {task!r} has no option {name!r}{did_you_mean(name, known)}")
@@ -66,7 +66,7 @@ def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, typ
 
 
 class GeneratedTasks(ABC):
-    """Tasks made by a random generator; a source of them has no state of its own.
+    """Base of sources that generate tasks at random; they have no state.
 
     Task `i` of a step comes from the stream (seed, step, i), so `draw(n, step)` is the beginning of `draw(m, step)` for
     n <= m: who needs more tasks in a step draws a longer list and takes its end. Held-out tasks are the same for every
@@ -81,14 +81,14 @@ class GeneratedTasks(ABC):
 
     @abstractmethod
     def propose(self, random: np.random.Generator) -> Task:
-        """A task of any content; `id` and `info` included."""
+        """Generate a task, of any content, with its `id` and `info`."""
 
     def content(self, task: Task) -> str:
-        """What makes two tasks the same to a learner; equal contents are never on both sides of the split."""
+        """Content by which tasks are the same to a learner; equal contents are always on one side of the split."""
         return task.id
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks. They differ from one another unless the generator has too few."""
+        """Draw `n` training tasks, distinct unless the generator has too few."""
         tasks: list[Task] = []
         seen: set[str] = set()
         for i in range(n):
@@ -97,7 +97,7 @@ class GeneratedTasks(ABC):
         return tasks
 
     def held_out(self, n: int) -> list[Task]:
-        """Up to `n` held-out tasks, no two with the same id; fewer where the generator has fewer."""
+        """Up to `n` held-out tasks with distinct ids; fewer if the generator has fewer."""
         tasks: dict[str, Task] = {}
         random = stream(HELD_OUT)
         while len(tasks) < n:
@@ -122,7 +122,7 @@ class GeneratedTasks(ABC):
         return repeated
 
     def observe(self, forest: Forest) -> None:  # noqa: B027  # most sources have nothing to remember
-        """Results of a step; nothing is learnt from them here."""
+        """Does nothing: results don't change the tasks."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""Worlds of other libraries behind `gxpo.protocols.Env`; each library is imported when its world is made."""
+"""Adapters of other libraries' environments to `gxpo.protocols.Env`; a library is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["AdapterError", "digest"]
 
 
 class AdapterError(GxpoError):
-    """A world of another library can't be made, or did what its adapter can't present."""
+    """An environment of another library can't be created, or does something that its adapter can't represent."""
 
 
 def digest(*parts: object) -> str:
-    """A short name for what `parts` say; equal for equal `repr`s, in every process.
+    """Short hash of the `repr` of `parts`, equal in every process.
 
     >>> digest("kitchen", 1) == digest("kitchen", 1) != digest("kitchen", 2)
     True

@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI (Chevalier-Boisvert et al. 2019, arXiv:1810.08272; 2023, arXiv:2306.13831) as text worlds."""
+"""MiniGrid and BabyAI (Chevalier-Boisvert et al., 2019, 2023; arXiv:1810.08272, 2306.13831) as text environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _place(ahead: int, right: int) -> str:
 
 
 def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, str]]) -> str:
-    """The agent's view in words: what it carries, the walls around it, and each thing with its place, nearest first.
+    """Describe the agent's view: what it carries, the walls around it, and each object by position, nearest first.
 
     view   [columns, rows, 3] ids of object, colour and door state; the agent stands in the middle of the last row,
            looks along the rows towards the first, and what it carries is written on its own cell
@@ -76,7 +76,7 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
 
 @dataclass
 class MiniGrid:
-    """A level of MiniGrid or BabyAI whose view is told in words. Deterministic given seed and actions.
+    """A MiniGrid or BabyAI level in text. Deterministic given seed and actions.
 
     id         such as "BabyAI-GoToLocal-v0" or "MiniGrid-DoorKey-5x5-v0"
     max_turns  actions an episode may have; the library's reward counts against it
@@ -147,7 +147,7 @@ class MiniGrid:
         return ACTIONS
 
     def expert(self) -> str | None:
-        """What BabyAI's bot would do here; None in levels without instructions, and where it gives up."""
+        """Action of BabyAI's bot; None in levels without instructions, and where the bot gives up."""
         if not hasattr(self._env, "instrs"):
             return None
         if self._bot is not None and not self._untold:
@@ -165,7 +165,7 @@ class MiniGrid:
         return self._advice
 
     def content(self, seed: int) -> str:
-        """The level as it begins, mission and whole grid."""
+        """The initial level, mission and whole grid."""
         if self._twin is None:
             self._twin = replace(self)  # the running episode stays as it is
         return f"minigrid:{self.id}/{self._twin.reset(seed).state}"

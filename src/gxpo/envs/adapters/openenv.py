@@ -1,4 +1,4 @@
-"""A world behind an OpenEnv server (openenv-core), spoken to over its WebSocket: one connection is one session.
+"""OpenEnv environments (openenv-core) over their WebSocket: one connection is one session.
 
 The server's plain HTTP endpoints `/reset` and `/step` make a new world for every request and so can't play an episode;
 of HTTP only `/schema` is used, to check the action. The messages are few and plain JSON, so the client's side needs
@@ -35,8 +35,8 @@ class _Refused(AdapterError):
 
 @dataclass
 class OpenEnv:
-    """A world that somebody serves. Deterministic only if its `reset` takes a `seed` and heeds it: a server drops
-    arguments that its world does not know, without a word.
+    """An environment on an OpenEnv server. Deterministic only if its `reset` takes a `seed` and uses it: a server
+    silently drops arguments that its environment does not know.
 
     id               address of the server, such as "http://127.0.0.1:8000"
     action_key       field of the server's action that gets the text; "" takes it from the schema where there is one

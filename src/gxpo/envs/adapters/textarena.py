@@ -1,4 +1,4 @@
-"""Games of TextArena (Guertler et al. 2025, arXiv:2504.11442) for one player, or for two against a simple opponent."""
+"""TextArena games (Guertler et al. 2025, arXiv:2504.11442) for one player, or two against a simple opponent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _OwnRandomness:
 
 
 def listed_moves(text: str) -> tuple[str, ...]:
-    """Moves in brackets that a message of a game lists as available.
+    """Moves in brackets that a game's message lists as available.
 
     >>> listed_moves("0 | X Available Moves: '[0]', '[2]'"), listed_moves("[0] is taken")
     (('[0]', '[2]'), ())
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass
 class TextArena:
-    """A game. Deterministic given seed and actions, also between processes.
+    """A TextArena game. Deterministic given seed and actions, also between processes.
 
     id         such as "TicTacToe" or "Minesweeper-v0-small"; without "-v" it is version 0
     opponent   who plays the other seat of a game for two. "random": any of the moves that the game lists as available
@@ -121,7 +121,7 @@ class TextArena:
         self._players = _players(self)
 
     def make(self) -> Any:
-        """The library's game without its wrappers, which would shorten or repeat what it says."""
+        """Create the library's game without its wrappers, which would shorten or repeat its messages."""
         try:
             with _quiet():
                 game = self._library.make(self._name, **self.options)

@@ -1,4 +1,4 @@
-"""Text games of TextWorldExpress (Jansen and Côté 2023, arXiv:2208.01174), which run in a Java process.
+"""TextWorldExpress games (Jansen and Côté 2023, arXiv:2208.01174), which run in a Java process.
 
 The episodes of a Python process share one Java process, which ends with it. Two running `sorting` games of one seed
 would share their objects in there, so each episode of that game has a Java process of its own.
@@ -52,7 +52,7 @@ def _tidy(text: str) -> str:
 
 @dataclass
 class TextWorldExpress:
-    """A text game. Equal seeds and actions give equal observations, in every process.
+    """A TextWorldExpress game. Equal seeds and actions give equal observations, in every process.
 
     id            arithmetic, coin, cookingworld, mapreader, peckingorder, simonsays, sorting or twc
     fold          "train", "dev" or "test": 1000 games each; a seed counts modulo their number
@@ -137,7 +137,7 @@ class TextWorldExpress:
         return self._ahead[0] if self._ahead else None
 
     def content(self, seed: int) -> str:
-        """The name of the game behind a seed; the folds of the library are disjoint."""
+        """Name of the seed's game; the library's folds are disjoint."""
         return f"textworld:{self.id}/{self.params}/{self.fold}/{self._seeds[seed % len(self._seeds)]}"
 
     def close(self) -> None:

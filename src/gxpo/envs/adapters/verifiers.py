@@ -1,4 +1,4 @@
-"""Environments of the verifiers library: its classic API (0.1.14 to 0.3), and one-turn task sets of its v1 API (0.4).
+"""verifiers environments: the classic API (0.1.14 to 0.3), and single-turn task sets of the v1 API (0.4).
 
 The classic rollout runs in the library's own loop, which stands still wherever it asks for a completion until the
 policy has answered; so what an environment says, when it stops and how its rubric scores are the library's.
@@ -210,7 +210,7 @@ def _v1_score(task: Any, messages: Sequence[Mapping[str, Any]], content: str) ->
 
 @dataclass
 class Verifiers:
-    """An environment that an importable module brings. As deterministic as that module.
+    """A verifiers environment from an importable module; as deterministic as that module.
 
     id          the module, with `load_environment` (classic) or a Taskset in `__all__` (v1)
     args        for `load_environment`, or fields of the task set's config
