@@ -1,4 +1,4 @@
-"""Toy environments that come with gxpo: grids, a shop, questions that need tools. `task: sokoban` in a configuration.
+"""Toy environments: grid worlds, a shop, questions with tools. `task: sokoban` in a configuration.
 
 Each is a class with `reset(seed)` and `step(action)` that speaks text, as a user's own environment is.
 """

@@ -1,4 +1,4 @@
-"""How far chance and an expert get in an environment: what a training run has to be compared with."""
+"""Random and expert baselines of an environment, for comparison with training runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Baseline:
 
 
 def baseline(env: Any, seeds: Iterable[int], policy: str = "random") -> Baseline:
-    """One episode a seed, under "random" (uniform over `legal()`, decided by seed and turn) or "expert".
+    """Play one episode a seed with policy "random" (uniform over `legal()`, decided by seed and turn) or "expert".
 
     env   an `Env` with `legal()` or `expert()`; a policy that finds no action gives the episode up
 

@@ -1,4 +1,4 @@
-"""FrozenLake: cross the ice without entering a hole. The lakes are made here, the dynamics are gymnasium's."""
+"""FrozenLake: cross the ice without entering a hole. Maps are generated here, the dynamics are gymnasium's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTERED = {".": "@", "O": "X", "G": "*"}  # tile -> how it looks with the agent 
 
 
 class Lake:
-    """gymnasium's FrozenLake on one lake, as a function of where the agent stands.
+    """gymnasium's FrozenLake on one map, as a function of the agent's position.
 
     ice   the picture without the agent
     """
@@ -34,7 +34,7 @@ class Lake:
         self._values: list[np.ndarray] = []
 
     def place(self, picture: str) -> int:
-        """gymnasium's number of the tile that the agent is on."""
+        """gymnasium's number of the agent's tile."""
         at = picture.index("@")
         return at - at // (self.width + 1)
 
@@ -42,7 +42,7 @@ class Lake:
         return any(there != place for _, there, _, _ in self.world.P[place][action])
 
     def step(self, place: int, action: int, random: np.random.Generator | None) -> tuple[str, float]:
-        """The picture after an action of gymnasium and its reward. `random` decides where the agent slips to."""
+        """The picture after an action of gymnasium, and its reward. `random` decides where the agent slips."""
         if random is not None:
             self.world.np_random = random
         self.world.s = place
@@ -51,8 +51,9 @@ class Lake:
         return self.ice[:at] + ENTERED[self.ice[at]] + self.ice[at + 1 :], float(reward)
 
     def values(self, turns: int) -> np.ndarray:
-        """[places, actions]: probability of reaching the goal within `turns` turns if this action is the next, and the
-        best ones follow; less `HASTE` for each turn. By dynamic programming over gymnasium's transition table."""
+        """[places, actions] action values: probability of reaching the goal within `turns` turns with this action first
+        and optimal ones after it; less `HASTE` for each turn. By dynamic programming over gymnasium's transition table.
+        """
         if turns < len(self._values):
             return self._values[turns]
         self._values = self._values or [np.zeros((self.width**2, len(MOVES)))]
@@ -74,7 +75,7 @@ class Lake:
 
 @dataclass(kw_only=True)
 class FrozenLake(GridWorld):
-    """Pays 1 at the goal, where the episode succeeds; a hole ends it.
+    """FrozenLake: reward 1 at the goal, where the episode succeeds; a hole ends it.
 
     Symbols: `@` agent, `.` ice, `O` hole, `G` goal; at the end `X` agent in a hole, `*` agent at the goal.
 

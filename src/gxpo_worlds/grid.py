@@ -1,4 +1,4 @@
-"""What the grid worlds share: text in, text out, over a state that is its own picture.
+"""Base of the grid worlds: text in, text out, over a state that is its own picture.
 
 A state is a text: rows of one character per tile, separated by newlines. All that can still happen depends on it and,
 where a world has chance in it, on (seed, turn).
@@ -25,12 +25,12 @@ TRIES = 2000  # proposals for one instance after which the options count as impo
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Random numbers that depend on `key` (non-negative integers) alone."""
+    """Random generator that depends on `key` (non-negative integers) alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def tile_ahead(picture: str, at: int, move: str) -> int | None:
-    """Index of the tile that `move` leads to from index `at`; None beyond the edge.
+    """Index of the tile in the direction `move` of index `at`; None beyond the edge.
 
     >>> [tile_ahead("@.\\n..", 0, move) for move in MOVES]
     [None, 3, 1, None]
@@ -57,7 +57,7 @@ def draw(tiles: Iterable[str], width: int) -> str:
 def shortest(
     start: str, actions: Iterable[str], result: Callable[[str, str], str | None], end: Callable[[str], bool]
 ) -> list[str] | None:
-    """A shortest list of actions from `start` to a state where `end` holds, by breadth first; None where there is none.
+    """Shortest list of actions from `start` to a state where `end` holds, by breadth-first search; None without one.
 
     result  (state, action) -> the next state, or None where the action is not possible
     """
@@ -87,7 +87,7 @@ def _way_to(state: str, came_from: Mapping[str, tuple[str, str] | None]) -> list
 
 @dataclass(kw_only=True)
 class GridWorld(ABC):
-    """An `Env` whose state is a picture. Options (the fields), seed and actions determine everything.
+    """Base of grid worlds; the state is a picture. Options (the fields), seed and actions determine everything.
 
     style      "chat": for models that read instructions; a tile is a word of its own, an action is asked for as
                `<action>NAME</action>` and may have reasoning before it; the observation says what went wrong.
@@ -169,7 +169,7 @@ class GridWorld(ABC):
         return self._time_step(self._turn_reward() + paid, None)
 
     def content(self, seed: int) -> str:
-        """The first state of `seed`: equal instances have equal texts. Leaves the episode as it is."""
+        """Initial state of `seed`: equal instances have equal texts. Leaves the episode as it is."""
         random = stream(LEVEL, seed)
         for _ in range(TRIES):
             state = self._propose(random)
@@ -178,22 +178,22 @@ class GridWorld(ABC):
         raise ConfigError(f"{self.name}: found no instance with these options ({self!r}): make it easier or larger")
 
     def legal(self) -> tuple[str, ...]:
-        """Every action that may change the state, as `step` takes it; none once the episode is over."""
+        """Actions that may change the state, as `step` takes them; none once the episode is over."""
         if not self._state or self._over:
             return ()
         return tuple(self._text(a) for a in self.actions if self._result(self._state, a) is not None)
 
     def expert(self) -> str | None:
-        """An optimal action, as `step` takes it; None once the episode is over or can't be won any more."""
+        """Optimal action, as `step` takes it; None once the episode is over or can't be won any more."""
         best = None if not self._state or self._over else self._best(self._state)
         return None if best is None else self._text(best)
 
     def snapshot(self) -> str:
-        """All that the future depends on, beside the options."""
+        """Complete state of the episode, without the options."""
         return json.dumps({"seed": self._seed, "turn": self._turn, "state": self._state})
 
     def restore(self, text: str) -> None:
-        """Go on where `snapshot` was taken, in a world with the same options."""
+        """Continue from a `snapshot`, in an environment with the same options."""
         self._seed, self._turn, self._state = self._read(text)
 
     def _best(self, state: str) -> str | None:

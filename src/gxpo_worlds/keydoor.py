@@ -12,7 +12,7 @@ from gxpo_worlds.grid import MOVES, GridWorld, draw, redraw, shortest, tile_ahea
 
 @dataclass(kw_only=True)
 class KeyDoor(GridWorld):
-    """Pays 1 at the goal, where the episode succeeds.
+    """KeyDoor: reward 1 at the goal, where the episode succeeds.
 
     A wall with one locked door cuts the room in two; agent and key are on one side, the goal is on the other. "pickup"
     takes the key from a tile next to the agent (left, right, above or below), "open" unlocks the door on a tile next to

@@ -1,4 +1,4 @@
-"""BM25 over texts that the package makes itself: the search engine of the text worlds."""
+"""BM25 retrieval over generated texts: the search engine of the text environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP = frozenset(COMMON.split())
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words and numbers of a text, without the commonest.
+    """Lower-case words and numbers of a text, without the most common ones.
 
     >>> words("The river Tessel, in 1906")
     ['river', 'tessel', '1906']
@@ -25,7 +25,7 @@ def words(text: str) -> list[str]:
 
 
 class Retriever:
-    """The texts that a query matches, best first: BM25 in Lucene's form, k1 = 1.5, b = 0.75, float64.
+    """BM25 retrieval, best match first: Lucene's form, k1 = 1.5, b = 0.75, float64.
 
     Scores that agree to nine digits are a tie, and the text that stands first wins it, so the order does not depend on
     the machine. Needs bm25s (extra `envs`).
@@ -37,7 +37,7 @@ class Retriever:
         self._index.index([words(text) for text in texts], show_progress=False)
 
     def search(self, query: str, k: int) -> list[int]:
-        """Positions of at most `k` texts that share a word with the query.
+        """Indices of the best at most `k` texts that share a word with the query.
 
         >>> Retriever(["red shoe", "blue shoe", "a red and red boot"]).search("the RED boot", 5)
         [2, 0]

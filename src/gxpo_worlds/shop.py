@@ -1,4 +1,4 @@
-"""A shop: find a product, choose its options and buy it."""
+"""Shop environment: find a product, choose its options and buy it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PER_PAGE = {"chat": 5, "bare": 4}
 
 @dataclass(kw_only=True)
 class Shop:
-    """Search, filter, open, choose, buy; in the spirit of WebShop (arXiv:2207.01206), with a catalogue made here.
+    """Search, filter, open, choose, buy; in the spirit of WebShop (arXiv:2207.01206), with a generated catalogue.
 
     The reward comes with `buy`: the share of wanted attributes, options and price that the purchase has, times how well
     its type matches (`shop_catalogue.judge`); success is a reward of 1. At least one product of the shop can give it.
@@ -99,7 +99,7 @@ class Shop:
         return self._time_step()
 
     def content(self, seed: int) -> str:
-        """The goal; in bare style with what is sold, whatever its order."""
+        """The goal; in bare style with the products, in any order."""
         goal, products = self._instance(seed)
         if self._shared:
             return json.dumps(asdict(goal))
@@ -107,8 +107,8 @@ class Shop:
         return json.dumps([asdict(goal), sold])
 
     def legal(self) -> list[str]:
-        """What is possible now. In chat style searches and price limits are endless: those that name the goal's stand
-        for them, and the features on the screen for all features."""
+        """Legal actions. In chat style searches and price limits are unlimited: those of the goal represent them, and
+        the features on the screen represent all features."""
         if self._seed is None or self._over:
             return []
         view = self._view()
@@ -116,19 +116,19 @@ class Shop:
         return [write(action) for action in self._candidates(view) if self._possible(action, view)]
 
     def expert(self) -> str | None:
-        """The action of somebody who knows which products fit: searches for the goal, opens the first listed product
-        that fits, and filters, then turns pages, where none is on the page. None once the episode is over."""
+        """Action of an expert that knows which products fit: searches for the goal, opens the first listed product that
+        fits; if none is on the page, filters, then turns pages. None once the episode is over."""
         if self._seed is None or self._over:
             return None
         action = self._best(self._view())
         return write_bare(action) if self._bare else f"<action>{write_chat(action)}</action>"
 
     def snapshot(self) -> str:
-        """All that the future depends on, beside the options."""
+        """Complete state of the episode, without the options."""
         return json.dumps({"seed": self._seed, "turn": self._turn, "sold": self._sold, "place": asdict(self._place)})
 
     def restore(self, text: str) -> None:
-        """Go on where `snapshot` was taken, in a shop with the same options."""
+        """Continue from a `snapshot`, in a shop with the same options."""
         try:
             saved = json.loads(text)
             seed, turn, sold, place = saved["seed"], saved["turn"], saved["sold"], saved["place"]

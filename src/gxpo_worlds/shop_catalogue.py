@@ -1,4 +1,4 @@
-"""Products, what a customer wants, and how well a purchase meets it."""
+"""Products, customers' goals, and the score of a purchase."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEPARTMENTS = {
 
 @dataclass(frozen=True)
 class Product:
-    """What is sold: `options` are what a buyer has to choose, by name; `price` in dollars."""
+    """A product: `options` are the buyer's choices, by name; `price` in dollars."""
 
     name: str
     title: str
@@ -67,7 +67,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Goal:
-    """What the customer wants; `price` is the most they pay."""
+    """What the customer wants; `price` is the maximum."""
 
     department: str
     kind: str
@@ -78,7 +78,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How well a purchase meets a goal: how many of the `wanted` things it has, and the share of its type."""
+    """Score of a purchase: how many of the `wanted` things it has, and the share of its type."""
 
     type: float
     attributes: int
@@ -96,7 +96,7 @@ class Verdict:
 
 
 def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
-    """Type (1 for the kind, 0.5 for another kind of its department, else 0), attributes, chosen options and price.
+    """Score by type (1 for the kind, 0.5 for another of its department, else 0), attributes, chosen options and price.
 
     The reward is type * (attributes + options + price) / (wanted attributes + wanted options + 1), the price counting
     1 where it is not above the goal's. The form is WebShop's (arXiv:2207.01206, equation 1); the type is read from the
@@ -112,18 +112,18 @@ def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
 
 
 def fits(goal: Goal, product: Product) -> bool:
-    """Whether the product, with the right options chosen, is all that is wanted."""
+    """Whether the product, with the right options chosen, meets the whole goal."""
     offered = {name: value for name, value in goal.options.items() if value in product.options.get(name, ())}
     return judge(goal, product, offered).success
 
 
 def some(random: np.random.Generator, things: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` different things, in the order of `things`."""
+    """`count` distinct random things, in the order of `things`."""
     return tuple(things[int(i)] for i in sorted(random.choice(len(things), size=count, replace=False)))
 
 
 class Catalogue:
-    """A few hundred products that all instances share, and a search engine over them."""
+    """A few hundred products shared by all instances, with a search engine."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = {product.name: product for product in products}
@@ -143,7 +143,7 @@ def _searched(product: Product) -> str:
 
 @lru_cache(maxsize=8)
 def catalogue(seed: int, count: int) -> Catalogue:
-    """The catalogue of a seed, made once per process. Kinds take turns, so each has its share of the `count`."""
+    """Catalogue of a seed, made once per process. Kinds take turns, so each has its share of the `count`."""
     random = stream(CATALOGUE, seed, count)
     kinds = [(name, kind) for name, department in DEPARTMENTS.items() for kind in department.kinds]
     return Catalogue([_product(random, f"P{i:03d}", *kinds[i % len(kinds)]) for i in range(count)])
@@ -161,8 +161,8 @@ def _product(random: np.random.Generator, name: str, department: str, kind: str)
 
 
 def goal_of(random: np.random.Generator, products: Sequence[Product]) -> Goal:
-    """What a customer wants who could be content with one of the products: two of its attributes, one of each of its
-    options, and at most its price rounded up to the next ten."""
+    """A customer's goal that one of the products meets: two of its attributes, one of each of its options, and at most
+    its price rounded up to the next ten."""
     product = products[int(random.integers(len(products)))]
     options = {name: values[int(random.integers(len(values)))] for name, values in product.options.items()}
     attributes = some(random, product.attributes, 2)
@@ -170,8 +170,8 @@ def goal_of(random: np.random.Generator, products: Sequence[Product]) -> Goal:
 
 
 def little_shop(random: np.random.Generator, count: int) -> tuple[list[Product], Goal]:
-    """`count` products of single letters and digits, and a goal that one of them meets: a kind (k, l, m), an attribute
-    (r, g, b), a size (1, 2, 3) and the highest price (a digit)."""
+    """A small shop: `count` products of single letters and digits, and a goal that one of them meets: a kind (k, l, m),
+    an attribute (r, g, b), a size (1, 2, 3) and the highest price (a digit)."""
     products = [
         Product(
             name=chr(ord("A") + i),

@@ -1,5 +1,4 @@
-"""How the shop looks and how its actions are written: in words for instruction-tuned models, in single characters for
-models that read characters."""
+"""Screens and actions of the shop: in words for instruction-tuned models, in single characters for character models."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from gxpo_worlds.shop_catalogue import Goal, Product, Verdict
 
 
 class Action(NamedTuple):
-    """`search`, `click`, `choose` and `filter` take an argument; `next`, `prev`, `back` and `buy` take none."""
+    """A shop action: `search`, `click`, `choose`, `filter` take an argument; `next`, `prev`, `back`, `buy` don't."""
 
     verb: str
     argument: str = ""
@@ -22,7 +21,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the customer is. `query` None: the start page, nothing is listed yet; `item` None: the list."""
+    """The customer's position. `query` None: the start page, nothing is listed yet; `item` None: the list."""
 
     query: str | None = None
     filters: tuple[str, ...] = ()
@@ -38,7 +37,7 @@ class Place:
 
 
 class View(NamedTuple):
-    """What a screen shows: `shown` are the products of the page, `found` all that are listed, on `pages` pages."""
+    """Contents of a screen: `shown` are the products of the page, `found` all listed ones, on `pages` pages."""
 
     goal: Goal
     place: Place
@@ -68,7 +67,7 @@ Each turn, you may think first; then end your answer with one action, such as <a
 
 
 def read_chat(text: str) -> Action | None:
-    """The action in the last `<action>...</action>`, or that the whole text is; None where it is none.
+    """Parse the action in the last `<action>...</action>`, or in the whole text; None if there is none.
 
     >>> read_chat("Let me look. <action>search[red  Shoes]</action>"), read_chat("Buy"), read_chat("I buy it")
     (Action(verb='search', argument='red shoes'), Action(verb='buy', argument=''), None)
@@ -83,12 +82,12 @@ def read_chat(text: str) -> Action | None:
 
 
 def write_chat(action: Action) -> str:
-    """What `read_chat` reads as this action."""
+    """Text of an action, for `read_chat`."""
     return f"{action.verb}[{action.argument}]" if action.argument else action.verb
 
 
 def chat_screen(view: View) -> str:
-    """The goal, what is on the page and what can be done there."""
+    """Screen in words: the goal, the page and its actions."""
     goal, place = view.goal, view.place
     if view.item is not None:
         lines, possible = _chat_item(view.item, dict(place.chosen))
@@ -126,19 +125,19 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
 
 
 def common_features(view: View) -> list[str]:
-    """The commonest attributes of the listed products that not all of them have."""
+    """The most common attributes of the listed products that not all of them have."""
     count = Counter(attribute for product in view.found for attribute in product.attributes)
     telling = [attribute for attribute in count if count[attribute] < len(view.found)]
     return sorted(telling, key=lambda attribute: (-count[attribute], attribute))[:FILTERS_NAMED]
 
 
 def chat_receipt(product: Product, verdict: Verdict) -> str:
-    """The last screen."""
+    """The last screen, after the purchase."""
     return f"You bought {product.name}, {product.title}. Score: {verdict.reward:.2f}"
 
 
 def read_bare(text: str, view: View) -> Action | None:
-    """The action of a single character: a digit chooses, a capital opens, `$` filters by the goal's price."""
+    """Parse a single-character action: a digit chooses, a capital opens, `$` filters by the goal's price."""
     said = text.strip()
     if len(said) != 1 or not said.isascii():
         return None
@@ -154,13 +153,13 @@ def read_bare(text: str, view: View) -> Action | None:
 
 
 def write_bare(action: Action) -> str:
-    """What `read_bare` reads as this action; a price limit is the goal's."""
+    """Character of an action, for `read_bare`; a price limit is the goal's."""
     characters = {verb: character for character, verb in BARE.items()}
     return "$" if action.argument.startswith("under ") else action.argument or characters[action.verb]
 
 
 def bare_screen(view: View) -> str:
-    """The goal and the filters in the first line, then the listed items, or the open one with the size chosen.
+    """Screen in characters: goal and filters in the first line, then the list, or the open item with the chosen size.
 
     kr2 5 k        kind k, attribute r, size 2, price at most 5; only kind k is listed
     A kr12 7       item A: kind k, attribute r, sizes 1 and 2, price 7

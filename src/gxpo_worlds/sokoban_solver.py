@@ -1,4 +1,4 @@
-"""Sokoban's shortest solutions, by A* over pushes."""
+"""Sokoban solver: shortest solutions by A* over pushes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CameBy = tuple[Position, int, str]  # the position before a push, the tile it wa
 
 @dataclass(frozen=True)
 class Board:
-    """What never changes.
+    """The static part of a level.
 
     ways    floor tile -> {move: the floor tile it leads to}
     goals   the goals
@@ -32,7 +32,7 @@ class Board:
     pushes: dict[int, int]
 
     def walks(self, position: Position) -> dict[int, tuple[int, int, str]]:
-        """Tiles that the agent can walk to -> (number of moves, the tile before, the last move); nearest first."""
+        """Reachable tiles -> (number of moves, the tile before, the last move); nearest first."""
         agent, boxes = position
         found = {agent: (0, agent, "")}
         queue = [agent]
@@ -44,7 +44,7 @@ class Board:
         return found
 
     def after_push(self, position: Position) -> Iterator[tuple[Position, int, int, str]]:
-        """(position, moves it takes, tile pushed from, direction) for every push that does not lose a box."""
+        """(position, moves it takes, tile pushed from, direction) for every push without a deadlocked box."""
         _, boxes = position
         walks = self.walks(position)
         for box in sorted(boxes):
@@ -65,7 +65,7 @@ class Board:
         return found
 
     def origins(self, box: int) -> Iterator[tuple[int, int]]:
-        """(where the box was, where the agent stood) before each push that could have brought a box to `box`."""
+        """(box, agent) tiles before each push that could have brought a box to `box`."""
         for move in MOVES:
             before = self.ways[box].get(BACK[move])
             stand = None if before is None else self.ways[before].get(BACK[move])
@@ -74,7 +74,7 @@ class Board:
 
 
 def read(picture: str) -> tuple[Board, Position]:
-    """The board and the position of a picture."""
+    """Parse a picture into board and position."""
     floor = [at for at, tile in enumerate(picture) if tile not in "#\n"]
     ways = {at: {m: there for m in MOVES if (there := _floor_ahead(picture, at, m)) is not None} for at in floor}
     board = Board(ways, frozenset(at for at in floor if picture[at] in GOAL), {})
@@ -95,7 +95,7 @@ def _floor_ahead(picture: str, at: int, move: str) -> int | None:
 
 
 def solve(picture: str) -> tuple[list[str], int] | None:
-    """The moves of a shortest solution and how many of them are pushes; None where the search finds none.
+    """Moves of a shortest solution, and the number of its pushes; None if the search finds none.
 
     A* over positions right after a push; the estimate is the sum of the boxes' `pushes`. It never exceeds the true
     number of moves and falls by at most 1 with a push, so the first solution found is a shortest one. A search ends

@@ -1,4 +1,4 @@
-"""Questions that tools answer: a calculator, tables and a search engine over a made-up encyclopaedia."""
+"""ToolQA environment: questions answered with a calculator, tables and a search engine over a made-up encyclopaedia."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BARE_KINDS = ("calculator", "table")
 
 @dataclass(kw_only=True)
 class ToolQA:
-    """A question with one exact answer that calls of tools lead to.
+    """A question with one exact answer, found by tool calls.
 
     Pays 1 for the right answer (`toolqa_tools.normalised` says what counts as equal) and 0 for another; either ends the
     episode. A call that can't be carried out is answered with what is wrong, and is illegal; a turn without call and
@@ -94,8 +94,8 @@ class ToolQA:
         return TimeStep(self._screen() if self._bare else opening(self._question), self._state, info=about)
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
-        """Carries out the calls, in their order, up to a `finish`. `content` is what was said beside them: where there
-        are none, it may have calls in plain text, or else an answer, the last `<answer>`."""
+        """Carry out the calls in order, up to a `finish`. `content` is the text of the action: without calls, it may
+        have calls in plain text, or else an answer, the last `<answer>`."""
         question = self._open()
         self._turn, self._calls = self._turn + 1, []
         calls = calls or [plain_call(text) for text in PLAIN_CALL.findall(content)]
@@ -136,12 +136,12 @@ class ToolQA:
         return json.dumps([question.text, question.tables])
 
     def answer(self, seed: int) -> str:
-        """What is right."""
+        """The right answer."""
         return self._ask(seed).answer
 
     def expert(self) -> str | None:
-        """The next call of somebody who knows where everything stands, and `finish` once all was looked up; None when
-        the episode is over."""
+        """Next call of an expert that knows every passage, and `finish` after the last look-up; None once the episode
+        is over."""
         if self._question is None or self._over:
             return None
         last: Call = ("finish", {"answer": self._question.answer})
@@ -152,12 +152,12 @@ class ToolQA:
         return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
     def snapshot(self) -> str:
-        """All that the future depends on, beside the options."""
+        """Complete state of the episode, without the options."""
         made = list(self._made.values())
         return json.dumps({"seed": self._seed, "turn": self._turn, "finished": self._finished, "made": made})
 
     def restore(self, text: str) -> None:
-        """Go on where `snapshot` was taken, in a world with the same options: the calls are carried out again."""
+        """Continue from a `snapshot`, in an environment with the same options: the calls are carried out again."""
         try:
             saved = json.loads(text)
             question, turn, finished = self._ask(saved["seed"]), int(saved["turn"]), bool(saved["finished"])

@@ -1,4 +1,4 @@
-"""A little encyclopaedia of people, cities, rivers, companies and books that do not exist."""
+"""Made-up encyclopaedia of people, cities, rivers, companies and books."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Thing:
 
 
 class Encyclopaedia:
-    """The entries, one passage for each (title and text, in the same order), and a search engine over the passages."""
+    """Entries, one passage for each (title and text, in the same order), and a search engine over the passages."""
 
     def __init__(self, things: Sequence[Thing], texts: Sequence[str]) -> None:
         self.things = {thing.name: thing for thing in things}
@@ -60,14 +60,14 @@ class Encyclopaedia:
         return [thing for thing in self.things.values() if thing.kind == kind]
 
     def search(self, query: str, k: int) -> tuple[int, ...]:
-        """Numbers of at most `k` passages, best match first."""
+        """Indices of at most `k` passages, best match first."""
         return tuple(self._retriever.search(query, k))
 
 
 @lru_cache(maxsize=8)
 def encyclopaedia(seed: int) -> Encyclopaedia:
-    """The encyclopaedia of a seed, made once per process. Every fact that a question asks for stands in exactly one
-    passage; other people, places and years stand beside it."""
+    """Encyclopaedia of a seed, made once per process. Every fact that a question needs is in exactly one passage, among
+    other people, places and years."""
     writer = _Writer(stream(CORPUS, seed))
     things: list[Thing] = []
     texts: list[str] = []

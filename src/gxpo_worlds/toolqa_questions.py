@@ -25,7 +25,7 @@ RELATIONS = {
 
 @dataclass(frozen=True)
 class Attribute:
-    """A fact that can be asked for. Numbers of one `unit` can be compared; "" is no number."""
+    """A fact that questions can be about. Numbers of one `unit` can be compared; "" is no number."""
 
     kind: str
     fact: str
@@ -58,7 +58,7 @@ Tables = dict[str, dict[str, dict[str, int]]]  # table -> row -> column -> numbe
 
 @dataclass(frozen=True)
 class Question:
-    """`calls` lead to the `answer`, one after the other; `hops` counts look-ups, of a calculation its operations."""
+    """A question: `calls` lead to the `answer`, in order; `hops` counts look-ups, of a calculation its operations."""
 
     kind: str
     hops: int
@@ -69,7 +69,7 @@ class Question:
 
 
 def calculation(random: np.random.Generator, hops: int, highest: int) -> tuple[str, str]:
-    """An expression of `hops` operations on numbers from 2 to `highest`, and its value.
+    """Random expression of `hops` operations on numbers from 2 to `highest`, and its value.
 
     One operation is a product, the others are sums and differences; of those with two operations or more, one in three
     has parentheses around the first.
@@ -85,14 +85,14 @@ def calculation(random: np.random.Generator, hops: int, highest: int) -> tuple[s
 
 
 def calculator_question(random: np.random.Generator, hops: int, bare: bool) -> Question:
-    """The value of an expression."""
+    """Question about the value of an expression."""
     expression, value = calculation(random, hops, highest=99)
     text = f"{expression}?" if bare else f"What is {expression}?"
     return Question("calculator", hops, text, value, (("calculator", {"expression": expression}),))
 
 
 def table_question(random: np.random.Generator, hops: int, bare: bool) -> Question:
-    """One number of a table, the sum or the (positive) difference of two, or the sum of three."""
+    """Question about one number of a table, the sum or the (positive) difference of two, or the sum of three."""
     names, rows, columns = _table_labels(random, bare)
     numbers = iter(random.integers(1, 100, size=len(names) * len(rows) * len(columns)))
     tables = {name: {row: {column: int(next(numbers)) for column in columns} for row in rows} for name in names}
@@ -138,7 +138,7 @@ def _said_cells(table: str, cells: Sequence[tuple[str, str]], subtract: bool) ->
 
 @dataclass(frozen=True)
 class Chain:
-    """The attribute of what the relations lead to from `start`, one look-up each."""
+    """Multi-hop relation: an attribute of the entry at the end of relations from `start`, one look-up each."""
 
     start: Thing
     relations: tuple[str, ...]
@@ -169,12 +169,13 @@ PATTERNS = {length: _patterns(length) for length in (1, 2, 3)}
 
 
 def mention(thing: Thing) -> str:
-    """How a question names an entry."""
+    """Phrase for an entry in a question."""
     return {"book": '"{}"', "river": "the {}"}.get(thing.kind, "{}").format(thing.name)
 
 
 def chain(random: np.random.Generator, book: Encyclopaedia, length: int, wanted: Callable[[Attribute], bool]) -> Chain:
-    """A chain of `length` look-ups to a wanted attribute; patterns are equally likely, then the entries to start at."""
+    """Random chain of `length` look-ups to a wanted attribute; patterns are equally likely, then the entries to start
+    at."""
     patterns = [pattern for pattern in PATTERNS[length] if wanted(pattern[2])]
     kind, relations, attribute = patterns[int(random.integers(len(patterns)))]
     starts = book.of_kind(kind)
@@ -189,13 +190,13 @@ def chain(random: np.random.Generator, book: Encyclopaedia, length: int, wanted:
 
 
 def retrieval_question(random: np.random.Generator, hops: int, book: Encyclopaedia) -> Question:
-    """The end of a chain."""
+    """Question about the end of a chain."""
     asked = chain(random, book, hops, lambda a: True)
     return Question("retrieval", hops, asked.attribute.question.format(asked.subject), asked.value, asked.calls)
 
 
 def mixed_question(random: np.random.Generator, hops: int, book: Encyclopaedia) -> Question:
-    """A multiple of a number that is looked up, or the sum or difference of two such numbers of one unit."""
+    """Question about a multiple of a number in a passage, or the sum or difference of two such numbers of one unit."""
     unwanted = ("", "year") if hops == 1 else ("",)  # three times a year means nothing
     first = chain(random, book, max(1, hops - 1), lambda a: a.unit not in unwanted)
     if hops == 1:

@@ -1,4 +1,4 @@
-"""How calls and questions of ToolQA are written: as messages and JSON, or in a few characters."""
+"""Text formats of ToolQA's calls and questions: messages and JSON, or a few characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ The answer is a name or a number and nothing else; write a number in digits, wit
 
 
 def opening(question: Question) -> str:
-    """The first observation: the question, and what its tables are called by."""
+    """First observation: the question, and the names of its tables."""
     lines = [f"Question: {question.text}"]
     for name, rows in question.tables.items():
         columns = next(iter(rows.values()))
@@ -28,7 +28,8 @@ def opening(question: Question) -> str:
 
 
 def message(made: ToolCall, text: str) -> Message:
-    """What a call is answered with. No tool answers one that could not be read: a chat template would not know it."""
+    """Message with the result of a call; from the user if the call was unreadable: a chat template would not know its
+    tool."""
     if made.error is not None:
         return {"role": "user", "content": text}
     named = {} if made.id is None else {"tool_call_id": made.id}
@@ -36,7 +37,7 @@ def message(made: ToolCall, text: str) -> Message:
 
 
 def plain_call(text: str) -> ToolCall:
-    """The call between `<tool_call>` and `</tool_call>`; with an error where it is not one."""
+    """Parse the call between `<tool_call>` and `</tool_call>`; with an error if it is not one."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -48,7 +49,7 @@ def plain_call(text: str) -> ToolCall:
 
 
 def bare_call(text: str) -> Call | None:
-    """The call that a few characters stand for; None where they stand for none."""
+    """Parse a call of a few characters; None if they are none."""
     if text.startswith("#") and len(text) > 1:
         return "finish", {"answer": text[1:]}
     if re.fullmatch(r"[a-z][0-9]", text):
@@ -57,7 +58,7 @@ def bare_call(text: str) -> Call | None:
 
 
 def bare_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """What `bare_call` reads as this call."""
+    """Characters of a call, for `bare_call`."""
     if name == "finish":
         return f"#{arguments['answer']}"
     return f"{arguments['row']}{arguments['column']}" if name == "lookup" else arguments["expression"]

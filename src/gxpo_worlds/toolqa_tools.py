@@ -1,4 +1,4 @@
-"""The tools of ToolQA: their schemas, what arguments they take, a calculator, and how answers are compared."""
+"""Tools of ToolQA: schemas, argument validation, a calculator, and comparison of answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a call, after its schema. A number is accepted where a text is wanted.
+    """Arguments of a call, validated by its schema. A number is accepted where a text is wanted.
 
     Raises Refused for an unknown tool, and for missing, unknown or wrongly typed arguments.
     """
@@ -80,7 +80,7 @@ def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> 
 
 
 def calculate(expression: str) -> Fraction:
-    """Exact value of an expression of numbers, + - * /, signs and parentheses; nothing is ever executed.
+    """Evaluate an expression of numbers, + - * /, signs and parentheses exactly; it is parsed, never executed.
 
     Raises Refused for anything else, and for a division by zero.
 
@@ -151,7 +151,7 @@ class _Parser:
 
 
 def shown(value: Fraction) -> str:
-    """A number as the calculator writes it: whole, or rounded to six decimals.
+    """A number in the calculator's format: whole, or rounded to six decimals.
 
     >>> shown(Fraction(906)), shown(Fraction(-1, 3)), shown(Fraction(5, 2))
     ('906', '-0.333333', '2.5')
@@ -162,7 +162,7 @@ def shown(value: Fraction) -> str:
 
 
 def normalised(answer: str) -> str:
-    """What is compared: case, spaces, a leading article, punctuation around and how a number is written do not matter.
+    """Normalise an answer: ignore case, spaces, a leading article, outer punctuation and the spelling of numbers.
 
     >>> [normalised(text) for text in (" The Grey  Sea.", "1,906.0", "+7", "3 rivers")]
     ['grey sea', '1906', '7', '3 rivers']

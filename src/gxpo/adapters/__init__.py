@@ -1,1 +1,1 @@
-"""gxpo's methods inside other trainers: `gxpo.adapters.trl`, `gxpo.adapters.verl`."""
+"""Adapters for other trainers: `gxpo.adapters.trl`, `gxpo.adapters.verl`."""

@@ -1,4 +1,4 @@
-"""What a method asks of rollouts, found before the first of them: by what its parts declare, and by trying them."""
+"""Requirements of a method on another trainer's rollouts, from its parts' declarations and from trying them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _no_text(tokens: Any) -> str:
 
 
 def tools(step: int, seed: int = 0) -> SignalTools:
-    """What signal parts may use here: no model and no texts."""
+    """Services for signal parts in another trainer: no model and no texts."""
     return SignalTools(_NoLearner(), _no_text, 0, step, seed)  # type: ignore[arg-type]  # it refuses every use
 
 
 def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
-    """(key, part) of everything that sees rollouts before the objective does, then of the objective."""
+    """(key, part) of every part that reads rollouts before the objective does, then of the objective."""
     yield from ((f"reward.shape.{k}", v) for k, v in method.shapes.items())
     yield from ((f"reward.step.{k}", v) for k, v in method.step_rewards.items())
     yield from ((f"reward.add.{k}", v) for k, v in method.rewards.items())
@@ -62,7 +62,7 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
 
 
 def remembers(method: Method) -> list[str]:
-    """Keys of the parts whose next values depend on earlier steps."""
+    """Keys of stateful parts: their next values depend on earlier steps."""
     return [k for key, part in parts_of(method) for k, own in with_inner(key, part) if _keeps(own)]
 
 
@@ -74,7 +74,7 @@ def _keeps(part: Any) -> bool:
 
 
 def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: int) -> Signals:
-    """`values` and what the method's own signal parts make of the rollouts."""
+    """`values` and the outputs of the method's own signal parts on the rollouts."""
     found = dict(values)
     for part in method.signals.values():
         given = part.compute(forest, Signals.of(forest, found, method.axes), tools(step))
@@ -83,7 +83,7 @@ def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: in
 
 
 def declared(method: Method, trainer: str, signals: Collection[str] = (), objective: bool = True) -> list[str]:
-    """Why a trainer that samples by itself can't use this method, "KEY=PART: reason" each, by what parts declare.
+    """Why an external trainer can't use this method, "KEY=PART: reason" each, by its parts' declarations.
 
     signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
     objective  whether the objective is used, or credit and weights alone
@@ -121,7 +121,7 @@ def refusals(
     components: Sequence[str] = ("first", "second"),
     objective: bool = True,
 ) -> list[str]:
-    """`declared`, and if that finds nothing, what comes to light when the parts are tried on made-up rollouts.
+    """`declared`, and if that finds nothing, the results of trying the parts on synthetic rollouts.
 
     facts       names of FACTS that the trainer knows;   verdicts: whether it knows which rollouts are right
     components  names of the rewards that it knows
@@ -147,7 +147,7 @@ def reads(
     verdicts: bool = False,
     components: Sequence[str] = ("first", "second"),
 ) -> dict[str, str]:
-    """Fact -> the key of the first part whose result changes with it, on made-up rollouts.
+    """Rollout fact -> key of the first part whose result changes with it, on synthetic rollouts.
 
     GxpoError where a part can't work without something that is not there.
     """

@@ -1,4 +1,4 @@
-"""Any method's credit, weights and objective inside TRL's GRPOTrainer.
+"""gxpo methods in TRL's GRPOTrainer: advantages, weights and objective of any method.
 
     from gxpo.adapters.trl import GRPOTrainer   # instead of: from trl import GRPOTrainer
     GRPOTrainer(model, method="ngrpo", ...)     # everything else as before
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 
 class WithMethod(Base):
-    """TRL's GRPOTrainer with a method of gxpo: its credit, its weights and its objective.
+    """TRL's GRPOTrainer with the advantages, weights and objective of a gxpo method.
 
     method      name or composition ("rloo+gspo", "grpo@trl"), as in `gxpo.method`; the default computes what TRL does
     overrides   leaf keys, e.g. {"objective.aggregate": "sequence_mean"}; they decide what two methods state differently
@@ -344,7 +344,7 @@ class WithMethod(Base):
             trl_checkpoint.load(Path(checkpoint), self.gxpo_method)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card, and the method with its keys."""
+        """TRL's model card, with the method and its keys."""
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.accelerator.is_main_process and card.exists():

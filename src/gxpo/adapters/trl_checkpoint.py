@@ -1,4 +1,4 @@
-"""The method in TRL's checkpoints and model cards: which one it was, and what its parts remember."""
+"""The method in TRL's checkpoints and model cards: its keys, and the state of its parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
 
 
 def keys_of(method: Method) -> dict[str, str]:
-    """What differs from gxpo's defaults, in words."""
+    """Keys that differ from gxpo's defaults, in words."""
     return {key: show(stated.value) for key, stated in method.keys.items() if stated.origin != "default"}
 
 
 def save(folder: Path, method: Method) -> None:
-    """Write the method's keys and what it remembers into a checkpoint of TRL."""
+    """Write the method's keys and state into a TRL checkpoint."""
     content = {"method": method.name, "keys": keys_of(method), "state": method.state_dict()}
     (folder / STATE).write_text(json.dumps(content, indent=1), encoding="utf-8")
     if tensors := method.tensors():
@@ -27,7 +27,7 @@ def save(folder: Path, method: Method) -> None:
 
 
 def load(folder: Path, method: Method) -> None:
-    """Give the method back what it remembered. CheckpointError where the checkpoint is another method's.
+    """Restore the method's state. CheckpointError for a checkpoint of another method.
 
     A checkpoint that was made without gxpo is one to start from, unless the method remembers earlier steps.
     """
@@ -57,6 +57,6 @@ def load(folder: Path, method: Method) -> None:
 
 
 def section(method: Method) -> str:
-    """Markdown for a model card."""
+    """Markdown section of a model card."""
     lines = [f"- `{key}`: {value}" for key, value in keys_of(method).items()]
     return "\n".join(["", "## Method", "", f"Credit, weights and objective: gxpo, `{method.name}`.", "", *lines, ""])

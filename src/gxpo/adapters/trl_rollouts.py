@@ -1,4 +1,4 @@
-"""TRL's batches as forests: which rollouts an optimiser step is a function of, and what is known of each."""
+"""TRL's batches as forests: the rollouts of an optimiser step, and what is known of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gxpo.signals import Signals
 
 @dataclass(frozen=True)
 class Scored:
-    """A generation batch of all processes. Columns [P], in the order of the forest's entries.
+    """A scored generation batch of all processes. Columns [P], in the order of the forest's action tokens.
 
     proximal   the policy when the batch was made; None: nothing has needed it, and the ratio is 1
     """
@@ -32,7 +32,7 @@ class Scored:
     step: int
 
     def select(self, rows: Tensor) -> Scored:
-        """The rows `rows` alone, in that order."""
+        """Subset of rows, in that order."""
         entries = self.forest.entries_of(rows)
         return dataclasses.replace(
             self,
@@ -44,7 +44,7 @@ class Scored:
         )
 
     def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
-        """The current policy's outputs [P] with what is known of others."""
+        """The current policy's outputs [P], with the known outputs of other policies."""
         proximal = x["logprob"].detach() if self.proximal is None else self.proximal
         behaviour = self.forest.path_behaviour_logprob
         return PolicyTokens(
@@ -59,7 +59,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Window:
-    """All rows of one optimiser step, on every process: what the objective is a function of.
+    """All rows of one optimiser step, on every process: the input of the objective.
 
     rows   of the generation batch, in the order of `scored`
     slope  dL/dx [P] by output, where the objective couples rows; `value` is then L
@@ -71,13 +71,13 @@ class Window:
     value: float = 0.0
 
     def places(self, rows: Tensor) -> Tensor:
-        """Where rows of the generation batch stand in this step."""
+        """Positions in this step of rows of the generation batch."""
         return torch.searchsorted(self.rows, rows)
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """What TRL's reward functions gave the rows of all processes.
+    """Results of TRL's reward functions for the rows of all processes.
 
     table      [N, K] by function, nan where it does not apply
     weights    [K]
@@ -92,7 +92,7 @@ class Rewards:
 
     @property
     def outcome(self) -> Tensor:
-        """[N] float64; nan, unscored, where no function gave anything."""
+        """[N] float64 outcome; nan (unscored) for rows without a result of any function."""
         weighted = self.table * self.weights.double()
         return torch.where(self.table.isnan().all(1), torch.nan, weighted.nansum(1))
 
@@ -108,7 +108,7 @@ class Rewards:
 def rollouts(
     columns: Mapping[str, Tensor], own: Tensor, logprobs: Tensor | None, rewards: Rewards, group_size: int
 ) -> Forest:
-    """The rollouts of all processes; groups are runs of `group_size` rows.
+    """Forest of the rollouts of all processes; groups are runs of `group_size` rows.
 
     columns   "prompt_ids", "prompt_mask" (B, P) and "completion_ids", "completion_mask" (B, T), as TRL has them
     own       (B, T) bool: the policy's own tokens
@@ -131,13 +131,13 @@ def rollouts(
 
 
 def own_tokens(inputs: Mapping[str, Any]) -> Tensor:
-    """(B, T) bool: the policy's own tokens."""
+    """(B, T) bool: tokens that the policy sampled."""
     mask = inputs["completion_mask"]
     return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
 
 
 def task_name(prompt: Any) -> str:
-    """A name for a prompt, the same in every epoch; of a conversation its roles and texts count."""
+    """Name of a prompt, the same in every epoch; of a conversation, from its roles and texts."""
 
     def texts(x: Any) -> list[str]:
         if isinstance(x, Mapping):

@@ -1,4 +1,4 @@
-"""What a GRPOTrainer's settings and a method's keys say of each other, before the first step."""
+"""Translate GRPOTrainer's settings to a method's keys, and refuse contradictions, before the first step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULT = "grpo@trl"  # the method that computes what TRL does
 
 
 def translated(args: Any, spec: str | Method, overrides: Mapping[str, Any]) -> Method:
-    """The method with the keys that TRL's settings ask for.
+    """The method with keys translated from TRL's settings.
 
     A setting at TRL's default asks for nothing. Another is translated into its key where neither the method nor the
     overrides state that key, accepted where they state the same value, and refused where they state another one.
@@ -130,7 +130,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def settings_against(args: Any, composed: Method, reward_weights: Sequence[float] | None) -> list[str]:
-    """Settings of TRL that would do nothing, or contradict the method.
+    """TRL settings that would have no effect, or contradict the method.
 
     reward_weights  TRL's, where the method reads rewards by name; else None
     """

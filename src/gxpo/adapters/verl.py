@@ -1,4 +1,4 @@
-"""Outcome methods inside verl: advantage estimators and policy losses, both under the name gxpo/NAME.
+"""gxpo methods in verl: advantage estimators and policy losses, both under the name gxpo/NAME.
 
     export VERL_USE_EXTERNAL_MODULES=gxpo.adapters.verl
     python -m verl.trainer.main_ppo algorithm.adv_estimator=gxpo/ngrpo \
@@ -49,7 +49,7 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
 def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:
-    """Why a method or composition has no estimator ("advantage") or policy loss ("loss") in verl; None if it has.
+    """Why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
 
     >>> print(why_not("grpo"))
     None
@@ -130,7 +130,7 @@ def _reads_turns(term: PolicyGradient) -> bool:
 
 # ---------------------------------------------------------------- advantages
 def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimator:
-    """An advantage estimator as verl calls it; ConfigError where verl can't give what the method needs."""
+    """Advantage estimator with verl's signature; ConfigError if verl lacks something that the method needs."""
     if reasons := why_not(spec, "advantage", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     composed = compose(spec, overrides)
@@ -164,7 +164,7 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
 
 
 def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
-    """The forest of a batch whose token ids are not known.
+    """Forest of a batch with unknown token ids.
 
     own [bs, R] bool: the policy's tokens, a gap being a tool's;   score [bs], nan = unscored;   group [bs] opaque
     """
@@ -183,7 +183,7 @@ def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float
 
 # ---------------------------------------------------------------- policy losses
 def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """A policy loss as verl calls it: the method's ratio and gate, aggregated by verl over the optimiser's batch."""
+    """Policy loss with verl's signature: the method's ratio and surrogate, aggregated by verl over the batch."""
     if reasons := why_not(spec, "loss", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     term: Any = compose(spec, overrides).terms["policy"]
@@ -237,7 +237,7 @@ _MADE: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
 
 
 def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str | None = None) -> list[str]:
-    """Put a method or composition into verl's registries as gxpo/NAME (default: the spec); gives those that took it.
+    """Register a method or composition in verl as gxpo/NAME (default: the spec); gives the registries that took it.
 
     ConfigError, with the reasons, where neither can.
     """
@@ -260,7 +260,7 @@ def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str
 
 
 def register_all() -> dict[str, list[str]]:
-    """Every method for which verl has what it takes, those with constants of verl's own (gxpo/grpo@verl), and MORE."""
+    """Register every method that works in verl, those with verl's constants (gxpo/grpo@verl), and MORE."""
     named = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
     asked = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
     taken = {}

@@ -1,1 +1,1 @@
-"""Measurements, as ratios of two ways of doing the same work in one run: `gxpo bench SUITE`."""
+"""Benchmarks `gxpo bench SUITE`: each figure is a ratio of two implementations of the same work in one run."""

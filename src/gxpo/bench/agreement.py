@@ -1,4 +1,4 @@
-"""The same rollouts in TRL's GRPOTrainer and under `grpo@trl`: losses, gradients and parameters, step by step.
+"""Agreement with TRL: losses, gradients and parameters of GRPOTrainer and of `grpo@trl` on the same rollouts.
 
 TRL samples, computes its loss and gradient and takes its optimiser step. gxpo is given the rollouts and rewards alone,
 starts from the same parameters, and takes steps of its own: what differs at one step is still there at the next.
@@ -41,7 +41,7 @@ CASES: Mapping[str, Settings] = {
 def rows(
     case: str, folder: str, *, threads: int, python: str | None, notify: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """A row for every step and one for the parameters after the last; each says whether it `agrees`.
+    """A row for every step, and one for the parameters after the last; each says whether it `agrees`.
 
     case    one of `CASES`
     folder  holds the model "tiny" (`peer.save_models`)
@@ -58,14 +58,14 @@ def rows(
 
 
 def both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:
-    """The work of one case."""
+    """Run one case in TRL and in gxpo."""
     chosen, path = Settings(**settings), f"{folder}/tiny"
     return lambda: {"rows": _compared(path, chosen, *_of_trl(path, f"{folder}/trl", chosen))}
 
 
 @dataclass
 class Step:
-    """What TRL did with one batch of rollouts.
+    """TRL's results on one batch of rollouts.
 
     rewards   [B]; group [B]: which prompt a row is of
     batch     its tensors: prompt_ids, prompt_mask [B, prompt], completion_ids, completion_mask [B, completion]

@@ -1,4 +1,4 @@
-"""`gxpo bench`, behind its options."""
+"""The command `gxpo bench`, without its option parsing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gxpo.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """As `gxpo bench --help` says; `saved` is --from."""
+    """Options of `gxpo bench --help`; `saved` is --from."""
 
     threads: int | None = None
     rounds: int | None = None
@@ -34,7 +34,7 @@ class Options:
 
 
 def bench(suite: str | None, names: Sequence[str], options: Options) -> str | None:
-    """Measures (or reads) and shows; gives what went wrong with the measuring, in a line.
+    """Measure (or read) results and show them; gives a failure of the measurement, in a line.
 
     Rows that were finished before something went wrong are shown, but as JSON nothing is.
     """

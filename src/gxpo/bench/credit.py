@@ -1,4 +1,4 @@
-"""What every credit part costs by the number of turns: each against itself at the next smaller size.
+"""Cost of every advantage estimator by number of turns: each against itself at the next smaller size.
 
 A part is asked for its advantages as the trainer asks, on a forest that has worked nothing out yet; what it reads of
 the rollouts and of signals is made up. One thread; seconds are of the processor, so that others cost little.
@@ -33,7 +33,7 @@ PER_ROUND = 30_000  # turns that a round has at least: small forests are gone th
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One part on one forest."""
+    """One advantage estimator on one forest."""
 
     method: Method
     forest: Forest
@@ -44,19 +44,19 @@ class Work:
         return cls(dataclasses.replace(method("grpo"), credit=part), forest, signals_for(part, forest))
 
     def seconds(self) -> float:
-        """Of one call, on a forest without anything kept from an earlier one."""
+        """Time of one call, without caches of earlier calls."""
         fresh = self.forest.replace()
         began = time.process_time()
         self.method.advantages(fresh, self.signals)
         return time.process_time() - began
 
     def round(self) -> float:
-        """Seconds of a call, the mean over a round."""
+        """Mean time of a call over a round, in seconds."""
         calls = max(1, PER_ROUND // self.forest.n_steps)
         return sum(self.seconds() for _ in range(calls)) / calls
 
     def memory(self) -> float:
-        """MiB that a call takes at most, beside what was held before it."""
+        """Peak memory of a call in MiB, less the memory before it."""
         _give_back()
         forget_peak()
         before = resident("VmRSS")
@@ -80,7 +80,7 @@ def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
 
 
 def yardstick(work: Work) -> float:
-    """Seconds in which as many float64 as the forest has path tokens are added up by trajectory."""
+    """Seconds to sum as many float64 as the forest has action tokens, by trajectory."""
     forest = work.forest
     x = torch.ones(forest.n_entries, dtype=torch.float64)
     calls = max(1, PER_ROUND // forest.n_steps)
@@ -91,7 +91,7 @@ def yardstick(work: Work) -> float:
 
 
 def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for every credit part and size, on one thread whatever `threads` is.
+    """A row for every part and size, on one thread whatever `threads` is.
 
     ratio   of the time per turn at the next smaller size to the time per turn at this one: 1 is linear, below 1 grows
             faster than the turns do. At the smallest size: seconds of `yardstick` / seconds of the part

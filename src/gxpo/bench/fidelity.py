@@ -1,4 +1,4 @@
-"""How near the credit of each method comes to the true advantage of a turn, in worlds where that can be measured.
+"""Fidelity of advantage estimators to the true advantage of a turn, in environments where it can be measured.
 
 The advantage of turn t is E[R | history with it] - E[R | history before it], R the outcome of the episode. Worlds can
 be taken back to any turn, so each expectation is estimated by episodes of the same policy that go on from there; the
@@ -35,7 +35,7 @@ STAGES = {"credit", "rollout", "reward", "segment"}  # a method that changes non
 
 @dataclass(frozen=True)
 class World:
-    """Where fidelity is measured: settings of a run with the warm-started tiny model, and how much is drawn.
+    """An environment for fidelity: settings of a run with the warm-started tiny model, and sample sizes.
 
     samples   episodes that go on from each history; `practice` steps that critics and estimators learn for first, while
               the policy stays as it is
@@ -73,7 +73,7 @@ ON_EPISODES: Mapping[str, Mapping[str, Any]] = {  # by default these cut answers
 # ---------------------------------------------------------------- the truth
 @dataclass(frozen=True)
 class Truth:
-    """advantage [S] of each turn, and `error` [S], the standard error of the estimate; `continuations` went into it."""
+    """True advantage [S] of each turn, and `error` [S], the standard error of the estimate from `continuations`."""
 
     advantage: Tensor
     error: Tensor
@@ -81,14 +81,14 @@ class Truth:
 
     @property
     def reliability(self) -> float:
-        """Share of the variance of the estimates that is not their error: what the truth correlates with itself."""
+        """Reliability: share of the estimates' variance that is not their error."""
         spread = float(self.advantage.var(correction=0))
         return max(0.0, 1 - float(self.error.square().mean()) / spread) if spread > 0 else 0.0
 
 
 def followed(forest: Forest, tasks: Mapping[str, Task], session: Session) -> tuple[Play, list[Episode]]:
-    """The forest's trajectories gone through again in the world, one episode each; GxpoError where one leads elsewhere
-    or was sampled under another context than the world's own."""
+    """Replay the forest's trajectories in the environment, one episode each; GxpoError if one takes another course or
+    was sampled under another context than the environment's own."""
     play = Play(session, restorable=True)
     names = [f"{r}:{task}" for r, task in enumerate(forest.task)]
     episodes = play.start([tasks[t] for t in forest.task], names, 1)
@@ -120,7 +120,7 @@ def _steps_of(forest: Forest) -> list[list[int]]:
 
 
 def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session, samples: int) -> Truth:
-    """Of every step of the forest, by `samples` episodes from every history; equal histories share theirs."""
+    """Monte Carlo advantage of every step, by `samples` episodes after every history; equal histories share theirs."""
     play, episodes = followed(forest, tasks, session)
     with play:
         histories: dict[Any, tuple[Episode, int]] = {}
@@ -172,13 +172,13 @@ def _outcome(episode: Episode) -> float:
 
 # ---------------------------------------------------------------- the comparison
 def on_turns(forest: Forest, credit: Tensor) -> Tensor:
-    """[S]: mean credit of each turn's tokens."""
+    """[S]: mean advantage over each turn's tokens."""
     total = torch.zeros(forest.n_steps, dtype=torch.float64).index_add_(0, forest.path_step, credit.to(torch.float64))
     return total / torch.bincount(forest.path_step, minlength=forest.n_steps).clamp_min(1)
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's: of ranks, equal values sharing their mean rank; nan where one of them does not vary.
+    """Spearman rank correlation, ties at their mean rank; nan if one of the two is constant.
 
     >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 30.0, 20.0]))
     0.5
@@ -196,7 +196,7 @@ def _tasks_of(forest: Forest) -> Tensor:
 
 
 def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
-    """Figures of a method's credit [S] against the truth; `task` [S] ids.
+    """Compare a method's advantages [S] with the truth; `task` [S] ids.
 
     rank      Spearman's rank correlation over all turns
     rank_error  its standard error, by leaving out one task at a time
@@ -219,8 +219,8 @@ def compared(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, float]:
 
 
 def overlap(forest: Forest) -> float:
-    """Share of the steps after their trajectory's first whose state another trajectory of the group was in too; nan
-    where there is no such step. Steps in unknown states are not counted."""
+    """Share of the steps after a trajectory's first whose state occurs in another trajectory of the group; nan if there
+    is no such step. Steps in unknown states are not counted."""
     state, owner = forest.step_state, forest.step_trajectory
     later = torch.zeros_like(state, dtype=torch.bool)
     later[1:] = owner[1:] == owner[:-1]
@@ -233,7 +233,7 @@ def overlap(forest: Forest) -> float:
 
 
 def early(forest: Forest, truth: Truth) -> float:
-    """Share of the square advantage, less its error, that the first half of each trajectory's turns has."""
+    """Share of the squared advantage, less its error, in the first half of each trajectory's turns."""
     first = torch.zeros(forest.n_steps, dtype=torch.bool)
     for own in _steps_of(forest):
         first[own[: (len(own) + 1) // 2]] = True
@@ -245,7 +245,7 @@ def early(forest: Forest, truth: Truth) -> float:
 # ---------------------------------------------------------------- a method in a world
 @dataclass
 class Measured:
-    """The truths of one world, by what was rolled out: methods with one rollout and seed share their forest."""
+    """True advantages in one environment, by rollout: methods with one rollout and seed share their forest."""
 
     world: World
     name: str
@@ -254,8 +254,8 @@ class Measured:
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def row(self, method: str) -> Row:
-        """A method's figures, `ratio` its rank correlation over that of grpo; where it can't be measured here a row
-        that says why."""
+        """A method's figures, `ratio` its rank correlation over that of grpo; a row with the reason if it can't be
+        measured here."""
         try:
             found = self.figures(method)
             base = self.figures("grpo")["rank"]
@@ -264,7 +264,7 @@ class Measured:
         return {"name": f"{self.name}/{method}", "ratio": found["rank"] / base if base else None, **found}
 
     def figures(self, method: str) -> dict[str, Any]:
-        """Measured once."""
+        """A method's figures, cached."""
         if method not in self.found:
             self.found[method] = self._figures(method)
         return self.found[method]
@@ -302,7 +302,7 @@ class Measured:
 
 
 def trainer_of(method: str, world: World, out: Path) -> Trainer:
-    """A run of the method whose policy does not move: its learning rate is 1e-12, that of its heads the usual one."""
+    """Trainer of a method with a frozen policy: its learning rate is 1e-12, that of its heads the usual one."""
     from gxpo.config import resolve
     from gxpo.keys import Stated
     from gxpo.trainer.loop import Trainer
@@ -313,7 +313,7 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
 
 
 def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Session]:
-    """One step's rollouts and their credit [P], the tokens generated for them, and the session that grew them."""
+    """One step's rollouts and their advantages [P], the generated tokens, and the session."""
     number = trainer.step_number + 1
     budget = Budget()
     session = trainer.session(number, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
@@ -324,7 +324,7 @@ def rolled_out(trainer: Trainer, tasks: int) -> tuple[Forest, Tensor, int, Sessi
 
 
 def entries(plan: Plan) -> list[Entry]:
-    """A row for every method in every world."""
+    """A row for every method in every environment."""
     found = []
     for name, world in WORLDS.items():
         drawn = replace(world, tasks=3, samples=4, practice=1) if plan.quick else world
@@ -342,12 +342,12 @@ def entries(plan: Plan) -> list[Entry]:
 
 
 def candidates() -> list[str]:
-    """Registered methods whose credit may differ from that of grpo, and grpo first."""
+    """Registered methods whose advantages may differ from those of grpo, grpo first."""
     from gxpo.methods import METHODS
 
     return ["grpo", *(n for n, d in METHODS.items() if n != "grpo" and d.alias_of is None and STAGES & set(d.stages))]
 
 
 def prediction(fidelity: Sequence[float], gain: Sequence[float]) -> float:
-    """Rank correlation of methods' fidelity with what training by them gained, method by method."""
+    """Rank correlation of fidelity with gains in training, over methods."""
     return rank_correlation(torch.tensor(fidelity, dtype=torch.float64), torch.tensor(gain, dtype=torch.float64))

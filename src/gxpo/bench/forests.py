@@ -1,4 +1,4 @@
-"""Forests of any size with everything in them that a part may read, made up without a loop over turns."""
+"""Synthetic forests of any size with all columns that a part may read, made without a loop over turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PER_GROUP = TURNS * GROUP
 
 
 def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
-    """A forest of `turns` turns: groups of 10 trajectories of 10 turns, with 10 anchor states to a group.
+    """Synthetic forest of `turns` turns: groups of 10 trajectories of 10 turns, 10 anchor states in each group.
 
     forks  the five trajectories of a tree share their first five turns; without, groups share their prompt alone
 
@@ -57,7 +57,7 @@ def made_up(turns: int, *, forks: bool = False, seed: int = 0) -> Forest:
 
 
 def tiled(forest: Forest, times: int) -> dict[str, Any]:
-    """The fields of the forest with all its trajectories `times` times, every copy in groups of its own."""
+    """Fields of the forest repeated `times` times, every copy in its own groups."""
     out: dict[str, Any] = {}
     for name, (_, into) in COLUMNS.items():
         column = getattr(forest, name)

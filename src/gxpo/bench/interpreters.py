@@ -1,4 +1,4 @@
-"""What other interpreters have installed."""
+"""Installed packages of other Python interpreters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _look(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def versions(python: str | None, names: Sequence[str]) -> dict[str, str | None]:
-    """Versions of distributions in an environment (None: this one); None for what it has not."""
+    """Versions of distributions in an environment (None: this one); None for those that are missing."""
     return dict(_look(python or sys.executable, tuple(names)))
 
 
 def need(python: str | None, name: str, extra: str) -> dict[str, str]:
-    """`MissingExtra` unless an environment has gxpo and the distribution `name`."""
+    """Raise `MissingExtra` unless an environment has gxpo and the distribution `name`."""
     found = versions(python, ("gxpo", name))
     missing = [what for what, version in found.items() if version is None]
     if missing:

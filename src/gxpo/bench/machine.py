@@ -1,4 +1,4 @@
-"""What else the machine is doing while something is measured, and what a process holds of its memory."""
+"""Load of the machine during a measurement, and memory of a process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pin(threads: int) -> None:
-    """Keeps this process, and what it starts, on as many cores as it has threads."""
+    """Pin this process and its children to as many cores as it has threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def busy_seconds() -> float | None:
-    """Core seconds that the whole machine has worked (or been kept from working by its host); None where unknown."""
+    """Busy core seconds of the whole machine (steal time included); None if unknown."""
     if not STAT.exists():
         return None
     user, nice, system, _, _, irq, softirq, steal = (int(x) for x in STAT.read_text().split("\n")[0].split()[1:9])
@@ -31,7 +31,7 @@ def busy_seconds() -> float | None:
 
 
 class Others:
-    """Cores that other processes used on average since this was made, `own` being the seconds that ours used.
+    """Mean number of cores used by other processes since creation, `own` being our own core seconds.
 
     Where the machine does not say, 0 is taken: nothing can be noticed there.
     """
@@ -47,7 +47,7 @@ class Others:
 
 
 def resident(field: str) -> float:
-    """A field of /proc/self/status (VmRSS, VmHWM), MiB; nan where there is none."""
+    """A field of /proc/self/status (VmRSS, VmHWM) in MiB; nan if there is none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -56,7 +56,7 @@ def resident(field: str) -> float:
 
 
 def forget_peak() -> None:
-    """Lets the high-water mark VmHWM fall to what is resident now (Linux)."""
+    """Reset the high-water mark VmHWM to the resident size (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -64,7 +64,7 @@ def forget_peak() -> None:
 
 
 def describe(threads: int) -> dict[str, object]:
-    """What figures depend on."""
+    """Description of the machine and software."""
     import torch
 
     model = platform.processor() or platform.machine()

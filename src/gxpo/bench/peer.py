@@ -1,4 +1,4 @@
-"""The same training step in gxpo and in TRL's GRPOTrainer: model, prompts, rewards, group size, lengths, dtype.
+"""One training step in gxpo and in TRL's GRPOTrainer: same model, prompts, rewards, group size, lengths, dtype.
 
 8 prompts x 8 samples x 32 tokens of full length, AdamW on every parameter, one optimiser step on the batch. TRL runs at
 its fastest micro-batch of {4, 8, 16}, with its fused optimiser and without activation checkpointing.
@@ -20,12 +20,12 @@ DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
 
 
 def value(ids: Sequence[int]) -> float:
-    """The reward of a completion: says nothing about it, but differs within groups."""
+    """Synthetic reward of a completion: unrelated to its quality, but different within groups."""
     return sum(ids) % 7 / 6
 
 
 def questions(n: int, length: int, seed: int = 0) -> list[str]:
-    """Prompts of digits: both tokenizers give each digit a token of its own."""
+    """Prompts of digits: both tokenizers have one token per digit."""
     draw = random.Random(seed)
     return ["".join(draw.choice("0123456789") for _ in range(length)) for _ in range(n)]
 
@@ -40,7 +40,7 @@ def reward(forest: Any, texts: Sequence[str], tasks: Sequence[Any]) -> list[floa
 
 
 def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mapping[str, Any] | None = None) -> Any:
-    """Steps of gxpo's trainer, metrics included, without evaluations, checkpoints and files."""
+    """Steps of gxpo's trainer with metrics, without evaluations, checkpoints and files."""
     from gxpo import config
     from gxpo.keys import Stated
     from gxpo.trainer.loop import Trainer
@@ -103,7 +103,7 @@ def trl_arguments(out: str, micro_batch: int, batch: int, group: int, full: bool
 
 
 def loaded(path: str, dtype: str) -> tuple[Any, Any]:
-    """Tokenizer and policy, as TRL wants them."""
+    """Tokenizer and policy for TRL."""
     import torch
     import transformers
 
@@ -165,7 +165,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
 
 
 def save_models(folder: str, names: Sequence[str]) -> None:
-    """The models as directories that both sides load."""
+    """Save the models as directories for both sides."""
     from gxpo import models
 
     for name in names:

@@ -1,4 +1,4 @@
-"""The rows of suite `peer`: 64 samples of 32 tokens, in gxpo and in TRL at the micro-batch that suits it best."""
+"""Rows of suite `peer`: 64 samples of 32 tokens, in gxpo and in TRL at its best micro-batch size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Row:
-    """model, prompt tokens, group size."""
+    """One row: model, prompt tokens, group size."""
 
     model: str
     length: int
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def unique_token_ratio(self) -> float:
-        """Tokens of the samples written out, per token that is stored once."""
+        """Tokens of the flat samples per unique token."""
         rows = PROMPTS * GROUP
         return rows * (self.length + NEW) / (rows // self.group * self.length + rows * NEW)
 
@@ -56,7 +56,7 @@ def sides(row: Row, folder: str, python: str | None, micro_batch: int) -> tuple[
 
 
 def measure(name: str, plan: Plan) -> dict[str, Any]:
-    """The row of this name."""
+    """Measure the row of this name."""
     row, folder = ROWS[name], plan.models(ROWS[name].model)
     sizes = (8,) if plan.quick else MICRO_BATCHES
     tries = 2 if row.model == "tiny" else 1  # a round of a real model takes minutes

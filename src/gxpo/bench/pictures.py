@@ -1,4 +1,4 @@
-"""Results of `gxpo bench` as pictures."""
+"""Plots of `gxpo bench` results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PICTURES = (".svg", ".png", ".pdf")
 
 
 def check(path: Path) -> None:
-    """`ConfigError` unless this is a picture's name, `MissingExtra` without matplotlib."""
+    """Raise `ConfigError` for an unknown kind of picture, `MissingExtra` without matplotlib."""
     if path.suffix not in PICTURES:
         raise ConfigError(f"--plot {path}: its name must end in {', '.join(PICTURES)}")
     need("matplotlib", "plot")
 
 
 def plot(results: Results, path: Path, reads: str) -> None:
-    """Draws the ratios with their spread; of rows `unique/...` the seconds against the unique tokens."""
+    """Plot the ratios with their spread; of rows `unique/...` the seconds against the unique tokens."""
     check(path)
     figure_class = need("matplotlib.figure", "plot").Figure
     need("matplotlib", "plot").rcParams["svg.hashsalt"] = "gxpo"  # the same picture for the same rows
@@ -91,7 +91,7 @@ def _unique(row: Row) -> tuple[float, float] | None:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(seconds at 0, seconds per token, r^2) of the straight line of least squares."""
+    """Least-squares line: (seconds at 0, seconds per token, r^2)."""
     import numpy as np
 
     x, y = np.array(points, dtype=np.float64).T

@@ -1,4 +1,4 @@
-"""How the rows of a suite are to be measured, and what a suite's entries are."""
+"""Measurement plan of a suite, and the suite's entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Plan:
-    """How to measure.
+    """Settings of a measurement.
 
     folder   an empty directory for models and prompts
     threads  of every process that does the work
@@ -46,18 +46,18 @@ class Plan:
         return str(self.folder)
 
     def measure(self, case: runner.Case) -> Row:
-        """The row of a case."""
+        """Measure the row of a case."""
         rounds = self.rounds or (2 if self.quick else case.rounds)
         row = runner.measure(replace(case, rounds=rounds), threads=self.threads, anyway=self.anyway, notify=self.notify)
         return self.marked(row)
 
     def marked(self, row: Row) -> Row:
-        """The row with what it must say of how it was measured."""
+        """The row with notes on how it was measured."""
         busy = row.get("others_cores", 0.0) > runner.QUIET
         return row | ({"busy": True} if busy else {}) | ({"quick": True} if self.quick else {})
 
     def once(self, name: str, target: str, **arguments: Any) -> Row:
-        """The figures of a single round of work that is not timed against other work. Refuses like `measure`."""
+        """Figures of a single untimed round of work. Raises the same errors as `measure`."""
         worker = runner.Worker(runner.Side(name, target, arguments), self.threads)
         try:
             others, began = Others(), time.process_time()
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows that are measured together: one of this name, or several whose names go on from it.
+    """Rows that are measured together: one of this name, or several whose names begin with it.
 
     timed   clocks are compared, so the machine must be idle
     trl     needs an environment with TRL

@@ -1,4 +1,4 @@
-"""Results of `gxpo bench` as a table."""
+"""Tables of `gxpo bench` results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def sides(row: Row) -> list[tuple[str, Mapping[str, Any]]]:
-    """The two ways of doing the work, gxpo's own first, each with its figures."""
+    """The two sides of a row, gxpo's own first, each with its figures."""
     return [(name, x) for name, x in row.items() if isinstance(x, Mapping) and "seconds" in x]
 
 
@@ -85,7 +85,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
 
 
 def heading(results: Results, reads: str) -> str:
-    """Suite, machine, versions, and how the ratio is to be read."""
+    """Suite, machine, versions, and the meaning of the ratio."""
     m = dict(results.machine)
     peer = m.pop("peer", None) or {}
     known = {
@@ -110,7 +110,7 @@ def _left_out(row: Row) -> bool:
 
 
 def table(results: Results, reads: str) -> None:
-    """Prints the rows. Figures that no row has get no column."""
+    """Print the rows. Figures that no row has get no column."""
     from rich.console import Console
     from rich.table import Table
 

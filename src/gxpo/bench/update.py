@@ -1,4 +1,4 @@
-"""Updates and whole steps: against a bare forward and backward pass, and what each optimisation buys alone.
+"""Update and step benchmark: against a bare forward and backward pass, and the gain of each optimisation.
 
 Rows `bare/...` and `two_pass/...`: the same unique tokens in rows of the same length through transformers, with the
 log-probabilities of as many tokens. Every other row switches one thing off on the other side.
@@ -21,7 +21,7 @@ UNIQUE = (1, 2, 4, 8, 16, 32)  # groups of 544 stored tokens: 544 to 17,408 of t
 
 # ---------------------------------------------------------------- the two sides
 def forest_of(vocabulary: int, length: int, prompts: int = PROMPTS, group: int = GROUP, new: int = NEW) -> Any:
-    """Groups of random tokens whose rewards differ."""
+    """Groups of random tokens with different rewards."""
     import torch
 
     from gxpo import Forest
@@ -51,8 +51,8 @@ def learner_update(
     skip: bool = True,
     optimise: bool = False,
 ) -> Round:
-    """GRPO's gradient (and, with `optimise`, the step) by the learner; `settings` are arguments of `TorchLearner`, of
-    which `products` are measured where they are not given, as in a run.
+    """GRPO's gradient (and, with `optimise`, the step) by the learner; `settings` are arguments of `TorchLearner`;
+    `products`, if not given, is measured as in a run.
 
     silent  groups without a signal, which `skip` leaves out
     """
@@ -89,7 +89,7 @@ def learner_update(
 def bare_update(
     model: str, length: int, folder: str, prompts: int = PROMPTS, group: int = GROUP, new: int = NEW
 ) -> Round:
-    """Forward and backward of transformers on rows as long as a tree, log-probabilities of as many tokens read."""
+    """Forward and backward of transformers on rows as long as a tree, with log-probabilities of as many tokens."""
     import torch
 
     from gxpo import models
@@ -113,7 +113,7 @@ def bare_update(
 
 # ---------------------------------------------------------------- cases
 def cases(folder: str, quick: bool = False) -> list[Case]:
-    """The rows of suite `update`; `folder` holds the models."""
+    """Rows of suite `update`; `folder` holds the models."""
     found: list[Case] = []
     for model, lengths in (("tiny", (16,)),) if quick else SIZES.items():
         rounds = 9 if model == "tiny" else 3
@@ -176,7 +176,7 @@ def trainer_step(model: str, length: int, folder: str, settings: Mapping[str, An
 
 
 def step_cases(folder: str, quick: bool = False) -> list[Case]:
-    """The rows of suite `step`."""
+    """Rows of suite `step`."""
     switches: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "kernels": ({}, {"learner.kernels": "transformers"}),
         "packed": ({}, {"learner.layout": "flat"}),

@@ -1,4 +1,4 @@
-"""vLLM without gxpo, started by path in the interpreter that has it: `python -I vllm_alone.py`.
+"""vLLM without gxpo, run by path in an interpreter with vLLM: `python -I vllm_alone.py`.
 
 Lines of JSON: first what vllm.LLM is given, then the prompts of each batch (token ids, one for every sample). Answers:
 {"ready": true}, then {"tokens": how many were drawn}. Needs the standard library and vllm alone.

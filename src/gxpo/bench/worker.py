@@ -1,4 +1,4 @@
-"""The process of one side of a measurement: sets the work up, then does a round of it whenever it is asked to.
+"""Worker process of one side of a benchmark: sets the work up, then runs a round on request.
 
 Started as `python -m gxpo.bench.worker` by `gxpo.bench.runner`, with one JSON line that says what to do; each further
 line asks for a round, and a round is answered by a line of figures. What the work prints goes to stderr.
@@ -22,7 +22,7 @@ Round = Callable[[], "Mapping[str, Any] | None"]
 
 
 class Gate:
-    """Where the work waits for its rounds: `wait` before each, `done` after it.
+    """Synchronisation of rounds: the work calls `wait` before each, `done` after it.
 
     A target whose loop belongs to somebody else (a trainer's callbacks) takes the gate itself; others are functions.
     """
@@ -32,7 +32,7 @@ class Gate:
         self._floor: float | None = None
 
     def wait(self) -> bool:
-        """Blocks until a round is asked for; False: there are no more."""
+        """Block until the next round; False: there are no more."""
         if self._floor is None:
             self._floor = resident("VmRSS")
             self._say({"ready": True, "memory_floor_mb": self._floor})
@@ -43,7 +43,7 @@ class Gate:
         return True
 
     def done(self, figures: Mapping[str, Any] | None = None) -> None:
-        """Ends a round; `figures` may hold `seconds` of its own, where not all of the round counts."""
+        """End a round; `figures` may hold its own `seconds`, if not all of the round counts."""
         seconds = time.perf_counter() - self._began
         peak, floor = resident("VmHWM"), self._floor or 0.0
         self._say(
@@ -61,7 +61,7 @@ class Gate:
 
 
 def target(path: str) -> Any:
-    """The function that `module:name` names."""
+    """The function `module:name`."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,4 +1,4 @@
-"""Conversations: messages to tokens turn by turn, for any chat template of transformers and for models without one."""
+"""Conversations: messages to tokens turn by turn, for chat templates of transformers and for base models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(
     tools_format: str = "auto",
     stop: Sequence[str] = (),
 ) -> Chat:
-    """The format of conversations with this tokenizer's model.
+    """Conversation format of this tokenizer's model.
 
     template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other; else
               Jinja text or a file of it. The other arguments are those of `TemplateChat`, and need a template.

@@ -1,4 +1,4 @@
-"""Does a chat template carry a conversation of several turns? Small conversations are played and the answer is data."""
+"""Test whether a chat template supports multi-turn conversations, with results as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWERS = ("Four.", 'A list: ["x", {"y": 1}].', "Für Elise — 7 µs")
 
 @dataclass(frozen=True)
 class Check:
-    """One question. verdict: "ok"; "note", gxpo deals with it and you should know; "fails", training would suffer."""
+    """One check. verdict: "ok"; "note", gxpo deals with it and you should know; "fails", training would suffer."""
 
     name: str
     verdict: str
@@ -31,7 +31,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing fails."""
+        """Whether no check failed."""
         return all(c.verdict != "fails" for c in self.checks)
 
     def __getitem__(self, name: str) -> Check:
@@ -41,13 +41,13 @@ class Report:
         return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
 
     def text(self) -> str:
-        """A line for each check."""
+        """Text of the report, one line for each check."""
         width = max(len(c.name) for c in self.checks)
         return "\n".join(f"{c.verdict:5}  {c.name:{width}}  {c.detail}" for c in self.checks)
 
 
 def check_template(chat: Any, template: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Report:
-    """Plays canned conversations. `chat` is a `TemplateChat`, or a tokenizer, with `template` and `kwargs` as there."""
+    """Play canned conversations. `chat`: a `TemplateChat`, or a tokenizer, with `template` and `kwargs` as there."""
     if not isinstance(chat, TemplateChat):
         try:
             chat = TemplateChat(chat, template, kwargs, rewrites="keep")

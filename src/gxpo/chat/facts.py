@@ -1,4 +1,4 @@
-"""What a chat template does, found out by rendering small conversations and looking at the differences."""
+"""Properties of a chat template, found by rendering small conversations and comparing them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALL = ToolCall("q_lookup", {"key": "Q5key7Z", "count": 3}, "call00000")
 
 @dataclass(frozen=True)
 class Facts:
-    """generation_prompt: what asking for an answer adds. ends: tokens that end an action; stops: those to sample to.
+    """generation_prompt: text added before an answer. ends: tokens that end an action; stops: those to sample to.
 
     lead           blanks that it puts before an answer and the generation prompt does not have
     reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
@@ -66,7 +66,7 @@ def say(role: str, content: str, **more: Any) -> Message:
 
 
 def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True) -> str | None:
-    """The text, or None where the template refuses: a probe asks a question, and a refusal is an answer."""
+    """Rendered text, or None if the template raises an error: for a probe, that is an answer, too."""
     try:
         return template.render(messages, tools, answer)
     except Endless:
@@ -83,7 +83,7 @@ def _shows_both(template: Template, parts: bool) -> bool:
 
 
 def find_out(template: Template, tokens: Tokens) -> Facts:
-    """`ModelError` where the template can't carry a conversation: it refuses user or assistant, or hides their text."""
+    """Find a template's properties; `ModelError` if it rejects user or assistant messages or hides their text."""
     user, said = say("user", USER), say("assistant", ASSISTANT)
     template.parts = not _shows_both(template, False) and _shows_both(template, True)
     asked, bare = template.render([user]), template.render([user], answer=False)

@@ -1,4 +1,4 @@
-"""How families of models write calls of tools: one reader for each documented form.
+"""Tool call formats by model family: one parser for each documented format.
 
 A reader is given what follows the thinking, and gives the text without calls and the calls. What can't be read becomes
 a call with an `error`; its text is kept in `kept`, which is what the template is shown.
@@ -27,7 +27,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Format:
-    """`opens`: text that every call in this form contains. `channels`: the form also says what is thinking."""
+    """A tool call format. `opens`: text that every call contains. `channels`: the format also marks thinking."""
 
     name: str
     opens: str
@@ -42,7 +42,7 @@ def _bad(why: str, name: str = "") -> list[ToolCall]:
 def blocks(
     text: str, open_: str, close: str, inside: Callable[[str], list[ToolCall]], lone_end: bool = False
 ) -> Parsed:
-    """Reads every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
+    """Parse every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
     content, kept, calls, at = [], [], [], 0
     while (begin := text.find(open_, at)) >= 0:
         inner = begin + len(open_)
@@ -62,7 +62,7 @@ def blocks(
 
 
 def call_of(data: Any) -> ToolCall:
-    """A call from `{"name": ..., "arguments" | "parameters": {...} or JSON text}`."""
+    """Tool call from `{"name": ..., "arguments" | "parameters": {...} or JSON text}`."""
     if not isinstance(data, dict):
         return ToolCall("", error="a call is a JSON object with a name and arguments")
     inner = data.get("function")

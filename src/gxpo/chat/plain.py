@@ -1,4 +1,4 @@
-"""Conversations without a template, for base models: texts, one after the other."""
+"""Plain-text conversations for base models: texts, one after the other, without a template."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gxpo.tokens import Tokens
 
 
 class PlainChat:
-    """The texts of the first messages, joined by newlines, behind the tokenizer's bos; later ones are appended as they
-    are, so whatever stands between an action and what follows it, a newline for instance, is the observation's own.
-    The name of a special token in one of them stays text.
+    """Plain text: the texts of the first messages, joined by newlines, after the tokenizer's bos. Later ones are
+    appended as they are, so any separator between an action and the next observation, e.g. a newline, is part of the
+    observation. The name of a special token in one of them stays text.
 
     An action ends at eos. Roles are not written. Calls have the form `<tool>name({"key": value})</tool>`.
     """
@@ -30,14 +30,14 @@ class PlainChat:
         self.stop_ids: tuple[int, ...] = () if eos is None else (eos,)
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> PlainConversation:
-        """The context is bos, where the tokenizer puts one, and the texts."""
+        """Start a conversation: bos, if the tokenizer has one, and the texts."""
         if not messages:
             raise ModelError("a conversation starts with at least one message")
         return PlainConversation(self, messages, tools)
 
 
 class PlainConversation:
-    """Made by `PlainChat.start`; nothing is ever rebuilt."""
+    """Conversation of `PlainChat.start`; its context is only ever appended to."""
 
     rebuilt = kept_against_template = respelled = 0
 
@@ -52,14 +52,14 @@ class PlainConversation:
         self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(shown)))
 
     def copy(self) -> PlainConversation:
-        """An independent conversation that has gone as far."""
+        """Independent copy of the conversation."""
         twin = object.__new__(PlainConversation)
         twin.__dict__.update(self.__dict__)
         twin.messages = list(self.messages)
         return twin
 
     def act(self, tokens: Sequence[int]) -> Reply:
-        """Appends the sampled ids as they are, and says what is in them."""
+        """Append the sampled ids as they are, and return the parsed action."""
         if not self._waits_for_action:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
@@ -78,7 +78,7 @@ class PlainConversation:
         return Reply(clean(reading.content), thinking, calls)
 
     def observe(self, messages: Sequence[Message]) -> Opening:
-        """Appends the texts; answers of tools stand between `<tool_result>` and `</tool_result>`."""
+        """Append texts; tool results are put between `<tool_result>` and `</tool_result>`."""
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         messages = toolbox.answered(messages, self._calls)
@@ -90,5 +90,5 @@ class PlainConversation:
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """The texts of messages, a newline between them."""
+    """Texts of messages, joined by newlines."""
     return "\n".join(str(m.get("content") or "") for m in toolbox.as_user(messages))

@@ -1,4 +1,4 @@
-"""What an action says: thinking, content, calls; and whether two texts say the same."""
+"""Parse an action into thinking, content and tool calls; compare texts up to formatting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.protocols import ToolCall
 
 @dataclass(frozen=True)
 class Reading:
-    """said: what follows the thinking, as written; content: without calls; kept: without those that could be read.
+    """said: text after the thinking, as written; content: without calls; kept: without the calls that were parsed.
 
     lead: the text of the thinking with its tags. close: the tag that would end it, where the action was cut before.
     """
@@ -28,7 +28,7 @@ class Reading:
 
 
 def read(text: str, form: Format | None, types: Types, tools: bool, opened: str | None = None) -> Reading:
-    """`form`: how calls are written (None: they are not); without `tools` nothing is taken for a call."""
+    """Parse an action. `form`: format of calls (None: there are none); without `tools` nothing is taken for a call."""
     if form is not None and form.channels:
         found = form.find(text, types)
         calls = found.calls if tools else ()
@@ -42,7 +42,7 @@ def read(text: str, form: Format | None, types: Types, tools: bool, opened: str 
 
 
 def same(a: Reading, b: Reading) -> bool:
-    """Equal up to what writing and reading back may change: white space, JSON layout, `true` for `True`."""
+    """Equality up to formatting: white space, JSON layout, `true` for `True`."""
     return (
         _squeeze(a.content) == _squeeze(b.content)
         and _squeeze(a.reasoning or "") == _squeeze(b.reasoning or "")
@@ -59,7 +59,7 @@ def _call(call: ToolCall) -> Any:
 
 
 def value(x: Any) -> Any:
-    """One spelling for values that templates write differently.
+    """Canonical spelling of values that templates write differently.
 
     >>> value({"a": True, "b": [1, "x  y"]}) == value({"a": "true", "b": "[1, 'x y']"}), value("1.0") == value(1)
     (False, True)

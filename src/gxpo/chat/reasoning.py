@@ -1,4 +1,4 @@
-"""Where the thinking of an action ends: `<think>` and its kin, opened by the policy or by the generation prompt."""
+"""Split thinking from content: `<think>` and similar tags, opened by the policy or by the generation prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAGS = (
 
 @dataclass(frozen=True)
 class Thought:
-    """lead: the text up to and with the closing tag; `lead + rest` is the whole text. close: the tag, if missing."""
+    """lead: text up to and including the closing tag; `lead + rest` is the whole text. close: the tag, if missing."""
 
     reasoning: str | None
     lead: str
@@ -22,7 +22,7 @@ class Thought:
 
 
 def opened_by(prompt: str) -> str | None:
-    """The closing tag that an action after `prompt` still has to write, where the prompt ends in an open thought.
+    """Closing tag that an action after `prompt` has to write, if the prompt ends inside a thought.
 
     >>> opened_by("<|assistant|><think>\\n"), opened_by("<think></think>")
     ('</think>', None)
@@ -32,7 +32,7 @@ def opened_by(prompt: str) -> str | None:
 
 
 def split(text: str, opened: str | None = None) -> Thought:
-    """Thinking ends at the first closing tag, if the prompt or the text opened it; later tags are content.
+    """Split at the first closing tag, if the prompt or the text opened it; later tags are content.
 
     >>> split("<think>a</think>b").reasoning, split("a</think>b", "</think>").rest, split("b<think>a</think>").reasoning
     ('a', 'b', None)

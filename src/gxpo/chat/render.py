@@ -1,4 +1,4 @@
-"""A chat template as a function from messages to text."""
+"""Render chat templates: messages to text, with limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 5.0  # seconds of CPU time for one rendering, which takes milliseconds
 
 
 class Endless(ModelError):
-    """A template that does not come to an end: no answer to any question."""
+    """A template that does not terminate."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 class Template:
-    """`text`: the Jinja source. `kwargs`: variables the template knows, `enable_thinking` for instance.
+    """A chat template. `text`: the Jinja source. `kwargs`: its variables, e.g. `enable_thinking`.
 
     parts  it wants contents as lists of parts, as some templates of vision models do
     """
@@ -49,7 +49,7 @@ class Template:
         self.tokenizer, self.text, self.kwargs, self.parts = tokenizer, text, dict(kwargs), parts
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), answer: bool = True) -> str:
-        """The text of `messages`, up to where the next action begins if `answer`.
+        """Render `messages`, with the generation prompt if `answer`.
 
         `ModelError` with the template's own words where it refuses them, `Endless` where it does not end.
         """
@@ -78,7 +78,7 @@ def in_parts(message: Message) -> dict[str, Any]:
 
 
 def source(tokenizer: Any, template: str | Path | None) -> str:
-    """The Jinja text of `template`: itself, a file's, or (None) the tokenizer's own."""
+    """Jinja source of `template`: itself, a file's, or (None) the tokenizer's own."""
     if template is None:
         own = tokenizer.chat_template
         if isinstance(own, dict):
@@ -102,14 +102,14 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def unused(word: str, *texts: str) -> str:
-    """`word`, made longer until no text contains it."""
+    """`word`, lengthened until no text contains it."""
     while any(word in t for t in texts):
         word += "x"
     return word
 
 
 def shared_prefix(a: str, b: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Number of characters in the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -35,7 +35,7 @@ MARK = "Q7mark7Z"
 
 @dataclass(frozen=True)
 class Action:
-    """What the policy wrote: `text` without the token `stop` that ended it (None: it was cut). The names of special
+    """An action of the policy: `text` without the token `stop` that ended it (None: it was cut). The names of special
     tokens that it did not sample as such are `Tokens.typed`, in `reading` too."""
 
     ids: tuple[int, ...]
@@ -50,14 +50,14 @@ class Action:
 
 @dataclass(frozen=True)
 class Bridge:
-    """What stands between an action and the next one. `same`: "text", "meaning" or "" (the history was rewritten)."""
+    """Text between an action and the next one. `same`: "text", "meaning" or "" (the history was rewritten)."""
 
     text: str
     same: str
 
 
 class TemplateConversation:
-    """Made by `TemplateChat.start`.
+    """Conversation of `TemplateChat.start`.
 
     rebuilt                turns at which the context was built anew because the template rewrites its history
     kept_against_template  turns at which it does, and the context was appended to all the same
@@ -83,7 +83,7 @@ class TemplateConversation:
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)
 
     def copy(self) -> TemplateConversation:
-        """An independent conversation that has gone as far."""
+        """Independent copy of the conversation."""
         twin = object.__new__(TemplateConversation)
         twin.__dict__.update(self.__dict__)
         for name in ("messages", "_shown", "_actions"):
@@ -91,7 +91,7 @@ class TemplateConversation:
         return twin
 
     def act(self, tokens: Sequence[int]) -> Reply:
-        """Appends the sampled ids as they are, end-of-turn token included, and says what is in them."""
+        """Append the sampled ids as they are, end-of-turn token included, and return the parsed action."""
         if not self._waits_for_action:
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
@@ -136,7 +136,7 @@ class TemplateConversation:
         return [message] if message == written else [message, written]
 
     def observe(self, messages: Sequence[Message]) -> Opening:
-        """Appends what the template puts between the last action and the next one.
+        """Append the template's text between the last action and the next one.
 
         `ModelError` where the template refuses the messages, in its own words.
         """
@@ -284,7 +284,7 @@ TOOL_FORMATS = ("auto", "native", "tags")
 
 
 class TemplateChat:
-    """Conversations in the format of a chat template.
+    """Conversations in a chat template's format.
 
     tokenizer     of transformers, fast or not
     template      Jinja text or a file of it; None: the tokenizer's own
@@ -328,17 +328,17 @@ class TemplateChat:
 
     @property
     def form(self) -> Format | None:
-        """How calls are written."""
+        """Format of tool calls."""
         return TAGS if self.tools_format == "tags" else self.facts.form
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TemplateConversation:
-        """A conversation whose context is the template's rendering of `messages` and `tools`."""
+        """Start a conversation from the template's rendering of `messages` and `tools`."""
         if not messages:
             raise ModelError("a conversation starts with at least one message")
         return TemplateConversation(self, messages, tools)
 
     def read(self, text: str, types: Mapping[str, Mapping[str, str]], tools: bool, opened: str | None) -> Reading:
-        """What an action says. Channels are read without tools too: they tell thinking from content."""
+        """Parse an action. Channels are read without tools too: they tell thinking from content."""
         form = self.form
         native = self.facts.form
         if form is TAGS and native is not None and native.channels:
@@ -348,7 +348,7 @@ class TemplateChat:
         return read(text, form, types, tools, opened)
 
     def opening_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """What the template is shown at the start: in the format "tags" the tools are explained in words."""
+        """Messages to render at the start: in the format "tags" they include instructions for the tools."""
         if self.tools_format == "native":
             return list(messages)
         if tools:
@@ -356,7 +356,7 @@ class TemplateChat:
         return toolbox.as_user(messages)
 
     def closing(self, stop: int | None) -> re.Pattern[str] | None:
-        """The end of an action at the beginning of a text: what an action that ended in `stop` has written itself."""
+        """End of an action at the beginning of a text: the part that an action ending in `stop` has written itself."""
         if stop not in self._closing:
             own = [self.tokens.text_of(stop)] if stop is not None else []
             words = sorted({*self.facts.ends, *own}, key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""Tools as schemas: parameter types, and the instructions for models whose template knows no tools."""
+"""Tool schemas: parameter types, and instructions for models whose template has no tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tools:
 
 
 def function_of(tool: Schema) -> Schema:
-    """The inner part of a tool in OpenAI's form; `ConfigError` where it names no function."""
+    """Function of a tool in OpenAI's form; `ConfigError` if it names none."""
     inner = tool.get("function", tool)
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ConfigError('a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}')
@@ -30,7 +30,7 @@ def function_of(tool: Schema) -> Schema:
 
 
 def types_of(tools: Sequence[Schema]) -> Types:
-    """Tool -> parameter -> JSON type, where the schema says one."""
+    """Tool -> parameter -> JSON type, if the schema says one."""
     out = {}
     for function in map(function_of, tools):
         properties = (function.get("parameters") or {}).get("properties") or {}
@@ -39,7 +39,7 @@ def types_of(tools: Sequence[Schema]) -> Types:
 
 
 def instructions(tools: Sequence[Schema]) -> str:
-    """How to call these tools, for a system message."""
+    """Instructions for calling these tools, for a system message."""
     lines = []
     for function in map(function_of, tools):
         about = f": {function['description']}" if function.get("description") else ""
@@ -49,7 +49,7 @@ def instructions(tools: Sequence[Schema]) -> str:
 
 
 def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], system: bool) -> list[Message]:
-    """The instructions end the system message, or, in a format without one, stand before the first other message."""
+    """Append the instructions to the system message; in a format without one, insert them before the first message."""
     text, messages = instructions(tools), list(messages)
     if not system:
         at = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
@@ -66,7 +66,7 @@ def result_text(message: Message) -> str:
 
 
 def as_user(messages: Sequence[Message]) -> list[Message]:
-    """Answers of tools as a message of the user; those that follow each other become one."""
+    """Tool results as user messages; consecutive ones are merged."""
     out: list[Message] = []
     joins = False
     for message in messages:
@@ -82,7 +82,7 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def answered(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Answers that do not say which call they belong to belong to the calls in order: templates ask for id and name."""
+    """Assign tool results without a call id to the calls in order: templates ask for id and name."""
     out: list[Message] = []
     waiting = iter(calls)
     for message in messages:
@@ -95,7 +95,7 @@ def answered(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Mes
 
 
 def structured(calls: Sequence[ToolCall], as_json: bool) -> list[dict[str, Any]]:
-    """Well-formed calls as templates expect them."""
+    """Well-formed calls in the structure that templates expect."""
     out = []
     for call in calls:
         if call.error is None:

@@ -1,4 +1,4 @@
-"""Golden vectors of outcome advantages, and tests of them that anyone can point at a function of their own.
+"""Golden vectors of outcome advantages, and tests to run them against any implementation.
 
     pytest --pyargs gxpo.conformance --impl my_trainer:advantages --method grpo
 

@@ -1,4 +1,4 @@
-"""A function tried on the golden vectors and properties, with or without pytest."""
+"""Check an implementation against golden vectors and properties, with or without pytest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Result:
-    """status: "passed", "failed" or "not supported"; `detail` says why it is not the first."""
+    """Result of a check. status: "passed", "failed" or "not supported"; `detail` says why it is not the first."""
 
     method: str
     name: str
@@ -26,7 +26,7 @@ class Result:
 
 
 def load(path: str | None) -> Callable[..., Sequence[float]]:
-    """The function that `module:function` or `file.py:function` names; gxpo's own for None. Raises ConfigError."""
+    """Load `module:function` or `file.py:function`; gxpo's own for None. Raises ConfigError."""
     try:
         found = object_at(path or OWN)
     except Unusable as error:
@@ -38,7 +38,7 @@ def load(path: str | None) -> Callable[..., Sequence[float]]:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function as the vectors call it; `tolerance` in place of the vectors' own, for float32 (1e-5, say)."""
+    """A function under test; `tolerance` replaces the vectors' own, for float32 (1e-5, say)."""
 
     function: Callable[..., Sequence[float]]
     tolerance: float | None = None
@@ -51,19 +51,19 @@ class Implementation:
         constants: Mapping[str, Any],
         fields: Mapping[str, Any],
     ) -> list[float]:
-        """Its advantages. NotImplementedError comes through; AssertionError where they are too few or too many."""
+        """Its advantages. NotImplementedError is passed on; AssertionError for the wrong number of them."""
         found = [float(x) for x in self.function(method, list(rewards), list(groups), **constants, **fields)]
         if len(found) != len(rewards):
             raise AssertionError(f"{method}: {len(found)} numbers for {len(rewards)} trajectories")
         return found
 
     def vector(self, method: str, index: int) -> None:
-        """Raises AssertionError where vector `index` gives other numbers."""
+        """Raises AssertionError if vector `index` gives other numbers."""
         v = golden(method).vectors[index]
         v.compare(self.call(method, v.rewards, v.groups, v.constants, v.fields), self.tolerance)
 
     def property(self, method: str, name: str) -> None:
-        """Raises AssertionError where the property does not hold."""
+        """Raises AssertionError if the property does not hold."""
 
         def call(*arguments: Any) -> list[float]:
             return self.call(method, *arguments)
@@ -74,7 +74,7 @@ class Implementation:
             raise AssertionError(f"{method}: {name} ({PROPERTIES[name].__doc__}) {error}") from None
 
     def supports(self, method: str) -> bool:
-        """Whether it gives any numbers at all for some vector of the method."""
+        """Whether it gives numbers for any vector of the method."""
         for v in golden(method).vectors:
             try:
                 self.call(method, v.rewards, v.groups, v.constants, v.fields)
@@ -85,7 +85,7 @@ class Implementation:
 
 
 def trials(entry: Golden) -> Iterator[tuple[str, Callable[[Implementation], None]]]:
-    """Everything that is tried of a method, by name."""
+    """All checks of a method, by name."""
     for index, v in enumerate(entry.vectors):
         yield v.name, lambda tried, index=index: tried.vector(entry.method, index)
     for name in entry.properties:
@@ -97,7 +97,7 @@ def check(
     methods: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> list[Result]:
-    """Every vector and property of the methods (default: all), tried on `function` or on what `module:function` names.
+    """Check `function` (or `module:function`) against every vector and property of the methods (default: all).
 
     >>> def mine(method, rewards, groups, **given):
     ...     if method != "dr_grpo" or None in rewards:

@@ -1,4 +1,4 @@
-"""The golden files: for each method its formula, constants, properties, and vectors with the numbers they must give."""
+"""Golden files: for each method its formula, constants, properties, and vectors with expected numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = "gxpo.vectors/1"
 
 @dataclass(frozen=True)
 class Vector:
-    """One input and what it must give.
+    """One input and the expected output.
 
     rewards    one for each trajectory; None = unscored
     groups     opaque ids
@@ -44,7 +44,7 @@ class Vector:
         return f"{self.method}: {self.name}"
 
     def compare(self, found: Sequence[float], tolerance: float | None = None) -> None:
-        """Raises AssertionError that shows what was given, expected and found."""
+        """Raises AssertionError with the input, the expected and the actual numbers."""
         note = f" ({self.note})" if self.note else ""
         about = f"{self.id}{note}: rewards {list(self.rewards)}, groups {list(self.groups)}, "
         about += ", ".join(f"{k} {v}" for k, v in {**self.constants, **self.fields}.items())
@@ -53,7 +53,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Golden:
-    """A method's file.
+    """Golden file of a method.
 
     arxiv       where the formula is from ("" = no preprint)
     constants   their defaults
@@ -72,14 +72,14 @@ class Golden:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that every vector gives."""
+        """Fields that every vector has."""
         return tuple(k for k in self.vectors[0].fields if all(k in v.fields for v in self.vectors))
 
 
 def close(
     found: Sequence[float], expected: Sequence[float], tolerance: float, about: str, each: str = "trajectory"
 ) -> None:
-    """Raises AssertionError where a number is off by more than `tolerance` x max(1, |expected|), or is nan."""
+    """Raises AssertionError if a number is off by more than `tolerance` x max(1, |expected|), or is nan."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
             raise AssertionError(f"{about}: {each} {i} should be {b:.9g} and is {a:.9g}; all: {_short(found)}")
@@ -91,14 +91,14 @@ def _short(xs: Sequence[float]) -> str:
 
 @cache
 def names() -> tuple[str, ...]:
-    """The methods that have a golden file, in alphabetical order."""
+    """Methods with a golden file, in alphabetical order."""
     files = (resources.files("gxpo.conformance") / "data").iterdir()
     return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
 
 
 @cache
 def golden(method: str) -> Golden:
-    """The golden file of a method. Raises ConfigError for one that has none.
+    """Golden file of a method. Raises ConfigError for one that has none.
 
     >>> golden("dr_grpo").vectors[0].expected
     (0.75, -0.25, -0.25, -0.25)

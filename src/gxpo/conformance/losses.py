@@ -1,4 +1,4 @@
-"""Golden vectors of losses: tokens, and the value and slopes that an objective must give for them."""
+"""Golden vectors of losses: tokens, and the expected value and gradient of an objective."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LossFunction = Callable[..., tuple[float, Sequence[float]]]
 
 @dataclass(frozen=True)
 class LossVector:
-    """Tokens of several rows, and what an objective must give for them.
+    """Tokens of several rows, with the expected value and gradient of an objective.
 
     logprobs, old  of the current policy and of the one that the ratio divides by
     advantages     one for each token
@@ -48,7 +48,7 @@ class LossVector:
         return f"{self.objective}: {self.name}"
 
     def check(self, function: LossFunction, tolerance: float | None = None) -> None:
-        """Raises AssertionError where the function gives other numbers; NotImplementedError comes through."""
+        """Raises AssertionError if the function gives other numbers; NotImplementedError is passed on."""
         columns = (list(x) for x in (self.logprobs, self.old, self.advantages, self.rows))
         value, gradient = function(self.objective, *columns, self.aggregate, **self.constants)
         within = self.tolerance if tolerance is None else tolerance
@@ -62,7 +62,7 @@ class LossVector:
 
 @dataclass(frozen=True)
 class Losses:
-    """An objective's file."""
+    """Golden file of an objective."""
 
     objective: str
     arxiv: str
@@ -74,14 +74,14 @@ class Losses:
 
 @cache
 def objectives() -> tuple[str, ...]:
-    """The objectives that have golden losses, in alphabetical order: names of methods."""
+    """Objectives with golden losses, in alphabetical order: names of methods."""
     files = (resources.files("gxpo.conformance") / "data_losses").iterdir()
     return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
 
 
 @cache
 def losses(objective: str) -> Losses:
-    """The golden losses of an objective. Raises ConfigError for one that has none.
+    """Golden losses of an objective. Raises ConfigError for one that has none.
 
     >>> [round(x, 6) for x in losses("grpo").vectors[0].gradient]
     [0.0, -0.180967, 0.0, 0.244281, 0.329744]
@@ -106,8 +106,8 @@ def check_losses(
     names: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> list[Result]:
-    """Every vector of the objectives (default: all), tried on `function`, on what `module:function` names, or on
-    gxpo's own objectives."""
+    """Check `function` (or `module:function`, or gxpo's own objectives) against every vector of the objectives
+    (default: all)."""
     tried: Any = load(function or OWN) if function is None or isinstance(function, str) else function
     found: list[Result] = []
     for name in objectives() if names is None else names:

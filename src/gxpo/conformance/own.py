@@ -1,4 +1,4 @@
-"""gxpo's own methods with the signature that the golden vectors call."""
+"""gxpo's own methods as an implementation for the golden vectors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIGNALS = {
 
 
 def advantages(method: str, rewards: Sequence[float | None], groups: Sequence[int], **given: Any) -> list[float]:
-    """Credit times weights of `gxpo.method(method)`, one number for each trajectory (its first token's).
+    """Advantage times weight under `gxpo.method(method)`, one number for each trajectory (its first token's).
 
     Raises NotImplementedError where gxpo lacks the method, a constant is not one of its keys and not its default, or a
     field is not part of a rollout.

@@ -1,4 +1,4 @@
-"""gxpo's own objectives with the signature that the golden losses call."""
+"""gxpo's own objectives as an implementation for the golden losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loss(
     aggregate: str,
     **constants: Any,
 ) -> tuple[float, list[float]]:
-    """Value and slopes of the policy term of `gxpo.method(objective)`.
+    """Value and gradient of the policy term of `gxpo.method(objective)`.
 
     Raises NotImplementedError where gxpo lacks the method, a constant, or refuses the aggregation.
     """

@@ -1,4 +1,4 @@
-"""pytest options of the conformance tests: there for `pytest --pyargs gxpo.conformance`, and nowhere else.
+"""pytest options of the conformance tests, only for `pytest --pyargs gxpo.conformance`.
 
 An entry point of pytest's, imported by every run of pytest beside gxpo: so nothing but the standard library is imported
 here, and no option is added to a run that does not name gxpo.conformance.
@@ -33,7 +33,7 @@ def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str
 
 
 def pytest_configure(config: Any) -> None:
-    """Unknown methods and functions that can't be loaded are errors of the command line."""
+    """Unknown methods and functions that can't be loaded are command line errors."""
     options = ("gxpo_methods", "gxpo_impl", "gxpo_loss", "gxpo_objectives")
     if all(config.getoption(name, None) is None for name in options):
         return
@@ -59,7 +59,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Who asks about losses is not told about advantages, and the other way round."""
+    """Deselect the advantage tests if only losses are tested, and the other way round."""
     losses = any(config.getoption(name, None) is not None for name in ("gxpo_loss", "gxpo_objectives"))
     credit = any(config.getoption(name, None) is not None for name in ("gxpo_impl", "gxpo_methods"))
     if losses == credit:

@@ -1,4 +1,4 @@
-"""What a formula promises whatever the numbers: tried on rewards and groups made up from a fixed seed.
+"""Properties of advantage formulas, tested on synthetic rewards and groups from a fixed seed.
 
 Each property is a function of (call, method's golden file, tolerance) that raises AssertionError where it does not
 hold; `call(rewards, groups, constants, fields)` gives the advantages. A golden file lists those that its formula has.
@@ -20,7 +20,7 @@ SIZES = (4, 3, 5, 2)
 
 @dataclass(frozen=True)
 class Batch:
-    """Made-up rows. `fields` of single rows are lists as long as `rewards`; `components` has a list for each reward."""
+    """Synthetic rows. `fields` of single rows are lists as long as `rewards`; `components`: a list for each reward."""
 
     rewards: tuple[float | None, ...]
     groups: tuple[int, ...]
@@ -63,7 +63,7 @@ FIELDS: Mapping[str, Callable[[random.Random], Any]] = {
 
 
 def made_up(golden: Golden, seed: str, sizes: Sequence[int] = SIZES) -> Batch:
-    """Groups of unequal size, mingled, their ids in no order; every group has unequal rewards."""
+    """Groups of unequal size, interleaved, their ids in no order; every group has unequal rewards."""
     rng = random.Random(f"{golden.method}/{seed}")
     ids = [g for g, size in zip(rng.sample(range(50), len(sizes)), sizes, strict=True) for _ in range(size)]
     rng.shuffle(ids)

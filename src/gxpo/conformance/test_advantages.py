@@ -1,4 +1,4 @@
-"""Golden vectors and properties, against `--impl module:function` or gxpo's own methods."""
+"""Test golden vectors and properties against `--impl module:function` or gxpo's own methods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def implementation(request: pytest.FixtureRequest) -> Implementation:
-    """What is tried."""
+    """The implementation under test."""
     config = request.config
     return Implementation(load(config.getoption("gxpo_impl", None)), config.getoption("gxpo_tolerance", None))
 
@@ -43,7 +43,7 @@ def test_vector(implementation: Implementation, method: str, index: int) -> None
 
 
 def test_property(implementation: Implementation, method: str, property_: str) -> None:
-    """What the formula promises."""
+    """The properties of the formula."""
     try:
         implementation.property(method, property_)
     except NotImplementedError as error:
@@ -51,7 +51,7 @@ def test_property(implementation: Implementation, method: str, property_: str) -
 
 
 def test_method_is_supported(implementation: Implementation, request: pytest.FixtureRequest, method: str) -> None:
-    """A method that was asked for by name has to be there; of the others it is only said that they are not."""
+    """A method named on the command line must be supported; others may be missing, and are listed."""
     if not implementation.supports(method):
         if request.config.getoption("gxpo_methods", None):
             pytest.fail(f"{method}: no vector of it is supported")
@@ -59,6 +59,6 @@ def test_method_is_supported(implementation: Implementation, request: pytest.Fix
 
 
 def test_some_method_is_supported(implementation: Implementation, request: pytest.FixtureRequest) -> None:
-    """A run in which nothing was supported has not passed."""
+    """A run without any supported method fails."""
     methods = _methods(request.config)
     assert any(implementation.supports(m) for m in methods), f"none of {', '.join(methods)} is supported"

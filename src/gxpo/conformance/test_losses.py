@@ -1,4 +1,4 @@
-"""Golden losses, against `--loss module:function` or gxpo's own objectives."""
+"""Test golden losses against `--loss module:function` or gxpo's own objectives."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def tried(request: pytest.FixtureRequest) -> LossFunction:
-    """What is tried."""
+    """The implementation under test."""
     found: Any = load(request.config.getoption("gxpo_loss", None) or OWN)
     return found
 
 
 def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: str, place: int) -> None:
-    """The value and the slopes of the formula."""
+    """The value and the gradient of the formula."""
     try:
         losses(objective).vectors[place].check(tried, request.config.getoption("gxpo_tolerance", None))
     except NotImplementedError as error:
@@ -39,7 +39,7 @@ def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: st
 
 
 def test_some_loss_is_supported(tried: LossFunction, request: pytest.FixtureRequest) -> None:
-    """A run in which nothing was supported has not passed; nor one of an objective that is not."""
+    """A run without any supported objective fails; so does one with a named objective that is not supported."""
     missing = []
     for name in _objectives(request.config):
         supported = 0

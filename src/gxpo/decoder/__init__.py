@@ -1,4 +1,4 @@
-"""The forward pass of the common decoder family, written for trees: unique tokens in a flat list, nothing padded.
+"""Forward pass of Llama-like decoders for token trees: unique tokens in a flat list, no padding.
 
 Runs on the parameters of a transformers model, which stays as it is: `gxpo.decoder.forward.Decoder`.
 """

@@ -1,4 +1,4 @@
-"""The forward pass of Llama-like models: hidden states of a flat list of tokens, and one more token for many samples.
+"""Forward pass of Llama-like models: hidden states of a flat token list, and single-token steps for many samples.
 
 While sampling, keys and values of a prompt are held once, those of each sample beside them."""
 
@@ -35,7 +35,7 @@ Products = Literal["auto", "native", "float32"]
 
 
 class Decoder:
-    """Hidden states of a transformers model of the Llama family, computed on its own modules and parameters.
+    """Hidden states of a Llama-like transformers model, computed with its own modules and parameters.
 
     causal    the model; adapters, biases, norms of other kinds and norms of queries and keys are run as they are
     products  dtype in which matrices are multiplied: "native" (of the parameters), "float32", or "auto": float32 for
@@ -56,7 +56,7 @@ class Decoder:
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
-        """From the model's class, configuration and device."""
+        """Why this model is not supported, from its class, configuration and device."""
         name = type(causal).__name__
         if name not in FAMILY:
             return f"{name} is not one of {', '.join(FAMILY)}"
@@ -76,7 +76,7 @@ class Decoder:
 
     @classmethod
     def of(cls, causal: Any, *, products: Products = "auto", recompute: bool = False) -> Decoder | None:
-        """The decoder of a model that it knows and for which it gives what the model gives on a short probe."""
+        """Decoder of a supported model whose results agree with the model's on a short probe; None otherwise."""
         if cls.why_not(causal) is not None:
             return None
         decoder = cls(causal, products=products, recompute=recompute)
@@ -93,12 +93,12 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """Dtype of the parameters."""
         return self.model.embed_tokens.weight.dtype
 
     @property
     def product(self) -> torch.dtype:
-        """The dtype in which matrices are multiplied."""
+        """Dtype of matrix products."""
         if self.products == "native" or self.dtype not in HALF:
             return self.dtype
         return torch.float32 if self.products == "float32" or not has_matrix_units() else self.dtype
@@ -110,7 +110,7 @@ class Decoder:
     def states_after(
         self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
     ) -> list[Tensor]:
-        """`states` after each of several layers, from one pass that ends with the last that is asked for."""
+        """Hidden states after each of several layers, from one pass that ends with the last of them."""
         x = self.model.embed_tokens(tokens)
         cos, sin = self.tables(x, position)
         plan, product = Plan.of(chains), self.product
@@ -130,13 +130,13 @@ class Decoder:
         return [found.get(layer, last) for layer in layers]
 
     def tables(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin [n, D] of positions [n]."""
+        """Rotary tables cos, sin [n, D] of positions [n]."""
         cos, sin = self.model.rotary_emb(x[None], position[None])
         return cos[0], sin[0]
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, position: Tensor, chains: list[Chain]) -> tuple[Tensor, list[Tensor]]:
-        """[n, H] hidden states as the head reads them, and of each layer keys and values [n, 2 kv, D]."""
+        """Prefill: [n, H] hidden states as the head reads them, and keys and values [n, 2 kv, D] of each layer."""
         x = self.model.embed_tokens(tokens)
         cos, sin = self.tables(x, position)
         plan, product, held = Plan.of(chains), self.product, []
@@ -154,13 +154,13 @@ class Decoder:
 
 
 def near(x: Tensor, y: Tensor) -> bool:
-    """Whether rows [n, H] differ by rounding: by less than half of their digits, most of them."""
+    """Whether rows [n, H] differ only by rounding: most of them by less than half of their digits."""
     error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
     return bool(error.median() <= torch.finfo(y.dtype).eps ** 0.5)
 
 
 def plain(*modules: Any) -> bool:
-    """Whether these are linear maps without bias and nothing more (no adapters)."""
+    """Whether these are linear maps without bias or adapters."""
     return all(type(m) is nn.Linear and m.bias is None for m in modules)
 
 
@@ -170,7 +170,7 @@ def stock(norm: Any, x: Tensor) -> bool:
 
 
 def queries_keys_values(module: Any, x: Tensor, product: torch.dtype) -> Tensor:
-    """[n, (heads + 2 kv) * D] of a layer's input."""
+    """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input."""
     own, norm = module.self_attn, module.input_layernorm
     maps = (own.q_proj, own.k_proj, own.v_proj)
     if plain(*maps) and stock(norm, x):
@@ -193,7 +193,7 @@ def add_linear(linear: Any, x: Tensor, a: Tensor, product: torch.dtype) -> Tenso
 
 
 def mlp(module: Any, x: Tensor, product: torch.dtype) -> Tensor:
-    """x + the gated perceptron of its norm."""
+    """x + the gated MLP of its norm."""
     own, norm = module.mlp, module.post_attention_layernorm
     if plain(own.gate_proj, own.up_proj, own.down_proj) and stock(norm, x):
         weights = (own.gate_proj.weight, own.up_proj.weight, own.down_proj.weight)
@@ -207,7 +207,7 @@ COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may b
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer's weights laid side by side in the dtype of products; None where its modules must be run as they are."""
+    """Fused weights of a layer in the dtype of products; None if its modules must be run as they are."""
 
     qkv: Tensor | None
     out: Tensor | None
@@ -216,12 +216,12 @@ class Weights:
 
 
 def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
-    """Whether copies of all weights in this dtype may be held."""
+    """Whether copies of all weights in this dtype fit in memory."""
     return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
 
 
 class Stepper:
-    """The decoder for single tokens, its weights laid out for as long as this lives: they must not change meanwhile."""
+    """Single-token decoding with fused copies of the weights, which must not change during its lifetime."""
 
     def __init__(self, decoder: Decoder, head: Any) -> None:
         self.decoder, self.head = decoder, head
@@ -246,13 +246,13 @@ class Stepper:
         return Weights(qkv, out, inner, down)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[n, V] of the last hidden states [n, H]."""
+        """[n, V] logits of the last hidden states [n, H]."""
         if self.head_weight is None:
             return self.head(states)
         return states.to(self.product) @ self.head_weight.t()
 
     def qkv(self, i: int, x: Tensor) -> Tensor:
-        """[n, (heads + 2 kv) * D] of layer i."""
+        """[n, (heads + 2 kv) * D] queries, keys and values of layer i."""
         module, weight = self.decoder.layers[i], self.layers[i].qkv
         if weight is None:
             return queries_keys_values(module, x, self.product)
@@ -264,7 +264,7 @@ class Stepper:
         return full.to(self.product)
 
     def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
-        """[n, H] after layer i, from its input and what it attended to [n, heads * D]."""
+        """[n, H] output of layer i, from its input and the attention result [n, heads * D]."""
         module, w = self.decoder.layers[i], self.layers[i]
         if w.out is None:  # no copies, or adapters
             x = add_linear(module.self_attn.o_proj, x, attended, self.product)
@@ -278,7 +278,7 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Prompts:
-    """C prompts, right-aligned: of each layer keys and values [C, kv, columns, D]; mask [C, columns]: which count."""
+    """C prompts, right-aligned: keys and values [C, kv, columns, D] of each layer; mask [C, columns]: valid columns."""
 
     layers: list[tuple[Tensor, Tensor]]
     mask: Tensor
@@ -289,7 +289,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Branches:
-    """Samples between two tokens: next-token logits [n, V], whose prompt each goes on from, and its own tokens.
+    """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
     owner   [n] ascending: the prompt of each sample; length [n]: tokens of its prompt
     own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
@@ -311,7 +311,7 @@ class Branches:
     def of(
         stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
     ) -> Branches:
-        """Samples that have drawn nothing yet; logits [C, V] after the prompts."""
+        """Samples without tokens of their own yet; logits [C, V] after the prompts."""
         n, columns = owner.numel(), prompts.mask.shape[1]
         copied = columns if columns <= short else 0
         own = []
@@ -329,7 +329,7 @@ class Branches:
         return Branches(stepper, None if copied else prompts, owner, length, logits[owner], own, copied, copied, mask)
 
     def select(self, rows: Tensor) -> Branches:
-        """These samples alone; prompts of which none is left are dropped."""
+        """Subset of samples; prompts without samples are dropped."""
         owner, prompts = self.owner[rows], self.prompts
         if prompts is not None:
             left, renamed = torch.unique(owner, return_inverse=True)
@@ -359,7 +359,7 @@ class Branches:
         return out
 
     def advance(self, token: Tensor) -> Branches:
-        """The samples after one more token [n] of each."""
+        """Samples after one more token [n] of each."""
         stepper, decoder, n = self.stepper, self.stepper.decoder, token.numel()
         x = decoder.model.embed_tokens(token)
         cos, sin = decoder.tables(x, self.length + self.filled - self.begun)
@@ -390,14 +390,14 @@ class Branches:
 
 @dataclass(frozen=True)
 class Turn:
-    """Rotary positions of single tokens: cos, and sin with the sign of its half, [n, 1, D]."""
+    """Rotary embeddings of single tokens: cos, and sin with the sign of its half, [n, 1, D]."""
 
     cos: Tensor
     sin: Tensor
 
     @staticmethod
     def of(cos: Tensor, sin: Tensor) -> Turn:
-        """From tables [n, D]."""
+        """Rotary embeddings from tables [n, D]."""
         sin = sin.clone()
         sin[:, : sin.shape[1] // 2].neg_()
         return Turn(cos[:, None], sin[:, None])
@@ -409,7 +409,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Placement:
-    """Samples beside the others of their prompt: slot [n] of [C, m], m the most samples of a prompt."""
+    """Samples grouped by prompt: slot [n] of [C, m], m the most samples of a prompt."""
 
     prompts: int
     most: int
@@ -418,7 +418,7 @@ class Placement:
 
     @staticmethod
     def of(owner: Tensor, counts: Tensor, dtype: torch.dtype) -> Placement:
-        """owner [n] ascending; counts [C, columns]: which columns of each prompt count."""
+        """owner [n] ascending; counts [C, columns]: valid columns of each prompt."""
         sizes = torch.bincount(owner, minlength=counts.shape[0])
         most, slot = int(sizes.max()), None
         if bool((sizes != most).any()):
@@ -431,7 +431,7 @@ class Placement:
         return Placement(counts.shape[0], most, slot, mask)
 
     def spread(self, q: Tensor) -> Tensor:
-        """[C, heads, m, D] of q [n, heads, D]."""
+        """Scatter q [n, heads, D] to [C, heads, m, D]."""
         if self.slot is not None:
             wide = q.new_zeros(self.prompts * self.most, *q.shape[1:])
             wide[self.slot] = q
@@ -439,6 +439,6 @@ class Placement:
         return q.view(self.prompts, self.most, *q.shape[1:]).transpose(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
-        """[n, heads, ...] of x [C, heads, m, ...]."""
+        """Gather x [C, heads, m, ...] to [n, heads, ...]."""
         flat = x.transpose(1, 2).flatten(0, 1)
         return flat if self.slot is None else flat[self.slot]

@@ -1,4 +1,4 @@
-"""Autograd functions with gradients by hand for a decoder layer: attention over trees of tokens, norms, linear layers.
+"""Autograd functions with hand-written gradients for a decoder layer: tree attention, norms, linear layers.
 
 Attention needs no mask: every chain of tokens attends to itself causally and to each chain above it. Tokens lie in
 depth-first order, so everything below a chain follows it in one stretch: there are as many causal squares as chains,
@@ -26,7 +26,7 @@ WASTE = 0.25  # share of padding up to which causal squares of different sizes g
 
 @dataclass(frozen=True)
 class Chain:
-    """Tokens [start, end) of a flat list, of which each follows the one before; below them lie [end, below)."""
+    """Tokens [start, end) of a flat list, each following the one before; their descendants are [end, below)."""
 
     start: int
     end: int
@@ -43,14 +43,14 @@ class Squares:
 
 @dataclass(frozen=True)
 class Plan:
-    """Blocks of one flat list of tokens: causal squares, and rectangles (queries, keys), nearest ancestors last."""
+    """Attention blocks of a flat token list: causal squares, and rectangles (queries, keys), nearest ancestors last."""
 
     squares: tuple[Squares, ...]
     rectangles: tuple[tuple[slice, slice], ...]
 
     @staticmethod
     def of(chains: Sequence[Chain]) -> Plan:
-        """The blocks of these chains."""
+        """Attention blocks of these chains."""
         by_length = sorted((c for c in chains if c.end > c.start), key=lambda c: c.start - c.end)
         together: list[list[Chain]] = []
         for chain in by_length:
@@ -78,7 +78,7 @@ def _square(chains: Sequence[Chain]) -> Squares:
 
 @cache
 def kernel_works() -> bool:
-    """Whether this build of torch has the kernel, with fewer heads of keys than of queries and with gradients."""
+    """Whether this build of torch has the attention kernel, with grouped queries and gradients."""
     if not hasattr(torch.ops.aten, KERNEL):
         return False
     q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
@@ -98,7 +98,7 @@ def kernel_works() -> bool:
 
 
 def has_matrix_units() -> bool:
-    """Whether this processor has units for products of bfloat16 matrices (AMX)."""
+    """Whether this processor has bfloat16 matrix units (AMX)."""
     found = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(found and found())
 
@@ -106,8 +106,8 @@ def has_matrix_units() -> bool:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Results [B, heads, Q, D] and logarithms of sums [B, heads, Q] (float32 at least) of q [B, heads, Q, D] on
-    k, v [B, kv, K, D]; mask [B, 1, Q, K] is added to the scores."""
+    """Attention: results [B, heads, Q, D] and log-sum-exp [B, heads, Q] (float32 at least) of q [B, heads, Q, D] on k,
+    v [B, kv, K, D]; mask [B, 1, Q, K] is added to the scores."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
 
 
@@ -120,7 +120,7 @@ def _backward(
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
-    """Rotary positions on x [n, heads, D] into `out`; cos, sin [n, 1, D]. With -sin it turns back."""
+    """Apply rotary embeddings to x [n, heads, D], into `out`; cos, sin [n, 1, D]. With -sin: the inverse rotation."""
     half = x.shape[-1] // 2
     torch.mul(x, cos, out=out)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
@@ -131,8 +131,8 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 def attend(
     qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention without gradients: results [n, heads, D], logarithms of sums [n, heads], and queries, keys and values
-    [n, heads + 2 kv, D] with positions.
+    """Tree attention without gradients: results [n, heads, D], log-sum-exp [n, heads], and rotated queries, keys and
+    values [n, heads + 2 kv, D].
 
     qkv [n, (heads + 2 kv) * D] side by side; cos, sin [n, D]
     """
@@ -160,7 +160,8 @@ def attend(
 
 
 class TreeAttention(Function):
-    """[n, heads * D] from queries, keys and values [n, (heads + 2 kv) * D] side by side, with rotary positions."""
+    """Tree attention [n, heads * D] from concatenated queries, keys and values [n, (heads + 2 kv) * D], with rotary
+    embeddings."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: int, scale: float) -> Tensor:
@@ -219,14 +220,14 @@ def _slice(x: Tensor, where: slice) -> Tensor:
 
 
 def join(out: Tensor, total: Tensor, more: Tensor, sums: Tensor) -> None:
-    """Joins softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
+    """Merge softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
     both = torch.logaddexp(total, sums)
     out.mul_((total - both).exp_()[..., None]).add_(more * (sums - both).exp_()[..., None])
     total.copy_(both)
 
 
 def normed(x: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """[n, H]: x / rms(x) * weight, computed in float32."""
+    """RMSNorm: [n, H] x / rms(x) * weight, computed in float32."""
     return (x.to(torch.float32) * rstd).mul_(weight).to(dtype)
 
 
@@ -237,7 +238,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients by x [n, H] (float32) and by weight [H] (float32) of `normed`, from that of its result."""
+    """Gradients of `normed` by x [n, H] (float32) and by weight [H] (float32)."""
     g, hat = g.to(torch.float32), x.to(torch.float32) * rstd
     product = g * hat
     by_weight = product.sum(0)
@@ -246,7 +247,7 @@ def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[T
 
 
 def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """[n, sum of rows]: x [n, H] times each weight [rows, H] transposed, side by side."""
+    """[n, sum of rows]: x [n, H] times each weight [rows, H] transposed, concatenated."""
     if len(weights) == 1:
         return x @ weights[0].to(x.dtype).t()
     sizes = [w.shape[0] for w in weights]
@@ -259,7 +260,7 @@ def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
 def times_backward(
     g: Tensor, x: Tensor, weights: tuple[Tensor, ...], wanted: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients by x and by each weight that is `wanted` of `times`."""
+    """Gradients of `times` by x and by each weight that is `wanted`."""
     by_x = g.new_empty(x.shape)
     by_weight: list[Tensor | None] = []
     parts = g.split([w.shape[0] for w in weights], 1)
@@ -270,7 +271,7 @@ def times_backward(
 
 
 class NormLinears(Function):
-    """[n, sum of rows]: linear maps, side by side, of x / rms(x) * norm."""
+    """RMSNorm and linear maps: [n, sum of rows], concatenated, of x / rms(x) * norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, *weights: Tensor) -> Tensor:
@@ -289,7 +290,7 @@ class NormLinears(Function):
 
 
 class AddLinear(Function):
-    """[n, H]: x + a W^T, for a [n, K] and W [H, K]."""
+    """Residual linear map [n, H]: x + a W^T, for a [n, K] and W [H, K]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, weight: Tensor, product: torch.dtype) -> Tensor:
@@ -306,7 +307,7 @@ class AddLinear(Function):
 
 
 class GatedMLP(Function):
-    """[n, H]: x + (silu(h G^T) * (h U^T)) D^T with h = x / rms(x) * norm. Holds x and the two inner products."""
+    """Gated MLP [n, H]: x + (silu(h G^T) * (h U^T)) D^T with h = x / rms(x) * norm. Keeps x and the inner products."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Which dtype a 16-bit model's matrices are multiplied in faster, here: tried out on a layer of its own."""
+"""Measure which dtype multiplies a 16-bit model's matrices faster on this machine, on a synthetic layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAIN = 1.1  # how many times as fast the native products have to be: those in fl
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds of the same products in the dtype of the parameters, and in float32."""
+    """Seconds of the same products in the parameters' dtype, and in float32."""
 
     native: float
     float32: float
@@ -42,7 +42,7 @@ class Trial:
 def products(
     decoder: Decoder, head: Any, rows: int, *, update: bool, clock: Callable[[], float] = time.perf_counter
 ) -> Trial | None:
-    """Times the products of an update, forward and backward, or of drawing a token for each of `rows` samples.
+    """Time the products of an update, forward and backward, or of one sampled token for each of `rows` samples.
 
     None where there is nothing to choose: parameters of 32 bits or more, or adapters on every matrix. `head` stands in
     where the layers' matrices have adapters and it has none. Takes a few tenths of a second at most, except where one

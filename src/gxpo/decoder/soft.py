@@ -1,4 +1,4 @@
-"""Soft tokens: a mixture of embeddings as the input of a step, and the density of the noise that mixed it."""
+"""Soft tokens: a mixture of embeddings as the input of a step, and the density of its Gumbel noise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MARGIN = 1e-4  # beyond the bounds, so that rounding does not decide whether noi
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """-log(-log u), held in [-1.5, 3]; u in [0, 1)."""
+    """Gumbel noise -log(-log u), clamped to [-1.5, 3]; u in [0, 1)."""
     return (-(-uniform.log()).log()).clamp(LOW, HIGH)
 
 
 def mixture(y: Tensor, temperature: float) -> Tensor:
-    """[n, K] softmax(y / temperature): what each id's embedding weighs; y is -inf where there is no id.
+    """[n, K] softmax(y / temperature): weights of the ids' embeddings; y is -inf where there is no id.
 
     >>> p, g = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64), torch.tensor([[0.5, -0.2, 1.1]])
     >>> [round(x, 6) for x in mixture(p.log() + g, 0.1)[0].tolist()]
@@ -30,8 +30,8 @@ def mixture(y: Tensor, temperature: float) -> Tensor:
 
 
 def log_density(y: Tensor, logprob: Tensor) -> Tensor:
-    """[n] mean over the counted ids of -g - exp(-g), g = y - log p held in [-1.5, 3]: the Gumbel density of the noise
-    that turns log p into y.
+    """[n] Gumbel log-density of the noise that turns log p into y: mean over the counted ids of -g - exp(-g), g = y -
+    log p clamped to [-1.5, 3].
 
     y, logprob   [n, K]; y is nan at ids that are not counted, -inf or nan where there is none
 
@@ -45,7 +45,7 @@ def log_density(y: Tensor, logprob: Tensor) -> Tensor:
 
 @contextmanager
 def fed(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) -> Iterator[None]:
-    """Within this the embedding gives, at these rows of its flattened input, sum_k weight_k embedding(ids_k).
+    """Context manager: the embedding gives sum_k weight_k embedding(ids_k) at these rows of its flattened input.
 
     rows [n]; ids [n, K], -1 where there is none; weight [n, K]. The gradient reaches the embeddings of all the ids.
     """

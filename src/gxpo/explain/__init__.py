@@ -1,1 +1,1 @@
-"""What a person reads: the catalogue of methods, plans, reports."""
+"""Reports for people: the catalogue of methods, plans, checks, pictures."""

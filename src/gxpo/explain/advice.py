@@ -1,4 +1,4 @@
-"""Finds a symptom by what a user calls it, and lists its recommendations."""
+"""Find methods for a symptom of training: match the user's words, list recommendations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CERTAIN, CLOSE = 75, 3  # of 100: the score from which a name is taken for a sym
 
 
 def find(words: str) -> str:
-    """The symptom's name. Raises ConfigError, with the known ones, for words that fit none or fit several."""
+    """Look up a symptom's name. ConfigError, listing the known ones, for words that match none or several."""
     from rapidfuzz import fuzz
 
     asked = _plain(words)
@@ -37,7 +37,7 @@ def _plain(text: str) -> str:
 
 
 def recommendations(symptom: str) -> list[dict[str, Any]]:
-    """What `gxpo methods --for` says of a symptom of SYMPTOMS: the strongest evidence first, reconstructions last.
+    """Recommendations of `gxpo methods --for` for a symptom: the strongest evidence first, reconstructions last.
 
     A composition has the evidence of its weakest method, and the costs of all.
     """

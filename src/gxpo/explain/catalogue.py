@@ -1,4 +1,4 @@
-"""`gxpo methods`: the published methods as data, and which of them are asked for."""
+"""Catalogue of methods for `gxpo methods`: entries as data, and filters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OBJECTIVE = ("surrogate", "kl", "entropy", "add", "context")  # what follows "o
 
 
 def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str, Any]:
-    """One method as an object; `known` are the methods that there are, where they were looked up already."""
+    """Catalogue entry of one method; `known`: all methods, if they were already loaded."""
     known = known or list(METHODS.values())
     made = method(definition.name)
     return {
@@ -59,7 +59,7 @@ def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str,
 
 
 def options(definition: Definition, made: Method) -> dict[str, Any]:
-    """Further keys of the parts that the method brings (of every part, for the base), with their defaults."""
+    """Further keys of a method's own parts (of every part, for the base), with their defaults."""
     found: dict[str, Any] = {}
     for key, stated in made.keys.items():
         part = stated.value
@@ -72,7 +72,7 @@ def options(definition: Definition, made: Method) -> dict[str, Any]:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Every method, those with the weakest evidence last."""
+    """Entries of all methods, those with the weakest evidence last."""
     known = list(METHODS.values())
     return [entry(d, known) for d in sorted(known, key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
 
@@ -88,8 +88,8 @@ def _typed(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def home(definition: Definition) -> str:
-    """The stage under which a method is listed: the first of HOMES in which it puts a part, or any key of credit; else
-    the first of STAGES in which it sets a key.
+    """Stage under which a method is listed: the first of HOMES in which it has a part, or any key of credit; else the
+    first of STAGES in which it sets a key.
 
     Where a credit reads a signal of the method's own, its rollouts only serve that: it is listed under credit.
     """
@@ -102,7 +102,7 @@ def home(definition: Definition) -> str:
 
 # ---------------------------------------------------------------- composition
 def conflicts(definition: Definition, known: Sequence[Definition]) -> dict[str, list[str]]:
-    """Key -> the `known` methods with which this one merges only once the caller has decided that key."""
+    """Key -> the `known` methods with which this one merges only after the caller sets that key."""
     found: dict[str, list[str]] = {}
     for other in known:
         if other.name != definition.name:
@@ -158,7 +158,7 @@ def select(
     cheap: bool = False,
     zero_variance: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The entries that meet every condition given.
+    """Entries that meet all given conditions.
 
     stage          one of STAGES: it changes that stage
     needs          a signal that it reads or computes; "none": none at all
@@ -197,13 +197,13 @@ def _read(row: Mapping[str, Any]) -> list[str]:
 
 
 def tiers(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many methods stand on which evidence, strongest first."""
+    """Number of methods by level of evidence, strongest first."""
     found = [row["evidence"] for row in rows]
     return {tier: found.count(tier) for tier in EVIDENCE if tier in found}
 
 
 def citations(spec: str) -> str:
-    """BibTeX of every method of a composition."""
+    """BibTeX entries of all methods of a composition."""
     words = [word.strip().split("@")[0] for word in spec.split("+")]
     for word in words:
         if word not in METHODS:

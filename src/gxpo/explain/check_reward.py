@@ -1,4 +1,4 @@
-"""`gxpo check-reward`: what a reward pays for, before a policy finds it out."""
+"""`gxpo check-reward`: find exploitable rewards before training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Judge:
         return out
 
     def seconds(self, trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-        """Scores one by one, and how long each took."""
+        """Score one by one, and time each."""
         scores, times = [], []
         for trial in trials:
             if self.gave_up:
@@ -72,7 +72,7 @@ class _Judge:
 
 
 def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: float = 5.0) -> dict[str, Any]:
-    """Score right, wrong and cheating completions of held-out tasks, and say what is suspicious.
+    """Score right, wrong and cheating completions of held-out tasks; report what is suspicious.
 
     reward   `file.py:function`, "math", a component of the task's own scorer, or a Python function
     task     a task's name or a .jsonl file; every task needs an answer
@@ -219,7 +219,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Rank correlation, ties at their mean rank: Pearson's of the ranks. None where one of them does not vary.
+    """Spearman rank correlation, ties at their mean rank. None if one of the two is constant.
 
     >>> spearman([1, 2, 3], [10, 20, 15])
     0.5
@@ -245,7 +245,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for people."""
+    """Print the report for people."""
     from rich.console import Console
     from rich.table import Table
 

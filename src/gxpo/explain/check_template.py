@@ -1,4 +1,4 @@
-"""`gxpo check-template`: does a chat template carry a conversation of several turns? Only a tokenizer is loaded."""
+"""`gxpo check-template`: test a chat template on multi-turn conversations. Loads only a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gxpo.models import smollm2
 
 
 def check(model: str, template: str | None = None) -> Report:
-    """Play conversations in the format of `model`: a directory, an id on the hub, or a name that gxpo knows.
+    """Test the chat format of `model`: a directory, an id on the hub, or a name that gxpo knows.
 
     template  a .jinja file instead of the tokenizer's own
     """
@@ -20,7 +20,7 @@ def check(model: str, template: str | None = None) -> Report:
 
 
 def tokenizer_of(model: str) -> Any:
-    """The tokenizer alone; code that comes with a model is never run. `ModelError` where it can't be loaded."""
+    """Load the tokenizer alone; code that comes with a model is never run. `ModelError` if it can't be loaded."""
     if model in ("tiny", "tiny:cold"):
         return models.character_tokenizer()
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model

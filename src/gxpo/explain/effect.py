@@ -1,4 +1,4 @@
-"""What a method does to made-up rollouts: groups of right and wrong answers that differ in nothing else."""
+"""Effect of a method on synthetic rollouts: groups of right and wrong answers that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIVEN = ("behaviour_logprob", "proximal_logprob", "reference_logprob", "entropy"
 
 @dataclass(frozen=True)
 class Answer:
-    """One attempt of a made-up group."""
+    """One rollout of a synthetic group."""
 
     group: str
     reward: float
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Effect:
-    """What is pushed on an answer's tokens in a group of `GROUP` with c right answers, c = 0..GROUP.
+    """Effective advantage of an answer in a group of `GROUP` with c right answers, c = 0..GROUP.
 
     right, wrong   means over the right and the wrong answers, in units of the advantage; None: there is none
     by_gradient    the objective reads no credit, and the push is minus its gradient where the policy has not moved
@@ -42,13 +42,13 @@ class Effect:
     by_gradient: bool = False
 
     def same_as(self, other: Effect) -> bool:
-        """Equal to nine digits, apart from where it comes from."""
+        """Equal to nine digits, whatever their origin."""
         pairs = zip((*self.right, *self.wrong), (*other.right, *other.wrong), strict=True)
         return all(a == b if a is None or b is None else abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in pairs)
 
 
 def rollouts(answers: Sequence[Answer]) -> Forest:
-    """One turn an answer, a prompt of its own for each group; an answer is right where its reward is above a half."""
+    """Forest of single-turn answers, one prompt for each group; an answer is right if its reward is above a half."""
     groups = list(dict.fromkeys(a.group for a in answers))
     members = [[a for a in answers if a.group == g] for g in groups]
     forest = Forest.from_completions(
@@ -63,7 +63,7 @@ def rollouts(answers: Sequence[Answer]) -> Forest:
 
 
 def obstacle(made: Method) -> str:
-    """Why a method can't be tried on made-up rollouts; "" where it can."""
+    """Why a method can't be tried on synthetic rollouts; "" if it can."""
     parts = [made.credit, *made.weights.values()]
     parts += [*made.shapes.values(), *made.step_rewards.values(), *made.rewards.values()]
     parts += [] if made.reads_credit else list(made.terms.values())
@@ -79,7 +79,7 @@ def _asked(parts: Sequence[Any], name: str) -> list[str]:
 
 
 def push(made: Method, forest: Forest) -> Tensor:
-    """[R] float64: the mean over a trajectory's tokens of credit times weights.
+    """[R] float64: mean over a trajectory's tokens of advantage times weights.
 
     Where the objective reads no credit: of minus its gradient by the log-probs at a policy that has not moved, times
     the number of tokens, which is GRPO's advantage where trajectories are equally long. Raises GxpoError where a part
@@ -103,7 +103,7 @@ def push(made: Method, forest: Forest) -> Tensor:
 
 
 def effect(made: Method) -> Effect | str:
-    """Nine groups, from all wrong to all right, as one batch; or why the method can't be tried on them."""
+    """Effect on nine groups, from all wrong to all right, as one batch; or why the method can't be tried on them."""
     if reason := obstacle(made):
         return reason
     rows = [(c, i < c) for c in range(GROUP + 1) for i in range(GROUP)]
@@ -120,7 +120,7 @@ def effect(made: Method) -> Effect | str:
 
 
 def on_equal(made: Method) -> str:
-    """Whether groups of equal rewards can teach the method something: "signal", or "zero".
+    """Whether groups of equal rewards give a learning signal: "signal", or "zero".
 
     Parts that are built for it say so; beside that, an all-wrong and an all-right group of unequal lengths, log-probs
     and other scores are tried, since a reward of the method's own may tell their members apart.

@@ -1,4 +1,4 @@
-"""A forest drawn as SVG: what is conditioned on what, who wrote it, what is trained, what came before what."""
+"""Draw a forest as SVG: context tree, authors, trained tokens, order of turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Box:
 
 
 def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequence[str] | None = None) -> str:
-    """An SVG document.
+    """SVG document of a forest.
 
     labels  node -> text inside it (default: its number of tokens)
     notes   [R] text at the end of each trajectory (default: outcome, and the origin where it is not the policy)

@@ -1,4 +1,4 @@
-"""`gxpo signal`: the table, and what follows from it."""
+"""`gxpo signal`: print the gradient signal table, and advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told_apart: bool) -> None:
-    """Prints a row for each method and group size, and which needs the fewest tokens."""
+    """Print a row for each method and group size, and which needs the fewest tokens."""
     from rich.console import Console
     from rich.table import Table
 
@@ -54,7 +54,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
 
 
 def advice(best: Mapping[str, Any] | None, told_apart: bool) -> str:
-    """What to set, in a line."""
+    """Recommended settings, in a line."""
     if best is None:
         return (
             "No method has a signal here: its gradients on different tasks do not agree. More --tasks, or easier ones."

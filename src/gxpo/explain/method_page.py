@@ -27,7 +27,7 @@ INDICES = {  # pages, and the sections that stand on each
 
 
 def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
-    """Every generated file, by its name in docs/methods: two indices, a page for each method, and pictures.
+    """All generated files by their name in docs/methods: two indices, a page for each method, and pictures.
 
     draw  a picture's text from its matplotlib figure
     """

@@ -17,7 +17,7 @@ LOWEST, HIGHEST = -2.0, 4.0  # weights beyond are drawn at the edge
 
 
 def effect_figure(effect: Effect, base: Effect, name: str) -> Any:
-    """matplotlib Figure: the method's two lines over the base's, which are dashed.
+    """Figure of the advantage by group composition: the method's two lines over the base's, which are dashed.
 
     Raises MissingExtra without matplotlib (`gxpo[plot]`).
     """
@@ -56,7 +56,7 @@ def svg(figure: Any) -> str:
 
 
 def number(value: float) -> str:
-    """To three digits, and to the unit where there are more before the point."""
+    """Format to three significant digits, and to the unit for larger numbers."""
     if abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{0.0 if abs(value) < 5e-7 else value:.3g}"

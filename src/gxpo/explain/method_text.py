@@ -1,4 +1,4 @@
-"""What `gxpo methods` prints: the table, one method, the recommendations for a symptom."""
+"""Text output of `gxpo methods`: the table, one method, the recommendations for a symptom."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECTIONS = {  # of the list, in order
 
 
 def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows by section: the base, then stage by stage, and what was only reconstructed at the end."""
+    """Entries by section: the base, then stage by stage, reconstructions at the end."""
     found: dict[str, list[Mapping[str, Any]]] = {section: [] for section in SECTIONS}
     for row in rows:
         found[UNVERIFIED if row["evidence"] == UNVERIFIED else row["stage"]].append(row)
@@ -42,7 +42,7 @@ def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The list by stage, and how many methods stand on which evidence."""
+    """Table of methods by stage, with their number by level of evidence."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -71,13 +71,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many there are, and of which evidence."""
+    """Number of methods, in total and by evidence."""
     found = ", ".join(f"{n} {tier}" for tier, n in tiers(rows).items())
     return f"{len(rows)} methods: {found}" if rows else "0 methods: no method meets these conditions"
 
 
 def one(spec: str) -> str:
-    """A method in full; a composition as its equation and the keys it resolves to."""
+    """Full text of a method; a composition as its equation and the keys it resolves to."""
     made = repr(method(spec))
     if spec not in METHODS:
         return made
@@ -111,7 +111,7 @@ def one(spec: str) -> str:
 
 
 def merges(row: Mapping[str, Any]) -> str:
-    """With how many methods it merges by itself, and which keys have to be decided with the others."""
+    """How many methods it merges with, and which keys have to be set for the others."""
     others = {d.name for d in METHODS.values()} - {row["name"]}
     met = {name for names in row["conflicts"].values() for name in names}
     keys = "; ".join(f"{k}: {_few(names)}" for k, names in row["conflicts"].items())
@@ -133,7 +133,7 @@ def _field(name: str, text: str) -> str:
 
 
 def advised(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The recommendations for a symptom."""
+    """Text of the recommendations for a symptom."""
     lines = [f"{symptom}: {SYMPTOMS[symptom].what}", ""]
     for row in rows:
         lines += [

@@ -1,4 +1,4 @@
-"""`gxpo methods`: which of its pages is asked for."""
+"""`gxpo methods`: list, show or recommend methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def show(
     bibtex: bool,
     conditions: Mapping[str, Any],
 ) -> str:
-    """What the command prints: one method (`name`), recommendations (`symptom`) or the list, as text or JSON.
+    """Output of the command: one method (`name`), recommendations (`symptom`) or the list, as text or JSON.
 
     conditions  of `catalogue.select`; they narrow recommendations and the list
     """

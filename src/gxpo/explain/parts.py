@@ -1,4 +1,4 @@
-"""`gxpo parts`: every part by stage, what it may be told, what it needs, and which methods use it."""
+"""`gxpo parts`: every part by stage, with its options, its needs, and the methods that use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", t
 
 @cache
 def entries() -> tuple[dict[str, Any], ...]:
-    """Every part as plain values: name, stage, slot, first line, text, options, needs, requires, provides, methods."""
+    """All parts as plain values: name, stage, slot, first line, text, options, needs, requires, provides, methods."""
     users, base = _users(), _base()
     return tuple(
         {
@@ -43,7 +43,7 @@ def entries() -> tuple[dict[str, Any], ...]:
 
 
 def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
-    """What the command prints: one part (those of a name, where stages share it), or the list by stage.
+    """Output of the command: one part (or the parts of that name in several stages), or the list by stage.
 
     Raises ConfigError for an unknown name or stage, with what is close.
     """

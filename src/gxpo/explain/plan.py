@@ -1,4 +1,4 @@
-"""`gxpo plan`: the arithmetic of a run before it is run, and what a probe of two steps says of its cost."""
+"""`gxpo plan`: a run's prompts, rollouts, tokens and steps before it starts, and its cost from a probe of two steps."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
 
 
 def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
-    """Actions of a rollout: `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment."""
+    """Maximum actions of a rollout: `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment."""
     options = {k: v for k, v in s.tasks.options.items() if k != "pool"}
     return calls if envs.source(s.task, options) is None else s.env.max_turns
 
 
 def show_keys(resolved: Resolved) -> None:
-    """Every key, its value and where it came from."""
+    """Print every key, its value and its origin."""
     from rich.console import Console
     from rich.table import Table
 
@@ -67,7 +67,7 @@ def show_keys(resolved: Resolved) -> None:
 
 
 def show_plan(figures: dict[str, Any]) -> None:
-    """The figures as a table, and the step in one line."""
+    """Print the figures as a table, and the step in one line."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -88,7 +88,7 @@ def show_plan(figures: dict[str, Any]) -> None:
 
 
 def show_probe(measured: dict[str, Any]) -> None:
-    """What two real steps took (`gxpo.trainer.probe`), and what that makes of the whole run."""
+    """Print the cost of two real steps (`gxpo.trainer.probe`), extrapolated to the whole run."""
     from rich.console import Console
 
     console, m = Console(highlight=False), measured
@@ -111,7 +111,7 @@ def show_probe(measured: dict[str, Any]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """`95 s` up to two minutes, then minutes, then hours.
+    """Format a duration: `95 s` up to two minutes, then minutes, then hours.
 
     >>> duration(95), duration(600), duration(9000)
     ('95 s', '10 min', '2.5 h')

@@ -1,4 +1,4 @@
-"""How hard a method's objective pushes one token, by how far the policy has moved on it since it was sampled."""
+"""Gradient weight of a method's surrogate by importance ratio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SurrogateEffect:
 
 
 def weights(made: Method, ratios: tuple[float, ...], credit: float) -> list[float]:
-    """-dL/dlogprob / credit at each ratio, by autograd through the method's policy term.
+    """-dL/dlogprob / advantage at each ratio, by autograd through the method's policy term.
 
     Every ratio is a trajectory of one token, sampled with probability `SAMPLED`; the weight parts are left out.
     """

@@ -1,4 +1,4 @@
-"""`gxpo methods --for SYMPTOM`: what goes wrong in runs, and which published methods were made for it."""
+"""`gxpo methods --for SYMPTOM`: symptoms of failing runs, and the published methods against them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLAIMS = {  # what a recommendation rests on, where it can be computed
 
 @dataclass(frozen=True)
 class Advice:
-    """A method (or composition) for a symptom: why, what to set beside it, and the claim in CLAIMS behind it."""
+    """A method (or composition) for a symptom: why, what else to set, and the claim in CLAIMS that supports it."""
 
     method: str
     why: str
@@ -46,13 +46,13 @@ class Advice:
 
     @property
     def line(self) -> str:
-        """What to type."""
+        """Command line that applies the advice."""
         return " ".join(["gxpo train CONFIG", *(f"--set {s}" for s in (f"method={self.method}", *self.sets))])
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something that goes wrong, in users' words; `also` are other words for it."""
+    """A failure of training runs, in users' words; `also` are synonyms."""
 
     what: str
     also: tuple[str, ...]

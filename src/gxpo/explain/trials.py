@@ -1,4 +1,4 @@
-"""Completions to try a reward on: right answers in several forms, wrong ones, and what a cheating policy finds."""
+"""Completions for testing a reward: right answers in several forms, wrong ones, and reward hacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPEATS = 20
 
 @dataclass(frozen=True)
 class Trial:
-    """A text as if it were a completion of `task`.
+    """A text, scored as if it were a completion of `task`.
 
     kind  "reference: FORM", "wrong", or a name of `EXPLOITS`, `HEDGED`, "repeated", "right after N", "wrong after N"
     """
@@ -56,18 +56,19 @@ HEDGED = ("right, then wrong", "wrong, then right")
 
 
 def forms(source: Any) -> dict[str, Form]:
-    """How an answer can be written; sources that write worked examples have that form too."""
+    """Forms in which an answer can be written; worked examples are one if the source writes them."""
     worked = getattr(source, "worked_example", None)
     return FORMS if worked is None else {**FORMS, "worked": lambda t: str(worked(t))}
 
 
 def references(tasks: Sequence[Task], ways: Mapping[str, Form]) -> list[Trial]:
-    """Every task's own answer in every form."""
+    """Reference answers of all tasks in all forms."""
     return [Trial(f"reference: {name}", form(t), t) for t in tasks for name, form in ways.items()]
 
 
 def others(tasks: Sequence[Task], form: Form, *, empty: bool = True) -> list[Trial]:
-    """All trials but the references, with answers written in `form`. `empty`: the form can be written without one."""
+    """All trials but the references, with answers written in `form`. `empty`: the form can be written without an
+    answer."""
     out: list[Trial] = []
     for place, task in enumerate(tasks):
         following = [*tasks[place + 1 :], *tasks[:place]]
@@ -108,7 +109,7 @@ def _in_the_middle(task: Task, following: Sequence[Task]) -> list[Task]:
 
 
 def prompt_text(task: Task) -> str:
-    """What a reader sees of the prompt; nothing where it is token ids."""
+    """Text of the prompt; empty for token ids."""
     if isinstance(task.prompt, str):
         return task.prompt
     messages: Any = task.prompt
@@ -116,7 +117,7 @@ def prompt_text(task: Task) -> str:
 
 
 def filler(length: int, seed: int) -> str:
-    """`length` characters of words without meaning, digits or brackets; the same for the same seed.
+    """`length` characters of meaningless words, digits or brackets; the same for the same seed.
 
     >>> filler(20, 0) == filler(40, 0)[:20]
     True
