@@ -49,7 +49,7 @@ COLUMNS: dict[str, tuple[str, str | None]] = {  # field -> (its axis, the axis t
     **dict.fromkeys(("outcome", "components", "success", "compared", "weight", "truncated"), ("R", None)),
     **dict.fromkeys(("prompt_text", "final_state", "final_observation"), ("R", None)),
 }
-_RIDING = {  # lists that may be left out, and what then stands in each row
+_RIDING = {  # lists that may be left out, and the default of each row
     "info": dict,
     "prompt_text": lambda: None,
     "final_state": lambda: None,

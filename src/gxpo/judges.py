@@ -75,7 +75,7 @@ class FunctionJudge:
 class Server:
     """Judge by chat completions of an OpenAI-compatible server (vLLM, llama.cpp, Ollama, hosted ones).
 
-    url         what stands before /chat/completions, as http://localhost:8000/v1
+    url         base URL, before /chat/completions, as http://localhost:8000/v1
     model       as the server calls it
     key_from    environment variable that holds the key; None: the service's own, where it is one that `server_keys`
                 knows. Any other has to be allowed (`gxpo train --allow-key NAME`, GXPO_ALLOW_KEY)

@@ -1,6 +1,6 @@
 """Process trees: list the descendants of a process, and end all of them.
 
-Linux tells who started whom, and gives orphans to the nearest ancestor that asked for them, so that a daemon in a
+Linux tells the parent of each process, and gives orphans to the nearest ancestor that asked for them: a daemon in a
 session of its own stays in the tree. Elsewhere only a process group can be ended, and such a daemon escapes. On the
 standard library alone: worker processes import it.
 """
@@ -103,7 +103,7 @@ def guarded(parent: int, private: int) -> None:
 
     _leave_after(parent, end_all)
     ended = status = 0
-    while ended != child:  # the others are orphans, which nobody else waits for
+    while ended != child:  # the others are orphans, to be reaped here
         ended, status = os.waitpid(-1, 0)
     end_descendants(guard)
     _reap()

@@ -37,7 +37,7 @@ from gxpo.exact import ask_for_equal_bits
 from gxpo.process_tree import end_descendants, end_tree, guarded, runs
 
 LOADING = 120.0  # seconds a program may take to import what it needs
-STUCK = 30.0  # seconds after which a message that nobody reads counts as the end of the process
+STUCK = 30.0  # seconds after which an unread message counts as the end of the process
 ENDING = 1.0  # seconds that a program that has closed its line may go on, and so keep its own exit code
 LARGEST = 1 << 27  # bytes of an answer; more is not one
 PIECE = 1 << 16  # bytes read at once

@@ -238,7 +238,7 @@ class Env(Protocol):
 
     Optional: `call(content, calls)`; `content(seed)`, a text that is equal for equal instances (it decides which are
     held out); `answer(seed)`, the right answer where there is one; `snapshot()` and `restore(text)`; `expert()`, the
-    action of somebody who knows; `legal()`, all actions that are possible now; `close()`.
+    action of an expert; `legal()`, all actions that are possible now; `close()`.
     """
 
     instructions: str
@@ -291,7 +291,7 @@ class EpisodeRules:
 
     max_turns    actions an episode may have
     context      "full": everything; "window": the instructions, the last `window` exchanges and the newest observation;
-                 "summary": after every `window` exchanges the policy writes a summary, which then stands in their place
+                 "summary": after every `window` exchanges the policy writes a summary, which then replaces them
     max_context  tokens of a context; an episode that would exceed it is truncated
     """
 
@@ -320,8 +320,8 @@ class Session(Protocol):
 
     def encode(self, task: Task) -> tuple[int, ...]: ...
     def tokenize(self, text: str, *, markup: bool = False) -> tuple[int, ...]:
-        """Ids of a text as it stands, without a template. The names of special tokens in it stay text, unless `markup`:
-        for texts of the configuration."""
+        """Token ids of a text, without a template. The names of special tokens in it stay text, unless `markup`: for
+        texts of the configuration."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...

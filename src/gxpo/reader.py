@@ -1,6 +1,6 @@
 """Read rollout records into a forest.
 
-Context tokens that are equal and stand at one place are stored once; action tokens are shared by a declared fork only,
+Equal context tokens at one place are stored once; action tokens are shared by a declared fork only,
 never because they happen to be equal.
 """
 
@@ -21,7 +21,7 @@ from gxpo.errors import RecordError, did_you_mean, need
 from gxpo.schema import Fork, Record, Turn
 from gxpo.trees import NAN
 
-NO_TOKEN = -1  # stands for an action that is known as text only
+NO_TOKEN = -1  # in place of an action that is known as text only
 
 
 class Fail:

@@ -60,7 +60,7 @@ class Unanswered(Exception):
 class Line:
     """A client of one server; thread-safe, over connections that stay open.
 
-    url       what stands before the paths, as http://localhost:8000/v1
+    url       base URL, before the paths, as http://localhost:8000/v1
     setting   the setting that gives it, as errors name it;   asker  where its `key_from` stands
     key_from  environment variable that holds the key; None: the service's own (`gxpo.server_keys`)
     timeout   seconds for one attempt, from looking up the host to the last byte

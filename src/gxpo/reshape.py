@@ -38,7 +38,7 @@ def kept(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
 def in_sampled_context(forest: Self) -> Self:
     """The forest with every action after the context that it was sampled under, where that differs.
 
-    Such a context stands before the action among the nodes, so parents still come before children. For reading the
+    Such a context comes before the action among the nodes, so parents still come before children. For reading the
     policy only: prompts stay what they were, so the forest can't be written as records.
     """
     up = forest.parent.clamp_min(0)

@@ -25,9 +25,9 @@ def key_for(scheme: str, host: str, port: int | None, key_from: str | None, aske
     """API key for a server; None if there is none, or none that may be sent there.
 
     key_from  the variable that the configuration names; None: the service's own
-    asker     who asks, as errors name it ("judge", "sampling.engine_options")
+    asker     setting that needs the key, as errors name it ("judge", "sampling.engine_options")
 
-    Raises `ConfigError` where a variable that is set would go to a host for which nobody allowed it.
+    Raises `ConfigError` where a variable that is set would go to a host for which it was not allowed.
     """
     if key_from is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_from):
         raise ConfigError(f"{asker}: key_from is the name of an environment variable, never the key itself")

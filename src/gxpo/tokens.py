@@ -52,7 +52,7 @@ class Tokens:
         self._control = _any_of(self.control)
 
     def _anchor(self, added: Any) -> tuple[int, str] | None:
-        """A special token that encodes to itself and swallows no space beside it."""
+        """A special token that encodes to itself and swallows no adjacent space."""
         usable = [int(i) for i, t in added.items() if t.special and not t.rstrip and not t.lstrip and not t.single_word]
         for i in ([self.eos] if self.eos in usable else []) + sorted(usable):
             text = added[i].content

@@ -87,7 +87,7 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     kind    `types.FunctionType` (anything callable) or `type`
     module  name under which the file is imported
 
-    Raises `Unusable` where it has no such thing, and whatever the file raises.
+    Raises `Unusable` if it has no such thing, and any exception of the file.
     """
     path, name, word = source["file"], source["name"], "class" if kind is type else "function"
     if source["folder"] not in (None, *sys.path):

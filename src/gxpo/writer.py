@@ -76,7 +76,7 @@ class Writer:
     def _goes_on(self, r: int, s: int, t: int) -> int | None:
         """How many leading nodes of step t a fork keeps that goes on in it as step s; None where there is no such fork.
 
-        0 shares the observation alone; it is written where no turn of `r` could say the context that it stands in.
+        0 shares the observation alone; it is written where no turn of `r` could give its context.
         """
         f = self.forest
         if (

@@ -148,7 +148,7 @@ class GridWorld(ABC):
         """A shortest list of actions that ends the episode well; None where none does."""
 
     def _turn_reward(self) -> float:
-        """Paid for every turn, whatever the action."""
+        """Reward of every turn, for any action."""
         return 0.0
 
     def reset(self, seed: int) -> TimeStep:

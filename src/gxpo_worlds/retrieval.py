@@ -27,7 +27,7 @@ def words(text: str) -> list[str]:
 class Retriever:
     """BM25 retrieval, best match first: Lucene's form, k1 = 1.5, b = 0.75, float64.
 
-    Scores that agree to nine digits are a tie, and the text that stands first wins it, so the order does not depend on
+    Scores that agree to nine digits are a tie, and the first text wins it, so the order does not depend on
     the machine. Needs bm25s (extra `envs`).
     """
 

@@ -28,7 +28,7 @@ class Sokoban(GridWorld):
     walls       share of the inside that is wall (rounded to whole tiles)
     min_pushes  pushes in the expert's solution, at least
     max_pushes  and at most
-    shaped      pay -0.1 a turn, +1 for a box pushed onto a goal, -1 for one pushed off, +10 for the last one (beside
+    shaped      pay -0.1 a turn, +1 for a box pushed onto a goal, -1 for one pushed off, +10 for the last one (besides
                 its +1), as gym-sokoban does, in place of the 1
 
     The expert's solution is a shortest one in moves; it has none where a box is lost, or where the search gave up.

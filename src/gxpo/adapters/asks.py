@@ -15,7 +15,7 @@ from gxpo.pipeline import Method, with_inner
 from gxpo.rollouts.independent import Independent
 from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools
 
-# What a trainer may know of its rollouts beside rewards, groups and lengths, and how it is called in a refusal.
+# What a trainer may know of its rollouts besides rewards, groups and lengths, by its name in error messages.
 FACTS: Mapping[str, str] = {
     "logprobs": "log-probs of the sampled tokens",
     "ids": "token ids",
@@ -135,7 +135,7 @@ def refusals(
             list(_stages(method, _rollouts(verdicts, components, "no logprobs"), 1))
     except _Failed as failed:
         why = str(failed)
-        if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict beside the score
+        if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict with the score
             why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
         return [f"{failed.key}={show(named[failed.key])}: {why}"]
     return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]

@@ -3,7 +3,7 @@
     from gxpo.adapters.trl import GRPOTrainer   # instead of: from trl import GRPOTrainer
     GRPOTrainer(model, method="ngrpo", ...)     # everything else as before
 
-TRL samples, scores, logs, saves and steps; gxpo computes what a rollout is worth and what is minimised. The methods
+TRL samples, scores, logs, saves and steps; gxpo computes advantages, weights and the loss. The methods
 that are replaced are private in TRL, and have changed between its versions: tests/adapters/test_trl.py is the contract,
 and `TESTED` the version that it was run against.
 """
@@ -44,7 +44,7 @@ MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 
 
 def __getattr__(name: str) -> Any:
-    """`GRPOTrainer`, made when it is first asked for: importing this module needs no TRL."""
+    """`GRPOTrainer`, made on first use: importing this module needs no TRL."""
     if name != "GRPOTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     body = {"__module__": __name__, "__doc__": WithMethod.__doc__}

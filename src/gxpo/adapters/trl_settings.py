@@ -120,7 +120,7 @@ def _asked(args: Any, composed: Method) -> tuple[dict[str, tuple[str, Any]], lis
 
 
 def _left_open(key: str, stated: Stated) -> bool:
-    """Whether nobody chose this value: it is gxpo's default, or a constant that TRL has where nobody sets it."""
+    """Whether this value is a default: gxpo's, or a constant of TRL's that was not set."""
     method, _, system = stated.origin.partition("@")
     return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
 

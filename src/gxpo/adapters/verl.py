@@ -267,7 +267,7 @@ def register_all() -> dict[str, list[str]]:
     for spec in named:
         try:
             taken[spec] = register(spec)
-        except ConfigError:  # `why_not` says it to whoever asks
+        except ConfigError:  # `why_not` gives the reason
             continue
     return taken | {spec: register(spec) for spec in asked}
 

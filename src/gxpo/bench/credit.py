@@ -1,6 +1,6 @@
 """Cost of every advantage estimator by number of turns: each against itself at the next smaller size.
 
-A part is asked for its advantages as the trainer asks, on a forest that has worked nothing out yet; what it reads of
+Advantages are computed as in the trainer, on a forest without cached results; what it reads of
 the rollouts and of signals is made up. One thread; seconds are of the processor, so that others cost little.
 """
 

@@ -84,7 +84,7 @@ def _names(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _unique(row: Row) -> tuple[float, float] | None:
-    """(unique tokens, seconds of gxpo's side) of a row that stands for a number of unique tokens."""
+    """(unique tokens, seconds of gxpo's side) of a row with a given number of unique tokens."""
     name, found = row["name"].removeprefix("update/"), sides(row)
     tokens = row.get("unique_tokens")
     return (float(tokens), float(found[0][1]["seconds"])) if name.startswith(UNIQUE) and tokens and found else None

@@ -86,7 +86,7 @@ def alone(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
         process.stdin.flush()
         answer = process.stdout.readline()
         if not answer:
-            raise BenchError(f"vLLM alone ended with exit status {process.wait()}; its output stands above")
+            raise BenchError(f"vLLM alone ended with exit status {process.wait()}; its output is above")
         return json.loads(answer)
 
     ask({"arguments": arguments, "new": work["new"]})

@@ -24,7 +24,7 @@ Round = Callable[[], "Mapping[str, Any] | None"]
 class Gate:
     """Synchronisation of rounds: the work calls `wait` before each, `done` after it.
 
-    A target whose loop belongs to somebody else (a trainer's callbacks) takes the gate itself; others are functions.
+    A target that does not own its loop (a trainer's callbacks) takes the gate itself; others are functions.
     """
 
     def __init__(self, ask: IO[str], answer: IO[str]) -> None:

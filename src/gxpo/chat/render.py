@@ -65,7 +65,7 @@ class Template:
                 )
         except Endless:
             raise
-        except Exception as error:  # a template is code of somebody else's and may raise anything
+        except Exception as error:  # a template is foreign code and may raise anything
             said = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
             more = "..., " if len(messages) > 6 else ""

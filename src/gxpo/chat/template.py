@@ -1,7 +1,7 @@
 """Any chat template of transformers as a `Chat`: messages to tokens turn by turn, sampled ids left as they are.
 
 What a template puts after an action is read off its own text. The whole history is rendered with the action in it; if
-the text so far and the action stand in it letter by letter, the rest is the next observation. Otherwise the same
+the text so far and the action are in it letter by letter, the rest is the next observation. Otherwise the same
 history is rendered with a marker word in the action's place: what follows the word is the observation, and what stands
 before it, read by the same parser as the action, shows whether the template has only respelled the action (white space,
 JSON layout, `True` for `true`) or has taken something out of the history (thinking of earlier turns).
@@ -170,7 +170,7 @@ class TemplateConversation:
         return [ToolCall(c.name, c.arguments, f"call{first + i:05d}", c.error) for i, c in enumerate(calls)]
 
     def _rendered(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
-        """The form of the last action that the template takes, the new messages beside it, the text of everything."""
+        """The form of the last action that the template accepts, the new messages, and the whole text."""
         refusals = []
         for form in self._forms():
             bare = "tool_calls" not in form and not self.chat.facts.bare_answers
@@ -212,7 +212,7 @@ class TemplateConversation:
         return Bridge(tail, "meaning" if kept else "")
 
     def _after_mark(self, form: Message, new: Sequence[Message], text: str) -> str:
-        """What the template puts after an action: the text behind a word that stands at the action's end."""
+        """Text that the template puts after an action, found with a marker word at the action's end."""
         mark = unused(MARK, text)
         calls = form.get("tool_calls")
         if calls:
@@ -261,7 +261,7 @@ class TemplateConversation:
         return f"\n{reading.close}\n\n"
 
     def _rebuilt(self, text: str) -> tuple[int, ...]:
-        """Ids of a text; an action that still stands in it letter by letter keeps the ids it was sampled as."""
+        """Ids of a text; an action that is still in it letter by letter keeps its sampled ids."""
         tokens = self.chat.tokens
         header = self.chat.facts.generation_prompt
         ids: tuple[int, ...] = ()

@@ -25,7 +25,7 @@ class LossVector:
 
     logprobs, old  of the current policy and of the one that the ratio divides by
     advantages     one for each token
-    rows           opaque ids: tokens of one answer have the same, and stand side by side
+    rows           opaque ids: tokens of one answer have the same, and are consecutive
     aggregate      "token_mean" | "sequence_mean" | "sequence_sum" (divided by the constant `horizon`)
     value, gradient  the loss, and its derivative by each log-prob, from the formula alone
     """

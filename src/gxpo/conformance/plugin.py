@@ -1,6 +1,6 @@
 """pytest options of the conformance tests, only for `pytest --pyargs gxpo.conformance`.
 
-An entry point of pytest's, imported by every run of pytest beside gxpo: so nothing but the standard library is imported
+An entry point of pytest's, imported by every run of pytest: so nothing but the standard library is imported
 here, and no option is added to a run that does not name gxpo.conformance.
 """
 

@@ -1,6 +1,6 @@
 """Forward pass of Llama-like models: hidden states of a flat token list, and single-token steps for many samples.
 
-While sampling, keys and values of a prompt are held once, those of each sample beside them."""
+While sampling, keys and values of a prompt are stored once, those of each sample separately."""
 
 from __future__ import annotations
 

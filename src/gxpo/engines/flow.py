@@ -43,7 +43,7 @@ class FlowEngine:
     noise_scale [n]   the step's standard deviation: 1 for the initial noise, 0 for a step of the ODE
 
     `temperature` is the noise level of the SDE; 0 is the ODE, whose steps have log-density 0 (nothing is drawn). Log-
-    densities are means over the dimensions. Each token has its own D numbers of its stream, whatever its step.
+    densities are means over the dimensions. Each token has its own D numbers of its stream, independent of its step.
 
     prefilled_tokens and reused_tokens stay 0: a step needs the latent before it and nothing else.
     """

@@ -153,7 +153,7 @@ class KeptCaches:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.tokens = self.dropped = self.mismatched = 0
-        self._by_name: dict[str, Kept] = {}  # the one that was not used for longest stands first
+        self._by_name: dict[str, Kept] = {}  # least recently used first
 
     def use(self, names: Iterable[str]) -> None:
         """Mark these names as used now."""

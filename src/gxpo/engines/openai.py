@@ -25,7 +25,7 @@ class OpenAIEngine:
     stop_ids    end-of-sequence ids; default: the tokenizer's
     vocabulary  how many tokens the policy knows; None: unknown
     policy      the name of the one policy that samples
-    version     says which version of the policy the server holds, where somebody updates it; asked before and after
+    version     says which version of the policy the server holds, if it is updated; asked before and after
                 each call, which fails if the two differ
     stale       sample on although the policy has moved and the server's weights have not
     batch_rows  requests that are under way at once
@@ -140,7 +140,7 @@ class OpenAIEngine:
     def _draw(
         self, rows: Sequence[tuple[Sequence[int], int]], asked: Sampling, s: Sampling, version: int
     ) -> list[tuple[Completion, int]]:
-        """A sample for each prompt and seed, asked for as `asked`, read as `s`, and what of its prompt was cached."""
+        """A sample for each prompt and seed, requested as `asked`, read as `s`, with its cached prompt tokens."""
         ends = {*self.stop_ids, *s.stop_ids}
 
         def read(row: int, said: Reply) -> tuple[Completion, int]:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gxpo.protocols import Completion, Sampling
 
-PREFIX = "token_id:"  # how a token is written where ids are asked for
-NOTHING = -9000.0  # log-probs below this stand for minus infinity, which JSON has not
-SLACK = 8  # ids asked for beyond top_k: equal logits at its edge are all kept
+PREFIX = "token_id:"  # how a token is written where ids are requested
+NOTHING = -9000.0  # log-probs below this mean minus infinity, which JSON does not have
+SLACK = 8  # ids requested beyond top_k: equal logits at its edge are all kept
 SURE = 1e-3  # nats: how far rounding may take the log-prob of a certain token from 0, to either side
 
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Said(BaseModel):
-    model_config = ConfigDict(strict=True)  # further fields are nobody's business
+    model_config = ConfigDict(strict=True)  # further fields are ignored
 
 
 class Logprobs(_Said):

@@ -164,7 +164,7 @@ class TorchEngine:
         return [[done[i, j] for j in range(len(request.streams))] for i, request in enumerate(requests)]
 
     def _tidy(self) -> None:
-        """Weights laid out for sampling are held as long as somebody is in the middle of an episode."""
+        """Weights laid out for sampling are kept as long as an episode is in progress."""
         if not self._kept.tokens:
             self._stepper = None
 
@@ -298,7 +298,7 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class _Row:
-    """One sample to draw, its place in the answer (request, stream), the name to keep its cache under, who draws it."""
+    """One sample to draw: its place in the answer (request, stream), its cache's name, its policy."""
 
     prompt: tuple[int, ...]
     key: StreamKey

@@ -23,7 +23,7 @@ from gxpo.protocols import Completion, Request, Sampling
 STARTING = 900.0  # seconds that vLLM may take to start
 MOST_TOP_K = 256
 MOST_LOGPROBS = MOST_TOP_K + SLACK  # at one position
-LONGEST = 32768  # tokens of a context, where the model has more positions and nobody asked for them
+LONGEST = 32768  # tokens of a context, where the model has more positions and no limit is set
 PROBE = 24  # tokens that both sides read once, to see that they compute the same
 DISAGREE = {torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}  # relative to the log-probs themselves
 

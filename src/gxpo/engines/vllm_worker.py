@@ -23,7 +23,7 @@ from typing import Any
 
 NUMBER = struct.Struct("<QQ")
 CODES = {"int32": "i", "int64": "q", "float32": "f"}
-SLACK = 64  # ids asked for beyond top_k: equal logits at its edge are all kept
+SLACK = 64  # ids requested beyond top_k: equal logits at its edge are all kept
 WEIGHTS_ARE_OLD = "the worker's weights are of stamp {have}, and stamp {want} was asked for"
 
 
@@ -173,7 +173,7 @@ class Server:
         )
 
     def _wanted(self, settings: dict[str, Any]) -> int:
-        """How many ids are asked for at each position, so that the support is among them."""
+        """Number of ids to request at each position, so that the support is among them."""
         return min(self.max_logprobs, settings["top_k"] + SLACK) if settings["top_k"] > 0 else self.max_logprobs
 
 
@@ -229,7 +229,7 @@ def main() -> None:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
-            os._exit(0)  # the parent hung up: nothing here is worth an orderly end
+            os._exit(0)  # the parent hung up: no orderly end is needed
         number, _ = NUMBER.unpack_from(message)
         try:
             server, said = answer(server, message[NUMBER.size :])
@@ -240,7 +240,7 @@ def main() -> None:
             text = " ".join(str(error).split())
             said = encode({"error": f"{type(error).__name__}: {text}"[:600]})
         if os.getpid() != own:
-            os._exit(0)  # a copy that somebody forked
+            os._exit(0)  # a forked copy
         connection.send_bytes(NUMBER.pack(number, own) + said)
 
 

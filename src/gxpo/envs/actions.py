@@ -12,7 +12,7 @@ DECORATION = "\"'`*.!,;: "  # what surrounds a word without changing what it say
 def action_text(text: str, tag: str = "action") -> str:
     """Text of the last `<action>...</action>` of `text`, else all of it; stripped of white space.
 
-    Tags are read whatever their case; a tag that is never closed is plain text.
+    Tags are case-insensitive; a tag that is never closed is plain text.
 
     >>> action_text("I go <action> up </action> or rather <action>left</action>!"), action_text(" left ")
     ('left', 'left')
@@ -25,9 +25,9 @@ def find_action(text: str, actions: Sequence[str] | Mapping[str, str], tag: str 
     """The action named in `text`; None if there is none: the action is invalid.
 
     text     what the policy wrote, without its reasoning
-    actions  names of the known actions; the first letter of a name stands for it where no other name begins with it.
-             Or a mapping alias -> name, which says itself what stands for what; the names stand for themselves too
-    tag      where the action stands: in the last `<tag>...</tag>` if there is one, else the whole text is the action
+    actions  names of the known actions; the first letter of a name is an alias for it if no other name begins with it.
+             Or a mapping alias -> name, in place of the first letters; names are aliases of themselves
+    tag      the action is in the last `<tag>...</tag>` if there is one, else it is the whole text
 
     Case, runs of white space and surrounding quotes or punctuation do not matter. Nothing else is guessed: a name in
     the middle of a sentence is not an action.

@@ -103,7 +103,7 @@ class InWorker:
         self._worker: _Worker | None = None
         self._logs: dict[str, _Log] = {}
         self._drops: list[str] = []  # instances that the process still has to close
-        self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until somebody asks for them
+        self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until they are requested
 
     def about(self) -> dict[str, Any]:
         return self._ready().about

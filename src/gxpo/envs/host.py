@@ -32,7 +32,7 @@ class Host:
             kind, options = _class_of(source), dict(source["options"])
             _check_options(kind, options)
             self.make: Callable[[], Any] = lambda: kind(**options)
-            self._reader = self.make()  # is asked for contents, never acted in
+            self._reader = self.make()  # for contents only, never acted in
             self.about = _about(self._reader)
             self.about["provides"] = sorted(self._provides())
             to_json(self.about)

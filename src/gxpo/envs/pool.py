@@ -200,7 +200,7 @@ class EnvPool:
         self.messages.setdefault(kind, f"environment {self.name}: {message}")
 
     def _collect(self) -> None:
-        """What happened at the places beside the answers."""
+        """Failures, at the indices of their answers."""
         for place in self._places:
             for kind, message in place.complaints:
                 self._count(kind, message)

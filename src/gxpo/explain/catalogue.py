@@ -148,7 +148,7 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- filters
 def select(
     rows: Iterable[Mapping[str, Any]],
     *,

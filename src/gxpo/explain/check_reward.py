@@ -24,7 +24,7 @@ CHUNK = 16
 
 
 class _Bare:
-    """The tasks without their own verdict, where a function stands on trial."""
+    """The tasks without their own verdict, if a function is under test."""
 
     scorer = None
     reward_default = None

@@ -63,7 +63,7 @@ def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequ
         )
     said = _notes(forest) if notes is None else notes
     width = max((b.x + b.width for b in boxes.values()), default=0.0)
-    taken: dict[int, int] = {}  # notes that stand beside one node go below one another
+    taken: dict[int, int] = {}  # notes at one node go below one another
     for r, note in enumerate(said):
         n = int(forest.last_action[r])
         box = boxes[n]

@@ -20,7 +20,7 @@ from gxpo.methods import METHODS
 from gxpo.pipeline import Method
 
 FENCE = "```"
-INDICES = {  # pages, and the sections that stand on each
+INDICES = {  # pages and their sections
     "index.md": ("base", "rollout", "update", "credit"),
     "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
 }

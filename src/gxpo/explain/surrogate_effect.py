@@ -16,7 +16,7 @@ from gxpo.signals import Signals
 
 SAMPLED, ENTROPY, MOST = 0.2, 0.5, 4.0  # probability when sampled, nats, the largest ratio that is tried
 RATIOS = tuple(i / 50 for i in range(1, 201))  # 0.02, 0.04, ... 4
-TOLD = (0.1, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)  # those whose weights stand on the page
+TOLD = (0.1, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)  # those with their weights on the page
 
 
 @dataclass(frozen=True)

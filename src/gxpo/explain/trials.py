@@ -99,7 +99,7 @@ def others(tasks: Sequence[Task], form: Form, *, empty: bool = True) -> list[Tri
 
 
 def _in_the_middle(task: Task, following: Sequence[Task]) -> list[Task]:
-    """One task for each answer, this one's neither first nor last: who reads one end is right by luck only elsewhere.
+    """One task for each answer, this one's neither first nor last: reading one end alone never gives the right answer.
 
     Empty where there are fewer than three answers.
     """

@@ -53,7 +53,7 @@ def _tree_equals_branches(readout: Readout) -> bool:
             allowed[0, row, branch[: i + 1]] = True
     try:
         packed = readout.states(tokens, additive(allowed, parameter.dtype), position)
-    except Exception:  # whatever a model does with a mask it does not know
+    except Exception:  # a model may raise anything for an unknown mask
         return False
     branches = torch.tensor(BRANCHES, device=parameter.device)
     ones = torch.ones_like(branches)

@@ -147,7 +147,7 @@ class InProcess:
         raise NotImplementedError
 
     def _live(self, batch: Any, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`given`: nothing, or what `step` was given beside the loss."""
+        """`given`: nothing, or the `given` of `step`."""
         raise NotImplementedError
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:

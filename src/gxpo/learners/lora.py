@@ -49,7 +49,7 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
     first, *others = adapters
     configs = {name: copy.deepcopy(config) for name in others}
     with torch.random.fork_rng(), warnings.catch_warnings():
-        # peft 0.21 reads a name that transformers 5.23 has deprecated; nobody who trains can change either
+        # peft 0.21 reads a name that transformers 5.23 has deprecated; users can change neither
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         torch.manual_seed(_seed(settings.seed, first))
         wrapped = peft.get_peft_model(model, config, adapter_name=first)

@@ -35,7 +35,7 @@ def tokens_per_microbatch(
     seconds     no larger size is tried after this long
 
     Sizes are doubled until one does not fit, is expected not to fit, or the last two brought nothing. Speeds depend on
-    the machine and the moment, so who calls this keeps the answer.
+    the machine and the moment, so the caller keeps the answer.
     """
     before, found = learner.tokens_per_microbatch, {}
     began = clock()

@@ -17,7 +17,7 @@ class ReplayedFirst(UpdatePart):
     """One step on the rollouts of origin "replay", then one on all others; each is a mean over its own rollouts.
 
     Where nothing was replayed, or no replayed rollout has any credit, there is the second step only. With
-    `objective.ratio_over: behaviour` each of the steps measures its ratio against who sampled its rollouts. Source:
+    `objective.ratio_over: behaviour` each step takes its importance ratio against the rollout policy. Source:
     PIPO, arXiv 2604.00860 (retrospective step, then base step).
     """
 

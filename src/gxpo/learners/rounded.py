@@ -17,7 +17,7 @@ class RoundedAdamW:
 
     A value between two neighbours in bfloat16 becomes the upper one with the probability of its place between them, so
     that its expectation is kept: rounding to nearest would lose every step below 1/256 of a parameter, and let the
-    second moment, which moves by 1/1000 a step, stand still. The random bits depend on the number of the step and on
+    second moment, which moves by 1/1000 a step, get stuck. The random bits depend on the number of the step and on
     the place alone. Holds 6 bytes a parameter, gradient not counted; float32 copies and moments hold 14.
 
     Takes groups and holds states as `torch.optim.AdamW` does; a parameter without a gradient stays.

@@ -40,7 +40,7 @@ class TorchLearner(InProcess):
     lora      train low-rank adapters only
     policies  name -> "trained" | "frozen". Several are one model with an adapter for each trained one (needs `lora`),
               moved by one optimiser; a frozen one is the model without adapters. A token is read by the policy that
-              wrote it. One policy alone reads every token, whatever name the forest gives its author
+              wrote it. A single policy reads every token, whatever its author's name in the forest
     value_heads  linear heads on the last hidden states, by output: "value", "value@NAME". They are trained with the
               policy: zero at first, at `value_lr` times the learning rate
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)

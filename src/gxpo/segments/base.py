@@ -35,7 +35,7 @@ class Action:
     """One action of one trajectory, as seen by a segmenter."""
 
     tokens: Sequence[int]
-    logprob: Sequence[float]  # of who sampled, nan unknown
+    logprob: Sequence[float]  # of the rollout policy, nan unknown
     entropy: Sequence[float] | None  # of the policy, nats, where the part asks for it
     decode: Callable[[Sequence[int]], str] = field(repr=False)
 
@@ -104,7 +104,7 @@ class Segmenter(Part, ABC):
                 tools.decode,
             )
             own = _numbered(count, self.begins(action))
-            shared = sum(segment[t] >= 0 for t in places)  # what a fork inherits stands first
+            shared = sum(segment[t] >= 0 for t in places)  # what a fork inherits comes first
             shift = segment[places[shared - 1]] - own[shared - 1] if shared else 0
             marks = self.labels(action)
             labelled |= marks is not None

@@ -33,7 +33,7 @@ class Chunks(Segmenter):
 class Surprising(Segmenter):
     """Cut at low-probability tokens (SPO): every `interval`-th token (from the first) with probability < `threshold`.
 
-    By the log-probs of who sampled; a token without one does not count. Cuts are the state just before such a token.
+    By the rollout log-probs; a token without one does not count. Cuts are the state just before such a token.
     Source: SPO-chain, arXiv 2505.23564, and its code (0.9, every 5th).
     """
 

@@ -151,7 +151,7 @@ class Countdown(GeneratedTasks):
         for number in numbers[1:]:
             left, operation, right, new = self._join(value, number, random)
             joined = expression if not steps else f"({expression})"
-            # the number may stand on the left: 9-(2+3)
+            # the number may be on the left: 9-(2+3)
             expression = f"{joined}{operation}{number}" if left == value else f"{number}{operation}{joined}"
             steps.append((left, operation, right, new))
             value = new

@@ -18,7 +18,7 @@ from gxpo.usercode import one_line
 def read_tasks(path: Path) -> list[Task]:
     """Read tasks, one a line: `{"prompt": text or messages, "answer": text or number, "id": text (optional), ...}`.
 
-    Other fields stand in `task.info`. The default id is the file's stem and the line number. Blank lines are skipped.
+    Other fields go to `task.info`. The default id is the file's stem and the line number. Blank lines are skipped.
     Raises `TaskError` with the file, the line and the field; nothing is half-loaded.
     """
     if not path.is_file():

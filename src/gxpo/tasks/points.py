@@ -37,7 +37,7 @@ def target(degrees: Tensor) -> Tensor:
 def mixture(degrees: Tensor, uniform: Tensor, normal: Tensor, heed: float = 0.35, spread: float = 0.12) -> Tensor:
     """[n, 2] float64: training data of the warm start: points near the target, or anywhere on the circle.
 
-    With probability `heed` a point about the one asked for, else one about any place of the circle; normal(0, spread)
+    With probability `heed` a point near the target, else one near any place of the circle; normal(0, spread)
     is added to both. degrees [n], uniform [n, 2] in [0, 1), normal [n, 2].
     """
     anywhere = target(uniform[:, 1] * DIRECTIONS)
@@ -62,7 +62,7 @@ def final_latents(forest: Forest) -> Tensor:
 class Points(GeneratedTasks):
     """Points on the unit circle: `137` -> the point at 137 degrees. Scored on latents, not on text.
 
-    correct    1 within `radius` of the point asked for
+    correct    1 within `radius` of the target
     closeness  exp(-distance^2 / (2 * 0.5^2)), in (0, 1]
     A trajectory that was cut before its last denoising step is not scored.
 

@@ -50,7 +50,7 @@ def score(text: str, task: Task) -> dict[str, float]:
     """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1. `correct`: whether that is 1.
     `format`: whether there is exactly one `<answer>...</answer>`.
 
-    Judged is what stands between the last `<answer>` and `</answer>`, or the whole text where there are none, without
+    Scored is the text between the last `<answer>` and `</answer>`, or the whole text if there are none, without
     surrounding blanks; where `task.info["reading"]` is "number", the last number of that. Needs only the text and the
     task, so it can run in another process.
     """

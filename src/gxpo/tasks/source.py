@@ -69,7 +69,7 @@ class GeneratedTasks(ABC):
     """Base of sources that generate tasks at random; they have no state.
 
     Task `i` of a step comes from the stream (seed, step, i), so `draw(n, step)` is the beginning of `draw(m, step)` for
-    n <= m: who needs more tasks in a step draws a longer list and takes its end. Held-out tasks are the same for every
+    n <= m: to get more tasks in a step, draw a longer list and take its end. Held-out tasks are the same for every
     seed. Training and held-out tasks differ in content: a quarter of all contents, chosen by their hash, is reserved.
     """
 

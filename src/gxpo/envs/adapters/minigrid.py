@@ -34,7 +34,7 @@ def _place(ahead: int, right: int) -> str:
 def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, str]]) -> str:
     """Describe the agent's view: what it carries, the walls around it, and each object by position, nearest first.
 
-    view   [columns, rows, 3] ids of object, colour and door state; the agent stands in the middle of the last row,
+    view   [columns, rows, 3] ids of object, colour and door state; the agent is in the middle of the last row,
            looks along the rows towards the first, and what it carries is written on its own cell
     names  of objects, colours and door states
     """

@@ -75,7 +75,7 @@ class TextArena:
     """A TextArena game. Deterministic given seed and actions, also between processes.
 
     id         such as "TicTacToe" or "Minesweeper-v0-small"; without "-v" it is version 0
-    opponent   who plays the other seat of a game for two. "random": any of the moves that the game lists as available
+    opponent   player of the other seat in a game for two. "random": any of the moves that the game lists as available
                to it, or any valid one of `moves` where it lists none, each as likely as another. Any other text is
                what it always says, such as "[rock]". Neither is a good player: a success rate against them is no
                measure of skill
@@ -87,7 +87,7 @@ class TextArena:
     reward     0 until the game is over, then the game's: 1, -1, or in some games for one a share of the solution
     success    for one player a reward of 1; for two, more than 0
     state      what the game keeps, without its count of turns and its random generator; None where that can't be read
-    `action_error` is "illegal" where the game calls a move invalid, whatever it found wrong; after as many in a row
+    `action_error` is "illegal" where the game calls a move invalid, for any reason; after as many in a row
     as the game allows (mostly one), it ends.
     """
 

@@ -109,7 +109,7 @@ class _Rollout:
         return state
 
     def _client(self) -> Any:
-        """Who the library takes for its model."""
+        """The stand-in for the library's model client."""
         base = need("verifiers.clients", "verifiers").Client
 
         async def get_response(client: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
