@@ -1,4 +1,4 @@
-"""What the commands of the command line share: the application, options that several take, how they print and fail."""
+"""Shared code of the commands: the application, common options, printing, errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def quiet() -> None:
-    """No progress bars: transformers has no setting for them but this."""
+    """Disable transformers' progress bars."""
     from gxpo.errors import need
 
     need("transformers.utils.logging", "train").disable_progress_bar()

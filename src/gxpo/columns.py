@@ -71,7 +71,7 @@ def _numbered(names: Sequence[Any]) -> Tensor:
 
 
 def _without_gaps(ids: Tensor) -> Tensor:
-    """The ids that are there, numbered anew in their order; -1 stays."""
+    """Existing ids, renumbered densely in their order; -1 stays."""
     return dense(ids) - int(bool(len(ids)) and int(ids.min()) < 0)
 
 
@@ -353,13 +353,13 @@ class Columns:
 
     @staticmethod
     def _home(level: str) -> str:
-        """The axis that a level is given on."""
+        """The axis on which a level is given."""
         if "." in level:
             return "R" if level.startswith("info.") else "S"
         return next(axis for axis, names in _LEVELS.items() if level in names)
 
     def _moved(self, column: Tensor, at: str, to: str) -> Tensor:
-        """A column of one axis on another, which is finer."""
+        """Move a column to another, finer axis."""
         if at == to:
             return column
         return column.index_select(0, self.step_trajectory) if to == "S" else self.to_path(column, at)

@@ -264,7 +264,7 @@ class Forest(Columns):
 
     @cached_property
     def _node_group(self) -> Tensor:
-        """[N] the group that all trajectories through a node belong to; -1 several or none."""
+        """[N] the group of all trajectories through a node; -1 several or none."""
         r, node = self.visits
         group = self._column("group")[r]
         low = torch.full((self.n_nodes,), -1).scatter_reduce_(0, node, group, "amin", include_self=False)

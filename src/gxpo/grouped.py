@@ -24,7 +24,7 @@ SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean"
 
 
 class _Groups:
-    """What every statistic of one pair of columns needs, worked out once.
+    """Shared intermediate results of all statistics of one pair of columns.
 
     Tables have a row for every group and one more, which is always 0: members of no group read from it, and members
     that do not enter are added to it before it is cleared. So nothing is cut out of the columns.
@@ -51,7 +51,7 @@ class _Groups:
         return self.into < self.n
 
     def give(self, table: Tensor) -> Tensor:
-        """What the table says of each member's group."""
+        """Look up each member's group in the table."""
         return table.index_select(0, self.own)
 
     def total(self, x: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ class _Groups:
         return high - low <= DEGENERATE * torch.maximum(high.abs(), low.abs())
 
     def std(self, x: Tensor, centred: Tensor, ddof: int) -> Tensor:
-        """`centred`: x less its group's mean."""
+        """Standard deviation by group; `centred`: x less its group's mean."""
         freedom = self.count - ddof
         variance = self.total(centred.square()) / freedom.clamp_min(1)
         return torch.where((freedom > 0) & ~self.degenerate(x), variance.sqrt(), 0.0)
 
     def leave_one_out(self, x: Tensor) -> Tensor:
-        """[n], a value for each member."""
+        """[n] leave-one-out mean of each member."""
         enters = self.enters
         own = torch.where(enters, x, 0.0)
         others = self.give(self.count) - enters.to(torch.float64)

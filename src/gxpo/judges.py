@@ -167,5 +167,5 @@ class LocalJudge:
 
 
 def _cut_off(who: str, tokens: int, setting: str) -> str:
-    """Why an answer is not read whose last number may lack a digit."""
+    """Error for an answer that was cut off: its last number may lack a digit."""
     return f"{who} was cut off after {tokens} tokens: raise {setting}"

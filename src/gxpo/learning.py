@@ -1,4 +1,4 @@
-"""The contracts of learning: what the policies say of every token, and what credit, weights, terms and learners give.
+"""Protocols of learning: per-token outputs of policies, advantages, weights, objective terms, learners and updates.
 
 Suffixes name axes: `_R` trajectories, `_P` path tokens, `_T` stored tokens. All that credit and weights receive is
 detached.
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class Output(str):
-    """A request for an output of the policy at each token. It is its own name, by which results are keyed, so a name
-    serves wherever a request does: `Output(name)` reads one.
+    """A request for a per-token output of the policy. It equals its own name, by which results are keyed, so a name can
+    be used wherever a request can: `Output(name)` reads one.
 
     kind    "logprob" | "entropy" | "mean_logprob" (over the vocabulary) | "value" | "divergence" (to a teacher) |
             "likeliest" | "likeliest_logprob"
@@ -112,7 +112,7 @@ class PolicyTokens:
         return {k: v for k, v in named.items() if v is not None}
 
     def index(self, entries: Tensor) -> PolicyTokens:
-        """The same policies on a subset of the path tokens."""
+        """The outputs on a subset of the action tokens."""
         parts: dict[str, Any] = {k: v[entries] for k, v in self._tensors().items()}
         return replace(self, **parts, outputs={k: v[entries] for k, v in self.outputs.items()})
 
@@ -121,21 +121,21 @@ Signals = Mapping[str, Any]  # gxpo.signals.Signals: its missing keys raise Miss
 
 
 class Credit(Protocol):
-    """How the score is divided: [P] float64, detached. Adds with `+`."""
+    """An advantage estimator: [P] float64, detached. Adds with `+`."""
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor: ...
 
 
 class Weight(Protocol):
-    """Which rollouts and tokens count, and how much: [P], finite, >= 0. Multiplies with `*`."""
+    """A weight of rollouts or tokens: [P], finite, >= 0. Multiplies with `*`."""
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor: ...
 
 
 class Term(Protocol):
-    """A summand of the objective: one function of the whole optimiser step, which gives a scalar to minimise and
-    figures by metric name, without gradient. (A scalar alone has its figures from `metrics`, a method of the same
-    arguments but the last.)
+    """A term of the objective: one function of the whole optimiser step, which gives a scalar to minimise and figures
+    by metric name, without gradient. (A scalar alone has its figures from `metrics`, a method of the same arguments but
+    the last.)
 
     couples  "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative.
     active   [P] bool: entries whose outputs it reads (others need no forward pass, and may hold anything).
@@ -151,7 +151,7 @@ class Term(Protocol):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one optimiser step did."""
+    """Result of one optimiser step."""
 
     empty: bool  # every coefficient was zero: no step was taken
     loss: float = 0.0
@@ -168,7 +168,7 @@ LossFunction = Callable[[Mapping[str, "Tensor"]], "Tensor"]  # {"logprob": [P], 
 
 
 class Learner(Protocol):
-    """Holds the policy's parameters; knows forests and L(x), never a method."""
+    """Holds and updates the policy's parameters; knows forests and L(x), never a method."""
 
     def outputs(
         self,
@@ -183,11 +183,11 @@ class Learner(Protocol):
         ...
 
     def follow(self, policy: Any, rate: float) -> None:
-        """Every parameter moves that share of its way to another's of the same model."""
+        """Move every parameter by `rate` towards another learner's (exponential moving average)."""
         ...
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        """[T, H] float32: the current policy's hidden state at every stored token, after that layer."""
+        """[T, H] float32: hidden states of the current policy at every stored token, after a layer."""
         ...
 
     def logits(self, states: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class Learner(Protocol):
         ...
 
     def beside(self, *, lr: float) -> Learner:
-        """Another learner of the same kind, from a copy of the parameters, with an optimiser of its own."""
+        """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
         ...
 
     def step(
@@ -208,46 +208,46 @@ class Learner(Protocol):
         active: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """One optimiser step on L(x); exact whatever the micro-batches."""
+        """One optimiser step on L(x); exact for any micro-batches."""
         ...
 
 
 @runtime_checkable
 class StepRunner(Protocol):
-    """The learner as an `Update` sees it: the method's loss and signals already bound."""
+    """The learner as seen by an `Update`: the method's loss and signals already bound."""
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo: ...
     def logprob(self) -> torch.Tensor:
-        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass."""
+        """[P] detached log-probs of all the step's rollouts under the current policy; one more forward pass."""
         ...
 
     def renew(self) -> None:
-        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
+        """Make the current policy the old policy of every later optimiser step: its importance ratio is exactly 1."""
         ...
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """A copy of the parameters; the optimiser's moments are not part of it."""
+        """Copy the parameters, without the optimiser's moments."""
         ...
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
 
     # for updates that take steps of their own
     def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
-        """The objective (`loss`) and the outputs of the policy as it is now; one more forward pass, no step."""
+        """The objective (`loss`) and the outputs of the current policy; one more forward pass, no step."""
         ...
 
     def gradient(
         self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """By parameter name, without a step: of the objective, or of sum_p slope_p logprob_p."""
+        """Gradient by parameter name, without a step: of the objective, or of sum_p slope_p logprob_p."""
         ...
 
     def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
-        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
+        """Record an optimiser step that the update took by itself; its figures are of `info.outputs`."""
         ...
 
 
 class Update(Protocol):
-    """How parameters move within a step. Default: epochs x minibatches of whole groups."""
+    """Optimiser steps within a training step. Default: epochs x minibatches of whole groups."""
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]: ...

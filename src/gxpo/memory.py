@@ -49,7 +49,7 @@ HEAP = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "
 
 
 class _Heap(ctypes.Structure):
-    """What glibc says of its heap (mallinfo2)."""
+    """Heap statistics of glibc (mallinfo2)."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in HEAP]
 

@@ -117,7 +117,7 @@ def guarded(parent: int, private: int) -> None:
 
 
 def _reap() -> None:
-    """Wait for what was killed: the first process of a container may not, and it would be a zombie for good."""
+    """Reap killed processes: the first process of a container may not, and they would stay zombies."""
     deadline = time.monotonic() + REAPING
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -137,7 +137,7 @@ def _leave_after(parent: int, leave: Callable[[], None]) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Ask Linux for something; elsewhere, and where it refuses, nothing changes."""
+    """Call Linux's prctl; elsewhere, and on failure, nothing changes."""
     if sys.platform.startswith("linux"):
         with contextlib.suppress(ImportError, OSError, AttributeError):
             import ctypes

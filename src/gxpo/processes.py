@@ -176,14 +176,14 @@ def in_words(code: int) -> str:
 
 
 class _Deadline:
-    """When an item is too late: after `seconds` in which process `pid` computed, slept or waited for something."""
+    """Deadline of an item: `seconds` in which process `pid` computed, slept or waited for something."""
 
     def __init__(self, seconds: float, pid: int | None) -> None:
         self.seconds, self.pid = seconds, pid
         self.begun, self.starved = time.monotonic(), math.nan
 
     def left(self) -> float:
-        """Seconds until it has to be asked again; 0 or less: too late."""
+        """Seconds until the next check; 0 or less: too late."""
         passed, soon = time.monotonic() - self.begun, min(SOON, self.seconds)
         if passed < soon:
             return soon - passed
@@ -194,7 +194,7 @@ class _Deadline:
 
 
 def _without_processor(pid: int | None) -> float:
-    """Seconds for which the process was ready to run and had no processor, as Linux tells; 0 elsewhere."""
+    """Seconds for which the process was ready to run without a processor, as Linux tells; 0 elsewhere."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) * 1e-9
@@ -203,7 +203,7 @@ def _without_processor(pid: int | None) -> float:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON; ValueError for those that it does not have: NaN, Infinity and what is too large."""
+    """A finite JSON number; ValueError for NaN, Infinity and numbers that are too large."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is not a finite number")

@@ -44,7 +44,7 @@ class _Open:
 
     @property
     def segment(self) -> int:
-        """The segment that the last kept token belongs to, -1 none."""
+        """Segment of the last kept token, -1 none."""
         node, size = self.kept[-1] if self.kept else (None, 0)
         return node.segment[size - 1] if node is not None else -1
 
@@ -355,7 +355,7 @@ def columns_of(
 
 
 def _explain(error: ValidationError, fail: Fail) -> NoReturn:
-    """The first thing that pydantic found, as field and message."""
+    """First error of pydantic, as field and message."""
     first = error.errors()[0]
     place = [p for p in first["loc"] if p not in ("bool", "list[bool]")]  # pydantic's names for the cases of a union
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")

@@ -256,7 +256,7 @@ def plain(text: str) -> str:
 
 
 class _Again(Exception):
-    """Worth another attempt, after that many seconds."""
+    """Retry after that many seconds."""
 
     def __init__(self, kind: str, message: str, after: float = 0.0) -> None:
         super().__init__(message)
@@ -265,7 +265,7 @@ class _Again(Exception):
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all lines, in a thread of its own: only there a deadline holds for a whole exchange."""
+    """The event loop of all clients, in its own thread: only there a deadline holds for a whole exchange."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="gxpo-remote", daemon=True).start()
     return loop
@@ -287,7 +287,7 @@ def _loopback(host: str) -> bool:
 
 
 def _seconds(after: str) -> float:
-    """What a Retry-After asks for, in seconds or as a date; 0 where it can't be read."""
+    """Seconds of a Retry-After header, given in seconds or as a date; 0 if it can't be read."""
     if re.fullmatch(r"[0-9]+", after):
         return float(after)
     try:

@@ -80,7 +80,7 @@ def flatten(forest: Self) -> Self:
 
 
 def _reached(forest: Columns, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
-    """(owner, node) pairs that these need: their root paths, and the other contexts that those were sampled under."""
+    """(owner, node) pairs that these need: their root paths, and the other contexts in which they were sampled."""
     owner, node = owner[node >= 0], node[node >= 0]
     n = max(forest.n_nodes, 1)
     while True:
@@ -197,7 +197,7 @@ def _inverse(kept: Tensor, size: int) -> Tensor:
 
 # ---------------------------------------------------------------- pieces of trajectories
 class Pieces(NamedTuple):
-    """The pieces of all trajectories, by trajectory, then time.
+    """Pieces (turns or segments) of all trajectories, by trajectory, then time.
 
     piece       [P] which piece each path token is of
     number      [P] of the piece within its trajectory, from 0
@@ -213,7 +213,7 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(forest: Columns) -> Pieces:
-    """The pieces: a new one begins with every turn and with every change of `segment`."""
+    """Pieces of a forest: a new one begins with every turn and with every change of `segment`."""
     step, segment, owner = forest.path_step, forest.segment[forest.path_token], forest.path_trajectory
     begins = torch.ones(len(step), dtype=torch.bool)
     begins[1:] = (step[1:] != step[:-1]) | (segment[1:] != segment[:-1])

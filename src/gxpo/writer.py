@@ -59,7 +59,7 @@ class Writer:
 
     # ------------------------------------------------------------ forks
     def _same(self, s: int, t: int) -> bool:
-        """A fork inherits step t as it is, and that is what step s is."""
+        """Whether a fork inherits step t as it is, and step s is equal to it."""
         f = self.forest
         return (
             self._nodes[s] == self._nodes[t]
@@ -74,7 +74,7 @@ class Writer:
         )
 
     def _goes_on(self, r: int, s: int, t: int) -> int | None:
-        """How many leading nodes of step t a fork keeps that goes on in it as step s; None where there is no such fork.
+        """Number of leading nodes of step t kept by a fork that continues in it as step s; None without such a fork.
 
         0 shares the observation alone; it is written where no turn of `r` could give its context.
         """
@@ -103,7 +103,7 @@ class Writer:
         return parent not in (-1, end) and above not in (-1, end)
 
     def _running(self, r: int, s: int) -> int:
-        """Where the running context of the step's agent ends before it."""
+        """End of the running context of the step's agent before it."""
         agent, before = self.at.step_agent[s], range(s - 1, self.at.begin[r] - 1, -1)
         own = (self.at.step_action[t] for t in before if self.at.step_agent[t] == agent)
         return next(own, self.at.prompt_node[r])

@@ -105,7 +105,7 @@ def _key(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Names, paths and the like as they are, all else in quotes."""
+    """Names, paths and the like unquoted, all else in quotes."""
     return text if _PLAIN.match(text) and text.lower() not in _OTHER_VALUES else _quoted(text)
 
 
@@ -115,7 +115,7 @@ def _quoted(text: str) -> str:
 
 
 def _check_size(text: str, where: str) -> None:
-    """Refuse what would take for ever, or all memory, once aliases are written out."""
+    """Raise an error for documents that are nested too deeply, or too large with their aliases expanded."""
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []  # of each open list or mapping: anchor, values so far
     for event in YAML(typ="rt").parse(StringIO(text)):

@@ -129,7 +129,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _rules(self) -> str:
-        """What a reader must know: symbols, aim, what is not allowed."""
+        """Rules in words: symbols, aim, illegal moves."""
 
     @abstractmethod
     def _propose(self, random: np.random.Generator) -> str | None:
@@ -137,15 +137,15 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _result(self, state: str, action: str) -> tuple[str, float] | None:
-        """Next state and what the action pays; None where the action is illegal."""
+        """Next state and reward; None if the action is illegal."""
 
     @abstractmethod
     def _verdict(self, state: str) -> bool | None:
-        """Whether the episode ended well; None while it goes on."""
+        """Whether the episode succeeded; None while it goes on."""
 
     @abstractmethod
     def _solution(self, state: str) -> list[str] | None:
-        """A shortest list of actions that ends the episode well; None where none does."""
+        """A shortest list of actions that solves the episode; None if there is none."""
 
     def _turn_reward(self) -> float:
         """Reward of every turn, for any action."""
@@ -197,7 +197,7 @@ class GridWorld(ABC):
         self._seed, self._turn, self._state = self._read(text)
 
     def _best(self, state: str) -> str | None:
-        """The first action of a solution, which is remembered and followed."""
+        """The first action of a solution, which is cached and followed."""
         if state not in self._route:
             self._route, on_the_way = {}, state
             for action in self._solution(state) or ():

@@ -206,7 +206,7 @@ class Shop:
         return (verb == "next" and place.page + 1 < view.pages) or (verb == "prev" and place.page > 0)
 
     def _after(self, action: Action) -> Place:
-        """Where a possible action leads."""
+        """Position after a possible action."""
         place, argument = self._place, action.argument
         if action.verb == "search":
             return Place(query=" ".join(words(argument)))
@@ -223,7 +223,7 @@ class Shop:
         return replace(place, page=place.page + (1 if action.verb == "next" else -1))
 
     def _time_step(self, error: str | None = None, note: str = "") -> TimeStep:
-        """What is seen after an action that bought nothing. In bare style it depends on the place alone."""
+        """Time step after an action that bought nothing. In bare style it depends on the place alone."""
         screen = f"{note}\n{self._screen()}" if note and not self._bare else self._screen()
         success = False if self._over else None
         return TimeStep(screen, self._place.id, 0.0, self._over, success, error, truncated=self._over)

@@ -192,12 +192,12 @@ class ToolQA:
         return ";".join(sorted(self._made))
 
     def _screen(self) -> str:
-        """The bare screen: the question and what was found, a line each, whatever the order in which it was."""
+        """The bare screen: the question and the results, a line each, in any order."""
         return "\n".join((self._question.text if self._question else "", *sorted(self._made), ">"))
 
     # tools
     def _carry_out(self, made: ToolCall) -> tuple[str, str | None, str | None]:
-        """What the tool says; "malformed", "illegal" or None; the answer, where the call gives it."""
+        """Result text of the tool; "malformed", "illegal" or None; the answer, if the call gives it."""
         if made.error is not None:
             return f"Error: {made.error}", "malformed", None
         if made.name != "finish":
@@ -214,7 +214,7 @@ class ToolQA:
         return text, None, None
 
     def _result(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """A name for the result (equal results have equal names), and what the tool says."""
+        """A name for the result (equal results have equal names), and its text."""
         if name == "calculator":
             value = shown(calculate(arguments["expression"]))
             return f"{''.join(arguments['expression'].split())}={value}", value

@@ -83,7 +83,7 @@ Entry = tuple[dict[str, str | int], list[str]]  # facts, and the sentences that 
 
 
 class _Writer:
-    """Invents the facts of entries and puts them into words. Years fit: what people do, they do between 18 and 90."""
+    """Generates entries and their texts. Years are consistent: people act between the ages of 18 and 90."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random

@@ -32,7 +32,7 @@ VERDICTS: Mapping[str, str] = {  # how each trainer is told which rollouts are r
 
 
 class _NoLearner:
-    """Stands where a trainer of another library cannot lend its model to a signal part."""
+    """Placeholder learner in trainers that cannot lend their model to a signal part."""
 
     def __getattr__(self, name: str) -> Any:
         raise GxpoError(f"it works with the model itself (`{name}`)")
@@ -67,7 +67,7 @@ def remembers(method: Method) -> list[str]:
 
 
 def _keeps(part: Any) -> bool:
-    """Whether it has something to put into a checkpoint: signal parts all can, and most have nothing."""
+    """Whether it has state for a checkpoint: signal parts all can, and most have none."""
     if isinstance(part, SignalPart):
         return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
     return hasattr(part, "state_dict") and getattr(part, "remembers", True)

@@ -120,7 +120,7 @@ class WithMethod(Base):
         return output
 
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
-        """Forest, credit and weights of the batch on all processes."""
+        """Forest, advantages and weights of the batch on all processes."""
         method, step = self.gxpo_method, self.state.global_step + 1
         own = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
@@ -152,7 +152,7 @@ class WithMethod(Base):
         return Scored(forest, credit, weight, signals, proximal, step)
 
     def _before(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
-        """(B, T) log-probs of the policy before the step, and what else the method reads; a forward pass if need be."""
+        """(B, T) log-probs of the old policy, and further outputs that the method reads; a forward pass if needed."""
         found = {}
         method = self.gxpo_method
         entropy = "entropy" in method.needs
@@ -190,7 +190,7 @@ class WithMethod(Base):
         return self.accelerator.gather(x.contiguous()).detach().cpu()
 
     def _log_advantages(self, scored: Scored) -> None:
-        """TRL's table of completions shows a row's mean credit in place of its own advantage."""
+        """Show a row's mean advantage under the method in TRL's table of completions."""
         shown = self._logs["advantages"]
         forest, rows = scored.forest, scored.forest.n_trajectories
         total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
@@ -234,7 +234,7 @@ class WithMethod(Base):
         return loss
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
-        """The objective with every other row's weight 0: those count in its constants alone."""
+        """The objective with every other row's weight 0: those count only in its constants."""
         forest = scored.forest
         x = {
             name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v)
@@ -266,7 +266,7 @@ class WithMethod(Base):
         return window
 
     def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
-        """Where rows influence each other's derivative: x by a forward pass without gradient, then dL/dx."""
+        """For coupled rows: x by a forward pass without gradient, then dL/dx."""
         width = max(b["completion_ids"].shape[1] for b in batches)
         found: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
         with torch.no_grad():
@@ -303,7 +303,7 @@ class WithMethod(Base):
         )  # fmt: skip
 
     def _log_figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
-        """The terms' figures of these rollouts, and under TRL's own names those that TRL has too."""
+        """Log the terms' figures, and under TRL's own names those that TRL has too."""
         logged, method = self._metrics[mode], self.gxpo_method
         forest, policy = scored.forest, scored.policy(x)
         found = method.evaluate(forest, policy, scored.credit, scored.weight, scored.signals, scored.step)

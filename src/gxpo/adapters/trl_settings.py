@@ -73,7 +73,7 @@ def translated(args: Any, spec: str | Method, overrides: Mapping[str, Any]) -> M
 
 
 def _asked(args: Any, composed: Method) -> tuple[dict[str, tuple[str, Any]], list[str]]:
-    """Key -> (TRL's setting, value) for settings that are not at TRL's defaults; and those that have no key."""
+    """Key -> (TRL's setting, value) of settings that differ from TRL's defaults; and those without a key."""
     defaults = {f.name: f.default for f in dataclasses.fields(args)}
     changed = {n: v for n in defaults if (v := getattr(args, n)) != defaults[n] and n in (*TRANSLATED, *WITHOUT_KEY)}
     asked: dict[str, tuple[str, Any]] = {}

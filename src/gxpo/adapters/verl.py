@@ -110,14 +110,14 @@ def _no_loss(composed: Method) -> list[str]:
 
 
 def _seen(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
-    """What the term's gate sees of tokens [n] of whole rows."""
+    """Inputs of the term's surrogate for tokens [n] of whole rows."""
     log_ratio = logprob - old
     held = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
     return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
-    """Whether two trajectories are worth something else when one of them is cut into turns."""
+    """Whether the advantage of two trajectories changes when one of them is cut into turns."""
     if term.surrogate.outputs:
         return False
     old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)

@@ -183,7 +183,7 @@ def _forest(step: Step) -> Any:
 
 
 class _Watched:
-    """A learner that also shows the gradient, before clipping, of the steps that it takes."""
+    """A learner that also records the gradient of its steps, before clipping."""
 
     def __init__(self, learner: Any) -> None:
         self.learner, self.gradient = learner, {}

@@ -91,6 +91,6 @@ def _reads(suite: str) -> str:
 
 
 def _verdict(results: Results) -> str | None:
-    """What the rows say that must not be."""
+    """Failures among the rows."""
     wrong = [row["name"] for row in results.rows if row.get("agrees") is False]
     return f"gxpo and TRL do not agree: {', '.join(wrong)}" if wrong else None

@@ -137,7 +137,7 @@ def _ratio(works: list[Work], seconds: list[float], base: float, place: int) -> 
 
 
 def _give_back() -> None:
-    """Has the C library hand freed memory back to the system (glibc): it would be used again unseen."""
+    """Return freed memory to the system (glibc), so that its reuse is counted."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

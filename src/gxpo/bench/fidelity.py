@@ -150,7 +150,7 @@ def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session,
 def _continued(
     histories: Mapping[Any, tuple[Episode, int]], play: Play, session: Session, samples: int
 ) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Mean outcome of episodes that go on from each history, and its standard error."""
+    """Mean outcome of episodes continued from each history, and its standard error."""
     forks = []
     for number, (episode, turn) in enumerate(histories.values()):
         for k in range(samples):
@@ -190,7 +190,7 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
 
 
 def _tasks_of(forest: Forest) -> Tensor:
-    """[R] a number for each task, the same in whatever group."""
+    """[R] a number for each task, the same in every group."""
     place = {name: i for i, name in enumerate(dict.fromkeys(forest.task))}
     return torch.tensor([place[name] for name in forest.task])
 

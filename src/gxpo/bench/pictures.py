@@ -64,7 +64,7 @@ def _bars(axis: Any, rows: Sequence[Row], reads: str) -> None:
 
 
 def _differences(axis: Any, rows: Sequence[Row], reads: str) -> None:
-    """What has to be small, and how small."""
+    """Quantities that must be small, and their bounds."""
     for name, key, mark in (("gradient, parameters: relative", "difference", "o"), ("loss", "loss_difference", "x")):
         points = [(row[key], y) for y, row in enumerate(rows) if row.get(key)]
         if points:

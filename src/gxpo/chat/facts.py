@@ -76,7 +76,7 @@ def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), ans
 
 
 def _shows_both(template: Template, parts: bool) -> bool:
-    """Contents written so appear in the text."""
+    """Whether contents in this form appear in the text."""
     template.parts = parts
     text = tries(template, say("user", USER), say("assistant", ASSISTANT)) or ""
     return USER in text and ASSISTANT in text
@@ -125,7 +125,7 @@ def find_out(template: Template, tokens: Tokens) -> Facts:
 
 
 def _frames(marker: str) -> bool:
-    """It is written in brackets of some kind, and is no tag that prompts speak of."""
+    """Whether it is written in brackets of some kind, and is no tag that prompts mention."""
     tags = {tag for pair in THOUGHTS for tag in pair}
     return (
         len(marker) > 2
@@ -156,7 +156,7 @@ def called(call: ToolCall, as_json: bool, content: str = "") -> Message:
 
 
 def _tool_facts(template: Template, tokens: Tokens, asked: str) -> dict[str, Any]:
-    """The form of a call is that of the first reader that reads back what the template has written."""
+    """Format of tool calls: the first parser that reads back the template's own output."""
     user = say("user", USER)
     asked = tries(template, user, tools=[TOOL]) or asked
     for as_json in (False, True):
@@ -184,7 +184,7 @@ def _reads_back(form: Format, written: str, tokens: Tokens) -> bool:
 
 
 def _call_end(template: Template, tokens: Tokens, as_json: bool) -> dict[str, Any]:
-    """What follows the last argument: to the end of the action, and the token that ends it."""
+    """Text after the last argument, up to the end of the action, and the token that ends it."""
     marked = called(ToolCall("q_lookup", {"key": "Q6last7Z"}, CALL.id), as_json)
     user = say("user", USER)
     last = tries(template, user, marked, tools=[TOOL], answer=False) or ""

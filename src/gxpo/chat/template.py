@@ -127,7 +127,7 @@ class TemplateConversation:
         return message
 
     def _forms(self) -> list[Message]:
-        """How the template may be shown the last action: as the messages say it; else as it was written."""
+        """Forms of the last action to show the template: as in the messages; else as it was written."""
         action = self._actions[-1]
         if self.chat.tools_format == "tags":  # calls by tags are text of the content
             return [self._message(action, action.reading.said, ())]
@@ -236,7 +236,7 @@ class TemplateConversation:
         return {**call, **toolbox.structured([ToolCall(name, arguments, call["id"])], as_json)[0]}
 
     def _after_call(self, tail: str) -> str:
-        """Without what closes the call itself, which the action has written or left out."""
+        """Without the closing text of the call itself, which the action has written or left out."""
         facts = self.chat.facts
         if facts.call_end and tail.startswith(facts.call_end):
             return tail[len(facts.call_end) :]
@@ -244,7 +244,7 @@ class TemplateConversation:
         return tail[min(ends) :] if ends else tail
 
     def _says_the_same(self, history: str) -> bool:
-        """The history holds what the policy was shown, and an action that reads as the last one does."""
+        """Whether the history holds all that the policy was shown, and an action that reads as the last one does."""
         common = shared_prefix(history, self._text)
         if self._text[common:].strip():
             return False
@@ -252,7 +252,7 @@ class TemplateConversation:
         return same(self.chat.read(history[common:], self._types, self._has_tools, opened), self._actions[-1].reading)
 
     def _thought_closed(self, history: str) -> str:
-        """What ends a thought that was cut: as the template does it, else the closing tag alone."""
+        """End of a thought that was cut: the template's, else the closing tag alone."""
         reading = self._actions[-1].reading
         thought = (reading.reasoning or "").strip()
         _, found, rest = history.rpartition(thought) if thought else ("", "", "")

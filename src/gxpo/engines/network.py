@@ -282,7 +282,7 @@ def _pieces(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
 
 
 def _through(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:
-    """Logits [n, V] after contexts whose known tokens lie in the buffers; new ones are written there, right-aligned.
+    """Logits [n, V] after contexts whose known tokens are in the buffers; new ones are written there, right-aligned.
 
     Columns that only pad a shorter row's new tokens are those of its known tokens, so they must not be written.
     """

@@ -94,7 +94,7 @@ class OpenAIEngine:
 
     # ------------------------------------------------------------ what the server is
     def _probe(self, prompt: Sequence[int]) -> None:
-        """Ask for tokens that are certain: what comes back shows how the server answers."""
+        """Request tokens that are certain: the response shows how the server answers."""
         ((found, _),) = self._draw([(prompt, 0)], PROBE, replace(PROBE, top_k=0), 0)  # what was possible is known
         self._processed = all(x > -SURE for x in found.logprobs)
 

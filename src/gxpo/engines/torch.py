@@ -169,7 +169,7 @@ class TorchEngine:
             self._stepper = None
 
     def _prepare(self, rows: Sequence[_Row]) -> None:
-        """Drops what other parameters computed; of the rest, what this call can use is what should go last."""
+        """Drop caches of other parameters; of the rest, those that this call can use are evicted last."""
         writes = self.network.writes()
         if writes != self._parameters:
             self.release()
@@ -191,7 +191,7 @@ class TorchEngine:
             yield from zip((row.place for row in batch), self._decode(batch, state, sampling), strict=True)
 
     def _states(self, contexts: list[Context], owners: Sequence[torch.Tensor], room: int) -> Iterator[Batch]:
-        """The batches after their prompts, `owners` saying whose prompt each of their samples goes on from."""
+        """Batches after their prompts; `owners`: the prompt of each of their samples."""
         network = self.network
         if network.decoder is not None:
             logits, prompts = shared(network, contexts, self.prefill_tokens)
@@ -220,7 +220,7 @@ class TorchEngine:
         self.unkept += 0 if keepable else sum(row.name is not None for row in rows)
 
         def leave(sample: int, row: int, state: Batch, action: list[int]) -> None:
-            """The last token of an action never went through the model: what is kept ends before it."""
+            """The last token of an action never went through the model: its cache ends before it."""
             name, prompt, policy = rows[sample].name, rows[sample].prompt, rows[sample].policy
             if name is None or not keepable:
                 return
@@ -236,7 +236,7 @@ class TorchEngine:
     def _soften(
         self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping
     ) -> list[Completion]:
-        """Nothing is kept of soft samples: no tokens could name what their caches hold."""
+        """Soft samples are not cached: no tokens could name what their caches hold."""
         longest, wide = sampling.max_new_tokens, 1 + sampling.soft_top_k
         streams = uniforms([row.key for row in rows], longest * wide).reshape(len(rows), longest, wide)
         closed = self._stopping_for(replace(sampling, stop=(sampling.closing,)), state.logits.shape[1])

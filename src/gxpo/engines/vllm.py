@@ -139,7 +139,7 @@ class VllmEngine:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Both sides read the same tokens: `ModelError` unless they agree."""
+        """Check that both sides read the same tokens: `ModelError` otherwise."""
         vocabulary = self._network.causal.get_input_embeddings().weight.shape[0]
         ids = [(i * 7919 + 13) % vocabulary for i in range(PROBE)]
         tokens = torch.tensor([ids], device=self._network.device)
@@ -155,7 +155,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------ weights
     def _send(self) -> None:
-        """Gives the process the weights as they are now."""
+        """Send the current weights to the process."""
         state = (self.policy_version, self._network.writes())
         if state == self._sent:
             return
@@ -250,7 +250,7 @@ class VllmEngine:
 
 
 def _check(said: Mapping[str, Any], found: Mapping[str, Any], n: int, sampling: Sampling) -> None:
-    """`ModelError` unless an answer holds `n` samples of possible lengths, with log-probs that are some."""
+    """Raise `ModelError` unless an answer holds `n` samples of valid lengths with valid log-probs."""
     lengths, logprobs = np.asarray(found["lengths"]), np.asarray(found["logprobs"])
     whole = len(said["finish"]) == len(lengths) == n and len(found["tokens"]) == len(logprobs) == lengths.sum()
     if not whole or not 1 <= lengths.min() <= lengths.max() <= sampling.max_new_tokens:
@@ -260,7 +260,7 @@ def _check(said: Mapping[str, Any], found: Mapping[str, Any], n: int, sampling: 
 
 
 def _arrays(requests: Sequence[Request]) -> dict[str, np.ndarray]:
-    """Prompts one after the other, and for every stream its prompt and its seed."""
+    """Prompts, concatenated, and the prompt and seed of every stream."""
     return {
         "tokens": np.concatenate([np.asarray(r.prompt, dtype=np.int32) for r in requests]),
         "lengths": np.asarray([len(r.prompt) for r in requests], dtype=np.int32),

@@ -82,7 +82,7 @@ class _Worker(Process):
 
 @dataclass
 class _Log:
-    """What an episode went through: enough to go through it again."""
+    """Log of an episode, for its replay."""
 
     items: list[Item]
     seen: Any = None  # observation, state and done of the last step
@@ -138,7 +138,7 @@ class InWorker:
         return [answers[i] for i in range(len(items))]
 
     def _exchange(self, worker: _Worker, sent: Sequence[Item]) -> list[Answer]:
-        """Answers to what was sent, up to the first item that ends the process."""
+        """Answers to the items sent, up to the first that ends the process."""
         answers: list[Answer] = []
         for operation, _, _ in sent:
             try:
@@ -159,7 +159,7 @@ class InWorker:
             self._logs[name].seen = _seen(answer)
 
     def _ready(self) -> _Worker:
-        """A process in which all episodes are where they were."""
+        """A process in which all episodes are restored."""
         while self._worker is None:
             worker = _Worker(self.source)
             self._drops.clear()
@@ -168,7 +168,7 @@ class InWorker:
         return self._worker
 
     def _restore(self, worker: _Worker) -> bool:
-        """Go through all episodes again; False where that ended the process, with one episode less."""
+        """Replay all episodes; False if that ended the process, with one episode less."""
         logs = list(self._logs.items())
         items = [item for _, log in logs for item in log.items]
         try:
@@ -214,6 +214,6 @@ class InWorker:
 
 
 def _seen(answer: Answer) -> Any:
-    """What of an answer must come out again."""
+    """The part of an answer that must be reproduced."""
     fields = answer[1]
     return None if fields is None else (fields["observation"], fields["state"], fields["done"])

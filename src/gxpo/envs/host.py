@@ -104,7 +104,7 @@ class Host:
             env.close()
 
     def _provides(self) -> set[str]:
-        """What the class has, what it says it has, and what a first step shows."""
+        """Optional features: methods of the class, its own declaration, and the results of a first step."""
         found = set(_declared(getattr(self._reader, "provides", ())))
         found |= {name for name in ("expert", "legal", "content", "answer") if _has(self._reader, name)}
         if _has(self._reader, "snapshot") and _has(self._reader, "restore"):
@@ -135,7 +135,7 @@ class Host:
         raise failure
 
     def _pays(self) -> bool:
-        """Whether a first action is paid for; an expert's or a legal one where there is somebody to ask."""
+        """Whether a first action is rewarded: the expert's, or a legal one, if there is one."""
         env = self.episodes[PROBE]
         try:
             action = env.expert() if _has(env, "expert") else env.legal()[0] if _has(env, "legal") else ""
@@ -147,7 +147,7 @@ class Host:
 
 
 def _refused(error: BaseException, doing: str) -> Unusable:
-    """Why an environment can't be used. What gxpo's own errors and findings say needs no more words."""
+    """Why an environment can't be used; gxpo's own errors are passed on as they are."""
     if isinstance(error, Nonsense):
         return Unusable(one_line(f"{doing}: {error}"))
     return Unusable(one_line(str(error))) if isinstance(error, GxpoError) else unusable(error, doing)
@@ -172,7 +172,7 @@ def _class_of(source: Mapping[str, Any]) -> type:
 
 
 def _check_options(kind: type, options: Mapping[str, Any]) -> None:
-    """Refuse options that the constructor does not have, and the lack of those it needs."""
+    """Raise an error for options that the constructor does not have, and for missing ones."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):  # a constructor in C: it says itself what it does not know
@@ -188,7 +188,7 @@ def _check_options(kind: type, options: Mapping[str, Any]) -> None:
 
 
 def _about(env: Any) -> dict[str, Any]:
-    """The attributes of an environment; `Unusable` where it is none."""
+    """Attributes of an environment; `Unusable` if it is none."""
     kind = type(env).__name__
     instructions, max_turns = getattr(env, "instructions", ""), getattr(env, "max_turns", 50)
     tools = getattr(env, "tools", ())
@@ -206,7 +206,7 @@ def _about(env: Any) -> dict[str, Any]:
 
 
 def _declared(value: object) -> list[str]:
-    """What an environment says that it provides, beside what can be seen."""
+    """Features that an environment declares, in addition to visible ones."""
     known = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(x in known for x in value):
         raise Unusable(f"provides is {value!r}, not a list out of {', '.join(known)}")

@@ -132,7 +132,7 @@ class EnvPool:
 
     # ------------------------------------------------------------ running
     def _begin(self, names: Iterable[str]) -> None:
-        """Give each name a place: the one with the fewest episodes, the first of several."""
+        """Assign each name to a place: the one with the fewest episodes, the first of several."""
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ValueError(f"an episode's name is a text, not {name!r}")
@@ -159,7 +159,7 @@ class EnvPool:
             )
 
     def _run(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of each, or its `EnvFailure`, which ends the episode."""
+        """Value of each, or its `EnvFailure`, which ends the episode."""
         for name in payloads:
             if name not in self._place:
                 raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
@@ -200,7 +200,7 @@ class EnvPool:
         self.messages.setdefault(kind, f"environment {self.name}: {message}")
 
     def _collect(self) -> None:
-        """Failures, at the indices of their answers."""
+        """Collect failures and restored episodes of all places."""
         for place in self._places:
             for kind, message in place.complaints:
                 self._count(kind, message)

@@ -37,7 +37,7 @@ class Check:
 
 @dataclass
 class _Episode:
-    """What was done and what was seen."""
+    """Actions and observations of an episode."""
 
     seed: int
     expert: bool
@@ -52,7 +52,7 @@ class _Episode:
 
     @property
     def visited(self) -> list[tuple[int, str]]:
-        """States that were acted in."""
+        """States in which an action was taken."""
         known = [step for step in self.steps if isinstance(step, TimeStep)]
         return [(self.seed, s.state) for s in known[: len(self.actions)] if s.state is not None]
 
@@ -93,7 +93,7 @@ def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int 
 
 
 def _play(envs: EnvPool, episodes: Mapping[str, _Episode], max_turns: int) -> tuple[float, float]:
-    """Seconds that resets and steps took."""
+    """Play all episodes; gives the seconds of resets and steps."""
     begin = time.perf_counter()
     for name, step in envs.reset({name: e.seed for name, e in episodes.items()}).items():
         episodes[name].steps.append(step)
@@ -109,7 +109,7 @@ def _play(envs: EnvPool, episodes: Mapping[str, _Episode], max_turns: int) -> tu
 
 
 def _choose(envs: EnvPool, going: Mapping[str, _Episode]) -> dict[str, str]:
-    """What each episode does next; one that breaks when asked has its failure as last step."""
+    """Next action of each episode; a failure while choosing becomes the episode's last step."""
     asked = envs.expert([name for name, e in going.items() if e.expert]) if "expert" in envs.provides else {}
     others = [name for name, e in going.items() if not e.expert]
     legal = envs.legal(others) if "legal" in envs.provides else dict.fromkeys(others)
@@ -125,7 +125,7 @@ def _choose(envs: EnvPool, going: Mapping[str, _Episode]) -> dict[str, str]:
 
 
 def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, interrupted: bool) -> list[str]:
-    """Where the same seed and actions led elsewhere, a line for each episode.
+    """Replay: a line for each episode that went differently with the same seed and actions.
 
     interrupted  halfway, each episode goes on in a new instance from a snapshot
     """
@@ -146,7 +146,7 @@ def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, interrupted:
 
 
 def _restored(envs: EnvPool, names: Sequence[str]) -> dict[str, str]:
-    """Put each episode into a new instance; messages of those for which that fails."""
+    """Restore each episode in a new instance; messages of failures."""
     texts = envs.snapshot(names)
     failures = {name: text.message for name, text in texts.items() if isinstance(text, EnvFailure)}
     restored = envs.restore({name: text for name, text in texts.items() if isinstance(text, str)})
@@ -167,7 +167,7 @@ def _success(episodes: Sequence[_Episode]) -> float | None:
 
 
 def _doubts(episodes: Sequence[_Episode]) -> list[str]:
-    """What is allowed, but makes methods that need it useless."""
+    """Warnings: allowed, but methods that need it won't work."""
     visited = [place for e in episodes for place in e.visited]
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)

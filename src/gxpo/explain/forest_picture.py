@@ -17,7 +17,7 @@ AUTHORS = ("#a1d99b", "#fdae6b", "#bcbddc", "#fa9fb5", "#fff3a3")  # colours of 
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a node is drawn."""
+    """Position of a drawn node."""
 
     x: float
     y: float
@@ -89,7 +89,7 @@ _STYLE = (
 
 
 def _places(forest: Forest) -> dict[int, _Box]:
-    """Leaves on rows of their own; parents beside their first child."""
+    """Layout: one row for each leaf; parents at the level of their first child."""
     nodes = set(forest.visits[1].tolist()) | set(forest.prompt_node[forest.prompt_node >= 0].tolist())
     for under in forest.sampled_under[forest.sampled_under >= 0].tolist():
         nodes |= set(forest.path(under).tolist())

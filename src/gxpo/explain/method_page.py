@@ -161,7 +161,7 @@ def _keys(values: Mapping[str, Any]) -> str:
 
 
 def _parts(definition: Definition, made: Method) -> str:
-    """What the method's own parts say of themselves, and their options."""
+    """Docstrings and options of the method's own parts."""
     lines = []
     for key, stated in made.keys.items():
         part = stated.value

@@ -34,7 +34,8 @@ def effect_figure(effect: Effect, base: Effect, name: str) -> Any:
 
 
 def surrogate_figure(effect: SurrogateEffect, base: SurrogateEffect, name: str) -> Any:
-    """matplotlib Figure: the method's two curves over the base's, which are dashed; raises as `effect_figure`."""
+    """Figure of the gradient weight by ratio: the method's two curves over the base's (dashed); raises as
+    `effect_figure`."""
     figure, axes = _axes("ratio of the token")
     axes.axvline(1, color="#e4e4e4", linewidth=1)
     for curve in (base.rising, base.falling):

@@ -79,7 +79,7 @@ def _users() -> dict[type, list[str]]:
 
 
 def _base() -> set[type]:
-    """The parts of every method that names no others."""
+    """Parts of a method that names none."""
     return {s.value if isinstance(s.value, type) else type(s.value) for s in method("grpo").keys.values()}
 
 

@@ -21,7 +21,7 @@ TOLD = (0.1, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0, 4.0)  # those with their weights on t
 
 @dataclass(frozen=True)
 class SurrogateEffect:
-    """Weights on the gradient at `RATIOS`: -dL/dlogprob over the credit, for a credit of 1 and of -1.
+    """Gradient weights at `RATIOS`: -dL/dlogprob over the advantage, for advantages of 1 and -1.
 
     1 is REINFORCE's weight, rho that of the unclipped ratio; 0: the token moves nothing; below 0: it is pulled back.
     """
@@ -59,7 +59,7 @@ def _slope(term: PolicyGradient, ratio: Tensor, credit: float) -> Tensor:
 
 
 def surrogate_effect(made: Method) -> SurrogateEffect | str:
-    """The two curves, or why they can't be drawn."""
+    """The curves for both signs of the advantage, or why they can't be drawn."""
     term = made.terms["policy"]
     if not isinstance(term, PolicyGradient):
         return "it is no sum over single tokens"

@@ -214,7 +214,7 @@ class InProcess:
         two_pass: bool | None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """Leaves the summed gradient in the optimiser.
+        """Accumulate the gradient in the optimiser.
 
         active [P] bool: entries whose outputs L reads (None: all). The others are not run; their outputs are nan.
         cuts: micro-batches given as sets of entries.

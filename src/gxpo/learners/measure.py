@@ -66,13 +66,13 @@ def tokens_per_microbatch(
 
 
 def _levelled(found: dict[int, float]) -> bool:
-    """Whether the last two doublings were no faster than what was there before them."""
+    """Whether the last two doublings brought no more speed."""
     speeds = list(found.values())
     return len(speeds) > 2 and max(speeds[-2:]) * ENOUGH <= max(speeds[:-2])
 
 
 def _made_up(size: int, prompt: int, action: int, group_size: int) -> Forest:
-    """Groups of token 0, as many as make up `size` tokens; at least one trajectory."""
+    """Synthetic groups of token 0 with `size` tokens in total; at least one trajectory."""
     groups = max(1, size // (prompt + group_size * action))
     members = max(1, min(group_size, (size - prompt) // action))
     return Forest.from_completions(
@@ -87,7 +87,7 @@ def _gradient(learner: Any, forest: Forest) -> None:
 
 
 def _taken(device: torch.device, *, mark: bool = False) -> int:
-    """Bytes: on a GPU what is allocated now (`mark`) or the most since then; on a CPU the process's peak so far."""
+    """Memory in bytes: on a GPU allocated now (`mark`) or the peak since; on a CPU the process's peak."""
     if device.type == "cuda":
         if mark:
             torch.cuda.reset_peak_memory_stats(device)

@@ -156,7 +156,7 @@ class Optimiser:
         return norm
 
     def _write_back(self) -> None:
-        """Rounds the float32 copies to the parameters that the model runs with, and sees how many that changes."""
+        """Round the float32 copies to the model's parameters, and count how many change."""
         changed = total = 0
         with torch.no_grad():
             for name, p in self.named.items():

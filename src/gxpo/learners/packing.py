@@ -133,7 +133,7 @@ class Packing:
 
     @cached_property
     def _spans(self) -> tuple[Tensor, Tensor]:
-        """[N], [N]: depth-first intervals; a is b or above it exactly if enter[a] <= enter[b] < leave[a]."""
+        """[N], [N]: depth-first intervals; a is b or an ancestor exactly if enter[a] <= enter[b] < leave[a]."""
         size = [1] * len(self._parent)
         for node in range(len(size) - 1, -1, -1):
             if self._parent[node] >= 0:
@@ -188,7 +188,7 @@ class Packing:
         return out
 
     def _read_at(self, entries: Tensor) -> Tensor:
-        """The stored token whose hidden state predicts each entry."""
+        """Stored token whose hidden state predicts each action token."""
         read_at = self.packed.predecessor[self.forest.path_token[entries]]
         if bool((read_at < 0).any()):
             r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
@@ -199,7 +199,7 @@ class Packing:
         return read_at
 
     def _wanted(self, read_at: Tensor) -> dict[int, int]:
-        """How many of its tokens each needed node takes part with; nodes in order, ancestors whole."""
+        """Number of tokens needed of each node; nodes in order, ancestors whole."""
         size = self.forest.first_token.diff()
         ends = torch.zeros(self.forest.n_nodes, dtype=torch.int64).scatter_reduce_(
             0, self.packed.node_of_token[read_at], self._offset[read_at] + 1, "amax"
@@ -322,7 +322,7 @@ class Packing:
         return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """[E] which distinct (stored token, temperature) each entry is, and [Q] an entry of each."""
+        """[E] distinct (stored token, temperature) of each row of P, and [Q] one row of each."""
         degree = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
         key = self.forest.path_token[entries] * (int(degree.max()) + 1) + degree
         distinct, reading = torch.unique(key, return_inverse=True)
@@ -332,7 +332,7 @@ class Packing:
         return reading, first
 
     def _places(self, rows: list[Row]) -> Tensor:
-        """[E] place in the flat list at which each entry is read."""
+        """[E] position in the flat list at which each row of P is read."""
         column = torch.empty(self.forest.n_tokens, dtype=torch.int64)
         out, start = [], 0
         for row in rows:

@@ -58,7 +58,7 @@ def _join(size: int) -> None:
 
 
 def _leave() -> None:
-    """End gloo's threads: a process that exits while they run is aborted now and then, after all its work."""
+    """End gloo's threads: a process that exits while they run is sometimes aborted, after all its work."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

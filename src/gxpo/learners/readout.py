@@ -180,7 +180,7 @@ class Readout:
 
     @cached_property
     def _final_norm(self) -> nn.Module:
-        """What the model itself passes its last hidden states through: found by a short forward pass."""
+        """The model's final norm, found by a short forward pass."""
         children = list(self._backbone.named_children()) if self.split and self._backbone is not None else []
         given: dict[str, Tensor] = {}
         hooks = [

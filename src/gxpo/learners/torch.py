@@ -132,7 +132,7 @@ class TorchLearner(InProcess):
         )
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's and the value heads', which are the rows of one matrix."""
+        """Parameters of the model and of the value heads, which are the rows of one matrix."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
@@ -194,7 +194,7 @@ class TorchLearner(InProcess):
     def _microbatches(
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
     ) -> list[MicroBatch]:
-        """Micro-batches of these path tokens, each of one policy where there are several."""
+        """Micro-batches of these action tokens, each of one policy if there are several."""
         least = parallel.world()
         if self._adapters is None:
             return packing.microbatches(entries, cuts=cuts, at_least=least)
@@ -329,7 +329,7 @@ class TorchLearner(InProcess):
         return self._forward(batch, names, self._readout, *given)
 
     def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """[n, H] of a sheet's tokens after each layer."""
+        """[n, H] hidden states of a sheet's tokens after each layer."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
         rows = sheet.padded
@@ -376,7 +376,7 @@ def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None)
 
 
 def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
-    """Heads that say 0 of every state."""
+    """Value heads initialised to 0."""
     if not readout.split:
         raise ModelError(
             f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"

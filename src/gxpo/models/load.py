@@ -203,7 +203,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _remove_dropout(model: Any) -> None:
-    """Rollouts and updates must see one policy: `train()` may be called later, and must change nothing."""
+    """Remove dropout: rollouts and updates must see one policy, even after a later `train()`."""
     import torch
 
     for module in model.modules():

@@ -115,7 +115,7 @@ class Segmenter(Part, ABC):
         return replace(forest, segment=torch.tensor(segment, dtype=torch.int64), extras=extras)
 
     def _entropy(self, forest: Forest, tools: SegmentTools) -> list[float] | None:
-        """[T] of the policy's distribution at each action token, nats."""
+        """[T] entropy of the policy's distribution at each action token, nats."""
         if not self.reads_entropy:
             return None
         if tools.learner is None:

@@ -20,7 +20,7 @@ PROGRESS = ("a_done", "b_done", "lastStepMatch")  # what an instruction remember
 
 
 def _place(ahead: int, right: int) -> str:
-    """Where a cell is from the agent's point of view.
+    """Position of a cell in the agent's view.
 
     >>> _place(2, -1), _place(1, 0), _place(0, 3)
     ('2 ahead, 1 to the left', '1 ahead', '3 to the right')
@@ -189,7 +189,7 @@ class MiniGrid:
 
 
 def _progress(env: Any) -> list[Any]:
-    """What the mission's instruction, and those it is made of, have noted so far."""
+    """Progress of the mission's instruction and of its parts."""
     noted, waiting = [], [getattr(env, "instrs", None)]
     while waiting:
         instruction = waiting.pop()

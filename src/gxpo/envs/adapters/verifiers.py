@@ -302,7 +302,7 @@ class Verifiers:
             self._rollout = None
 
     def _news(self, asked: list[dict[str, Any]]) -> tuple[Message, ...]:
-        """What the environment has added since the action, which stands after what was asked before."""
+        """Messages that the environment has added since the action."""
         before = len(self._asked)
         if asked[:before] != self._asked or asked[before]["role"] != "assistant":
             raise AdapterError(f"verifiers:{self.id} rewrites what was said before, which is not supported")
