@@ -1,12 +1,12 @@
 """`Columns`: the rollouts of a step as token trees in struct-of-arrays form, with the meaning of each axis.
 
 Two relations are kept apart: `parent` is what tokens are conditioned on (the forward pass, shared prefixes);
-`previous` is what happened before (time, returns, credit). Five axes, named by suffix:
+`previous` is what happened before (time, returns, advantages). Five axes, named by suffix:
 
 N  nodes (parents before children): a prompt, an observation or (part of) an action
 T  stored tokens, each once
 S  steps: one per (trajectory, turn), by trajectory, then time
-P  path tokens: one per (trajectory, action token of it), by trajectory, then time
+P  action tokens: one per (trajectory, action token of it), by trajectory, then time
 R  trajectories
 
 Storage, generation and the forward pass run on T. Credit, weights, ratios, losses and aggregation run on P and gather

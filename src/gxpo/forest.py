@@ -275,8 +275,8 @@ class Forest(Columns):
         """[N] float64: mean of `x` [R] over a group's scored trajectories through each node that are in the baseline.
 
         nan where there is none, and on nodes that trajectories of several groups go through (equal prompts are stored
-        once). With `axis` "S" or "P": the same at the last node of each step, or at the node of each path token, always
-        of the trajectory's own group.
+        once). With `axis` "S" or "P": the same at the last node of each step, or at the node of each action token,
+        always of the trajectory's own group.
         """
         self._check("x", len(x), "R")
         group = self._column("group")

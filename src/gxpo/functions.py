@@ -1,6 +1,6 @@
 """Pure functions as settings: a formula by name, `file.py:function` or object; its keyword arguments are options.
 
-A function's positional parameters name the columns that it is given, its keyword-only parameters are options with a
+A function's positional parameters name its input columns, its keyword-only parameters are options with a
 default: of `def noise_aware(rate, *, flip=0.1)`, `flip` is one. `Annotated[float, Interval(ge=0)]` states a range.
 """
 

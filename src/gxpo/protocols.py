@@ -1,7 +1,7 @@
 """Protocols of the stages (task source, rollout, reward, advantage, weight, objective, learner): inputs and outputs.
 
-Suffixes name axes: `_R` trajectories, `_S` steps, `_P` path tokens, `_T` stored tokens, `_N` nodes.
-Everything that credit and weights receive is detached.
+Suffixes name axes: `_R` trajectories, `_S` steps, `_P` action tokens, `_T` stored tokens, `_N` nodes.
+All inputs of advantages and weights are detached.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class TimeStep:
 class Env(Protocol):
     """A text environment: one episode at a time. Deterministic given seed and actions.
 
-    instructions  what the policy is told before the first observation
+    instructions  text before the first observation
     max_turns     actions an episode may have
     tools         schemas (OpenAI's function format) of tools: with them the policy's calls go to `call`, not `step`
 

@@ -199,9 +199,9 @@ def _inverse(kept: Tensor, size: int) -> Tensor:
 class Pieces(NamedTuple):
     """Pieces (turns or segments) of all trajectories, by trajectory, then time.
 
-    piece       [P] which piece each path token is of
+    piece       [P] piece of each action token
     number      [P] of the piece within its trajectory, from 0
-    first       [K] the path token that each piece begins with; `last`: that it ends with
+    first       [K] first action token of each piece (row of P); `last`: the last one
     trajectory  [K]
     """
 

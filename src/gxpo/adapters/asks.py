@@ -25,7 +25,7 @@ FACTS: Mapping[str, str] = {
 }
 
 
-VERDICTS: Mapping[str, str] = {  # how each trainer is told which rollouts are right
+VERDICTS: Mapping[str, str] = {  # how each trainer passes verdicts
     "TRL": "give success_at, the reward from which on an answer is right",
     "verl": "set +algorithm.gxpo_success_at, the score from which on an answer is right",
 }
@@ -86,7 +86,7 @@ def declared(method: Method, trainer: str, signals: Collection[str] = (), object
     """Why an external trainer can't use this method, "KEY=PART: reason" each, by its parts' declarations.
 
     signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
-    objective  whether the objective is used, or credit and weights alone
+    objective  whether the objective is used, or advantages and weights alone
     """
     found = []
     if type(method.rollout) is not Independent:

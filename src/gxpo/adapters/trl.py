@@ -63,7 +63,7 @@ class WithMethod(Base):
     `scale_rewards`, ...) become the method's keys; one that contradicts a key of the method is refused.
 
     Statistics are over the gathered rows of all processes, the objective's constants over all rows of an optimiser
-    step. A rollout without a reward (None from every function) is unscored: its credit is 0 and it counts nowhere.
+    step. A rollout without a reward (None from every function) is unscored: its advantage is 0 and it counts nowhere.
     Raises ConfigError where the method asks for what TRL does not have, naming the key.
     """
 
@@ -95,7 +95,7 @@ class WithMethod(Base):
         self._window: tuple[Any, Window] | None = None  # of which optimiser step, and its rows
         self._seen: dict[str, Any] = {}  # of the newest `_calculate_rewards`
 
-    # ------------------------------------------------------------ credit
+    # ------------------------------------------------------------ advantages
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}

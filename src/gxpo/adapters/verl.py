@@ -8,7 +8,7 @@ verl's trainer gives an estimator `token_level_rewards`, `response_mask`, `uid` 
 else its batch holds (in the V1 trainer uid, response_mask, rm_scores, rollout_log_probs, old_log_probs, ref_log_prob,
 values); a policy loss has log-probs, advantages and the mask of a micro-batch. `why_not` says what that leaves out.
 
-The estimator gives credit times weights: every gate of a policy loss is linear in positive factors of the advantage.
+The estimator gives advantage times weight: every surrogate is linear in positive factors of the advantage.
 `VERL_USE_EXTERNAL_MODULES` is read in every worker. Compositions: GXPO_VERL_METHODS="rloo+gspo,dr_grpo+gspo" registers
 gxpo/rloo+gspo and gxpo/dr_grpo+gspo, `register` one with overrides from a module of one's own.
 """
@@ -199,7 +199,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """All (b, R); `rollout_is_weights` multiplies the loss of each token after the gate."""
+        """All (b, R); `rollout_is_weights` multiplies the loss of each token after the surrogate."""
         totals = {} if config is None else dict(config.global_batch_info)
         if loss_agg_mode != mode:
             raise ConfigError(

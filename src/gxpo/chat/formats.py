@@ -1,7 +1,7 @@
 """Tool call formats by model family: one parser for each documented format.
 
-A reader is given what follows the thinking, and gives the text without calls and the calls. What can't be read becomes
-a call with an `error`; its text is kept in `kept`, which is what the template is shown.
+A parser gets the text after the thinking, and gives the text without calls and the calls. An unreadable call becomes
+a call with an `error`; its text is kept in `kept`, which the template renders.
 """
 
 from __future__ import annotations

@@ -73,11 +73,11 @@ class TemplateConversation:
         self._types = toolbox.types_of(tools)
         self._has_tools = bool(tools)
         typed = chat.tokens.typed  # what others wrote has no special tokens: those are the template's
-        self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # what the template is given
+        self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
         self._shown = typed(chat.opening_messages(messages, tools))
         self._text = chat.template.render(self._shown, self._tools)
         self._actions: list[Action] = []
-        self._said: Message = {}  # the last action's message, as the template is shown it
+        self._said: Message = {}  # the last action's message, as given to the template
         self._waits_for_action = True
         self._calls = 0
         self.context: tuple[int, ...] = chat.tokens.encode(self._text)

@@ -98,7 +98,7 @@ def relabel(call: Call, golden: Golden, tolerance: float) -> None:
 
 
 def separate(call: Call, golden: Golden, tolerance: float) -> None:
-    """A group is given the same alone as among others."""
+    """A group has the same advantages alone as among others."""
     batch = made_up(golden, "separate")
     there = batch.through(call)
     for group in sorted(set(batch.groups)):
@@ -107,7 +107,7 @@ def separate(call: Call, golden: Golden, tolerance: float) -> None:
 
 
 def unscored(call: Call, golden: Golden, tolerance: float) -> None:
-    """A row without a reward is given 0, and the others what they are given without it."""
+    """A row without a reward has advantage 0, and does not change the others."""
     batch = made_up(golden, "unscored")
     most = max(set(batch.groups), key=batch.groups.count)
     gone = [i for i, g in enumerate(batch.groups) if g == most][1:3]
@@ -118,7 +118,7 @@ def unscored(call: Call, golden: Golden, tolerance: float) -> None:
 
 
 def equal(call: Call, golden: Golden, tolerance: float) -> None:
-    """Groups of equal rewards are given 0, also where the reward is no binary fraction."""
+    """Groups of equal rewards have advantage 0, also where the reward is no binary fraction."""
     values = (0.0, 1.0) if golden.inputs == "binary" else (0.1, 0.3, 0.7, 1 / 3)
     for size in (2, 3, 7, 8):
         batch = made_up(golden, f"equal {size}", (size,) * 2)
@@ -132,7 +132,7 @@ def equal(call: Call, golden: Golden, tolerance: float) -> None:
 
 
 def one(call: Call, golden: Golden, tolerance: float) -> None:
-    """A group of one is given 0."""
+    """A group of one has advantage 0."""
     batch = made_up(golden, "one", (1, 4))
     alone = [i for i, g in enumerate(batch.groups) if batch.groups.count(g) == 1]
     for value in (0.0, 1.0):

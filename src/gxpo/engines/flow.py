@@ -33,7 +33,7 @@ class FlowEngine:
     model  the policy (`gxpo.models.flow.FlowModel`): `sigmas` [T + 1], `noise_scales(level)`, `mean`, `log_density`,
            `dimension`, `conditions` and `dtype`
 
-    A request's prompt is a condition, and behind it an id -1 for each latent that the sample goes on from, with their
+    A request's prompt is a condition, and behind it an id -1 for each latent that the sample continues from, with their
     values under `extras["latent"]` (a row for each id of the prompt). An action is the initial noise, unless the
     prompt has one, and then one step after the other until sigma is 0 ("stop") or `max_new_tokens` are there
     ("length"): ids -1, with extras

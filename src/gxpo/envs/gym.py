@@ -23,7 +23,7 @@ class GymEnv:
     id            of gymnasium's registry
     kwargs        for `gymnasium.make`
     actions       names of the actions, in gymnasium's order; numbers where there are none
-    instructions  what the policy is told first; by default how to act
+    instructions  text before the first observation; by default how to act
     max_turns     by default what the registry says
 
     The reward of a turn is gymnasium's. An action that can't be read takes a turn and pays 0; gymnasium does not see

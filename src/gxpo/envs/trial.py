@@ -60,7 +60,7 @@ class _Episode:
 def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int = 50, timeout: float = 5.0) -> Check:
     """Play each seed twice, at random and by the expert if there is one; then replay all in another process.
 
-    Random actions are legal ones where the environment says what is legal, else it is told nothing (an empty text).
+    Random actions are legal ones if the environment lists them, else an empty text.
     The second time is in another process, whose hashes of texts differ: what depends on the order of a set shows.
     Raises `ConfigError` where the class can't be used at all.
     """

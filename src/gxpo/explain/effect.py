@@ -34,7 +34,7 @@ class Effect:
     """Effective advantage of an answer in a group of `GROUP` with c right answers, c = 0..GROUP.
 
     right, wrong   means over the right and the wrong answers, in units of the advantage; None: there is none
-    by_gradient    the objective reads no credit, and the push is minus its gradient where the policy has not moved
+    by_gradient    the objective reads no advantages: minus its gradient at the rollout policy is shown instead
     """
 
     right: tuple[float | None, ...]
@@ -81,7 +81,7 @@ def _asked(parts: Sequence[Any], name: str) -> list[str]:
 def push(made: Method, forest: Forest) -> Tensor:
     """[R] float64: mean over a trajectory's tokens of advantage times weights.
 
-    Where the objective reads no credit: of minus its gradient by the log-probs at a policy that has not moved, times
+    If the objective reads no advantages: of minus its gradient by the log-probs at a policy that has not moved, times
     the number of tokens, which is GRPO's advantage where trajectories are equally long. Raises GxpoError where a part
     can't work with these rollouts.
     """

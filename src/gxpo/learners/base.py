@@ -1,10 +1,10 @@
 """Optimiser steps with exact gradient accumulation: the gradient of L(x) for any partition into micro-batches.
 
-L is one function of the policy's outputs x on all path tokens of the step; its gradient is the sum over p of
+L is one function of the policy's outputs x on all action tokens of the step; its gradient is the sum over p of
 (dL/dx_p) grad x_p, so micro-batches may be cut anywhere:
 
-one pass    every unit within which entries are coupled is whole in one micro-batch: L is evaluated for each with its
-            own entries live and all others constants. Exact because dL/dx_p depends on the entries of p's unit alone.
+one pass    every unit within which tokens are coupled is whole in one micro-batch: L is evaluated for each with its
+            own tokens live and all others constants. Exact because dL/dx_p depends on the tokens of p's unit alone.
 two passes  otherwise: a forward pass without gradient gives x, autograd on that float64 vector gives g = dL/dx, and
             each micro-batch back-propagates sum over p of g_p x_p.
 No mean is taken over a micro-batch, and processes are summed."""
@@ -30,7 +30,7 @@ from gxpo.learners.packing import MicroBatch, whole_units
 from gxpo.memory import memory_is_short
 from gxpo.protocols import LossFunction, StepInfo
 
-Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's entries, float64, live
+Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's tokens, float64, live
 
 
 def unit_of(forest: Forest, couples: str) -> Tensor:
@@ -216,7 +216,7 @@ class InProcess:
     ) -> StepInfo:
         """Accumulate the gradient in the optimiser.
 
-        active [P] bool: entries whose outputs L reads (None: all). The others are not run; their outputs are nan.
+        active [P] bool: tokens whose outputs L reads (None: all). The others are not run; their outputs are nan.
         cuts: micro-batches given as sets of entries.
         """
         beside = () if not given else (given,)

@@ -25,7 +25,7 @@ EXTRAS = ("latent", "time", "noise_scale")
 class Steps:
     """A micro-batch of denoising steps.
 
-    entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q steps is each one's
+    entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q steps is each one's
     latent, next_latent [Q, D]; time, next_time, scale [Q]; condition [Q]; inner [Q] bool: its mean is the network's
     """
 

@@ -68,7 +68,7 @@ class NaturalGradient(UpdatePart):
     F = mean over the step's trained, scored tokens of grad logprob grad logprob^T: the Fisher matrix as estimated on
     the sampler's tokens, and the Hessian at theta of mean (logprob - old)^2 / 2. A product F v is one gradient, of
     sum_t (J v)_t logprob_t / n, with J v by central differences of the log-probs along v, so F is symmetric to the
-    accuracy of J v. KL by `mean_kl` over the same tokens; the metrics' `approx_kl` is over those with credit alone.
+    accuracy of J v. KL by `mean_kl` over the same tokens; `approx_kl` in the metrics, over those with an advantage.
 
     The optimiser is not used: `optim.lr`, its schedule, weight decay, clipping of the gradient and Adam's moments mean
     nothing here. Parameters of 32 bits at least, and four copies of the trained ones. A step costs `iterations` + 1

@@ -90,7 +90,7 @@ class Sheet:
 class MicroBatch(Sheet):
     """A sheet and the action tokens that are read from it.
 
-    entries [E]  the path tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
+    entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
                  that share a stored token and a temperature share a reading
     place [Q]    where: the token's predecessor in the flat list
     target, temperature [Q], support [Q, K] (None: whole vocabulary)
@@ -240,7 +240,7 @@ class Packing:
         """Micro-batches for all these action tokens, at most `limit` tokens each (a longer row is alone).
 
         at_least: cut so that there are this many if there is enough (one for each process). cuts: instead, one
-        micro-batch for each of these sets of path tokens, whatever their size.
+        micro-batch for each of these sets of action tokens, of any size.
         """
         if cuts is not None:
             wanted = torch.zeros(self.forest.n_entries, dtype=torch.bool)

@@ -16,7 +16,7 @@ from gxpo.protocols import StepInfo, StepRunner
 class ReplayedFirst(UpdatePart):
     """One step on the rollouts of origin "replay", then one on all others; each is a mean over its own rollouts.
 
-    Where nothing was replayed, or no replayed rollout has any credit, there is the second step only. With
+    Where nothing was replayed, or no replayed rollout has an advantage, there is only the second step. With
     `objective.ratio_over: behaviour` each step takes its importance ratio against the rollout policy. Source:
     PIPO, arXiv 2604.00860 (retrospective step, then base step).
     """

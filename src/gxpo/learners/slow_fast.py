@@ -87,7 +87,7 @@ class SlowFast(UpdatePart):
         infos: list[StepInfo] = []
         for _ in range(fast):
             infos.append(learner.step(forest, credit, weight))
-            if infos[-1].empty:  # no entry has a coefficient, and none will have one
+            if infos[-1].empty:  # no token has a coefficient, and none will have one
                 return infos
         if fast:
             learner.restore(reposition(start, learner.snapshot(), self.alpha))

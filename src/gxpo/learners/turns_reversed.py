@@ -46,7 +46,7 @@ def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mea
 class TurnsReversed(UpdatePart):
     """One optimiser step for each turn, last turn first, on that turn's tokens alone (SeeUPO).
 
-    M = the credit; for k = the last turn, the one before, ...:   a step on the tokens of turn k with credit c_i M_i;
+    M = the advantage; for k = the last turn, the one before, ...:   a step on the tokens of turn k with c_i M_i;
     c_i <- clip(c_i clip(r_i)),  r_i the geometric mean over those tokens of i of pi_new / pi_old, c_i = 1 at first
 
     correction_low, correction_high   clip's bounds, relative to 1
@@ -60,7 +60,7 @@ class TurnsReversed(UpdatePart):
     pi_new is the policy after the step on the turn; parameters are shared, so a turn's tokens have moved a little
     before it is their turn. Trajectories without a turn sit out: their correction stays. Means of the objective are
     over the turn's tokens and the trajectories that have it. With "end", a token that forks share at different
-    distances from their ends counts at each of them, with the entries of that distance. Turns without trained tokens
+    distances from their ends counts at each of them, with the tokens of that distance. Turns without trained tokens
     are not counted. With one turn only it is one plain step.
 
     Costs a forward pass for each turn in addition to its update. Source: SeeUPO, arXiv 2602.06554, and its code.

@@ -47,7 +47,7 @@ class OpenEnv:
     success_at       the sum of rewards from which an episode is a success; `success_key` names a field of the last
                      observation that says so itself
     max_turns        actions an episode may have
-    instructions     what the policy is told first
+    instructions     text before the first observation
     extra            further arguments of the world's `reset`
     connect_timeout, timeout  seconds to wait for the connection, and for each answer
     """
