@@ -16,7 +16,7 @@ from gxpo.forest import Forest
 from gxpo.keys import Stated, show
 from gxpo.methods import METHODS
 from gxpo.objectives.penalty import Penalty
-from gxpo.objectives.ratio import Sequence
+from gxpo.objectives.surrogate import Sequence
 
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):

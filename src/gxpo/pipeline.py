@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo import grouped
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.keys import Definition, Stated, show
@@ -28,6 +29,17 @@ class Loss:
 
     value: Tensor
     metrics: dict[str, float]
+
+
+def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
+    """Groups whose advantage [P] is 0 on every trainable token, so that they give no gradient; [groups] bool."""
+    group = forest.ids("group", axis="R")
+    strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
+    by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    by_trajectory[forest.path_trajectory] = strength
+    strongest = torch.zeros(len(set(forest.group)), dtype=torch.float64)
+    strongest[group] = grouped.max(by_trajectory, group)
+    return strongest == 0
 
 
 def _inner(part: Any) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from tests.adapters.fake_trl import Config, Pairs
 from gxpo.adapters import trl as adapter
 from gxpo.errors import CheckpointError, ConfigError, MissingExtra
 from gxpo.methods import METHODS
-from gxpo.objectives.ratio import Sequence
+from gxpo.objectives.surrogate import Sequence
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]

@@ -14,8 +14,8 @@ from tests import strategies
 from tests.credit.test_node_value import PLAIN, tree
 
 from gxpo.credit.ancestor_groups import AncestorGroups, ancestor_groups
-from gxpo.credit.group_relative import group_relative
 from gxpo.credit.node_value import visits_of
+from gxpo.credit.relative import group_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 

@@ -15,13 +15,13 @@ from gxpo.credit.bonus import bounded
 from gxpo.credit.consistency import answer_disagreement, between_groups, blended
 from gxpo.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.credit.gae import gae
-from gxpo.credit.group_relative import group_relative
 from gxpo.credit.length_weighted import length_weighted
 from gxpo.credit.likelihood import mean_of_lowest
 from gxpo.credit.node_value import Visits, node_value
 from gxpo.credit.pairwise import pairwise_auc
 from gxpo.credit.pass_at_k import max_second, set_leave_one_out, subset_mean
 from gxpo.credit.redundancy import diversity_adjusted
+from gxpo.credit.relative import group_relative
 from gxpo.credit.replayed import shares
 from gxpo.credit.risk_bundle import mixed_value_at_risk
 from gxpo.credit.segment_relative import segment_relative

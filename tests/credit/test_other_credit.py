@@ -356,7 +356,7 @@ def test_a_wrong_word_is_refused_at_once() -> None:
 
 
 def test_the_functions_doctests_hold() -> None:
-    for name in ("group_relative", "length_weighted", "batch_whiten"):
+    for name in ("relative", "length_weighted", "batch_whiten"):
         assert doctest.testmod(import_module(f"gxpo.credit.{name}")).failed == 0
 
 

@@ -11,8 +11,7 @@ from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import surrogate
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import TermPart, TermSum
+from gxpo.objectives.base import TermPart, TermSum, coefficients
 from gxpo.objectives.control import Control
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate
@@ -21,10 +20,9 @@ from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.power_mean import PowerMean
 from gxpo.objectives.preference_pairs import PreferencePairs
-from gxpo.objectives.ratio import Turn
 from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.objectives.sequence_score import SequenceTerm
-from gxpo.objectives.surrogate import Entries, LogClip
+from gxpo.objectives.surrogate import Entries, LogClip, Turn
 from gxpo.objectives.value import ValueRegression
 from gxpo.parts import SURROGATES, TERMS
 from gxpo.protocols import PolicyTokens

@@ -13,7 +13,7 @@ import torch
 
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import Entries
-from gxpo.objectives.aggregate import coefficients
+from gxpo.objectives.base import coefficients
 from gxpo.objectives.control import AdaptiveKl, Annealed, ByAccuracy, DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
 from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.ratio_trajectory import Filtered

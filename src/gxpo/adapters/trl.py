@@ -22,12 +22,11 @@ from gxpo.adapters import asks, trl_checkpoint
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
-from gxpo.credit.base import silent_groups
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.base import gradient_of
 from gxpo.objectives.policy_gradient import PolicyGradient
-from gxpo.pipeline import Method
+from gxpo.pipeline import Method, silent_groups
 from gxpo.signals import Signals
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from gxpo.keys import show
 from gxpo.learners.epochs import Epochs
 from gxpo.methods import METHODS
 from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives.ratio import ratio_of
+from gxpo.objectives.surrogate import ratio_of
 from gxpo.pipeline import Method, controls
 
 TESTED = "0.9.1"

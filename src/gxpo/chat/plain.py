@@ -91,4 +91,6 @@ class PlainConversation:
 
 def joined(messages: Sequence[Message]) -> str:
     """Texts of messages, joined by newlines."""
-    return "\n".join(str(m.get("content") or "") for m in toolbox.as_user(messages))
+    if any(m.get("role") == "tool" for m in messages):
+        messages = toolbox.as_user(messages)
+    return "\n".join([str(m.get("content") or "") for m in messages])

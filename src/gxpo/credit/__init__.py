@@ -3,9 +3,8 @@
 from gxpo import former
 from gxpo.credit.base import CreditPart, CreditSum
 from gxpo.credit.batch_whiten import BatchWhiten, batch_whiten
-from gxpo.credit.group_relative import Statistic, group_relative
 from gxpo.credit.length_weighted import LengthWeighted, length_weighted
-from gxpo.credit.relative import Relative
+from gxpo.credit.relative import Relative, Statistic, group_relative
 from gxpo.credit.state_relative import StateRelative
 from gxpo.credit.success_rate import MixedScale, mixed_scale
 from gxpo.credit.virtual_members import PseudoRollouts, virtual_members

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.keys import show
 from gxpo.ranges import Part
@@ -18,17 +17,6 @@ from gxpo.ranges import Part
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Credit, Signals
-
-
-def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
-    """Groups whose advantage [P] is 0 on every trainable token, so that they give no gradient; [groups] bool."""
-    group = forest.ids("group", axis="R")
-    strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
-    by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
-    by_trajectory[forest.path_trajectory] = strength
-    strongest = torch.zeros(len(set(forest.group)), dtype=torch.float64)
-    strongest[group] = grouped.max(by_trajectory, group)
-    return strongest == 0
 
 
 class CreditPart(Part, ABC):

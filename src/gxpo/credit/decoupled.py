@@ -14,7 +14,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.group_relative import Single, alone, group_relative
+from gxpo.credit.relative import Single, alone, group_relative
 from gxpo.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

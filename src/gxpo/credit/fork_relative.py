@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import group_relative
+from gxpo.credit.relative import group_relative
 from gxpo.errors import one_of
 from gxpo.trees import dense
 

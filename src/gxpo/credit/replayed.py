@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.group_relative import Statistic
+from gxpo.credit.relative import Statistic
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.group_relative import Statistic
+from gxpo.credit.relative import Statistic
 from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.group_relative import group_relative
 from gxpo.credit.recursion import next_in
+from gxpo.credit.relative import group_relative
 from gxpo.trees import sum_before
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
-from gxpo.credit.group_relative import Statistic, group_relative
+from gxpo.credit.relative import Statistic, group_relative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

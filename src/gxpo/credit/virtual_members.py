@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.credit.group_relative import Statistic, group_relative
+from gxpo.credit.relative import Statistic, group_relative
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -64,7 +64,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Drawn:
         return Drawn(token, torch.zeros(token.shape, dtype=torch.float64, device=token.device), None)
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
-    if not sampling.truncated_support:
+    if sampling.top_k == 0 and sampling.top_p == 1:
         place, logprob = _invert(scaled, uniform)
         return Drawn(place, logprob, None)
     support = support_of(scaled, sampling.top_k, sampling.top_p)

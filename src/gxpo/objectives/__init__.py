@@ -1,13 +1,22 @@
 """Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import TermPart, TermSum, evaluate
+from gxpo.objectives.base import TermPart, TermSum, coefficients, evaluate
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
 from gxpo.objectives.kl_reward import KLReward
 from gxpo.objectives.policy_gradient import PolicyGradient
-from gxpo.objectives.ratio import Ratio, denominator, sequence_ratio
-from gxpo.objectives.surrogate import Clip, DualClip, Entries, Gate, LogClip, Surrogate, Truncate
+from gxpo.objectives.surrogate import (
+    Clip,
+    DualClip,
+    Entries,
+    Gate,
+    LogClip,
+    Ratio,
+    Surrogate,
+    Truncate,
+    denominator,
+    sequence_ratio,
+)
 
 __all__ = [
     "KL",

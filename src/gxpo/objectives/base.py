@@ -1,4 +1,4 @@
-"""Base class of loss terms: value and metrics in one call, what a term couples and needs, and `+`."""
+"""Base of objective terms: value and figures in one call, aggregation, what a term couples and asks for, and `+`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, GxpoError
 from gxpo.ranges import Part
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import PolicyTokens, Signals, Term
 
 COUPLES = ("token", "trajectory", "group", "step")  # from narrow to wide
+AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 
 Evaluated = tuple[Tensor, dict[str, float]]  # what a term is on this batch, and its figures by metric name
 
@@ -75,6 +76,52 @@ def evaluate(
     metrics = getattr(term, "metrics", None)
     with torch.no_grad():
         return found, {} if metrics is None else dict(metrics(forest, policy, credit, weight, signals))
+
+
+@torch.no_grad()
+def coefficients(
+    trajectory: Tensor,
+    counted: Tensor,
+    mode: str,
+    horizon: float | None = None,
+    token: Tensor | None = None,
+) -> Tensor:
+    """Coefficients c [P] float64 such that sum_p c_p l_p is the aggregated loss; 0 for tokens that are not counted.
+
+    trajectory  [P] which trajectory each entry belongs to
+    counted     [P] bool, the trainable entries; a trajectory without any is not counted
+    mode        "token_mean"     sum l / number of entries
+                "sequence_mean"  mean over trajectories of the mean over their entries      (GRPO)
+                "sequence_sum"   mean over trajectories of their sum / `horizon`            (Dr. GRPO)
+    horizon     the constant of `sequence_sum`: the longest trainable length a trajectory can have
+    token       [P] stored token of each entry, to count a shared token once: its term is the mean of its m entries'
+                terms; it counts once in `token_mean` and 1/m in each of its m trajectories' means or sums
+
+    The numerator's mask is the denominator's. Weights multiply the losses and change no denominator; padding and
+    micro-batches do not exist here. Raises GxpoError where `sequence_sum` has no horizon.
+    """
+    if mode not in AGGREGATES:
+        raise ConfigError(f"objective.aggregate is {mode!r}; it is one of {', '.join(AGGREGATES)}")
+    if mode == "sequence_sum" and (horizon is None or not horizon > 0):
+        raise GxpoError(
+            f"objective.horizon is {horizon}, and objective.aggregate 'sequence_sum' divides by it: set it to the "
+            "longest trainable length a trajectory can have, in tokens"
+        )
+    share = counted.to(torch.float64)  # how much of itself a token is in each of its trajectories
+    if token is not None:
+        share = share / _totals(share, token)[token].clamp_min(1)
+    if mode == "token_mean":
+        return share / share.sum().clamp_min(1)
+    width = _totals(share, trajectory)
+    divisor = width if mode == "sequence_mean" else torch.full_like(width, float(horizon or 1))
+    held = (width > 0).sum().clamp_min(1) * torch.where(width > 0, divisor, torch.ones_like(divisor))
+    part = share / held[trajectory]
+    # a shared token's term is the mean of its entries: the weight that all its trajectories give it, spread evenly
+    return part if token is None else share * _totals(part, token)[token]
+
+
+def _totals(x: Tensor, ids: Tensor) -> Tensor:
+    return x.new_zeros(int(ids.max()) + 1 if ids.numel() else 0).index_add_(0, ids, x)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.errors import MissingSignal
-from gxpo.objectives import ratio as ratios
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import Evaluated, TermPart
-from gxpo.objectives.surrogate import Positive, Width
+from gxpo.objectives.base import Evaluated, TermPart, coefficients
+from gxpo.objectives.surrogate import Positive, Width, denominator
 from gxpo.protocols import Output
 
 if TYPE_CHECKING:
@@ -90,7 +88,7 @@ class Distillation(TermPart):
         entropy = signals["teacher_entropy"][entries]
         factor = sureness(entropy, self.beta).to(far)
         if self.ratio_max is not None:
-            below = ratios.denominator(policy, trainable, "proximal", "one")[entries]
+            below = denominator(policy, trainable, "proximal", "one")[entries]
             factor = factor * (policy.logprob[entries].detach() - below).exp().clamp_max(self.ratio_max)
         figures = {"taught_share": entries.numel() / max(1, int(trainable.sum()))}
         if entries.numel():

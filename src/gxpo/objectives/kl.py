@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives.penalty import Penalty
-from gxpo.objectives.ratio import denominator
+from gxpo.objectives.surrogate import denominator
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import MissingSignal
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import Positive, Width
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.control import Control
 
 if TYPE_CHECKING:

@@ -10,17 +10,27 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives import ratio as ratios
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import COUPLES, Evaluated, TermPart
-from gxpo.objectives.surrogate import Clip, Entries, Positive, Surrogate, shaped
+from gxpo.objectives.base import COUPLES, Evaluated, TermPart, coefficients
+from gxpo.objectives.surrogate import (
+    Clip,
+    Entries,
+    Positive,
+    Ratio,
+    Sequence,
+    Surrogate,
+    Token,
+    Turn,
+    denominator,
+    ratio_of,
+    shaped,
+)
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
 
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum"]
-_RATIOS = {"token": ratios.Token, "sequence": ratios.Sequence, "turn": ratios.Turn}
+_RATIOS = {"token": Token, "sequence": Sequence, "turn": Turn}
 
 
 @torch.no_grad()
@@ -83,7 +93,7 @@ class PolicyGradient(TermPart):
     weight stay in the denominators; those that the surrogate leaves out (`Surrogate.left_out`) do not.
     """
 
-    ratio: ratios.Ratio | Literal["token", "sequence", "turn"] = "token"
+    ratio: Ratio | Literal["token", "sequence", "turn"] = "token"
     surrogate: Surrogate = field(default_factory=Clip)
     aggregate: Aggregate = "sequence_mean"
     horizon: float | None = None
@@ -95,7 +105,7 @@ class PolicyGradient(TermPart):
     def __post_init__(self) -> None:
         if isinstance(self.ratio, str):
             object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
-        narrow = isinstance(self.ratio, ratios.Token) and self.surrogate.couples == "token"
+        narrow = isinstance(self.ratio, Token) and self.surrogate.couples == "token"
         for what, on in (
             ("once_per_token", self.once_per_token),
             ("on_unknown_behaviour 'shaped'", self.on_unknown_behaviour == "shaped"),
@@ -119,8 +129,8 @@ class PolicyGradient(TermPart):
         return self.surrogate
 
     @property
-    def _level(self) -> ratios.Ratio:
-        assert isinstance(self.ratio, ratios.Ratio)
+    def _level(self) -> Ratio:
+        assert isinstance(self.ratio, Ratio)
         return self.ratio
 
     def __call__(
@@ -151,7 +161,7 @@ class PolicyGradient(TermPart):
 
     def _entries(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> _Active:
         trainable, trajectory = forest.path_trainable, forest.path_trajectory
-        below = ratios.denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
+        below = denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, turn = logprob - below[entries], trajectory[entries], forest.path_step[entries]
@@ -165,7 +175,7 @@ class PolicyGradient(TermPart):
         if self.on_unknown_behaviour == "shaped":
             known = ~policy.behaviour_logprob[entries].isnan()
         above = standing(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
-        ratio = ratios.ratio_of(held)
+        ratio = ratio_of(held)
         seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
         out = self.surrogate.left_out(seen)
         counted = trainable if out is None else trainable.index_fill(0, entries[out], False)

@@ -11,10 +11,9 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.errors import ConfigError
-from gxpo.objectives import ratio as ratios
 from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.sequence_score import weighted
-from gxpo.objectives.surrogate import Clip, Entries, Width
+from gxpo.objectives.surrogate import Clip, Entries, Width, denominator
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -97,7 +96,7 @@ class PowerMean(TermPart):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Active tokens, and their float64 log-ratio and advantage."""
-        below = ratios.denominator(policy, forest.path_trainable, self.ratio_over, self.on_unknown_behaviour)
+        below = denominator(policy, forest.path_trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         now = weighted(policy.logprob[entries].to(torch.float64), weight[entries])
         return entries, now - below[entries].to(torch.float64), credit[entries].to(torch.float64)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.objectives.prefix import before, kalman, minimum, places, recursion
-from gxpo.objectives.ratio import Ratio
-from gxpo.objectives.surrogate import Positive, Width
+from gxpo.objectives.surrogate import Positive, Ratio, Width
 
 _BOUND = 60.0  # nats: e^60 is beyond every clip, and finite in float32
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import GxpoError, MissingSignal
-from gxpo.objectives import ratio as ratios
-from gxpo.objectives.aggregate import coefficients
-from gxpo.objectives.base import Evaluated, TermPart
+from gxpo.objectives.base import Evaluated, TermPart, coefficients
+from gxpo.objectives.surrogate import denominator
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -109,7 +108,7 @@ def log_ratios(
         if missing := int(below.isnan().sum()):
             raise MissingSignal(f"reference_logprob is nan for {missing} of {entries.numel()} trained tokens")
     else:
-        below = ratios.denominator(policy, forest.path_trainable, over, on_unknown)[entries].to(torch.float64)
+        below = denominator(policy, forest.path_trainable, over, on_unknown)[entries].to(torch.float64)
     return weighted(policy.logprob[entries].to(torch.float64), weight[entries]) - below
 
 

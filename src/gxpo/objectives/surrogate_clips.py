@@ -13,7 +13,6 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.objectives.prefix import places, recursion
-from gxpo.objectives.ratio import ratio_of, sequence_ratio
 from gxpo.objectives.sequence_score import per_trajectory
 from gxpo.objectives.surrogate import (
     UNBOUNDED,
@@ -27,6 +26,8 @@ from gxpo.objectives.surrogate import (
     Width,
     beyond,
     hold,
+    ratio_of,
+    sequence_ratio,
 )
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.credit.base import silent_groups
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
-from gxpo.pipeline import Method
+from gxpo.pipeline import Method, silent_groups
 from gxpo.protocols import StepInfo
 from gxpo.segments.base import LABEL
 

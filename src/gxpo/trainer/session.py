@@ -98,7 +98,9 @@ class Session:
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else cast("tuple[Message, ...]", prompt)
-        return tuple(self.chat.start(with_system(self.chat, self.system, said)).context)
+        if self.system is not None:
+            said = with_system(self.chat, self.system, said)
+        return tuple(self.chat.start(said).context)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
