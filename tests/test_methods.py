@@ -14,7 +14,7 @@ from tests.thorough import first_of_each
 import gxpo
 from gxpo.errors import TaskError
 from gxpo.explain.catalogue import entries
-from gxpo.keys import EVIDENCE
+from gxpo.keys import EVIDENCE, Definition
 from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.pipeline import controls
@@ -59,6 +59,29 @@ def test_every_row_of_the_catalogue_is_complete():
         assert row["title"] and row["formula"] and row["idea"] and row["evidence"] in EVIDENCE, name
         assert METHODS[name].authors and METHODS[name].year and METHODS[name].bibtex.startswith(f"@misc{{{name},"), name
         assert {"stages", "defaults", "needs", "requires", "cost"} <= set(row)
+
+
+def test_the_catalogue_reads_idea_formula_and_choices_from_docstrings():
+    doc = """NAME (of two): a thing
+    in two lines.
+
+    A = r - 1;   L = -A.
+    Choices. The code's: 1,
+    not 2.
+
+    A remark.
+    """
+    given = {"name": "m", "title": "", "arxiv": "", "evidence": "paper"}
+    made = Definition(**given, doc=doc)
+    assert (made.idea, made.formula, made.choices) == (
+        "a thing in two lines",
+        "A = r - 1; L = -A",
+        "The code's: 1, not 2",
+    )
+    stated = Definition(**given, doc=doc, idea="i", formula="f", choices="c")
+    assert (stated.idea, stated.formula, stated.choices) == ("i", "f", "c")
+    bare = Definition(**given)  # as under `python -OO`
+    assert (bare.idea, bare.formula, bare.choices) == ("", "", "")
 
 
 def test_a_method_states_only_what_differs_from_the_base():

@@ -1,4 +1,4 @@
-"""Published methods, one short file each: a composition, its mathematics, citation, defaults."""
+"""Catalogue of published methods: one file each with idea, mathematics, citation and keys."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gxpo.usercode import Unusable, object_at
 
 
 class Catalogue(Mapping[str, Definition]):
-    """The methods by name: `methods/NAME.py` holds a Definition called NAME, and is imported when it is asked for.
+    """Mapping of method names to definitions: `methods/NAME.py` holds a Definition called NAME, imported on first use.
 
-    So does every file NAME.py that the environment variable GXPO_METHODS names; several are separated as in PATH.
+    User methods: files NAME.py listed in the environment variable GXPO_METHODS, separated as in PATH.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Catalogue(Mapping[str, Definition]):
         self._given: dict[str, Definition] = {}  # by the file's whole path
 
     def _files(self) -> dict[str, str]:
-        """NAME -> path of each file of the user's. ConfigError where one can't be a method."""
+        """NAME -> path of each user file. ConfigError for a file that can't be a method."""
         found: dict[str, str] = {}
         for path in filter(None, os.environ.get("GXPO_METHODS", "").split(os.pathsep)):
             name, kind = os.path.splitext(os.path.basename(path))

@@ -4,7 +4,7 @@ A   = min(Q1, Q2) - min(V1, V2) of the utterance;   advantage of a token: A - b_
 Q_i -> r + gamma V_i(next turn), V_i -> Q_i(what was said): squared errors;   actor: -A log pi, no ratio, no clip
 
 Choices. On policy: the reference keeps a replay buffer, samples the utterance again for the targets of V and for the
-actor, and has target networks that follow with 0.1 a step. Here what was said is a sample of the policy already, the
+actor, and has target networks that follow with 0.1 a step. Here the utterance is already a sample of the policy, the
 step's own rollouts are all there is, and targets are of the heads at the start of the step: with that nothing is off
 policy, and each rollout is learned from once. The critic is linear heads on the policy's own body (there a second
 model). They begin at 0, and the two of a pair differ because each learns from half of the rollouts (there by random

@@ -6,10 +6,10 @@ N_0 = 8 of n = 16 attempts begin at the prompt, a turn leaves at most one branch
 Choices. The paper's "soft" advantage, which is all that the code has: every attempt has its own A on its whole path, so
 that a turn which m attempts share is pushed by their sum, m times their mean. The "hard" one has that mean in all of
 them: up to the clip, and with attempts of one length, the same gradient. H is an estimate from the sampled tokens, a
-mean in nats (the code: the sum of 20 tokens' entropies over their ten likeliest, divided by ln of the vocabulary's
-size, 12 for Qwen: up to 1.7 times the mean, so that its w is as 0.34 here); it is the turn's own, as in the code, where
-the paper's words are of the tokens after a tool's answer, which are the next turn's. P is drawn, as in the code; the
-paper compares it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
+mean in nats (the code: the sum of 20 tokens' entropies over the top 10, divided by ln of the vocabulary's size, 12 for
+Qwen: up to 1.7 times the mean, so that its w is as 0.34 here); it is the turn's own, as in the code, where the paper's
+words are of the tokens after a tool's answer, which are the next turn's. P is drawn, as in the code; the paper compares
+it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
 """
 
 from gxpo.keys import Definition

@@ -8,10 +8,10 @@ authors' thresholds are fixed and tuned so that fewer than 8 % of tokens go: |m_
 0.01 and 1e-4 with GRPO without a std, at lr 1.5e-5 (`weight.curvature.max_gain` and `.max_shift`; `@paper` has the
 latter). Here they are quantiles of the step, a third of 8 % beyond each, and the lower one is never above 0. Where gxpo
 differs from their code. Their D is lr times Adam's direction, from running moments of the head's gradient rows that
-they keep in addition to the optimiser's (the gradient itself until there are any), over the 50 likeliest tokens; D here
-is what Adam does at its first step. They predict at the policy of every update, here at the start of the step, and
-their learning rate follows its schedule: `weight.curvature.lr` is to be the update's. With GRPO their masked tokens
-leave the denominator too, here they stay, as with their Dr. GRPO.
+they keep in addition to the optimiser's (the gradient itself until there are any), over the top 50 tokens; D here is
+what Adam does at its first step. They predict at the policy of every update, here at the start of the step, and their
+learning rate follows its schedule: `weight.curvature.lr` is to be the update's. With GRPO their masked tokens leave the
+denominator too, here they stay, as with their Dr. GRPO.
 """
 
 from gxpo.keys import Definition

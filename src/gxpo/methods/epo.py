@@ -8,7 +8,7 @@ and has no gradient. Here it is a hinge, with which the bonus vanishes above the
 `objective.add.entropy_band.hinge: false` is the published form. Band of the launch script (the actor's default: 0.8,
 1.2; the commands of the README: 0, 2), at every turn (the code: where the micro-batch reaches the second half of an
 episode). w is on (the README's commands; the script's default is off). c is 0.001, s 1. Training is the run's length
-(the code: 150 epochs, whatever it is). A turn that was never seen has no band (the code: a band around 1).
+(the code: 150 epochs, whatever it is). A turn without history has no band (the code: a band around 1).
 """
 
 from gxpo.keys import Definition

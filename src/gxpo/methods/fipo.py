@@ -33,5 +33,5 @@ fipo = Definition(
         "update.minibatches": 4,
     },
     paper_defaults={"rollout.group_size": 16, "tasks.per_step": 512, "update.minibatches": 8, "optim.lr": 1e-6},
-    cost="where an optimiser step is cut, a forward pass more: what is dropped changes what all is divided by",
+    cost="where an optimiser step is cut, a forward pass more: dropped rows change the denominator",
 )

@@ -1,6 +1,6 @@
 r"""GCPO: reference (golden) answer in place of one rollout of an all-wrong group, with GSPO's sequence clip.
 
-max_i r_i = 0:  o_G <- reference answer, r_G <- 1 (what the verifier gives it).  A = GRPO's on the group as it then is.
+max_i r_i = 0:  o_G <- reference answer, r_G <- 1 (what the verifier gives it).  A = GRPO's on the resulting group.
 s_i = exp(mean_t (log pi - log pi_old));  L = mean_i max(-A_i s_i, -A_i clip(s_i, 1 - 3e-4, 1 + 4e-4));  no KL
 
 The ratio of the reference row. It has no behaviour policy, so its denominator is the policy at the start of the step: s
@@ -34,5 +34,5 @@ gcpo_gold = Definition(
         "objective.on_unknown_behaviour": "one",
     },
     refuses={"objective.aggregate": ("token_mean",)},
-    cost="a replaced rollout was sampled all the same; reference answers must be given",
+    cost="a replaced rollout is sampled too; needs reference answers",
 )

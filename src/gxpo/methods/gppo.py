@@ -5,9 +5,9 @@ The value is PPO's. A rewarded token that has gone up far enough is still pushed
 far below is pushed with 1 - e, more than its ratio. Beyond c, the dual clip, a punished token has no gradient.
 
 CE-GPPO (arXiv 2509.20712) multiplies the two by factors: `{"objective.slope_low": 0.75}`; both 0 is PPO's gradient.
-Choices. c = 3, the code's default since its commit e0f7bb1, before which c was 1 whatever was set; its scripts have 10
-and clip above at 0.28 (`gppo@paper`), and `objective.ratio_max: .inf` is none. Which tokens are clipped follows PPO's
-rule, before the factors: the maximum of the two scaled terms would not clip a token between 0.75 (1 - e) and 1 - e. The
+Choices. c = 3, the code's default since its commit e0f7bb1, before which c was always 1; its scripts have 10 and clip
+above at 0.28 (`gppo@paper`), and `objective.ratio_max: .inf` is none. Which tokens are clipped follows PPO's rule,
+before the factors: the maximum of the two scaled terms would not clip a token between 0.75 (1 - e) and 1 - e. The
 factors scale the value, too. Token mean. At the last commit the loss by this name stops at a name that is not defined;
 the general one, with factors of 1, is the same.
 """

@@ -25,6 +25,6 @@ hi_agent = Definition(
     formula="r = l1 format + l2 executed as the expert + l3 env; A = z over G sub-goals of a state, and over N actions",
     evidence="reconstruction",
     keys={"rollout": SubgoalSteps, "reward.shape.noted": Shape, "reward.shape.noted.function": "noted"},
-    cost="two short samples for each of G sub-goals and one for each of N actions; an expert has to be there",
+    cost="two short samples for each of G sub-goals and one for each of N actions; needs an expert",
     renamed={"reward.shape.noted.outcome": "reward.shape.noted.outcome_weight"},
 )

@@ -7,8 +7,8 @@ repository (TIGER-AI-Lab/Hierarchical-Reasoner) held no code when it was read; b
 in right answers longer than their group's mean, and for the 30% most uncertain tokens too. The paper's phrases (3 to 5
 words) are found by clustering sentence embeddings of n-grams and ranking clusters by document frequency; clusters are
 not built. Here is a short list of ours, and `gxpo.weighting.phrases` has the document frequency of plain n-grams:
-`segment.patterns` takes what it finds, or any regular expressions. Phrases are matched in the text, whatever its
-tokens. With alpha 0 this is GRPO.
+`segment.patterns` takes its phrases, or any regular expressions. Phrases are matched in the text, whatever its tokens.
+With alpha 0 this is GRPO.
 """
 
 from gxpo.keys import Definition

@@ -13,7 +13,7 @@ turn without an action is the action as a whole. The switch advantage is the ret
 the code has commented out. Values at the turn's first token (VH, VT) and the first after the sub-goal (VL). Tokens
 outside the tags have advantage 0, but stay in the mean's denominator and in the KL (there they are masked); a token
 that two tags share is the earlier kind's (there the sum). Of several actions all count, there the first. The penalty
-for actions that can't be read, 0.1 there, is the environment's affair here. The prompt or the system message has to
+for actions that can't be read, 0.1 there, is left to the environment here. The prompt or the system message has to
 describe the format: `untagged_turns` counts the turns without any tag, and a run of such turns alone is warned of. KL
 coefficient: `@paper`.
 """

@@ -6,9 +6,8 @@ no KL
 
 Choices. The report's eqs. 8 and 9 (its section 3.3 and file in meituan-longcat/LongCat-Flash-Prover; the code is not
 published, nor is any number): the bounds are ours, the three of the clip PPO's and the usual dual clip. The clip is on
-the product r_dis r_stale = policy / sampler. What is masked keeps its place in the denominator. A mean over each
-answer's tokens, as in the base: its equation divides by the longest answer of the group, its text by a constant
-(`hispo@paper`).
+the product r_dis r_stale = policy / sampler. Masked tokens stay in the denominator. A mean over each answer's tokens,
+as in the base: its equation divides by the longest answer of the group, its text by a constant (`hispo@paper`).
 """
 
 from gxpo.keys import Definition

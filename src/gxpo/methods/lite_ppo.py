@@ -4,7 +4,7 @@ A_i = (r_i - mean_g r) / (std_batch r + 1e-6);   L = sum_{i,t} max(-A rho, -A cl
 
 Choices. The std is of the raw rewards of all compared trajectories of the step, one degree of freedom, eps 1e-6, as in
 ROLL, whose authors the paper's are (`norm_mean_type: group`, `norm_std_type: batch`); REINFORCE++-baseline takes the
-std of what is left after the group's mean. No critic, no KL, no filter. ROLL's page for it pairs these with GAE,
+std after the group's mean is subtracted. No critic, no KL, no filter. ROLL's page for it pairs these with GAE,
 whitening and a dual clip at 1.4, against the paper's recipe.
 """
 

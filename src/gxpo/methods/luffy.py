@@ -39,5 +39,5 @@ luffy = Definition(
     },
     paper_defaults={"objective.entropy.coef": 0.001, "optim.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
     refuses={"objective.ratio": ("sequence",)},
-    cost="one sample fewer a group; reference answers must be given",
+    cost="one sample fewer a group; needs reference answers",
 )

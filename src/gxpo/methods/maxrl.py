@@ -6,7 +6,7 @@ Its sum over a group is 0. A rare success has a far larger advantage than under 
 Choices. For outcomes >= 0; a group whose mean is not above 0 (all wrong) has 0. The code's main estimator: another of
 its switches by the same name divides by the std, too, and a clipped one holds the mean above 0.125; neither is here. It
 gives a group of one its reward over 1 + eps, here 0. The paper's gradient is of whole answers; the code's loss, verl's
-as it comes, is a mean over tokens (`maxrl@paper`), here the base's over sequences. One update a step, so that no clip
+default, is a mean over tokens (`maxrl@paper`), here the base's over sequences. One update a step, so that no clip
 binds.
 """
 

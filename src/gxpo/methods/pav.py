@@ -36,5 +36,5 @@ pav = Definition(
         "segment": Delimiter,
         "segment.text": ",",
     },
-    cost="9 continuations from every step of every attempt, generated and thrown away",
+    cost="9 continuations from every step of every attempt, generated and discarded",
 )

@@ -7,14 +7,12 @@ Choices. K = 8; nothing is repeated until there have been K steps. The first ste
 sampled the old batch, the second's over the one that sampled the new: `objective.ratio_over: behaviour`, the sampler's
 log-probs. eps 1e-6 is added to std and to sum |A|. xi has no bound (`signal.improvement.bound`); where the last means
 are all equal it is 0, in the code mean now - mean. The old batch is one optimiser step; the code cuts it, too, into
-mini-batches.
-The authors' code and the paper differ. Its window of 8 holds the current step, so that 7 earlier ones are compared
-with, and its std is the population's: `signal.improvement.window=7 signal.improvement.ddof=0`. Its older version (GRPO,
-GSPO and DAPO on mathematics) stores every mean twice and compares a step with a window that it is part of. Its replay
-for GRPO maximises min(rho, 1.2) r^ whatever the sign of r^: where r^ < 0, a token that has become likelier than 1.2 is
-left alone and one that fell is pushed on. Here, and in its replay for GSPO, it is PPO's minimum. Its loss is a token
-mean.
-Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
+mini-batches. The authors' code and the paper differ. Its window of 8 holds the current step, so that 7 earlier ones are
+compared with, and its std is the population's: `signal.improvement.window=7 signal.improvement.ddof=0`. Its older
+version (GRPO, GSPO and DAPO on mathematics) stores every mean twice and compares a step with a window that it is part
+of. Its replay for GRPO maximises min(rho, 1.2) r^ whatever the sign of r^: where r^ < 0, a token with a ratio above 1.2
+has no gradient and one that fell is pushed down further. Here, and in its replay for GSPO, it is PPO's minimum. Its
+loss is a token mean. Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 
 from gxpo.credit.replayed import Retrospective
@@ -42,5 +40,5 @@ pipo = Definition(
         "update": ReplayedFirst,
         "objective.ratio_over": "behaviour",
     },
-    cost="a second update a step on the stored rollouts of the step before; 40-49% more time by the paper",
+    cost="a second update per step on the stored rollouts of the previous step; 40-49% more time by the paper",
 )

@@ -4,10 +4,10 @@ A_t = (R - mean_g R) / (std_g R + 1e-4) + 0.5 z_t;   z_t = (s_t - mu) / (std + 1
 mu and std (population) over all tokens of all attempts of the group, so that a long step moves them more
 
 Choices. The scorer is a setting: `signal.step_judge.score=prm.py:score`, a judge, or a server (the paper's model is
-trained on trees of its own, which is no part of this). A step is a turn, or a segment where `segment` names a
-segmenter. The reference has 1e-8 inside the root, here it is added to the std; and divides by 1 where a group has one
-token, which is 0 either way. A step without a score has z 0 and is in no statistic. Groups of equal outcomes learn from
-the scores alone. Warm-up and refinement of the policy before the training are other stages.
+trained on trees of its own, which is not built). A step is a turn, or a segment where `segment` names a segmenter. The
+reference has 1e-8 inside the root, here it is added to the std; and divides by 1 where a group has one token, which is
+0 either way. A step without a score has z 0 and is in no statistic. Groups of equal outcomes learn from the scores
+alone. Warm-up and refinement of the policy before the training are other stages.
 """
 
 from gxpo.credit import Relative

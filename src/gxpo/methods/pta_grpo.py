@@ -4,10 +4,10 @@ n plans z of a task, m executions of each: r_plan(z) = mean_j correct(z, j)
 r_zj = r_out(z, j) + l r_plan(z);   A_zj = (r_zj - mean) / (std + eps) over all n m attempts, on plan and execution
 
 Choices. From public reviews, which have the three rewards and n = m = 3; l = 0.5 is ours, no code was found. A format
-reward is the task's (`reward`), and the paper's term for length is left out. The first stage, which
-fine-tunes on plans distilled from a larger model, is a warm start and no part of this. The m executions of a plan share
-its tokens, which are trained with the sum of their credits. On prompts a plan is the first stretch of the answer,
-unless the templates ask for it in words; in an environment it is the sub-goals that an executor acts under.
+reward is the task's (`reward`), and the paper's term for length is left out. The first stage, which fine-tunes on plans
+distilled from a larger model, is a warm start and not built. The m executions of a plan share its tokens, which are
+trained with the sum of their credits. On prompts a plan is the first stretch of the answer, unless the templates ask
+for it in words; in an environment it is the sub-goals that an executor acts under.
 """
 
 from gxpo.keys import Definition

@@ -7,8 +7,7 @@ Choices. From a detailed summary, which has the weights |A| but not the number d
 training code. Only the buffer is built: the report's mixed preference optimisation before GRPO, its reward model, and
 the buffer as a filter of prompts beforehand are not. Any stored task's rollouts may come back. Ratios are over the
 behaviour policy (`objective.ratio_over: behaviour`), old ones and fresh ones alike. A is recomputed in the group that
-it came from, whose other members are in its statistics and nowhere else. The newest 1024 groups are stored
-(`rollout.max_groups`).
+it came from, whose other members only enter its statistics. The newest 1024 groups are stored (`rollout.max_groups`).
 """
 
 from gxpo.keys import Definition

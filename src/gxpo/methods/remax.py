@@ -35,5 +35,5 @@ remax = Definition(
         "signal.rollout_baseline": RolloutBaseline,
     },
     paper_defaults={"rollout.group_size": 1},
-    cost="one more generated answer a prompt, which nothing is learned from",
+    cost="one more generated answer a prompt, not trained on",
 )

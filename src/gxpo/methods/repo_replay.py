@@ -1,7 +1,7 @@
 r"""RePO: replay-enhanced GRPO: a group of replayed rollouts of each prompt in addition to the fresh group.
 
 B_q: the newest 16 rollouts of task q with the log-probs that they were sampled with. From 16 stored on, K = 8 of them
-are drawn each time q comes round.
+are drawn each time q is sampled.
 A_i = GRPO's, over the G fresh rows and over the K replayed rows separately ("split")
 L   = mean over all rows of c_i mean_t max(-A rho, -A clip(rho, 0.8, 1.2)), c = 1 for fresh rows and `rollout.coef` for
       replayed ones; rho over the behaviour policy

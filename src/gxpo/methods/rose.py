@@ -4,8 +4,8 @@ A(tokens from branch point j to j + 1) = V(j + 1) - V(j), and R - V of the last 
 V(j) = mean outcome of the answers through point j. 8 answers: with probability 0.5 a new one begins at the prompt, else
 at the token of largest -log p so far. Loss: the sum over an answer's tokens over the longest length.
 
-Choices. The paper branches where likely tokens differ most in meaning: -(|sum p_i e_i|^2 - sum p_i^2) H over the 20
-likeliest and their embeddings e. Engines return the sampled token's log-prob alone, so its -log p is used instead: a
+Choices. The paper branches where likely tokens differ most in meaning: -(|sum p_i e_i|^2 - sum p_i^2) H over the top 20
+tokens and their embeddings e. Engines return the sampled token's log-prob alone, so its -log p is used instead: a
 branch is uncertain here, not known to be diverse. A token is branched at once; the code, which retires none, returns to
 the same point until a new answer has a larger value. V belongs to the point of the tree; the code pools points of a
 prompt at equal positions (`credit.keyed_by: position`). The length penalty is off, as in the script:
@@ -38,7 +38,7 @@ rose = Definition(
         "objective.aggregate": "sequence_sum",
     },
     paper_defaults={"objective.kl.coef": 1e-3, "optim.lr": 1e-6},
-    cost="a sampling call for each of 8 answers of a prompt; their beginnings are shared",
+    cost="a sampling call for each of 8 answers of a prompt; their prefixes are shared",
     code="ZiqiZhao1/ROSE-rl@2142dc79ceabea43e195dc64b54e150c7b228a4b verl/trainer/ppo/core_algos.py "
     "verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py example.sh",
 )

@@ -8,10 +8,10 @@ A     = whiten((R - mean_g) f_k + xi g_k), over the batch's tokens; xi = alpha =
 Choices. Of the authors' code only the probe is public (cii030/SPAE-RL@ed529f8 inference/probe_mechanism_example.py);
 the advantage is from a detailed note. Its potential and its first difference are the ones here. It samples 5 answers of
 10 tokens a step at temperature 0.6 and reads off them the log-prob of the right answer's k-th token after k - 1 sampled
-ones (-10 outside the 20 likeliest), and the entropy over those 20: acc = exp(sum log p) / n, conf = exp(-sum H) / n.
-For an answer of one token that is p and exp(-H), as here; one of n tokens has neither above 1/n, so nothing saturates
-at 0.9. The paper's mean probability is used (the code's: `signal.answer_belief.reduce: joint_over_length`), and the
-mean entropy, both over the right answer's own tokens, teacher-forced: nothing is generated, and one pass gives both.
+ones (-10 outside the top 20), and the entropy over those 20: acc = exp(sum log p) / n, conf = exp(-sum H) / n. For an
+answer of one token that is p and exp(-H), as here; one of n tokens has neither above 1/n, so nothing saturates at 0.9.
+The paper's mean probability is used (the code's: `signal.answer_belief.reduce: joint_over_length`), and the mean
+entropy, both over the right answer's own tokens, teacher-forced: nothing is generated, and one pass gives both.
 Extremes and mean of g are over the batch's steps, each once; the note does not say. f shrinks advantages of either
 sign. Steps end with ".\n\n" in the whole answer, not inside <think> alone. The paper builds on DAPO: `spae+dapo`. With
 xi = alpha = 0 it is REINFORCE++-baseline.

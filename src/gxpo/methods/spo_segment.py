@@ -36,7 +36,7 @@ spo_segment = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
-    cost="9 continuations from every cut, generated and thrown away",
+    cost="9 continuations from every cut, generated and discarded",
     code="AIFrameResearch/SPO@b9fc6a263dec54e28137fd488a9b9c0e0d026025 "
     "src/treetune/episode_generators/math_episode_generator_with_mc_advantages.py",
 )

@@ -25,6 +25,6 @@ step_grpo_router = Definition(
     formula="A = z over G samples of step t given the expert's steps before t; r by the kind of step",
     evidence="reference-code",
     keys={"rollout": ExpertSteps, "reward.shape.agreement": Agreement},
-    cost="one action a sample, where an episode has many; an expert has to be there",
+    cost="one action a sample, where an episode has many; needs an expert",
     code="OpenBMB/R1-Router@c0a0c1ba3480c0a9832cf85cf6f3e085a31d2b7e Easy-R1/verl/utils/reward_score/step.py",
 )

@@ -1,7 +1,7 @@
 r"""StepORLM: weighted DPO (W-DPO) on pairs of the group, by their difference in outcome and process quality.
 
 a right attempt is better than a wrong one, w = 1; of two right or two wrong ones, the one whose process a judge finds
-better, w = |q_better - q_worse|, q the outcome: what is verified, and what the judge adds to it (`reward`)
+better, w = |q_better - q_worse|, q the outcome: verdict plus the judge's reward (`reward`)
 s_i = sum_t (log policy - log reference);   l = -w log sigmoid(beta (s_better - s_worse)), beta 0.1
 L = mean over groups of the mean over the group's pairs of l
 
@@ -9,7 +9,8 @@ Choices. From a detailed summary, which writes no reference model (here a frozen
 public but was not to be had. q is the share of steps that the judge finds right, there. Every two attempts of different
 quality are a pair, beta is DPO's, and the weights of a group's pairs are not normalised. Without a judge among the
 rewards the quality is the verdict, and this is DPO on verdicts. Left out: the generative process reward model that
-judges, and is refined by what the solver finds; a judge of the run's settings has its place. Advantages are not read.
+judges, and is refined by what the solver finds; a judge set in the run's configuration takes its place. Advantages are
+not read.
 """
 
 from gxpo.keys import Definition

@@ -32,5 +32,5 @@ tempsamp_r1 = Definition(
         "objective.on_unknown_behaviour": "one",
     },
     paper_defaults={"rollout.group_size": 4},
-    cost="one sample fewer a group; reference answers must be given",
+    cost="one sample fewer a group; needs reference answers",
 )

@@ -2,8 +2,8 @@ r"""TOPR: tapered off-policy REINFORCE: no ratio for successes, ratio truncated 
 
 A > 0: l = -A log pi(y);   A < 0: l = -stop(min(pi(y) / mu(y), 1)) A log pi(y);   L = mean_i l_i
 
-What has become unlikely under the policy is not pushed down further, and what was right is learned however unlikely it
-is: stable on old data without a KL term.
+Failures that have become unlikely under the policy are not pushed down further, and successes are learned however
+unlikely they are: stable on old data without a KL term.
 Choices. The ratio is the whole answer's, the product of its tokens' (ports take each token's: `{"objective.ratio":
 "token", "objective.aggregate": "token_mean"}`), over the behaviour policy. Plain sums over tokens (horizon 1). The sign
 is that of the outcome less its group's mean, not scaled; the paper chooses its baseline for the share of positives that

@@ -31,7 +31,7 @@ tree_grpo = Definition(
         "rollout": Tree,
     },
     paper_defaults={"objective.kl.coef": 1e-3},
-    cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
+    cost="fewer generated tokens an attempt: prefixes are shared; a sampling call for every prefix length",
     code="AMAP-ML/Tree-GRPO@90b170995d996d772d68117e0c7bd0b8fe00d393 verl/trainer/ppo/ray_trainer_ts.py "
     "verl/trainer/ppo/core_algos.py search_r1/llm_agent/tree_node.py",
 )

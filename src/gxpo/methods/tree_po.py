@@ -26,7 +26,7 @@ tree_po = Definition(
     evidence="reference-code",
     keys={"credit": AncestorGroups, "rollout": Tree, "rollout.rounds": 2},
     paper_defaults={"credit.weight": "equal"},
-    cost="fewer generated tokens an attempt: beginnings are shared; a sampling call for every length of a beginning",
+    cost="fewer generated tokens an attempt: prefixes are shared; a sampling call for every prefix length",
     code="multimodal-art-projection/TreePO@f05552394e734ea2838cf9e3b8191f5093319dcf verl/trainer/ppo/core_algos.py "
     "recipe/treepo/run_treepo_train.sh",
 )

@@ -38,5 +38,5 @@ tree_rl = Definition(
         "rollout.branches": 2,
     },
     paper_defaults={"sampling.temperature": 1.2, "optim.lr": 1.5e-6},
-    cost="30 leaves a prompt, their beginnings shared; a sampling call for every length of a beginning",
+    cost="30 leaves a prompt, their prefixes shared; a sampling call for every prefix length",
 )

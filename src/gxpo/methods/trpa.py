@@ -6,9 +6,9 @@ L = mean over groups of the mean over pairs of l + 0.001 mean KL(policy || old)
 Without two levels in the group: l = -log sigmoid(z) of a right answer, -log sigmoid(-z) of a wrong one.
 
 Choices. The code has four levels: right; wrong in good format; incomplete; bad format. Here a level is a distinct
-outcome, so the reward makes them (a tiered one, or correctness and format added); the factor 2.5 goes by the verdict;
-on the loss in place of beta it is `objective.success_weight`. The unit is the group, then its pairs (the code: all
-pairs of a micro-batch, and single answers only where that has no pair). KL(policy || old) is estimated from the old
+outcome, so the reward makes them (a tiered one, or correctness and format added); the factor 2.5 depends on the
+verdict; on the loss in place of beta it is `objective.success_weight`. The unit is the group, then its pairs (the code:
+all pairs of a micro-batch, and single answers only where that has no pair). KL(policy || old) is estimated from the old
 policy's samples by rho log rho - rho + 1 (the code: k3), and 0 on the first update. The code asks for a KL to the
 reference too, but only logs it. Advantages are not read.
 """

@@ -5,7 +5,8 @@ With ratios rho, o_1 the better: J = 1/2 [ mean_t min(rho_1, 1.2) - mean_t max(r
 
 Choices. Only the order of two real-valued rewards counts, not how far they are apart. The std has no degree of freedom
 taken off: with one, as in the base, A is 0.707107 and the step 0.7071 times as long. A pair of equal rewards (a share
-p^2 + (1 - p)^2 of them at rate p) has no gradient, so spend what is saved on tasks: `--set tasks.per_step=...`.
+p^2 + (1 - p)^2 of them at rate p) has no gradient, so spend the saved rollouts on more tasks: `--set
+tasks.per_step=...`.
 """
 
 from gxpo.keys import Definition

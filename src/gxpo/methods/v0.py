@@ -25,5 +25,5 @@ v0 = Definition(
     formula="max sum_q n_q (1 - p_q) (1 - (1 - p_q)^(n_q - 1)), sum_q n_q fixed",
     evidence="secondary",
     keys={"rollout": AdaptiveGroupSize},
-    cost="none in samples; two numbers a task in the checkpoint; pays only where tasks come round again",
+    cost="none in samples; two numbers a task in the checkpoint; useful only where tasks repeat",
 )

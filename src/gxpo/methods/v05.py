@@ -32,5 +32,5 @@ v05 = Definition(
     evidence="secondary",
     keys={"credit": ShrinkageBaseline, "credit.variance": "bound", "signal.task_mean": TaskMean},
     paper_defaults={"rollout.group_size": 4},
-    cost="two numbers a task in the checkpoint; pays only where tasks come round again",
+    cost="two numbers a task in the checkpoint; useful only where tasks repeat",
 )

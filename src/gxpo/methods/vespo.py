@@ -7,7 +7,7 @@ phi(1) = 1. Rewarded answers count most at W = 2/3 and fade beyond, punished one
 Choices. As in the authors' code, with log W held in [-20, 20] (there a token's log-ratio is, too, and W >= 1e-8, which
 moves phi by less than 1e-13). W is over the behaviour policy, so that the mismatch of sampler and learner is in it, as
 where the code is given rollout weights; their synchronous scripts give none: `objective.ratio_over: proximal`. `tis`
-would count it twice. k and lambda go by the sign of each token's advantage (the code: of the trajectory's first).
+would count it twice. k and lambda depend on the sign of each token's advantage (the code: of the trajectory's first).
 """
 
 from gxpo.keys import Definition

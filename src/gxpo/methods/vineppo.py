@@ -33,7 +33,7 @@ vineppo = Definition(
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},
-    cost="9 continuations from every step of every attempt, generated and thrown away",
+    cost="9 continuations from every step of every attempt, generated and discarded",
     code="McGill-NLP/VinePPO@efe7228469f21bad8cc8d4e44a3f688ed8cc6aac "
     "src/treetune/episode_generators/math_episode_generator_with_mc_advantages.py "
     "src/treetune/trainers/ppo_trainer.py",

@@ -37,6 +37,6 @@ vsrm = Definition(
         "segment.text": ",",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.95, "optim.lr": 1e-6},
-    cost="5 short answers after every step of every attempt, generated and thrown away",
+    cost="5 short answers after every step of every attempt, generated and discarded",
     code="1benwu1/VSRM-Efficient-LRMs@e4e928b4307056d7b04b2a06a76e518481245760 verl/workers/rollout_postprocess.py",
 )

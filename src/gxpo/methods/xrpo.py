@@ -3,7 +3,7 @@ r"""XRPO: advantage bonus for correct answers of low likelihood within their gro
 s_i = mean_t log policy;  eta_i = exp(s_i - mean_j s_j);  A'_i = A_i + min(max(2.5 (1 - eta_i), 0), 0.5 A_i) if correct
 
 Choices. Only this novelty-aware sharpening is built. The allocation of rollouts by expected shrinkage of a confidence
-interval is known to us in outline only, and the seeding of unsolved prompts with solved exemplars needs a bank of them:
+interval is known only in outline, and the seeding of unsolved prompts with solved exemplars needs a bank of them:
 neither is here. A wrong answer keeps its advantage (for A < 0 the minimum would deepen it), and so does a correct one
 of advantage 0 or less. As a weight, A' / A, so that it composes with every advantage.
 """
