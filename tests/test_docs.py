@@ -40,8 +40,14 @@ def commands(page):
 
 
 FIRST = {page: commands(page)[0] for page in PAGES[1:]}
+SAVED = {page: re.findall(r"[Ss]ave this as `([^`]+)`", page.read_text()) for page in PAGES}  # files of the reader's
 OTHERS = sorted(
-    {c.split("&&")[0].strip() for page in PAGES[1:] for c in commands(page)[1:] if c.startswith("gxpo ")}
+    {
+        c.split("&&")[0].strip()
+        for page in PAGES[1:]
+        for c in commands(page)[1:]
+        if c.startswith("gxpo ") and not any(name in c for name in SAVED[page])
+    }
     - set(commands(README))
     - set(FIRST.values())
 )

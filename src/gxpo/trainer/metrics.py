@@ -43,7 +43,7 @@ NAMES: dict[str, Metric] = {
     "reward_NAME": Metric("mean of the reward component NAME", "reward", "rollouts made in the step that have it"),
     "success_rate": Metric("share of successes", "share", "rollouts made in the step, with a verdict"),
     "zero_signal_groups": Metric(
-        "share of groups whose credit is 0 on every trained token: nothing is learned from them",
+        "share of groups whose advantage is 0 on every trained token: nothing is learned from them",
         "share",
         "groups of the step",
     ),
@@ -91,10 +91,10 @@ NAMES: dict[str, Metric] = {
     "prefilled_tokens": Metric("context tokens that went through the sampler's model", "tokens", "the step"),
     "reused_tokens": Metric("context tokens that did not, because an earlier turn's were kept", "tokens", "the step"),
     "positive_nll": Metric(
-        "mean -log p of the tokens of positive credit, before its coefficient", "nats", f"trained tokens {_UPDATES}"
+        "mean -log p of the tokens of positive advantage, before its coefficient", "nats", f"trained tokens {_UPDATES}"
     ),
     "clip_fraction": Metric(
-        "share of tokens whose gradient the gate cuts, shrinks or turns, against that of the unclipped loss",
+        "share of tokens whose gradient the surrogate cuts, shrinks or reverses, against that of the unclipped loss",
         "share",
         f"trainable tokens {_UPDATES}",
     ),
@@ -104,7 +104,7 @@ NAMES: dict[str, Metric] = {
         f"trainable tokens {_UPDATES}",
     ),
     "ratio_max": Metric("largest ratio of current to proximal policy", "ratio", f"trainable tokens {_UPDATES}"),
-    "ratio_variance": Metric("mean of (ratio - 1)^2", "ratio squared", f"tokens with credit {_UPDATES}"),
+    "ratio_variance": Metric("mean of (ratio - 1)^2", "ratio squared", f"tokens of non-zero advantage {_UPDATES}"),
     "ratio_penalty": Metric("coefficient of (ratio - 1)^2 after the step", "of the objective", "the step"),
     "on_policy": Metric(
         "share of optimiser steps in which every ratio is exactly 1, so that no clip can bind",
@@ -161,7 +161,7 @@ NAMES: dict[str, Metric] = {
     "taught_share": Metric("share of the tokens that have a teacher", "share", f"trained tokens {_UPDATES}"),
     "inner_layer": Metric("1 while an inner layer's policy is trained, 0 afterwards", "flag", "the step"),
     "shaped_share": Metric(
-        "share of tokens whose loss is shaped because nobody knows who sampled them",
+        "share of tokens whose loss is shaped because their rollout policy is unknown",
         "share",
         f"trained tokens {_UPDATES}",
     ),
@@ -293,7 +293,7 @@ NAMES: dict[str, Metric] = {
     "eval_NAME": Metric("mean of the reward component NAME, 0 where it is missing", "reward", "evaluated completions"),
     "time_sample_s": Metric("sampling", "seconds", "the step"),
     "time_score_s": Metric("scoring", "seconds", "the step"),
-    "time_update_s": Metric("credit, gradients and optimiser", "seconds", "the step"),
+    "time_update_s": Metric("advantages, gradients and optimiser", "seconds", "the step"),
     "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
     "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
     "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
