@@ -102,7 +102,7 @@ def train(
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
-    """Train as a YAML file says, or go on from another run with other settings.
+    """Train from a YAML configuration, or continue from another run with other settings.
 
     Example: gxpo train examples/arithmetic.yaml --set method=dr_grpo+gspo --set seed=1
 
@@ -155,7 +155,7 @@ def resume(
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, as if it never had been.
+    """Resume a run that was stopped or killed, exactly as if it had not been interrupted.
 
     Example: gxpo resume runs/arithmetic
     """
@@ -218,7 +218,7 @@ def methods(
     as_json: Json = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
 ) -> None:
-    """List the published methods, show one, or say which were made for what goes wrong.
+    """List the published methods, show one, or recommend some for a problem in training.
 
     Example: gxpo methods gspo
 
@@ -385,7 +385,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure two ways of doing the same work in turns (A B A B), and show how many times as fast gxpo is.
+    """Benchmark gxpo against other implementations, interleaved (A B A B), and show how many times as fast it is.
 
     Every side runs in a process of its own, its threads pinned; the first round does not count. Nothing is reported
     (exit code 1) when others are using the machine.

@@ -1,4 +1,4 @@
-"""The commands that check and measure before a run: check-reward, check-template, check-env, signal."""
+"""Commands that check and measure before a run: check-reward, check-template, check-env, signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_reward(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a finding.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try a reward on right, wrong and cheating completions before a policy does.
+    """Test a reward on right, wrong and cheating completions, before training.
 
     Example: gxpo check-reward my_rewards.py:exact --task data.jsonl
     """
@@ -42,7 +42,7 @@ def check_template(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Play conversations in a model's chat template, and say what it does to earlier turns, tools and thinking.
+    """Test a model's chat template on multi-turn conversations: earlier turns, tools, thinking.
 
     Example: gxpo check-template smollm2-135m
     """
@@ -62,7 +62,7 @@ def check_env(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Play an environment at random and by its expert, twice, and say what would go wrong in training.
+    """Test an environment before training: play it at random and by its expert, twice.
 
     Example: gxpo check-env sokoban --set style=bare
     """

@@ -20,7 +20,7 @@ ratio and what it divides by, aggregate, horizon, KL, entropy (objective.*); rol
 A paper's own bounds and discounts stay where a system asks its user for them (DAPO's 0.28, GSPO's 3e-4 and 4e-4 and its
 mean over sequences, GiGPO's .95, which verl-agent's scripts set), since at the defaults it would be another method.
 CISPO's are the systems' own, which say one bound in three ways: TRL's `epsilon_high` is the bound itself and 0.2 where
-nobody sets it, so that even on policy every gradient is a fifth; tinker's is the bound too, 4; SkyRL's and
+it is not set, so that even on policy every gradient is a fifth; tinker's is the bound too, 4; SkyRL's and
 Trinity-RFT's are distances from 1, of which the lower one switches itself off; those of verl, slime and NeMo-RL, 0.2
 and 0.2, bound the weight on both sides.
 

@@ -96,12 +96,12 @@ class PolicyTokens:
 
     @property
     def rollout_logprob(self) -> Tensor:
-        """`behaviour_logprob`."""
+        """Alias of `behaviour_logprob`: log-probs under the rollout policy."""
         return self.behaviour_logprob
 
     @property
     def old_logprob(self) -> Tensor | None:
-        """`proximal_logprob`."""
+        """Alias of `proximal_logprob`: log-probs under the old policy."""
         return self.proximal_logprob
 
     def _tensors(self) -> dict[str, Tensor]:

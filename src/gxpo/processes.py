@@ -225,7 +225,7 @@ def _end(line: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
 class Line:
     """The worker's end of the connection.
 
-    Only the process in which it was made answers: one that somebody's code forks has no line, and leaves where it would
+    Only the process in which it was made answers: a forked one has no line, and exits where it would
     answer.
     """
 

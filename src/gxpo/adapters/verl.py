@@ -10,7 +10,7 @@ values); a policy loss has log-probs, advantages and the mask of a micro-batch. 
 
 The estimator gives advantage times weight: every surrogate is linear in positive factors of the advantage.
 `VERL_USE_EXTERNAL_MODULES` is read in every worker. Compositions: GXPO_VERL_METHODS="rloo+gspo,dr_grpo+gspo" registers
-gxpo/rloo+gspo and gxpo/dr_grpo+gspo, `register` one with overrides from a module of one's own.
+gxpo/rloo+gspo and gxpo/dr_grpo+gspo, `register` one with overrides from your own module.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def effect(made: Method) -> Effect | str:
 def on_equal(made: Method) -> str:
     """Whether groups of equal rewards give a learning signal: "signal", or "zero".
 
-    Parts that are built for it say so; beside that, an all-wrong and an all-right group of unequal lengths, log-probs
+    Parts that are built for it say so; in addition, an all-wrong and an all-right group of unequal lengths, log-probs
     and other scores are tried, since a reward of the method's own may tell their members apart.
     """
     told = [*made.terms.values(), *([made.credit] if made.reads_credit else [])]

@@ -94,7 +94,7 @@ class MicroBatch(Sheet):
                  that share a stored token and a temperature share a reading
     place [Q]    where: the token's predecessor in the flat list
     target, temperature [Q], support [Q, K] (None: whole vocabulary)
-    policy       who reads it, where there are several
+    policy       the policy that reads it, if there are several
     """
 
     entries: Tensor
