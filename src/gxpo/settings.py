@@ -17,65 +17,71 @@ class _Section(BaseModel):
 
 class TaskSettings(_Section):
     per_step: Positive = Field(default=16, description="groups per step")
-    options: dict[str, Any] = Field(default={}, description="handed to the task source, e.g. {digits: 3}")
+    options: dict[str, Any] = Field(default={}, description="options of the task source, e.g. {digits: 3}")
 
 
 class SamplingSettings(_Section):
     temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="sampling temperature; 0 is greedy")
-    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="0 is off")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="1 is off")
-    max_new_tokens: Positive = Field(default=64, description="tokens of one action at most")
-    stop: list[str] = Field(default=[], description="an action ends with the token that completes one of these")
-    batch_rows: Positive = Field(default=256, description="samples that are decoded together")
+    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="top-k sampling; 0 is off")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="nucleus (top-p) sampling; 1 is off")
+    max_new_tokens: Positive = Field(default=64, description="maximum tokens of one action")
+    stop: list[str] = Field(default=[], description="stop strings: an action ends with the token that completes one")
+    batch_rows: Positive = Field(default=256, description="samples decoded together")
     engine: Literal["auto", "torch", "vllm", "openai"] = Field(
         default="auto", description="sampling engine; auto: the fastest that is installed and fits, see docs/engines.md"
     )
-    engine_python: str | None = Field(default=None, description="interpreter that has vLLM; null: this one")
-    engine_options: dict[str, Any] = Field(default={}, description="handed to the engine, e.g. {max_model_len: 4096}")
-    server: str | None = Field(default=None, description="openai: its address, as http://localhost:8000/v1")
+    engine_python: str | None = Field(default=None, description="Python interpreter with vLLM; null: this one")
+    engine_options: dict[str, Any] = Field(default={}, description="options of the engine, e.g. {max_model_len: 4096}")
+    server: str | None = Field(default=None, description="openai: base URL, e.g. http://localhost:8000/v1")
     products: Products | None = Field(
-        default=None, description="as learner.products, while sampling; null: what that says, auto measured apart"
+        default=None, description="learner.products for sampling; null: the same value, auto measured separately"
     )
 
 
 class ChatSettings(_Section):
     template: str = Field(
-        default="auto", description="auto: the tokenizer's chat template, where it has one; none; or a .jinja file"
+        default="auto", description="auto: the tokenizer's chat template, if it has one; none; or a .jinja file"
     )
-    system: str | None = Field(default=None, description="a system message before every conversation")
-    kwargs: dict[str, Any] = Field(default={}, description="handed to the template, e.g. {enable_thinking: false}")
+    system: str | None = Field(default=None, description="system message of every conversation")
+    kwargs: dict[str, Any] = Field(default={}, description="variables of the template, e.g. {enable_thinking: false}")
     tools: Literal["auto", "native", "tags"] = Field(
-        default="auto", description="how calls are written: as the template says, or as plain tags in the text"
+        default="auto", description="format of tool calls: the template's, or plain tags in the text"
     )
     rewrites: Literal["rebuild", "keep"] = Field(
-        default="rebuild", description="where a template rewrites earlier turns: follow it in a new context, or do not"
+        default="rebuild", description="if a template rewrites earlier turns: rebuild the context, or keep it"
     )
 
 
 class EnvSettings(_Section):
     workers: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="processes; 0: in process. null: 0 for gxpo's own worlds, 1 for others"
+        default=None, description="worker processes; 0: in this process. null: 0 for gxpo's own worlds, 1 for others"
     )
     timeout: Annotated[float, Field(gt=0)] = Field(default=10.0, description="seconds for one reset or action")
     max_turns: Positive | None = Field(default=None, description="null: the environment's own limit")
     context: Literal["full", "window", "summary"] = Field(
-        default="full", description="what of an episode the policy sees: see docs/rollouts.md"
+        default="full", description="part of the episode that the policy sees: see docs/rollouts.md"
     )
     window: Annotated[int, Field(ge=0)] = Field(
         default=0, description="window: earlier exchanges shown; summary: exchanges between summaries"
     )
-    max_context: Positive | None = Field(default=None, description="tokens; null: as many as the model has positions")
+    max_context: Positive | None = Field(
+        default=None, description="maximum context tokens; null: the model's positions"
+    )
 
 
 class OptimSettings(_Section):
     lr: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak learning rate")
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.999], description="of AdamW"
+        default=[0.9, 0.999], description="AdamW's betas"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of AdamW, on matrices alone")
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is off")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="AdamW's weight decay, on matrices alone"
+    )
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="gradient clipping by global norm; 0 is off"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="of the learning rate after warm-up, to 0 at the last step"
+        default="constant", description="learning rate schedule after warm-up, to 0 at the last step"
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=0, description="optimiser steps over which the learning rate rises linearly to lr"
@@ -84,11 +90,11 @@ class OptimSettings(_Section):
 
 class LearnerSettings(_Section):
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        default="float32", description="of the model; bfloat16: updates go to float32 copies"
+        default="float32", description="dtype of the model; bfloat16: updates go to float32 copies"
     )
     device: str = Field(default="auto", description="auto: cuda, else mps, else cpu")
     tokens_per_microbatch: Positive | Literal["auto"] = Field(
-        default=8192, description="auto: measured once, then fixed in config.yaml"
+        default=8192, description="micro-batch size; auto: measured once, then fixed in config.yaml"
     )
     value_lr: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="the value head's learning rate, as a multiple of optim.lr"
@@ -103,32 +109,39 @@ class LearnerSettings(_Section):
     )
     recompute: bool = Field(default=False, description="activation checkpointing: less memory, a third more time")
     states: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="of the optimiser; bfloat16: no float32 copies, rounded at random"
+        default="float32",
+        description="dtype of the optimiser's states; bfloat16: no float32 copies, stochastic rounding",
     )
     layout: Literal["auto", "flat"] = Field(default="auto", description="flat: no shared prefixes in the forward pass")
-    lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="0 trains every parameter")
+    lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
 
 
 class TrainerSettings(_Section):
     steps: Positive = Field(default=100, description="steps of the run: rollouts, then an update")
-    checkpoint_every: Annotated[int, Field(ge=0)] = Field(default=50, description="0: only the last")
-    keep_checkpoints: Positive = Field(default=2, description="newest checkpoints that are kept")
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(
+        default=50, description="save a checkpoint every n-th step; 0: only the last"
+    )
+    keep_checkpoints: Positive = Field(default=2, description="number of newest checkpoints to keep")
     rollouts_every: Annotated[int, Field(ge=0)] = Field(
         default=10, description="write every n-th step's rollouts; 0: none"
     )
     tensorboard: bool = Field(default=False, description="also write metrics for TensorBoard")
     max_nonfinite_steps: Positive = Field(
-        default=3, description="stop after so many steps in a row that were skipped: their gradient was not finite"
+        default=3, description="stop after so many consecutive steps skipped for a gradient that was not finite"
     )
 
 
 class EvalSettings(_Section):
-    every: Annotated[int, Field(ge=0)] = Field(default=25, description="0: only before and after")
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=25, description="evaluate every n-th step; 0: only before and after"
+    )
     tasks: Positive = Field(default=1000, description="held-out tasks, the same for every seed and step")
     samples: Positive = Field(default=1, description="more than 1: that many samples a task, for pass@k")
-    temperature: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of evaluation; 0 is greedy")
+    temperature: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="sampling temperature in evaluation; 0 is greedy"
+    )
 
 
 class RewardSettings(_Section):
@@ -136,14 +149,14 @@ class RewardSettings(_Section):
         default=None, description="several rewards in place of one, each by name or file.py:function: {correct: 1.0}"
     )
     timeout: Annotated[float, Field(gt=0)] = Field(
-        default=5.0, description="seconds a scorer may take for one rollout; for math, of processor time"
+        default=5.0, description="time limit in seconds for scoring one rollout; for math, of processor time"
     )
     workers: Positive = Field(default=1, description="processes that score rollouts")
     options: dict[str, dict[str, Any]] = Field(
-        default={}, description="of rewards by name, e.g. {majority_vote: {pattern: ...}}"
+        default={}, description="options of rewards by name, e.g. {majority_vote: {pattern: ...}}"
     )
     shuffle: bool = Field(
-        default=False, description="a control: outcomes permuted within the batch, step rewards left out"
+        default=False, description="control experiment: permute outcomes within the batch, without step rewards"
     )
 
 
@@ -152,7 +165,7 @@ class RunSettings(_Section):
 
     model: str = Field(default="tiny", description="a built-in model, a directory, or an id on the hub")
     task: str = Field(default="arithmetic", description="a task by name, a data file, or file.py:function")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of all random numbers of the run")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of all random numbers of the run")
     out: str | None = Field(
         default=None, description="run directory; default: runs/ and the name of the file, see docs/configuration.md"
     )

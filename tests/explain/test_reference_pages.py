@@ -42,8 +42,8 @@ def test_every_setting_is_named_once_with_a_meaning(pages):
 @pytest.mark.parametrize(
     "row",
     [
-        "| `sampling.top_p` | number | above 0, up to 1 | `1.0` | 1 is off |",
-        "| `seed` | integer | 0 or more | `0` | of all random numbers of the run |",
+        "| `sampling.top_p` | number | above 0, up to 1 | `1.0` | nucleus (top-p) sampling; 1 is off |",
+        "| `seed` | integer | 0 or more | `0` | seed of all random numbers of the run |",
         "| `sampling.engine` | word | `auto`, `torch`, `vllm`, `openai` | `auto` |",
         "| `env.max_turns` | integer or null | 1 or more, or null | `null` |",
     ],
