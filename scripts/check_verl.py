@@ -23,7 +23,7 @@ CLOSE = 1e-5
 # verl's estimator -> the method and the overrides with its constants
 ESTIMATORS = {
     "grpo": ("grpo@verl", {}),
-    "grpo_vectorized": ("grpo", {"credit.single": "zero"}),
+    "grpo_vectorized": ("grpo", {"credit.singleton": "zero"}),
     "rloo": ("rloo@verl", {}),
     "opo": ("opo", {}),
 }

@@ -274,7 +274,7 @@ def test_objectives() -> None:
 
 def test_a_system_for_a_whole_composition() -> None:
     made = gxpo.method("grpo+gdpo_multi", compat="verl")
-    assert (made.credit.over, made.credit.eps, made.credit.single) == ("tokens", 1e-6, "raw")
+    assert (made.credit.over, made.credit.eps, made.credit.singleton) == ("tokens", 1e-6, "raw")
     assert gxpo.method("grpo+dapo", compat="areal").credit.eps == 1e-5
 
 

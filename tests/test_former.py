@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 import gxpo
 from gxpo import former
@@ -159,3 +160,35 @@ def test_added_credits_follow_the_main_one_where_they_may():
     stated = gxpo.method("grpo", {**keys, "credit.add.mine.scale": "mean", "credit.add.mine.eps": 2.0})
     assert stated.credit.parts[1] == Added("mean", 2.0, 0)
     assert gxpo.method("gae", {"credit.add.mine": Added}).credit.parts[1] == Added()
+
+
+def test_options_of_all_parts_by_their_former_names():
+    made, told = composed("grpo", credit__single="raw")
+    assert made.credit.singleton == "raw" and told == ["credit.single is now credit.singleton"]
+    made, told = composed("gigpo", credit__add__state__single="raw", objective__once_per_token=True)
+    assert made.credit.parts[1].singleton == "raw" and made.terms["policy"].dedup_shared_tokens and len(told) == 2
+    with pytest.raises(ConfigError, match=r"credit\.singleton is set twice"):
+        gxpo.method("grpo", {"credit.single": "raw", "credit.singleton": "zero"})
+
+
+def test_a_keyword_by_its_former_name():
+    from gxpo.credit import group_relative
+
+    with pytest.warns(FutureWarning, match="single of group_relative is now singleton"):
+        found = group_relative(torch.ones(1), torch.zeros(1, dtype=torch.int64), scale="none", single="raw")
+    assert found.tolist() == [1.0]
+
+
+def test_gtpos_weight_by_its_former_name(monkeypatch):
+    monkeypatch.undo()
+    for keys in ({"weight__conflict__gain": 3.0}, {"weight__conflict": "conflict", "weight__conflict__gain": 3.0}):
+        made, _ = composed("gtpo", **keys)
+        assert set(made.weights) == {"shared_affix_mask", "entropy_ceiling"}
+        assert made.weights["shared_affix_mask"].gain == 3.0
+
+
+def test_a_part_of_a_users_may_state_that_it_learns_from_equal_groups_as_before():
+    class Mine:
+        on_equal = "signal"
+
+    assert former.learns_from_equal_groups(Mine()) and not former.learns_from_equal_groups(object())

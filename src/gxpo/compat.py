@@ -58,7 +58,11 @@ from gxpo.rollouts.independent import Independent
 # the policy loss of verl: clip 0.2, bounded at 3 where A < 0, mean over tokens
 _VERL: Mapping[str, Any] = {"objective.surrogate": DualClip, "objective.aggregate": "token_mean"}
 # verl's recipe for DAPO bounds A < 0 at 10
-_VERL_DAPO: Mapping[str, Any] = {"credit.single": "raw", "objective.surrogate": DualClip, "objective.ratio_max": 10.0}
+_VERL_DAPO: Mapping[str, Any] = {
+    "credit.singleton": "raw",
+    "objective.surrogate": DualClip,
+    "objective.ratio_max": 10.0,
+}
 # CISPO's weight between 1 - 0.2 and 1 + 0.2
 _BOTH_SIDES: Mapping[str, Any] = {"objective.ratio_min": 0.8, "objective.ratio_max": 1.2}
 # RLOOTrainer: one ratio for a sequence, the product of its tokens', and its clip; KL in the reward
@@ -113,20 +117,20 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     # a group of one keeps its raw reward: the mean is taken to be 0 and the std 1
     "verl": {
-        "grpo": {"credit.single": "raw", **_VERL},
-        "dr_grpo": {"credit.single": "raw", "objective.surrogate": DualClip},
-        "rloo": {"credit.single": "raw", **_VERL},
+        "grpo": {"credit.singleton": "raw", **_VERL},
+        "dr_grpo": {"credit.singleton": "raw", "objective.surrogate": DualClip},
+        "rloo": {"credit.singleton": "raw", **_VERL},
         "reinforce_pp": _VERL,
-        "reinforce_pp_baseline": {"credit.single": "raw", **_VERL},
-        "gdpo_multi": {"credit.over": "tokens", "credit.eps": 1e-6, "credit.single": "raw", **_VERL},
+        "reinforce_pp_baseline": {"credit.singleton": "raw", **_VERL},
+        "gdpo_multi": {"credit.over": "tokens", "credit.eps": 1e-6, "credit.singleton": "raw", **_VERL},
         "dapo": _VERL_DAPO,
-        "gspo": {"credit.single": "raw"},
-        "cispo": {"credit.single": "raw", **_BOTH_SIDES},
-        "sapo_gate": {"credit.single": "raw"},  # a mean over sequences whatever loss_agg_mode says
+        "gspo": {"credit.singleton": "raw"},
+        "cispo": {"credit.singleton": "raw", **_BOTH_SIDES},
+        "sapo_gate": {"credit.singleton": "raw"},  # a mean over sequences whatever loss_agg_mode says
         # dppo_tv, measured from the policy at the start of the step, its weight bounded by clip_ratio_c
-        "dppo_divergence": {"credit.single": "raw", "objective.ratio_over": "proximal", "objective.ratio_max": 3.0},
+        "dppo_divergence": {"credit.singleton": "raw", "objective.ratio_over": "proximal", "objective.ratio_max": 3.0},
         # clip_ratio, of the log-ratio here
-        "gmpo": {"credit.single": "raw", "objective.log_clip_low": 0.2, "objective.log_clip_high": 0.2},
+        "gmpo": {"credit.singleton": "raw", "objective.log_clip_low": 0.2, "objective.log_clip_high": 0.2},
     },
     # group_norm, dr_grpo, rloo, reinforce, reinforce_baseline; a mean over tokens; the batch's variance is the
     # population's
@@ -140,7 +144,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # mean and std of the group, unbiased; the mean over tokens is fixed
     "areal": {"grpo": {"credit.eps": 1e-5, **_TOKENS}},
     # numpy's std; the loss is its backend's
-    "rllm": {"grpo": {"credit.ddof": 0, "credit.single": "raw", **_VERL}},
+    "rllm": {"grpo": {"credit.ddof": 0, "credit.singleton": "raw", **_VERL}},
     # without normalize_rewards this is RLOO
     "nemo-rl": {
         "grpo": {**_NEMO_CREDIT, **_TOKENS, **_NEMO_KL},
@@ -155,17 +159,17 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "slime": {"grpo": {}, "cispo": {"objective.aggregate": "sequence_mean", **_BOTH_SIDES}},
     # sample std, eps 1e-6; bounds of CISPO 1 - 1 and 1 + 4
     "skyrl": {
-        "grpo": {"credit.single": "raw", **_TOKENS, **_SKYRL_KL},
+        "grpo": {"credit.singleton": "raw", **_TOKENS, **_SKYRL_KL},
         "rloo": {**_TOKENS, **_SKYRL_KL},
-        "cispo": {"credit.single": "raw", "objective.ratio_max": 5.0, **_SKYRL_KL},
+        "cispo": {"credit.singleton": "raw", "objective.ratio_max": 5.0, **_SKYRL_KL},
     },
     # every turn is a row: long trajectories weigh more in the mean and the std
     "verl-agent": {
-        "grpo": {"credit.unit": "step", "credit.single": "raw", **_VERL_AGENT},
+        "grpo": {"credit.unit": "step", "credit.singleton": "raw", **_VERL_AGENT},
         # the mean alone is its yaml's default; its ALFWorld scripts divide by the std
-        "gigpo": {"credit.scale": "none", "credit.unit": "step", "credit.single": "raw", **_VERL_AGENT},
+        "gigpo": {"credit.scale": "none", "credit.unit": "step", "credit.singleton": "raw", **_VERL_AGENT},
         "hgpo": {"credit.offset": 2, "credit.ignore": "zero", **_VERL_AGENT},
-        "graph_gpo": {"credit.unit": "step", "credit.single": "raw", **_VERL_AGENT},
+        "graph_gpo": {"credit.unit": "step", "credit.singleton": "raw", **_VERL_AGENT},
     },
     # every turn is a row of mean and std; a group of one has 0
     "roll": {"grpo": {"credit.unit": "step"}, "gigpo": {"credit.unit": "step"}},
@@ -174,12 +178,12 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "gigpo": {
             "credit.scale": "none",
             "credit.add.state.discount": 1.0,
-            "credit.single": "raw",
+            "credit.singleton": "raw",
             **_VERL,
             **_TRINITY_KL,
         },
-        "grpo": {"credit.single": "raw", **_VERL, **_TRINITY_KL},
-        "asymre": {"credit.single": "raw", "objective.surrogate": LogLikelihood, **_TOKENS},
-        "cispo": {"credit.single": "raw", **_TRINITY_KL},  # bounds 1 - 1 and 1 + 0.28
+        "grpo": {"credit.singleton": "raw", **_VERL, **_TRINITY_KL},
+        "asymre": {"credit.singleton": "raw", "objective.surrogate": LogLikelihood, **_TOKENS},
+        "cispo": {"credit.singleton": "raw", **_TRINITY_KL},  # bounds 1 - 1 and 1 + 0.28
     },
 }

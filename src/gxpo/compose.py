@@ -120,7 +120,7 @@ def _build(
     )
     _check_provided(made)
     _check_credit_is_read(made)
-    if getattr(rollout, "drops_equal_groups", False) and getattr(total, "on_equal", "zero") == "signal":
+    if getattr(rollout, "drops_equal_groups", False) and former.learns_from_equal_groups(total):
         raise ConfigError(
             f"{name}: credit {show(total)} learns from groups of equal rewards, which rollout "
             f"{show(rollout)} drops: set rollout=independent"

@@ -7,18 +7,20 @@ new composition, and one FutureWarning that says the new name.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gxpo.errors import ConfigError
 from gxpo.keys import Definition, Stated, same, show
 from gxpo.ranges import snake
 
+_P, _T = ParamSpec("_P"), TypeVar("_T")
 _FOLDERS = {  # slots that take one part, and those that take any number by name -> the folder of their parts
     "credit": "credit",
     "credit.add.": "credit",
@@ -41,6 +43,10 @@ SETTINGS = {  # settings and slots by their former keys
         for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
     },
     "objective.gate": "objective.surrogate",
+}
+OPTIONS = {  # options by their former names: (stage, last word of the key) -> the word now
+    ("credit", "single"): "singleton",
+    ("objective", "once_per_token"): "dedup_shared_tokens",
 }
 _REWARD_STAGES = ("add", "shape", "step")
 _INNER = {"objective.surrogate": "objective", "objective.ratio": "objective"}  # their options are the term's
@@ -105,16 +111,47 @@ def table(folder: str) -> Mapping[str, Former]:
 
 def setting(key: str, value: Any = None) -> str:
     """The key of a setting that is stated under its former one, or under another word (`advantage.scale`)."""
-    head, _, rest = key.partition(".")
-    if head == "advantage":  # the field's word for the stage, accepted beside "credit"
-        return "credit" + key.removeprefix("advantage")
-    if head == "reward" and (isinstance(value, Mapping) if not rest else rest.split(".")[0] not in _REWARD_STAGES):
-        new = f"scoring.weights.{rest}" if rest else "scoring.weights"
-    else:
-        new = SETTINGS.get(key, key)
+    if key.partition(".")[0] == "advantage":  # the field's word for the stage, accepted as well as "credit"
+        key = "credit" + key.removeprefix("advantage")
+    new = _setting(key, value)
     if new != key:
         _warn(key, [new])
     return new
+
+
+def _setting(key: str, value: Any = None) -> str:
+    head, _, rest = key.partition(".")
+    if head == "reward" and (isinstance(value, Mapping) if not rest else rest.split(".")[0] not in _REWARD_STAGES):
+        return f"scoring.weights.{rest}" if rest else "scoring.weights"
+    slot, _, option = key.rpartition(".")
+    return f"{slot}.{OPTIONS[head, option]}" if (head, option) in OPTIONS else SETTINGS.get(key, key)
+
+
+def keywords(**renamed: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorator of a function that still accepts keyword arguments by their former names.
+
+    @former.keywords(single="singleton")
+    """
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **given: _P.kwargs) -> _T:
+            for old in renamed.keys() & given.keys():
+                _warn(f"{old} of {function.__name__}", [renamed[old]])
+                given[renamed[old]] = given.pop(old)
+            return function(*args, **given)
+
+        return call
+
+    return decorate
+
+
+def learns_from_equal_groups(part: Any) -> bool:
+    """Whether a part may have non-zero advantages, or a gradient, in groups of equal outcomes.
+
+    A user's part may still state it as `on_equal = "signal"`.
+    """
+    return bool(getattr(part, "learns_from_equal_groups", False)) or getattr(part, "on_equal", "zero") == "signal"
 
 
 def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()) -> dict[str, Stated]:
@@ -125,7 +162,7 @@ def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()
 
     ConfigError where a former and its new name are both stated, with different values.
     """
-    definitions, stated = list(definitions), {setting(k, s.value): s for k, s in stated.items()}
+    definitions, stated = list(definitions), _with_settings(stated)
     if not any(folder_of(key) or key.count(".") > 1 for key in stated) and not any(d.renamed for d in definitions):
         return stated
     renewal = _Renewal(_with_slots(stated, {key for d in definitions for key in d.keys}))
@@ -135,6 +172,16 @@ def renewed(stated: Mapping[str, Stated], definitions: Iterable[Definition] = ()
         if (old := _former(slot, entry.value)) is not None:
             renewal.replace(slot, entry, *old)
     return renewal.all()
+
+
+def _with_settings(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+    out: dict[str, Stated] = {}
+    for key, entry in stated.items():
+        new = setting(key, entry.value)
+        if new in out and not same(out[new].value, entry.value):
+            raise ConfigError(f"{new} is set twice: {show(out[new].value)} and {show(entry.value)}")
+        out[new] = entry
+    return out
 
 
 def _with_slots(stated: Mapping[str, Stated], known: Collection[str]) -> dict[str, Stated]:
@@ -156,7 +203,7 @@ def _slots_of(key: str) -> list[str]:
 
 def renewed_keys(keys: Mapping[str, Any], label: str) -> Mapping[str, Any]:
     """A definition's own keys with new names for former ones: a method of a user's may have some."""
-    if not any(_former(slot, value) or slot in SETTINGS for slot, value in keys.items()):
+    if not any(_former(slot, value) or _setting(slot) != slot for slot, value in keys.items()):
         return keys
     return {k: s.value for k, s in renewed({k: Stated(v, label) for k, v in keys.items()}).items()}
 

@@ -28,7 +28,7 @@ def test_card_of_two_rollouts(grow: Grow) -> None:
 def test_every_token_has_its_trajectory_s_credit_and_equal_groups_learn(grow: Grow) -> None:
     forest = grow([("a", 1.0, [2, 1]), ("a", 1.0, [1])])
     found = AgainstBaseline()(forest, {"baseline": torch.tensor([0.25, 0.5], dtype=F64)}, 0)
-    assert found.tolist() == [0.75] * 3 + [0.5] and AgainstBaseline().on_equal == "signal"
+    assert found.tolist() == [0.75] * 3 + [0.5] and AgainstBaseline().learns_from_equal_groups
 
 
 @settings(max_examples=25, deadline=None)

@@ -102,7 +102,7 @@ def test_defaults_are_what_they_were(seed):
 def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
     forest = wandering(seed)
     for single in ("zero", "raw"):
-        expected = GroupRelative(unit="step", single=single)(forest, {}, 0)
+        expected = GroupRelative(unit="step", singleton=single)(forest, {}, 0)
         assert torch.equal(AnchorState(step_weight=0.0, unit="step", single=single)(forest, {}, 0), expected)
 
 
@@ -113,8 +113,8 @@ def test_over_steps_without_states_it_is_group_relative_over_steps(seed):
             {"unit": "turn"},
             r"credit\.unit is 'turn' \(anchor_state\); it is one of own, trajectory, step, .*",
         ),
-        ({"single": "one"}, r"credit\.single is 'one' \(anchor_state\); it is one of zero, raw"),
-        ({"single_state": "one"}, r"credit\.add\.state\.single is 'one' \(anchor_state\); it is one of zero, raw"),
+        ({"single": "one"}, r"credit\.singleton is 'one' \(anchor_state\); it is one of zero, raw"),
+        ({"single_state": "one"}, r"credit\.add\.state\.singleton is 'one' \(anchor_state\); it is one of zero, raw"),
         ({"history": -1}, r"credit\.add\.state\.history is -1 \(anchor_state\); it is 0 or more"),
     ],
 )

@@ -149,7 +149,7 @@ def test_progrpos_numbers():
     both = GroupRelative(ddof=0, eps=0.0) + Bonus(**CONFIDENCE)
     found = both(forest, signals_of(forest, [0.6] * 4), 0)[::3]
     assert found.tolist() == pytest.approx([1.642051, -0.547350, -0.517350, -0.607350], abs=1e-6)
-    assert both.on_equal == "signal" and both.needs == ("prompt_confidence",)
+    assert both.learns_from_equal_groups and both.needs == ("prompt_confidence",)
 
 
 def test_an_answers_confidence_is_that_of_its_least_probable_fifth():
@@ -244,7 +244,7 @@ def test_the_cost_of_entropy_equals_a_loop(rows):
 
 def test_it_is_added_after_the_group_and_equal_groups_pay_too() -> None:
     m = gxpo.method("grpo", {"credit.add.cost": Bonus("certainty", 0.1), "credit.scale": "none"})
-    assert m.credit.on_equal == "signal" and "entropy" in m.needs
+    assert m.credit.learns_from_equal_groups and "entropy" in m.needs
     mixed = m.advantages(forest_of((1.0, 1), (0.0, 1), (None, 1)), {"entropy": column(0.5, 2.0, 9.0)})
     assert mixed.tolist() == pytest.approx([0.45, -0.7, 0.0])  # one that is not scored has exactly 0
     assert m.advantages(forest_of((1.0, 1), (1.0, 1)), {"entropy": column(0.5, 2.0)}).tolist() == pytest.approx(
@@ -276,4 +276,4 @@ def test_a_bound_by_the_advantage_scales_with_a_sum() -> None:
     signals = Signals({"bonus": column(9.0, 0.1)})
     assert one(forest, signals, 0).tolist() == [0.75, -0.4]
     assert (2.0 * one)(forest, signals, 0).tolist() == [1.5, -0.8]
-    assert one.on_equal == "zero" and one.needs == ("bonus",)
+    assert not one.learns_from_equal_groups and one.needs == ("bonus",)

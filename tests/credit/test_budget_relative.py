@@ -36,7 +36,7 @@ def test_alone():
     scores, group = table([0, 1, 1, 1]), torch.tensor([0])
     assert not bool(budget_relative(scores, group, UNIFORM).any())
     # V2 = 0: R - s V1 / 4 = [.75, .75, .5 - 2 * .333333 / 4, .25 - 3 * .214286 / 4]
-    raw = budget_relative(scores, group, UNIFORM, single="raw")
+    raw = budget_relative(scores, group, UNIFORM, singleton="raw")
     assert raw[0].tolist() == pytest.approx([0.75, 0.75, 0.333333, 0.089286], abs=1e-6)
 
 
@@ -198,7 +198,7 @@ def test_priors():
 
 
 def test_refusals():
-    for fields, match in (({"prior": "first"}, r"credit\.prior"), ({"single": "one"}, r"credit\.single"),
+    for fields, match in (({"prior": "first"}, r"credit\.prior"), ({"singleton": "one"}, r"credit\.singleton"),
                           ({"growth": 0.0}, r"credit\.growth")):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             BudgetRelative(**fields)

@@ -50,7 +50,7 @@ def test_the_two_ports_differ_where_lengths_do(grow):
     trajectories, tokens = Decoupled()(forest, {}, 0), Decoupled(over="tokens")(forest, {}, 0)
     assert per_row(forest, trajectories) == pytest.approx([1.332031, 0.206077, -0.769054, -0.769054], abs=2e-6)
     assert tokens.tolist() == pytest.approx([2.220685, 0.764055, *[-0.497456] * 6], abs=3e-6)
-    assert Decoupled(over="tokens").on_equal == "signal" and Decoupled().on_equal == "zero"
+    assert Decoupled(over="tokens").learns_from_equal_groups and not Decoupled().learns_from_equal_groups
 
 
 ROWS = st.lists(
@@ -168,10 +168,10 @@ def test_a_group_of_one_equal_groups_and_who_is_not_compared(grow, single):
     counting = [len(r) == 3 for r in rows]
     moved = [True] * 4 + [single == "raw", True, False, False, True]
     forest = grown(grow, rows)
-    found = per_row(forest, Decoupled(ddof=0, eps=0.5, single=single)(forest, {}, 0))
+    found = per_row(forest, Decoupled(ddof=0, eps=0.5, singleton=single)(forest, {}, 0))
     assert found == pytest.approx(batch_by_hand(total, counting, moved), abs=1e-6)
     missing = grown(grow, [*rows, ("g", 1.0, None)])
-    again = Decoupled(ddof=0, eps=0.5, single=single)(missing, {}, 0)
+    again = Decoupled(ddof=0, eps=0.5, singleton=single)(missing, {}, 0)
     assert per_row(missing, again) == pytest.approx([*found, 0.0], abs=1e-12)
 
 

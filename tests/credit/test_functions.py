@@ -47,14 +47,18 @@ GRPO = {"center": "mean", "scale": "std", "ddof": 1, "eps": 1e-6}
 
 # function, what it must be given, what it takes if nothing is said
 DEFAULTS = [
-    (group_relative, (X, GROUP), {**GRPO, "quantile": 0.4, "shift": 0.0, "single": "zero", "where": ALL}),
+    (group_relative, (X, GROUP), {**GRPO, "quantile": 0.4, "shift": 0.0, "singleton": "zero", "where": ALL}),
     (batch_whiten, (X, RIGHT), {"where": ALL, "eps": 1e-8, "ddof": 1}),
     (bounded, (X, Y), {"low": -math.inf, "high": math.inf, "kappa": None}),
     (between_groups, (X, GROUP), {"where": ALL, "scale": "std", "ddof": 1, "eps": 1e-6}),
     (answer_disagreement, (TREE, GROUP), {"where": ALL}),
     (blended, (X, Y, 2 * X), {"steepness": 20.0, "middle": 1.5}),
-    (decoupled_sum, (torch.stack([X, Y], 1), X[:2], GROUP), {"where": ALL, "ddof": 1, "eps": 1e-4, "single": "zero"}),
-    (decoupled_sum, (torch.stack([X, Y], 1), X[:2], torch.arange(7)), {"single": "zero"}),
+    (
+        decoupled_sum,
+        (torch.stack([X, Y], 1), X[:2], GROUP),
+        {"where": ALL, "ddof": 1, "eps": 1e-4, "singleton": "zero"},
+    ),
+    (decoupled_sum, (torch.stack([X, Y], 1), X[:2], torch.arange(7)), {"singleton": "zero"}),
     (batch_normalized, (X, RIGHT, ALL), {"ddof": 1, "eps": 1e-4}),
     (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
     (difficulty_weighted, (X - 0.4, Y), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),

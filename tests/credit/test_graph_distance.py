@@ -161,7 +161,7 @@ def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
 
 def test_the_method_and_its_settings():
     m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.single": "raw"})
-    assert m.credit == GroupRelative(unit="step", single="raw") + GraphReturn() and m.requires == ("states",)
+    assert m.credit == GroupRelative(unit="step", singleton="raw") + GraphReturn() and m.requires == ("states",)
     assert GraphReturn() != StateRelative() and GraphReturn().worth == 10.0
     for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):

@@ -109,12 +109,12 @@ def test_the_quantile_baseline_of_successes_and_failures(wins: int) -> None:
 def test_a_group_of_one_may_keep_its_raw_reward() -> None:
     # T2: as where its mean is taken to be 0 and its std 1
     r, group = torch.tensor([3.0, 1.0, 0.0, 5.0]), torch.tensor([0, 1, 1, -1])
-    found = group_relative(r, group, single="raw").tolist()
+    found = group_relative(r, group, singleton="raw").tolist()
     assert found[0] == pytest.approx(3 / (1 + 1e-6)) and found[1:] == group_relative(r, group)[1:].tolist()
-    assert group_relative(r, group, "leave_one_out", "none", single="raw").tolist() == [3.0, 1.0, -1.0, 0.0]
-    assert group_relative(r, group, scale="none", shift=-0.1, single="raw").tolist()[0] == 3.0
+    assert group_relative(r, group, "leave_one_out", "none", singleton="raw").tolist() == [3.0, 1.0, -1.0, 0.0]
+    assert group_relative(r, group, scale="none", shift=-0.1, singleton="raw").tolist()[0] == 3.0
     compared = torch.tensor([False, True, False, True])  # alone among those compared; the others are measured by it
-    assert group_relative(r, group, "mean", "none", where=compared, single="raw").tolist() == [0.0, 1.0, -1.0, 0.0]
+    assert group_relative(r, group, "mean", "none", where=compared, singleton="raw").tolist() == [0.0, 1.0, -1.0, 0.0]
 
 
 def test_equal_outcomes_are_given_the_shift_and_nothing_else() -> None:
@@ -125,9 +125,12 @@ def test_equal_outcomes_are_given_the_shift_and_nothing_else() -> None:
             for center in ("mean", "leave_one_out", "lower_median", "quantile"):
                 assert of([value] * 7, center, scale) == [0.0] * 7
     assert of([0.7], "mean", "none", shift=-0.1) == [0.0]
-    assert GroupRelative(scale="none", shift=-0.1).on_equal == "signal" and GroupRelative(shift=-0.1).on_equal == "zero"
-    assert GroupRelative(center="none", scale="none").on_equal == "signal"
-    assert GroupRelative(center="none", scale="mean").on_equal == "signal"
+    assert (
+        GroupRelative(scale="none", shift=-0.1).learns_from_equal_groups
+        and not GroupRelative(shift=-0.1).learns_from_equal_groups
+    )
+    assert GroupRelative(center="none", scale="none").learns_from_equal_groups
+    assert GroupRelative(center="none", scale="mean").learns_from_equal_groups
 
 
 def test_turns_as_rows_weigh_long_trajectories_more(grow: Callable[..., Forest]) -> None:
@@ -137,7 +140,7 @@ def test_turns_as_rows_weigh_long_trajectories_more(grow: Callable[..., Forest])
     assert found.unique().tolist() == pytest.approx([-0.167852, 5.874817], abs=1e-6)
     assert GroupRelative()(grow(rows), {}, 0).unique().tolist() == pytest.approx([-0.353552, 2.474867], abs=1e-6)
     alone = grow([("a", 1.0, [1]), ("b", 1.0, [1, 1])])  # one row, and two that are equal
-    assert GroupRelative(unit="step", single="raw", scale="none")(alone, {}, 0).tolist() == [1.0, 0.0, 0.0]
+    assert GroupRelative(unit="step", singleton="raw", scale="none")(alone, {}, 0).tolist() == [1.0, 0.0, 0.0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -287,7 +290,7 @@ def test_credit_is_detached_float64() -> None:
 def test_a_word_that_does_not_exist_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"credit\.scale is 'sdt'; it is one of std, leave_one_out_std, .* none"):
         GroupRelative(scale="sdt")  # type: ignore[arg-type]  # the point of the test
-    for wrong in ({"center": "mode"}, {"single": "one"}, {"unit": "row"}):
+    for wrong in ({"center": "mode"}, {"singleton": "one"}, {"unit": "row"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             GroupRelative(**wrong)
     for share in (0.0, 1.5, -0.1):

@@ -130,7 +130,7 @@ def test_a_batch_of_equal_rewards_gives_exactly_zero_but_differing_groups_move(g
     between = grow([("a", 1.0, [2]), ("a", 1.0, [1]), ("b", 0.0, [3]), ("b", 0.0, [1])])
     assert (BatchWhiten()(between, {}, 0) != 0).all()
     assert not BatchWhiten(center="mean")(between, {}, 0).any()
-    assert BatchWhiten().on_equal == "signal" and BatchWhiten(center="mean").on_equal == "zero"
+    assert BatchWhiten().learns_from_equal_groups and not BatchWhiten(center="mean").learns_from_equal_groups
 
 
 @settings(max_examples=60, deadline=None)
@@ -155,7 +155,7 @@ def test_whitening_over_trajectories_equals_a_loop(grow: Grow, rows: list, cente
         mean = math.fsum(batch) / len(batch)
         std = math.sqrt(math.fsum((v - mean) ** 2 for v in batch) / (len(batch) - ddof))
         expected = [(v - mean) / (std + 1e-4) for v in value]
-    part = BatchWhiten(center=center, over="trajectories", ddof=ddof, single=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
+    part = BatchWhiten(center=center, over="trajectories", ddof=ddof, singleton=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
     found = part(forest, {}, 0)
     assert found.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
 
@@ -164,7 +164,7 @@ def test_the_population_variance_over_tokens(grow: Grow) -> None:
     # mean .375, variance .234375: .625 / .484123
     forest = grow([(g, r, [n]) for g, r, n in zip("abcd", [1.0, 0, 0, 1], [1, 3, 2, 2], strict=True)])
     assert BatchWhiten(ddof=0)(forest, {}, 0)[0] == pytest.approx(1.290994, abs=1e-6)
-    for wrong in ({"over": "rows"}, {"center": "median"}, {"single": "one"}):
+    for wrong in ({"over": "rows"}, {"center": "median"}, {"singleton": "one"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             BatchWhiten(**wrong)
 
@@ -318,7 +318,7 @@ def test_every_credit_keeps_the_contract(part: Credit, grow: Grow) -> None:
     equal = grow(
         [(g, r, [n]) for g, r, n in [("a", 0.1, 2), ("a", 0.1, 3), ("b", 0.7, 1), ("b", 0.7, 2), ("c", 0.3, 1)]]
     )
-    assert bool(part(equal, {}, 0).any()) == (getattr(part, "on_equal", "zero") == "signal")
+    assert bool(part(equal, {}, 0).any()) == part.learns_from_equal_groups
 
 
 def test_credits_add_and_scale(grow: Grow) -> None:
@@ -328,7 +328,7 @@ def test_credits_add_and_scale(grow: Grow) -> None:
     assert isinstance(both, CreditSum) and len(both.parts) == 3
     expected = 3 * a(forest, {}, 0) + 0.5 * b(forest, {}, 0)
     assert both(forest, {}, 0).tolist() == pytest.approx(expected.tolist())
-    assert both.on_equal == "signal" and (a + a).on_equal == "zero"
+    assert both.learns_from_equal_groups and not (a + a).learns_from_equal_groups
     assert (a + AnchorState()).requires == ("states",)
     assert torch.equal((3 * (a + b))(forest, {}, 0), 3 * (a + b)(forest, {}, 0))
 

@@ -81,7 +81,7 @@ def test_equal_rewards_have_credit_only_where_some_are_the_same():
     assert bool((set_relative(one / 3, group, torch.arange(5), 3) == 0).all())
     assert bool((set_relative(one / 3, group, torch.zeros(5).long(), 3) == 0).all())
     assert set_relative(one, group, torch.tensor([0, 0, 0, 0, 1]), 3)[4] > 0
-    assert SetRelative.on_equal == "signal"
+    assert SetRelative.learns_from_equal_groups
 
 
 def test_order_does_not_matter():

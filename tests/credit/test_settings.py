@@ -20,15 +20,15 @@ WORDS = {
     "batch_whiten": {
         "center": ("none", "mean", "leave_one_out"),
         "over": ("tokens", "trajectories"),
-        "single": ("zero", "raw"),
+        "singleton": ("zero", "raw"),
     },
     "consistency_blended": {"scale": ("std", "none")},
-    "decoupled": {"over": ("trajectories", "tokens"), "single": ("zero", "raw")},
+    "decoupled": {"over": ("trajectories", "tokens"), "singleton": ("zero", "raw")},
     "gae": {"anchor": ("first", "last"), "cut": ("end", "extend")},
     "relative": {
         "center": (*ALL_CENTERS, "baseline"),
         "scale": ALL_SCALES,
-        "single": ("zero", "raw"),
+        "singleton": ("zero", "raw"),
         "unit": ("own", "trajectory", "step", "segment", "token"),
     },
     "hierarchical_gae": {"cut": ("end", "extend"), "keep_mode": ("each", "shared")},
@@ -155,23 +155,23 @@ def test_equal_outcomes_are_a_signal_only_where_nothing_is_taken_off_and_nothing
     for center in CENTERS:
         for scale in ("std", "none"):
             signal = center == "none" and scale == "none"
-            assert make(center=center, scale=scale).on_equal == ("signal" if signal else "zero")
+            assert make(center=center, scale=scale).learns_from_equal_groups == signal
 
 
 @pytest.mark.parametrize(
-    ("part", "given", "on_equal"),
+    ("part", "given", "learns"),
     [
-        ("relative", {"scale": "none", "shift": -0.1}, "signal"),
-        ("relative", {"scale": "mean", "shift": -0.1}, "signal"),
-        ("relative", {"center": "none", "scale": "mean"}, "signal"),
-        ("relative", {"scale": "mean"}, "zero"),
-        ("relative", {"scale": "std", "shift": -0.1}, "zero"),
-        ("decoupled", {"over": "tokens"}, "signal"),
-        ("decoupled", {"over": "trajectories"}, "zero"),
-        ("batch_whiten", {"center": "none"}, "signal"),
-        ("batch_whiten", {"center": "mean"}, "zero"),
-        ("batch_whiten", {"center": "leave_one_out"}, "zero"),
+        ("relative", {"scale": "none", "shift": -0.1}, True),
+        ("relative", {"scale": "mean", "shift": -0.1}, True),
+        ("relative", {"center": "none", "scale": "mean"}, True),
+        ("relative", {"scale": "mean"}, False),
+        ("relative", {"scale": "std", "shift": -0.1}, False),
+        ("decoupled", {"over": "tokens"}, True),
+        ("decoupled", {"over": "trajectories"}, False),
+        ("batch_whiten", {"center": "none"}, True),
+        ("batch_whiten", {"center": "mean"}, False),
+        ("batch_whiten", {"center": "leave_one_out"}, False),
     ],
 )
-def test_equal_outcomes_are_a_signal(part, given, on_equal):
-    assert CREDITS[part](**given).on_equal == on_equal
+def test_equal_outcomes_are_a_signal(part, given, learns):
+    assert CREDITS[part](**given).learns_from_equal_groups == learns

@@ -136,7 +136,9 @@ def test_somebody_who_is_not_compared_changes_nobodys():
 def test_the_method_and_its_settings():
     m = gxpo.method("salt")
     assert m.credit == SharedEdges() and m.requires == ("states",)
-    assert SharedEdges(center="none", scale="none").on_equal == "signal" and SharedEdges().on_equal == "zero"
+    assert (
+        SharedEdges(center="none", scale="none").learns_from_equal_groups and not SharedEdges().learns_from_equal_groups
+    )
     for wrong in ({"center": "middle"}, {"scale": "var"}, {"history": -2}, {"similar": 2.0}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             SharedEdges(**wrong)

@@ -140,7 +140,7 @@ def test_without_shaping_and_fading_it_is_the_whitened_outcome(grow: Grow) -> No
 
 
 def test_settings_and_what_spae_is_made_of() -> None:
-    assert StepPotential().on_equal == "signal" and StepPotential(xi=0.0).on_equal == "zero"
+    assert StepPotential().learns_from_equal_groups and not StepPotential(xi=0.0).learns_from_equal_groups
     m = gxpo.method("spae")
     assert m.requires == ("segments",) and m.segmenter.text == ".\n\n"
     assert m.signals["answer_belief"].reduce == "mean_prob"

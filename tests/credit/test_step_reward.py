@@ -79,7 +79,7 @@ def test_steps_of_equal_outcomes_are_told_apart_and_that_is_declared(grow: Grow)
     forest = grow([("g", 1.0, [1, 1])])
     found = StepReward(eps=0.0)(forest, {"process_reward": torch.tensor([0.3, 0.1], dtype=F64)}, 0)
     assert found.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
-    assert StepReward().on_equal == "signal"
+    assert StepReward().learns_from_equal_groups
     with pytest.raises(ConfigError, match="rollout=independent"):
         gxpo.method("oprl+dapo")
 

@@ -116,7 +116,7 @@ def test_equal_outcomes_and_lone_attempts_learn_from_the_steps_alone(grow: Grow)
     assert PenalisedSteps(eps=0.0)(forest, {"segment_score": column(1, 0)}, 0).tolist() == pytest.approx([1.0, -1.0])
     assert PenalisedSteps()(forest, {"segment_score": column(1, 1)}, 0).tolist() == [0.0, 0.0]
     assert TokenNormalised()(forest, {"segment_score": column(0.5, 0.5)}, 0).tolist() == [0.0, 0.0]
-    assert PenalisedSteps().on_equal == TokenNormalised().on_equal == "signal"
+    assert PenalisedSteps().learns_from_equal_groups and TokenNormalised().learns_from_equal_groups
 
 
 def test_bad_settings_are_refused() -> None:

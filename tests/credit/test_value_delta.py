@@ -142,7 +142,7 @@ def test_values_of_a_signal() -> None:
     # .5 -> .75 -> the outcome 1; before the first known value nothing
     forest = chains((1.0, [0.5] * 4, [None] * 4))
     part = ValueDelta("mine")
-    assert part.needs == ("mine",) and part.on_equal == "signal" and part.requires == ()
+    assert part.needs == ("mine",) and part.learns_from_equal_groups and part.requires == ()
     mine = torch.tensor([NAN, 0.5, 0.75, NAN], dtype=F64)
     assert part(forest, {"mine": mine}, 0).tolist() == [0.0, 0.25, 0.25, 0.25]
 
@@ -319,7 +319,9 @@ def test_refusals() -> None:
             ValueDelta(**{field: value})
     with pytest.raises(ConfigError, match=r"credit\.length_power is of branch points, not of pieces"):
         ValueDelta("pieces", length_power=1.0)
-    assert ValueDelta().requires == ("state_values",) and ValueDelta().on_equal == "signal"
-    assert ValueDelta("branch_points").requires == ("forks",) and ValueDelta("branch_points").on_equal == "zero"
+    assert ValueDelta().requires == ("state_values",) and ValueDelta().learns_from_equal_groups
+    assert (
+        ValueDelta("branch_points").requires == ("forks",) and not ValueDelta("branch_points").learns_from_equal_groups
+    )
     with pytest.raises(ConfigError, match="'mine', which no part provides"):
         gxpo.method("grpo", {"credit": "value_delta", "credit.value": "mine"})

@@ -80,7 +80,7 @@ def test_other_baselines_take_it_in_too(grow):
 
 def test_the_method_and_its_errors():
     m = gxpo.method("ngrpo")
-    assert m.credit == PseudoRollouts() and m.credit.on_equal == "signal"
+    assert m.credit == PseudoRollouts() and m.credit.learns_from_equal_groups
     gate = m.terms["policy"].surrogate
     assert (gate.clip_low, gate.clip_high) == (0.16, 0.24) and m.terms["policy"].aggregate == "token_mean"
     for wrong in ({"count": 0}, {"value": math.inf}, {"scale": "sdt"}):

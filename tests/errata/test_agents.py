@@ -182,7 +182,7 @@ def test_a_turn_that_one_alone_reached() -> None:
     """MatchTIR: the third turn of the only rollout that has one keeps its return, (.707106 + 1) / 2 in place of half of
     .707106; the longest rollout is paid for its length."""
     trajectory = float(group_relative(torch.tensor([2.5, 0.5]), torch.zeros(2, dtype=torch.int64))[0])
-    turn = float(group_relative(torch.tensor([1.0]), torch.zeros(1, dtype=torch.int64), single="raw")[0])
+    turn = float(group_relative(torch.tensor([1.0]), torch.zeros(1, dtype=torch.int64), singleton="raw")[0])
     assert (trajectory + turn) / 2 == pytest.approx(0.853553, abs=1e-6)
     zero = float(group_relative(torch.tensor([1.0]), torch.zeros(1, dtype=torch.int64))[0])
     assert (trajectory + zero) / 2 == pytest.approx(0.353553, abs=1e-6)

@@ -203,7 +203,7 @@ def test_advantages_that_nobody_reads() -> None:
     """Candidates scored 1, 1, 0 ... of three: mean 2/3. The chain that was taken is a group of one, paid 1."""
     score, group = column(1.0, 1.0, 0.0), torch.zeros(3, dtype=torch.int64)
     candidates = group_relative(score, group).tolist()
-    chain = group_relative(score[:1], group[:1], single="raw").tolist()
+    chain = group_relative(score[:1], group[:1], singleton="raw").tolist()
     assert candidates == pytest.approx([0.577349, 0.577349, -1.154699], abs=1e-6)
     assert chain == pytest.approx([1.0], abs=1e-5)
 

@@ -202,7 +202,7 @@ def test_equal_rewards_pull_back_and_nothing_else():
     assert value > 0 and torch.equal(torch.sign(gradient.view(2, 2)[:, 0]), torch.sign(d - d.mean()))
     still = {**x, "proximal_logprob": x["logprob"]}
     assert groups.graded(GroupVariance(), forest, still)[0] == 0.0
-    assert GroupVariance().on_equal == "signal"
+    assert GroupVariance().learns_from_equal_groups
 
 
 def test_a_group_of_one_gives_nothing_and_counts():

@@ -71,7 +71,7 @@ def test_bound(toy) -> None:
 def test_without_coefficients_it_reads_nothing_and_errors_say_what_is_missing(toy) -> None:
     off = MaskedKl(coef=0.0, entropy_coef=0.0)
     assert not off.active(toy.forest, toy.credit, toy.weight).any()
-    assert MaskedKl().needs == ("masked_logprob",) and MaskedKl().on_equal == "signal"
+    assert MaskedKl().needs == ("masked_logprob",) and MaskedKl().learns_from_equal_groups
     with pytest.raises(MissingSignal, match="nan for 2 of 5"):
         run(toy, MaskedKl(), torch.tensor([0, math.nan, 0, math.nan, 0], dtype=torch.float64))
     for wrong in ({"coef": -1.0}, {"kl_max": 0.0}, {"aggregate": "mean"}):

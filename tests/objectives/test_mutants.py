@@ -138,7 +138,7 @@ OUTSIDE = [
             "set one of the two",
         )
         for name, value, said in (
-            ("once_per_token", True, "once_per_token"),
+            ("dedup_shared_tokens", True, "dedup_shared_tokens"),
             ("on_unknown_behaviour", "shaped", "on_unknown_behaviour 'shaped'"),
         )
     ),
@@ -358,7 +358,7 @@ def test_the_ratio_of_a_turn_is_its_geometric_mean() -> None:
 
 
 def test_pairs_alone_leave_equal_groups_out() -> None:
-    assert PreferencePairs(unpaired=True).on_equal == "signal" and PreferencePairs().on_equal == "zero"
+    assert PreferencePairs(unpaired=True).learns_from_equal_groups and not PreferencePairs().learns_from_equal_groups
 
 
 def test_an_estimator_that_does_not_exist() -> None:

@@ -344,7 +344,7 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
     below = stored + 0.5 * torch.randn(forest.n_tokens, generator=generator, dtype=torch.float64)
     credit = torch.randn(forest.n_entries, generator=generator, dtype=torch.float64)
     weight = torch.rand(forest.n_entries, generator=generator, dtype=torch.float64)
-    term = PolicyGradient(aggregate=mode, horizon=5, once_per_token=True)
+    term = PolicyGradient(aggregate=mode, horizon=5, dedup_shared_tokens=True)
     policy = PolicyTokens(stored[forest.path_token], below[forest.path_token])
     found = float(term(forest, policy, credit, weight, {}, 0)[0])
 
@@ -369,7 +369,7 @@ def test_once_per_token_equals_a_loop_over_stored_tokens(mode: Any) -> None:
 def test_once_per_token_without_forks_is_the_plain_term(toy) -> None:
     for mode in MODES:
         plain = PolicyGradient(aggregate=mode, horizon=4)  # type: ignore[arg-type]  # one of the words
-        once = PolicyGradient(aggregate=mode, horizon=4, once_per_token=True)  # type: ignore[arg-type]
+        once = PolicyGradient(aggregate=mode, horizon=4, dedup_shared_tokens=True)  # type: ignore[arg-type]
         assert toy.loss(once)[1] == pytest.approx(toy.loss(plain)[1], abs=1e-15)
 
 

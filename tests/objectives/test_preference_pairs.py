@@ -223,7 +223,7 @@ def test_groups_of_one_level_are_set_against_zero():
     assert gradient.tolist() == pytest.approx([-0.05 / 2 / 3, -0.05 / 2 / 3, 0.05 / 3, 0.05 / 3])
     policy = PolicyTokens(x["logprob"], x["behaviour_logprob"], x["logprob"])
     assert figures_of(WEIGHTED, forest, policy, 0 * x["logprob"], 1 + 0 * x["logprob"]) == {"pairs": 0.0}
-    assert WEIGHTED.on_equal == "signal" and PreferencePairs().on_equal == "zero"
+    assert WEIGHTED.learns_from_equal_groups and not PreferencePairs().learns_from_equal_groups
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=7))

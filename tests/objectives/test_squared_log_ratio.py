@@ -218,7 +218,7 @@ def test_equal_rewards_pull_to_the_anchor():
         torch.testing.assert_close(gradient.view(2, 2)[:, 0], 0.1 * d / 2)
         still = {**x, "proximal_logprob": x["logprob"]}
         assert not groups.graded(SquaredLogRatio(), forest, still)[1].any()
-    assert SquaredLogRatio().on_equal == "signal"
+    assert SquaredLogRatio().learns_from_equal_groups
 
 
 def test_what_is_unknown_and_settings():

@@ -147,7 +147,7 @@ def test_groups_of_one_and_of_equal_rewards():
     assert not gradient[:2].any() and bool((gradient[2:] != 0).all())
     still = {**x, "proximal_logprob": x["logprob"], "reference_logprob": x["behaviour_logprob"]}
     assert not groups.graded(Given(UniformValue()), forest, still)[1].any()
-    assert UniformValue().on_equal == "signal"
+    assert UniformValue().learns_from_equal_groups
 
 
 def test_what_is_missing_and_settings():

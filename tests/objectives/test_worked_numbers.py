@@ -152,8 +152,8 @@ def test_gspo_in_token_form_is_gspo(toy) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused(toy) -> None:
-    with pytest.raises(ConfigError, match="once_per_token works with"):
-        PolicyGradient(ratio="sequence", once_per_token=True)
+    with pytest.raises(ConfigError, match="dedup_shared_tokens works with"):
+        PolicyGradient(ratio="sequence", dedup_shared_tokens=True)
     with pytest.raises(ConfigError, match=r"objective\.ratio is 'word'"):
         PolicyGradient(ratio="word")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ConfigError, match="above 1"):

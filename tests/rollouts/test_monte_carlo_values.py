@@ -373,7 +373,7 @@ def test_the_tree_of_spo_is_a_composition() -> None:
             "credit.form": "edge",
             "credit.value": "child_mean",
             "credit.scale": "sibling_std",
-            "objective.once_per_token": True,
+            "objective.dedup_shared_tokens": True,
         },
     )
     assert type(m.credit).__name__ == "NodeValue" and type(m.rollout).__name__ == "Tree"

@@ -31,7 +31,7 @@ from gxpo.objectives import TermPart
 
 @dataclass(frozen=True)
 class Spike(TermPart):
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def active(self, forest, credit, weight, signals=None):
         return forest.path_trainable

@@ -69,7 +69,7 @@ def test_the_shape_reads_the_verdict_and_leaves_unscored_ones_alone():
 
 def test_equal_groups_learn_and_nothing_is_compared():
     m = gxpo.method("psr_nsr")
-    assert m.credit.on_equal == "signal" and list(m.shapes) == ["signed"]
+    assert m.credit.learns_from_equal_groups and list(m.shapes) == ["signed"]
     assert times(m, shaped([1.0] * 3, [1] * 3)) == pytest.approx([0.1] * 3)
     assert times(m, shaped([0.0] * 3, [0] * 3)) == pytest.approx([-1.0] * 3)
 

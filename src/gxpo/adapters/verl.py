@@ -95,8 +95,8 @@ def _no_loss(composed: Method) -> list[str]:
     if _reads_turns(term):
         found.append(f"objective.ratio={show(term.ratio)}, {named}: verl's losses do not say where a turn ends")
     found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
-    if term.once_per_token:
-        found.append("objective.once_per_token=true: verl has no shared tokens")
+    if term.dedup_shared_tokens:
+        found.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
     if term.on_unknown_behaviour == "shaped":
         found.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
     for name in composed.terms:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.former import learns_from_equal_groups
 from gxpo.keys import show
 from gxpo.ranges import Part
 
@@ -25,7 +26,7 @@ class CreditPart(Part, ABC):
     needs     signals it reads
     requires  what the rollouts must carry ("states", "step_rewards", "forks", ...)
     provides  names of the targets that it hands over to terms of the objective
-    on_equal  what a group of equal scores is given: "zero", or "signal" for parts built to differ
+    learns_from_equal_groups  whether a group of equal scores may have an advantage other than 0
     """
 
     slot = "credit"
@@ -33,7 +34,7 @@ class CreditPart(Part, ABC):
 
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    on_equal: str = "zero"
+    learns_from_equal_groups: bool = False
 
     @abstractmethod
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
@@ -74,14 +75,13 @@ class CreditSum(CreditPart):
     def __post_init__(self) -> None:
         if len(self.parts) != len(self.factors):
             raise ConfigError(f"a sum of {len(self.parts)} credits needs as many factors, not {len(self.factors)}")
-        signal = any(getattr(p, "on_equal", "zero") == "signal" for p in self.parts)
         object.__setattr__(self, "needs", _union(self.parts, "needs"))
         object.__setattr__(self, "requires", _union(self.parts, "requires"))
         object.__setattr__(self, "provides", _union(self.parts, "provides"))
         given = [name for part in self.parts for name in getattr(part, "provides", ())]
         if len(given) > len(self.provides):
             raise ConfigError(f"two credits of a sum both hand over {', '.join(self.provides)}: leave one out")
-        object.__setattr__(self, "on_equal", "signal" if signal else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", any(map(learns_from_equal_groups, self.parts)))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         total = torch.zeros(forest.n_entries, dtype=torch.float64)

@@ -47,7 +47,7 @@ class BatchWhiten(CreditPart):
     over    "tokens": (x - mean) / sqrt(var + eps), as in the paper's code, verl and OpenRLHF; "trajectories": each
             counts once, (x - mean) / (std + eps), as TRL does with eps 1e-4
     ddof    of the batch's variance: 1 in verl and TRL, 0 in OpenRLHF, the authors' own, and NeMo-RL
-    single  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
+    singleton  what is taken of a group of one, with a center: "zero", or its "raw" outcome, as in verl
     bound   the whitened advantage is clipped to [-bound, bound]
 
     The paper's return from token t subtracts the KL of tokens t and after; here a KL in the reward is taken off the
@@ -60,17 +60,17 @@ class BatchWhiten(CreditPart):
     eps: float = 1e-8
     over: Literal["tokens", "trajectories"] = "tokens"
     ddof: int = 1
-    single: Single = "zero"
+    singleton: Single = "zero"
     bound: Annotated[float, Gt(0)] = field(default=math.inf, metadata={"unbounded": True})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "on_equal", "signal" if self.center == "none" else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", self.center == "none")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         value, compared = forest.outcome, forest.compared
         if self.center != "none":
             group = forest.ids("group", axis="R")
-            value = group_relative(value, group, self.center, "none", where=compared, single=self.single)
+            value = group_relative(value, group, self.center, "none", where=compared, singleton=self.singleton)
         if self.over == "trajectories":
             batch = torch.zeros(value.shape, dtype=torch.int64)
             found = grouped.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps)

@@ -106,7 +106,7 @@ class Bonus(CreditPart):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", QUANTITIES[self.value][0] if self.value in QUANTITIES else (self.value,))
-        object.__setattr__(self, "on_equal", "signal" if self.kappa is None else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", self.kappa is None)
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         return self.beside(torch.zeros(forest.n_entries, dtype=torch.float64), forest, signals, step)

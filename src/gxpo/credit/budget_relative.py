@@ -27,7 +27,7 @@ def budget_relative(
     prior: Tensor,
     growth: float = 2.0,
     where: Tensor | None = None,
-    single: str = "zero",
+    singleton: str = "zero",
 ) -> Tensor:
     """A = R - baseline for the thinking tokens between each two budgets: [n, S] float64.
 
@@ -35,7 +35,7 @@ def budget_relative(
     group   [n] int64 dense ids: thinkings about one task; -1 = none
     prior   [S] how likely each budget is
     where   [n] bool, compared (default: all): whose returns enter the mean of their group
-    single  what a thinking without another to compare with is given: "zero", or "raw": V2 = 0
+    singleton  what a thinking without another to compare with is given: "zero", or "raw": V2 = 0
 
     R_s  = sum_{j >= s} P_j score_j                                     what can still be earned
     V1_s = (sum_{j < s} g^j score_j / sum_{j < s} g^j) sum_{j >= s} P_j     g = growth; 0 at s = 0
@@ -67,7 +67,7 @@ def budget_relative(
     advantage = returns - (steps * own + (budgets - steps) * mean) / budgets
     rows = group[:, None].expand(n, budgets).reshape(-1)
     equal = grouped.degenerate(x.reshape(-1), rows, every).view(n, budgets) & (enters & (others > 0))[:, None]
-    counts = known & (group >= 0) & ((others > 0) | (torch.tensor(single == "raw") & enters))
+    counts = known & (group >= 0) & ((others > 0) | (torch.tensor(singleton == "raw") & enters))
     return torch.where(counts[:, None] & ~equal, advantage, 0.0)
 
 
@@ -77,7 +77,7 @@ class BudgetRelative(CreditPart):
 
     prior   P: "uniform", "linear" (in proportion to the budget) or "last" (the whole thinking alone)
     growth  g: how much more the score at a later budget says of what is to come
-    single  of a thinking alone in its group: "zero" or "raw"
+    singleton  of a thinking alone in its group: "zero" or "raw"
 
     Of rollouts that `rollout=thinking_budgets` has grown: trajectories with one info["thinking"] share a thinking, in
     turn 0, whose segments end at the budgets; info["budget"] is the first budget that a trajectory's cut stands for,
@@ -89,7 +89,7 @@ class BudgetRelative(CreditPart):
 
     prior: Prior = "uniform"
     growth: Annotated[float, Gt(0)] = 2.0
-    single: Literal["zero", "raw"] = "zero"
+    singleton: Literal["zero", "raw"] = "zero"
 
     def weights(self, budgets: int) -> Tensor:
         """Probabilities P of the budgets, [S]."""
@@ -118,7 +118,7 @@ class BudgetRelative(CreditPart):
         task, enters = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
         task[own] = group
         enters[own[compared]] = True
-        thinking = budget_relative(score, task, self.weights(budgets), self.growth, enters, self.single)
+        thinking = budget_relative(score, task, self.weights(budgets), self.growth, enters, self.singleton)
         answer = torch.where(
             several > 1,
             grouped.normalize(forest.outcome, at_cut, compared, scale="none"),

@@ -91,7 +91,7 @@ class ConsistencyBlended(CreditPart):
     eps: float = 1e-6
 
     needs = ("answer_cluster",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, compared = forest.ids("group", axis="R"), forest.compared

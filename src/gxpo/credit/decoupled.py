@@ -30,17 +30,19 @@ def decoupled_sum(
     where: Tensor | None = None,
     ddof: int = 1,
     eps: float = 1e-4,
-    single: str = "zero",
+    singleton: str = "zero",
 ) -> Tensor:
     """s = sum_k w_k z_k, z_k = (r_k - mean_g r_k) / (std_g r_k + eps), for each reward k over the group.
 
     rewards  [R, K] any float dtype;   weights  [K];   group  [R] int64 dense ids, -1 = in no group
     where    [R] bool (default: all): which enter the statistics; the others are measured by them
-    single   what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
+    singleton  what z is in a group of one: "zero", or "raw", r_k / (1 + eps)
 
     Returns [R] float64. A reward whose values are equal in a group adds exactly 0 there, whatever its weight.
     """
-    columns = [group_relative(r, group, ddof=ddof, eps=eps, where=where, single=single) for r in rewards.unbind(1)]
+    columns = [
+        group_relative(r, group, ddof=ddof, eps=eps, where=where, singleton=singleton) for r in rewards.unbind(1)
+    ]
     return torch.stack(columns, 1) @ weights.to(torch.float64)
 
 
@@ -65,7 +67,7 @@ class Decoupled(CreditPart):
              1e-8) over trainable tokens, so that long answers weigh more (verl); groups of equal rewards then have
              credit, too, since the mean over tokens is not 0
     ddof, eps  of the standard deviations
-    single   z of a group of one: "zero" (TRL), or the "raw" rewards (verl), which the batch then is normalised with
+    singleton  z of a group of one: "zero" (TRL), or the "raw" rewards (verl), which the batch then is normalised with
 
     With a single reward the second normalisation is left out, as in TRL: then this is `group_relative`. The
     batch's mean and std are of what is given to it: the trajectories of one step. A trajectory with nan in a weighted
@@ -80,12 +82,12 @@ class Decoupled(CreditPart):
     over: Literal["trajectories", "tokens"] = "trajectories"
     ddof: int = 1
     eps: float = 1e-4
-    single: Single = "zero"
+    singleton: Single = "zero"
 
     def __post_init__(self) -> None:
         if self.weights is not None and not any(self.weights.values()):
             raise ConfigError("credit.weights: no reward has a weight other than 0")
-        object.__setattr__(self, "on_equal", "signal" if self.over == "tokens" else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", self.over == "tokens")
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         rewards, weights = self._rewards(forest)
@@ -93,13 +95,13 @@ class Decoupled(CreditPart):
         rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
         enters = forest.compared & usable
         group = torch.where(usable, forest.ids("group", axis="R"), -1)
-        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps, self.single)
+        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps, self.singleton)
         if len(weights) == 1:
             return forest.to_path(total, "R")
         if self.over == "tokens":
             trained = forest.path_trainable & forest.to_path(usable, "R")
             return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
-        moved = alone(group, enters) if self.single == "raw" else torch.zeros_like(usable)
+        moved = alone(group, enters) if self.singleton == "raw" else torch.zeros_like(usable)
         for reward in rewards.unbind(1):
             moved |= ~grouped.degenerate(reward, group, enters) | ~enters
         return forest.to_path(batch_normalized(total, moved & usable, enters, self.ddof, self.eps), "R")

@@ -28,7 +28,7 @@ class ConstantAdvantage(CreditPart):
     origin: str = "tempered"
     value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         own = torch.tensor([self.value if o == self.origin else 0.0 for o in forest.origin], dtype=torch.float64)

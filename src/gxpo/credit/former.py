@@ -18,7 +18,7 @@ FORMER = {
         {"credit.add.state": StateRelative},
         {
             "step_weight": "credit.add.state.weight",
-            "single_state": "credit.add.state.single",
+            "single_state": "credit.add.state.singleton",
             **{name: f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
         },
     ),
@@ -27,7 +27,7 @@ FORMER = {
         {"credit.add.graph": GraphReturn},
         {
             "step_weight": "credit.add.graph.weight",
-            "single_state": "credit.add.graph.single",
+            "single_state": "credit.add.graph.singleton",
             **{
                 name: f"credit.add.graph.{name}"
                 for name in ("discount", "history", "state", "similar", "form", "worth")
@@ -37,7 +37,7 @@ FORMER = {
     "agent_relative": Former(
         Relative,
         {"among": ("agent",), "unit": "step"},
-        {"unit": (), "quantile": (), "shift": (), "single": ()},  # options that it did not read
+        {"unit": (), "quantile": (), "shift": (), "singleton": ()},  # options that it did not read
     ),
     "step_reward": Former(
         Relative,
@@ -81,7 +81,7 @@ FORMER = {
             "turn_weight": "credit.add.turn.weight",
             "discount": "credit.add.turn.discount",
             "last": "credit.add.turn.value",
-            "single": ("single", "credit.add.turn.single"),
+            "singleton": ("singleton", "credit.add.turn.singleton"),
         },
         {"over": {"rewards": "turn_rewards"}, "last": {True: "return", False: "return_before_last"}},
     ),

@@ -204,7 +204,7 @@ class Gae(CreditPart):
     bonus: float = 0.0
 
     provides = ("value_target",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", ("value",) if self.reward is None else ("value", self.reward))

@@ -150,7 +150,7 @@ class HierarchicalGae(CreditPart):
     needs = ("value@low", "value@high", "value@switch")
     requires = ("segments",)
     provides = ("value_target@low", "value_target@high", "value_target@switch")
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         turns = _Turns.of(forest)

@@ -49,7 +49,7 @@ class PenalisedSteps(Relative):
     ddof: Annotated[int, Ge(0)] = field(default=0, kw_only=True)
 
     needs = ("segment_score",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

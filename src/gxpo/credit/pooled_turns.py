@@ -83,7 +83,7 @@ class PooledTurns(CreditPart):
     gain: Literal["prob", "log"] = "prob"
 
     needs = ("belief_before", "belief_after")
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         before, after = signals["belief_before"], signals["belief_after"]

@@ -53,7 +53,7 @@ class DiversityAdjusted(Relative):
     """
 
     needs = ("embedding",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         group = forest.ids("group", axis="R")

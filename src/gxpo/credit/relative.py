@@ -14,7 +14,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import grouped
+from gxpo import former, grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
@@ -33,6 +33,7 @@ _OWN_UNIT = {"R": "trajectory", "S": "step", "P": "token"}
 
 
 # ---------------------------------------------------------------- the statistic
+@former.keywords(single="singleton")
 @torch.no_grad()
 def group_relative(
     outcome: Tensor,
@@ -45,7 +46,7 @@ def group_relative(
     *,
     quantile: float = 0.4,
     shift: float = 0.0,
-    single: str = "zero",
+    singleton: str = "zero",
 ) -> Tensor:
     """Group-relative advantage: A = (outcome - center - shift) / (scale + eps).
 
@@ -58,7 +59,7 @@ def group_relative(
     where     [R] bool, compared: which enter the statistics (default: all); the others are measured against those
     quantile  of the center "quantile": the smallest outcome that at least this share of the group does not exceed
     shift     added to the center; below 0, more is reinforced than is held back
-    single    what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
+    singleton what a compared trajectory without another is given: "zero", or its outcome "raw" (over 1 + eps, where
               something scales)
 
     Returns [R] float64. Exactly 0 where there is nothing to compare: a group of one, of equal outcomes (max - min at
@@ -91,7 +92,7 @@ def group_relative(
     if scale == "batch_std":
         spread = grouped.std(outcome, torch.where(group >= 0, 0, -1), where, ddof)
         advantage = torch.where(spread > 0, advantage / (spread + eps), torch.zeros_like(advantage))
-    if single == "raw":
+    if singleton == "raw":
         raw = outcome.to(torch.float64) / (1.0 if scale == "none" else 1.0 + eps)
         return torch.where(alone(group, where), raw, advantage)
     return advantage
@@ -117,7 +118,7 @@ class Statistic(CreditPart):
     eps: Annotated[float, Interval(ge=0)] = 1e-6
     quantile: Annotated[float, Interval(gt=0, le=1)] = 0.4
     shift: float = 0.0
-    single: Single = "zero"
+    singleton: Single = "zero"
 
     follows: ClassVar[tuple[str, ...]] = ("center", "scale", "ddof", "eps")
 
@@ -125,7 +126,7 @@ class Statistic(CreditPart):
         if self.scale == "median_absolute" and not self.eps > 0:
             raise ConfigError("credit.scale=median_absolute divides by credit.eps where most outcomes agree: above 0")
         if self.learns_from_equal():
-            object.__setattr__(self, "on_equal", "signal")
+            object.__setattr__(self, "learns_from_equal_groups", True)
 
     def learns_from_equal(self) -> bool:
         """Whether groups of equal outcomes may have advantages other than 0."""

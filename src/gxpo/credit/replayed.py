@@ -52,7 +52,7 @@ class ReplayBaseline(Statistic):
     """
 
     needs = ("baseline",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, again = forest.ids("group", axis="R"), replayed(forest)

@@ -111,7 +111,7 @@ class RiskBundle(CreditPart):
     eps: float = 1e-6
     memory: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 < self.low < self.high < 1 or self.mix < 0 or self.lr < 0:

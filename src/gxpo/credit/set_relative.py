@@ -82,7 +82,7 @@ class SetRelative(CreditPart):
     size: Annotated[int, Ge(1)] = 2
     same: str = "actions"
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")

@@ -72,7 +72,7 @@ class ShrinkageBaseline(CreditPart):
     variance: Literal["bound", "prior", "sample"] = "prior"
 
     needs = ("baseline",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group = forest.ids("group", axis="R")

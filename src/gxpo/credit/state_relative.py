@@ -29,11 +29,11 @@ class StateRelative(StateKeyed, Relative):
 
     Source: GiGPO, arXiv 2505.10978, eq. 5 and 7; reference code (verl-agent). For the sum of both levels, with
     `credit.add.state.*` for this one's options,
-      verl-agent  unit step, single raw, scale none (its scripts for ALFWorld: std)
-      Trinity     single raw, scale none, discount 1; it compares equal states of different tasks too, which this
+      verl-agent  unit step, singleton raw, scale none (its scripts for ALFWorld: std)
+      Trinity     singleton raw, scale none, discount 1; it compares equal states of different tasks too, which this
                   does not
       ROLL        unit step, with its `mean_std`
-      RAGEN       single raw, for the states too
+      RAGEN       singleton raw, for the states too
     """
 
     value: str = "return"

@@ -83,7 +83,7 @@ class StepPotential(CreditPart):
     requires = ("segments",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "on_equal", "signal" if self.xi else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", bool(self.xi))
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, compared = forest.ids("group", axis="R"), forest.compared

@@ -131,7 +131,7 @@ class NegativeGroups(Statistic):
 
     alpha: Annotated[float, Ge(0)] = 0.25
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         solved = success_rate(forest) > 0

@@ -71,7 +71,7 @@ class TurnRelative(CreditPart):
     ddof: int = 0
     eps: float = 1e-8
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         if self.time != "turn" and not self.time.startswith("step_info."):

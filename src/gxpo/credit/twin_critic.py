@@ -57,7 +57,7 @@ class TwinCritic(CreditPart):
     discount: Share = 0.9
     baseline: bool = True
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         heads = ("q1", "q2", "v1", "v2", *(("baseline",) if self.baseline else ()))

@@ -122,14 +122,14 @@ class Source(NamedTuple):
     compute: Callable[[Forest, Signals, ValueDelta], Stretches]
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    on_equal: str = "zero"
+    learns_from_equal_groups: bool = False
 
 
 VALUES: Mapping[str, Source] = {
     "continuations": Source(
         lambda forest, signals, part: column(state_values(forest, "credit.value=continuations"), forest),
         requires=("state_values",),
-        on_equal="signal",
+        learns_from_equal_groups=True,
     ),
     "pieces": Source(lambda forest, signals, part: pieces(forest)),
     "branch_points": Source(
@@ -140,7 +140,7 @@ VALUES: Mapping[str, Source] = {
             torch.arange(forest.n_entries), signals["belief_before"], signals["belief_after"]
         ),
         needs=("belief_before", "belief_after"),
-        on_equal="signal",
+        learns_from_equal_groups=True,
     ),
 }
 
@@ -199,11 +199,11 @@ class ValueDelta(CreditPart):
         object.__setattr__(self, "needs", source.needs)
         object.__setattr__(self, "requires", source.requires)
         object.__setattr__(self, "provides", () if self.target is None else ("value_target",))
-        object.__setattr__(self, "on_equal", "signal" if self.whiten == "token" else source.on_equal)
+        object.__setattr__(self, "learns_from_equal_groups", self.whiten == "token" or source.learns_from_equal_groups)
 
     @property
     def _source(self) -> Source:
-        read = Source(lambda forest, signals, part: column(signals[self.value], forest), (self.value,), (), "signal")
+        read = Source(lambda forest, signals, part: column(signals[self.value], forest), (self.value,), (), True)
         return VALUES.get(self.value, read)
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:

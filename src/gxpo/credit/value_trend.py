@@ -82,7 +82,7 @@ class ValueTrend(CreditPart):
     whiten: Literal["token", "none"] = "token"
 
     requires = ("state_values",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         value = state_values(forest, "credit=value_trend")

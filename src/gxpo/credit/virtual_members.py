@@ -55,7 +55,7 @@ class PseudoRollouts(Statistic):
     value: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 1.0
     count: Annotated[int, Ge(1)] = 1
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         group, constants = forest.ids("group", axis="R"), (self.center, self.scale, self.ddof, self.eps)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo import former
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.pipeline import Method
@@ -126,7 +127,7 @@ def on_equal(made: Method) -> str:
     and other scores are tried, since a reward of the method's own may tell their members apart.
     """
     told = [*made.terms.values(), *([made.credit] if made.reads_credit else [])]
-    if any(getattr(part, "on_equal", "zero") == "signal" for part in told):
+    if any(map(former.learns_from_equal_groups, told)):
         return "signal"
     if obstacle(made):
         return "zero"

@@ -5,8 +5,8 @@ V1_s = (sum_{j<s} 2^j score_j / sum_{j<s} 2^j) sum_{j>=s} P_j,   V2_s = group me
 A(thinking between budgets s-1 and s) = R_s - (s V1_s + (S - s) V2_s) / S
 A(answer) = score - mean of the answers to its cut
 
-Choices. No std anywhere; a thinking alone in its group has 0 (`credit.single: raw`: V2 = 0, as in the code). A shared
-token counts once (`once_per_token`), under a constant divisor (the code: rows times the padded length of the
+Choices. No std anywhere; a thinking alone in its group has 0 (`credit.singleton: raw`: V2 = 0, the code's). A shared
+token counts once (`dedup_shared_tokens`), under a constant divisor (the code: rows times the padded length of the
 micro-batch). S = 4 budgets, evenly spaced; A = 4, P uniform. Answers have 8 tokens, which suits small models: set
 rollout.summary_tokens.
 """
@@ -28,7 +28,7 @@ anytime_brpo = Definition(
         "rollout": ThinkingBudgets,
         "credit": BudgetRelative,
         "objective.aggregate": "sequence_sum",
-        "objective.once_per_token": True,
+        "objective.dedup_shared_tokens": True,
     },
     cost="S A answers a thinking, each a short continuation of a shared prefix",
     code="sail-sg/AnytimeReasoner@7e3f5bb3e0617dbc8c3c522937bab1974b444982 verl/verl/trainer/ppo/brpo.py "

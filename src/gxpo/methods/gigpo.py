@@ -7,7 +7,7 @@ A   = A^E + 1.0 A^S, the same for every token of the step; G_t the return with d
 Choices. Both levels with std, ddof 1, eps 1e-6, as in the reference's ALFWorld scripts (its yaml default is the mean
 alone: `credit.scale: none`). The reference takes A^E over steps, so that long trajectories weigh more (`credit.unit:
 step`); the paper's eq. 3 is over trajectories, and so is this. States visited once, and groups of one, have 0 (the
-reference keeps a lone trajectory's raw score: `credit.single: raw`). States are equal where their ids are;
+reference keeps a lone trajectory's raw score: `credit.singleton: raw`). States are equal where their ids are;
 `credit.add.state.state: observation` goes by texts, `credit.add.state.similar: 0.95` by their likeness,
 `credit.add.state.history` by the states before as well.
 """
@@ -28,7 +28,7 @@ gigpo = Definition(
     keys={"credit": Relative, "credit.add.state": StateRelative},
     renamed={
         "credit.step_weight": "credit.add.state.weight",
-        "credit.single_state": "credit.add.state.single",
+        "credit.single_state": "credit.add.state.singleton",
         **{f"credit.{name}": f"credit.add.state.{name}" for name in ("discount", "history", "state", "similar")},
     },
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},

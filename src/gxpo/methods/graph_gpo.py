@@ -28,7 +28,7 @@ graph_gpo = Definition(
     keys={"credit": Relative, "credit.add.graph": GraphReturn},
     renamed={
         "credit.step_weight": "credit.add.graph.weight",
-        "credit.single_state": "credit.add.graph.single",
+        "credit.single_state": "credit.add.graph.singleton",
         **{
             f"credit.{name}": f"credit.add.graph.{name}"
             for name in ("discount", "history", "state", "similar", "form", "worth")

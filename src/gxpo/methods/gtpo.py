@@ -14,7 +14,7 @@ would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gr
 from gxpo.credit.bonus import Bonus
 from gxpo.keys import Definition
 from gxpo.objectives.surrogate import LogLikelihood
-from gxpo.weighting.conflict import Conflict
+from gxpo.weighting.shared_affix_mask import SharedAffixMask
 from gxpo.weighting.token_weight import TokenWeight
 
 gtpo = Definition(
@@ -31,7 +31,7 @@ gtpo = Definition(
         "credit.add.entropy_cost": Bonus,
         "credit.add.entropy_cost.value": "certainty",
         "credit.add.entropy_cost.factor": 0.1,
-        "weight.conflict": Conflict,
+        "weight.shared_affix_mask": SharedAffixMask,
         "weight.entropy_ceiling": TokenWeight,
         "weight.entropy_ceiling.by": "mean_entropy",
         "weight.entropy_ceiling.keep": "between",
@@ -39,6 +39,7 @@ gtpo = Definition(
         "objective.surrogate": LogLikelihood,
     },
     renamed={
+        "weight.conflict": "weight.shared_affix_mask",
         "credit.add.entropy_cost.coef": "credit.add.entropy_cost.factor",
         "weight.entropy_ceiling.most": "weight.entropy_ceiling.high",
     },

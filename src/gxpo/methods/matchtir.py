@@ -6,7 +6,7 @@ A       = (z_g(sum_t r_t) + z_t(D_t)) / 2;   D_t = r_t + 0.9 D_{t+1}, z_t over t
 
 Choices. The matching is optimal, as the paper says; the function called Hungarian in its code takes the largest pair
 first (`reward.step.matched_calls.matching: greedy`; soft: `sinkhorn`). Alone at a number, a turn has 0 there; the code
-gives it D_t itself, which pays the longest attempt for its length (`credit.single: raw`). As in the code, words have no
+gives it D_t itself, which pays the longest attempt for length (`credit.singleton: raw`). As in the code, words have no
 punctuation, names of tools no case, and calls of an answering turn take part in no matching. The sum of the turns'
 rewards is what trajectories are compared by: more right calls earn more, whatever the answer. The script's KL .001 and
 entropy bonus .001 are in `@paper`; verl's dual clip at 3 is left out. Needs an environment that names the reference's
@@ -41,7 +41,7 @@ matchtir = Definition(
         "credit.whole_weight": "credit.weight",
         "credit.turn_weight": "credit.add.turn.weight",
         "credit.discount": "credit.add.turn.discount",
-        "credit.single": ("credit.single", "credit.add.turn.single"),
+        "credit.singleton": ("credit.singleton", "credit.add.turn.singleton"),
     },
     paper_defaults={
         "objective.kl.coef": 0.001,

@@ -40,7 +40,7 @@ mt_grpo = Definition(
         "credit.whole_weight": "credit.weight",
         "credit.turn_weight": "credit.add.turn.weight",
         "credit.discount": "credit.add.turn.discount",
-        "credit.single": ("credit.single", "credit.add.turn.single"),
+        "credit.singleton": ("credit.singleton", "credit.add.turn.singleton"),
     },
     paper_defaults={
         "rollout.group_size": 21,

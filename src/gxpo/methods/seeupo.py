@@ -9,7 +9,7 @@ turn, so that rho is 1 with its one mini-batch a turn; turns are taken by their 
 first. `update.reduce=product update.old=step update.count=end` is the correction by the product over the turn since the
 start of the step, with turns by their distance from the end. Where gxpo differs from it. A trajectory without turn k
 sits out; there it is a row of copied tokens that is in the loss's mean, and its c drifts with those tokens. A group of
-one has advantage 0, there its raw outcome (`credit.single`). Its launch files set algorithm.loss_mode: gspo, which
+one has advantage 0, there its raw outcome (`credit.singleton`). Its launch files set algorithm.loss_mode: gspo, which
 nothing reads: the ratio is the token's; at rho 1 that is the same. One optimiser step for each turn, over all groups.
 """
 

@@ -10,7 +10,7 @@ of weight 0 does; the code leaves them out there too, which multiplies the step'
 unsure tokens. Its runs also whiten over the unsure tokens: `credit.whiten: token`. The chain is the default. The tree
 is `rollout: tree`, `credit: node_value`, `credit.form: edge`, `credit.value: child_mean`, with `credit.scale:
 sibling_std` for its "grpo" mode (its "rloo", without, measures a node against a mean that it is part of), and edges are
-trained once each with `objective.once_per_token: true`. The code's tree is 6-6-6 of segments of 600 tokens, whose edges
+trained once each by `objective.dedup_shared_tokens`. The code's tree is 6-6-6 of segments of 600 tokens, whose edges
 are replayed in later steps; that is not done.
 """
 

@@ -46,7 +46,7 @@ class TermPart(Part, ABC):
     needs: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    on_equal: str = "zero"
+    learns_from_equal_groups: bool = False
 
     @abstractmethod
     def __call__(

@@ -65,7 +65,7 @@ class Distillation(TermPart):
     reads_credit = False
     needs = ("teacher_ids", "teacher_logprob", "teacher_entropy")
     given = ("teacher_ids", "teacher_logprob")
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", ("logprob", self.name))

@@ -75,7 +75,7 @@ class EntropyBand(Penalty):
     size: float = 0.1
     _history: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
     name = "entropy_band"
     sign = -1.0
 

@@ -63,7 +63,7 @@ class MaskedKl(TermPart):
     horizon: float | None = None
 
     needs = ("masked_logprob",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __call__(
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int

@@ -48,7 +48,7 @@ class MirrorKl(Penalty):
     total_steps: int | None = None
 
     name = "mirror_kl"
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         if self.control is None or isinstance(self.control, Annealed):

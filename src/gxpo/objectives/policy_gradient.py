@@ -71,7 +71,7 @@ class PolicyGradient(TermPart):
                           trajectory, in GSPO-token form), "turn" (over the step), or another part's
     surrogate             Clip | DualClip | LogClip | Truncate | Unclipped | ...
     aggregate             "token_mean" | "sequence_mean" | "sequence_sum" (needs `horizon`)
-    once_per_token        a stored token that several trajectories share counts once; token ratios only
+    dedup_shared_tokens        a stored token that several trajectories share counts once; token ratios only
     ratio_over            "proximal" (where the step has one, else behaviour) | "behaviour"
     on_unknown_behaviour  "error" | "one" (both where the ratio's denominator is nan) | "shaped": entries whose
                           behaviour log-prob is nan, with a proximal policy or without, have no ratio and no clip; their
@@ -97,7 +97,7 @@ class PolicyGradient(TermPart):
     surrogate: Surrogate = field(default_factory=Clip)
     aggregate: Aggregate = "sequence_mean"
     horizon: float | None = None
-    once_per_token: bool = False
+    dedup_shared_tokens: bool = False
     ratio_over: Literal["proximal", "behaviour"] = "proximal"
     on_unknown_behaviour: Literal["error", "one", "shaped"] = "error"
     shaping_gamma: Positive = 0.1
@@ -107,7 +107,7 @@ class PolicyGradient(TermPart):
             object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
         narrow = isinstance(self.ratio, Token) and self.surrogate.couples == "token"
         for what, on in (
-            ("once_per_token", self.once_per_token),
+            ("dedup_shared_tokens", self.dedup_shared_tokens),
             ("on_unknown_behaviour 'shaped'", self.on_unknown_behaviour == "shaped"),
         ):
             if on and not narrow:
@@ -179,7 +179,7 @@ class PolicyGradient(TermPart):
         seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
         out = self.surrogate.left_out(seen)
         counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
-        shared = forest.path_token if self.once_per_token else None
+        shared = forest.path_token if self.dedup_shared_tokens else None
         scale = coefficients(trajectory, counted, self.aggregate, self.horizon, shared)
         return _Active((scale * weight.to(scale))[entries].to(logprob), seen, known)
 

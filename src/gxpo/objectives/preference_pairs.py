@@ -120,7 +120,7 @@ class PreferencePairs(LabelTerm):
             raise ConfigError("objective.by_gap weighs pairs of outcomes: set objective.pairs=ordered, or outcome")
         if self.verdict_first and self.pairs != "ordered":
             raise ConfigError("objective.verdict_first orders pairs of outcomes: set objective.pairs=ordered")
-        object.__setattr__(self, "on_equal", "signal" if self.unpaired else "zero")
+        object.__setattr__(self, "learns_from_equal_groups", bool(self.unpaired))
         object.__setattr__(self, "how", "mean" if self.length_mean else "sum")
 
     def _sides(self, forest: Forest) -> tuple[Tensor, Tensor]:

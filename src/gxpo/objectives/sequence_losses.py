@@ -259,7 +259,7 @@ class GroupVariance(SequenceLoss):
     beta: Positive = 0.1
     standardise: bool = False
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         loss = group_variance(
@@ -328,7 +328,7 @@ class SquaredLogRatio(SequenceLoss):
     aggregate: Aggregate = "token_mean"
     horizon: float | None = None
 
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -480,7 +480,7 @@ class UniformValue(SequenceLoss):
     couples = "trajectory"
     outputs = ("logprob", "mean_logprob")
     needs = ("start_mean_logprob",)
-    on_equal = "signal"
+    learns_from_equal_groups = True
 
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         if "mean_logprob" not in policy.outputs:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import former, levels
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
 from gxpo.pipeline import Method, silent_groups
@@ -220,7 +220,7 @@ class Tally:
                 f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
                 "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
             )
-        if any(getattr(term, "on_equal", "zero") == "signal" for term in method.terms.values()):
+        if any(map(former.learns_from_equal_groups, method.terms.values())):
             return None
         if self.groups and self.silent > self.groups - 0.5:
             return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from gxpo import worlds
+from gxpo import former, worlds
 from gxpo.config import Resolved
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
@@ -68,7 +68,7 @@ def learns_from_one(method: Method) -> bool:
     can't tell, because a part reads more than outcomes or is not gxpo's own."""
     told = [*method.terms.values(), *getattr(method.credit, "parts", [method.credit])]
     own = all(type(part).__module__.startswith("gxpo.") for part in told)
-    if not own or not method.reads_credit or any(getattr(part, "on_equal", "zero") == "signal" for part in told):
+    if not own or not method.reads_credit or any(map(former.learns_from_equal_groups, told)):
         return True
     if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
         return True

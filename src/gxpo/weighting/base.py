@@ -26,7 +26,6 @@ class WeightPart(Part, ABC):
     slot = "weight.NAME"
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    on_equal: str = "zero"
 
     @abstractmethod
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:

@@ -26,6 +26,7 @@ FORMER = {
     "mean_outcome": _of_group("ramp", "mean_outcome"),
     "noise_aware": _of_group("noise_aware"),
     "valid_share": _of_group("over_share", "credited"),
+    "conflict": Former("shared_affix_mask"),
     "by_sign": _of_token("credit", "by_sign"),
     "disagreement": _of_token("disagreement", "stretched", scope="group"),
     "drop_median": _of_token("outcome", "drop_median", unit="trajectory", scope="group"),

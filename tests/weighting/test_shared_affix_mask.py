@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.weighting.conflict import Conflict
+from gxpo.weighting.shared_affix_mask import SharedAffixMask
 
 
 def column(*x):
@@ -32,7 +32,7 @@ def forest_of(rows):
 def weights(rows, signs, gain=2.0):
     forest = forest_of(rows)
     credit = forest.to_path(column(*signs), "R")
-    found = Conflict(gain)(forest, credit, {}, 0)
+    found = SharedAffixMask(gain)(forest, credit, {}, 0)
     return [found[forest.path_of(r)].tolist() for r in range(len(rows))]
 
 
@@ -114,5 +114,5 @@ def test_gtpo_has_its_gradient_on_two_answers() -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(ConfigError, match=r"conflict\.gain"):
-        Conflict(0.5)
+    with pytest.raises(ConfigError, match=r"shared_affix_mask\.gain"):
+        SharedAffixMask(0.5)

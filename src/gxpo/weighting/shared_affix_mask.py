@@ -34,9 +34,7 @@ def contested(token: Tensor, place: Tensor, group: Tensor, sign: Tensor, counts:
 
 
 @torch.no_grad()
-def conflict_runs(
-    token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def affix_runs(token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Whether a token is in the shared prefix, and in the shared suffix: unbroken runs of `contested` tokens, [n] bool.
 
     trajectory  [n] int64, by trajectory, then time; places are counted from the start, and for the run at the end from
@@ -55,14 +53,14 @@ def conflict_runs(
 
 
 @dataclass(frozen=True)
-class Conflict(WeightPart):
+class SharedAffixMask(WeightPart):
     """Weight of shared prefixes and suffixes (GTPO): `gain` under positive advantage, 0 under negative.
 
     gain  1 or more; squared for a token in both
 
     Keeps negative advantages from unlearning what correct and wrong answers share: markup, openings. Tokens are
     compared by id, at the same position among the trainable tokens of an answer, with those of the group's compared
-    answers (`conflict_runs`); an advantage of 0 is on neither side and has weight 1.
+    answers (`affix_runs`); an advantage of 0 is on neither side and has weight 1.
 
     Source: GTPO, arXiv 2508.03772, and its code.
     """
@@ -71,14 +69,14 @@ class Conflict(WeightPart):
 
     def __post_init__(self) -> None:
         if not 1 <= self.gain < float("inf"):
-            raise ConfigError(f"weight.conflict.gain is {self.gain}; it is 1 or more, finite")
+            raise ConfigError(f"weight.shared_affix_mask.gain is {self.gain}; it is 1 or more, finite")
 
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
-        forest.need_ids("weight.conflict")
+        forest.need_ids("weight.shared_affix_mask")
         entries = forest.path_trainable.nonzero().squeeze(1)
         token, owner, sign = forest.token[forest.path_token[entries]], forest.path_trajectory[entries], credit[entries]
         group = forest.ids("group", axis="R")[owner]
-        first, last = conflict_runs(token, owner, group, sign, forest.compared[owner] & (token >= 0))
+        first, last = affix_runs(token, owner, group, sign, forest.compared[owner] & (token >= 0))
         raised = self.gain ** (first.to(torch.float64) + last.to(torch.float64))
         weight = torch.ones(forest.n_entries, dtype=torch.float64)
         weight[entries] = torch.where(sign > 0, raised, torch.where((sign < 0) & (first | last), 0.0, 1.0))
