@@ -20,7 +20,8 @@ from gxpo import levels
 from gxpo.bench.plan import Entry, Plan, Row
 from gxpo.errors import GxpoError
 from gxpo.protocols import Budget, Completion, StreamKey
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.build import Episode
+from gxpo.rollouts.episodes import Play
 from gxpo.signals import SignalPart
 from gxpo.trainer.statistics import left_out
 

@@ -2,8 +2,9 @@
 
 from gxpo import former
 from gxpo.rollouts.base import Rollout, Round
+from gxpo.rollouts.build import Attempts, Draw, Fork
 from gxpo.rollouts.dynamic_sampling import DynamicSampling
-from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.independent import Independent
 
 __all__ = ["Attempts", "Draw", "DynamicSampling", "Fork", "Independent", "Play", "Rollout", "Round"]

@@ -13,7 +13,8 @@ from annotated_types import Gt, Interval
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Rollout
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 
 
 def expected_contrast(n: int, rate: float) -> float:

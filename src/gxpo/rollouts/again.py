@@ -1,4 +1,4 @@
-"""What parts share that ask a task again: its prompt put in other words, which groups failed, records of what came."""
+"""What parts share that ask a task again: its prompt put in other words, which groups failed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ from gxpo import levels
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Message, Session, Task
-from gxpo.rollouts.build import action, record
-
-__all__ = [
-    "Wording",
-    "action",
-    "all_wrong",
-    "check_template",
-    "groups_all_wrong",
-    "need_single_turn",
-    "record",
-    "reworded",
-]
 
 
 def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:

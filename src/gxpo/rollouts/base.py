@@ -42,8 +42,8 @@ from functools import cached_property
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
 from gxpo.rollouts.again import groups_all_wrong
-from gxpo.rollouts.build import Count, RolloutPart
-from gxpo.rollouts.episodes import Attempts, Draw, Episode, Fork, Play
+from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, RolloutPart
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.graph import graph
 from gxpo.rollouts.team import Team, TeamPolicies
 from gxpo.rollouts.team_play import TeamPlay

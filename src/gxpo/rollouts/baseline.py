@@ -14,7 +14,8 @@ from annotated_types import Ge
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Count, Rollout
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.reference import unrestricted
 
 BASELINE = "baseline"

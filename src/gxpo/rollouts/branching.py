@@ -10,8 +10,8 @@ from typing import Annotated
 from annotated_types import Interval
 
 from gxpo.errors import ConfigError
-from gxpo.rollouts.build import Count, Limit, keyed
-from gxpo.rollouts.episodes import Attempts, Draw, Episode, Fork, Play
+from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, Limit, keyed
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import DROPPED, AttemptTree, Grow, Point, need_episodes
 
 

@@ -1,4 +1,7 @@
-"""What all rollouts share: names of groups and attempts, random streams, requests, records, forests of samples."""
+"""One attempt at a task and how it is written down: names, random streams, requests, turns, records, forests.
+
+`Attempts` says what begins, `Episode` is one attempt in the making; `gxpo.rollouts.episodes.Play` plays many.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,40 @@ import dataclasses
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge, MinLen
 from torch.nn.functional import pad
 
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.protocols import (
+    Completion,
+    EnvFailure,
+    Opening,
+    Reply,
+    Request,
+    Sampling,
+    Session,
+    StreamKey,
+    Task,
+    TimeStep,
+)
 from gxpo.ranges import Part
+from gxpo.rollouts.context import Context, text_of
+
+if TYPE_CHECKING:
+    from gxpo.rollouts.again import Wording
+
+    Actor = Callable[["Sequence[Episode]", Any], "list[Completion | None]"]  # these attempts, the `Play` they are of
 
 Count = Annotated[int, Ge(1)]
 Limit = Annotated[int, Ge(0)]  # 0: none, or all
 Text = Annotated[str, MinLen(1)]
+AGENT = "agent"
+LIMITS = ("turns", "context")  # ends of an episode that was cut
 
 
 class RolloutPart(Part):
@@ -132,6 +155,271 @@ def record(task: Task, group: str, name: str, sampling: Sampling, **columns: Any
     }
 
 
+# ---------------------------------------------------------------- attempts
+@dataclass(frozen=True)
+class Prompt:
+    """The context of an attempt of one turn: a prompt's token ids, which nothing follows."""
+
+    ids: tuple[int, ...]
+
+    summarising: ClassVar[bool] = False
+
+    def act(self, tokens: Sequence[int]) -> Reply:
+        """Nobody reads what is said."""
+        return Reply("")
+
+    def copy(self) -> Prompt:
+        return self
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an episode stood before one of its actions; `snapshot` of its environment, where one was taken."""
+
+    context: Context
+    opening: Opening
+    said: TimeStep
+    moves: int
+    snapshot: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Attempts:
+    """Attempts that begin at a draw of a task: how many, under which streams, and what the policy is shown.
+
+    task, draw  what is attempted, and the name of this draw of it (`Play.draws`)
+    numbers     of the attempts; number i has the stream (seed, step, draw, i, path)
+    group       the name of their group
+    home        ids are HOME/NUMBER, or HOME/LABEL/0, 1, ... where there is a `label`
+    wording     puts the prompt (of an episode, the message that begins each context) in other words
+    hidden      the wording is for sampling alone: what is trained is the attempt under the task's own words
+                (`objective.context`: sampled trains it under the wording all the same)
+    policy      who acts
+    actor       who acts in the policy's place: the next action of each of these episodes, None where it knows none
+    sampling    how its tokens are drawn, and `read` how the records say they were; None: as the run's are
+    measured    attempts that are scored, and neither compared nor trained nor counted in a denominator
+    origin, info  as the records say
+    """
+
+    task: Task
+    draw: str
+    numbers: Sequence[int]
+    group: str
+    home: str
+    path: tuple[int, ...] = ()
+    label: str = ""
+    wording: Wording | None = None
+    hidden: bool = False
+    policy: str = "main"
+    actor: Actor | None = None
+    sampling: Sampling | None = None
+    read: Sampling | None = None
+    measured: bool = False
+    origin: str = "policy"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def ids(self) -> list[str]:
+        """A name for each attempt."""
+        if self.label:
+            return [f"{self.home}/{self.label}/{i}" for i in range(len(self.numbers))]
+        return [f"{self.home}/{'.'.join(map(str, (n, *self.path)))}" for n in self.numbers]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A task as it was drawn in a step: drawn twice, it makes two groups."""
+
+    task: Task
+    name: str
+    group: str
+
+    def attempts(self, n: int, *, first: int = 0, **columns: Any) -> Attempts:
+        """`n` attempts, numbered from `first`; `columns`: other fields of `Attempts`."""
+        columns = {"group": self.group, "home": self.group, **columns}
+        return Attempts(self.task, self.name, range(first, first + n), **columns)
+
+
+@dataclass(eq=False)
+class Episode:
+    """One attempt, as a record in the making. `end`: how it ended, None as long as it goes on.
+
+    "done"               by itself
+    "truncated"          by a limit of the environment
+    "turns", "context"   by `EpisodeRules.max_turns` or `max_context`
+    "raised", "nonsense", "timeout", "died"   the environment broke: the attempt stays unscored
+
+    A sample of a prompt has one turn. A fork goes on from `base`, whose first `inherited` turns it has as its own first
+    ones; of the turn after them it has the tokens `begun`, and the rest of that action is its own.
+    """
+
+    name: str
+    task: Task
+    group: str
+    key: StreamKey
+    context: Any  # a Context, or of a sample a Prompt
+    opening: Opening
+    said: TimeStep  # the newest of the environment
+    turns: list[dict[str, Any]] = field(default_factory=list)  # inherited ones included
+    moves: int = 0  # turns without summaries
+    end: str | None = None
+    failure: str | None = None
+    replies: list[Reply | None] = field(default_factory=list)  # what the environment was given in each; None: nothing
+    stood: list[Standing] = field(default_factory=list)  # before each turn, where forks are wanted
+    about: Mapping[str, Any] = field(default_factory=dict)  # what the environment says of the instance
+    base: Episode | None = None
+    inherited: int = 0
+    begun: tuple[int, ...] = ()
+    asked: Attempts | None = None  # what it was begun by; of a fork, what its base was
+    label: str | None = None  # its id, where that is not GROUP/ATTEMPT
+    plain: Any = None  # what is trained, where another context is sampled under
+    info: dict[str, Any] = field(default_factory=dict)  # what its record says beside what is known of every episode
+    sampled: Completion | None = None  # the newest action
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What the next action begins with: the tokens `begun`, in the first turn of its own."""
+        return self.begun if len(self.turns) == self.inherited else ()
+
+    def request(self) -> Request:
+        """The next action: a stream of its own for every turn."""
+        key = dataclasses.replace(self.key, turn=len(self.turns))
+        keep = () if isinstance(self.context, Prompt) else (self.name,)
+        policy = "main" if self.asked is None else self.asked.policy
+        return Request((*self.context.ids, *self.kept), (key,), keep=keep, policy=policy)
+
+    def act(self, completion: Completion) -> Reply:
+        """Take the action in, as the newest turn: what was sampled is what comes after the tokens `kept`."""
+        self.sampled = completion
+        turn: dict[str, Any] = {"agent": AGENT, **action(completion), "state": self.said.state}
+        kept = self.kept
+        if not kept:
+            turn["context" if self.opening.rebuilt else "observation"] = list(self.opening.ids)
+        if not isinstance(self.context, Prompt) and not kept:
+            turn["observation_text"] = text_of(self.context.observation)
+        if self.plain is not None:
+            turn["sampled_under"] = list(self.context.ids)
+        if self.asked is not None and self.asked.policy != "main":
+            turn["policy"] = self.asked.policy
+        if self.asked is not None and self.asked.measured:
+            turn["trainable"] = False
+        summary = self.context.summarising
+        if summary:
+            turn |= {"state": None, "info": {"summary": True}}
+        else:
+            self.moves += 1
+        self.turns.append(turn)
+        tokens = (*kept, *completion.tokens)
+        reply = self.context.act(tokens)
+        if self.plain is not None:
+            self.plain.act(tokens)
+        self.replies.append(None if summary else reply)
+        return reply
+
+    def whole(self, turn: int) -> list[int]:
+        """All tokens of the action of a turn, those included that a fork has from its base."""
+        owner: Episode = self
+        while turn < owner.inherited and owner.base is not None:
+            owner = owner.base
+        begun = owner.begun if turn == owner.inherited else ()
+        return [*begun, *owner.turns[turn]["action"]]
+
+    def step(self, answer: TimeStep | EnvFailure, max_turns: int) -> None:
+        """What the environment made of the newest action."""
+        turn = self.turns[-1]
+        if isinstance(answer, EnvFailure):
+            self.end, self.failure = answer.kind, answer.message
+            return
+        self.said = answer
+        turn["reward"] = answer.reward
+        if known := {**answer.info, **({"action_error": answer.action_error} if answer.action_error else {})}:
+            turn["info"] = known
+        if answer.done:
+            self.end = "truncated" if answer.truncated else "done"
+        elif self.moves >= max_turns:
+            self.end = "turns"
+        else:
+            self._go_on(lambda context: context.observe(answer.observation))
+
+    def _go_on(self, say: Callable[[Context], Opening]) -> None:
+        """Both contexts stand before the next action; the record has the plain one's."""
+        self.opening = say(self.context)
+        if self.plain is not None:
+            self.opening = say(self.plain)
+
+    @property
+    def success(self) -> bool | None:
+        """The verdict of the environment; an attempt that a limit cut has failed."""
+        if self.failure is not None:
+            return None
+        if self.end in LIMITS or (self.end == "truncated" and self.said.success is None):
+            return False
+        return self.said.success
+
+    @property
+    def paid(self) -> float | None:
+        """The sum of the step rewards; where there are none, the verdict; None where the environment broke."""
+        if self.failure is not None:
+            return None
+        rewards = [t["reward"] for t in self.turns if t.get("reward") is not None]
+        if rewards:
+            return float(sum(rewards))
+        return None if self.success is None else float(self.success)
+
+    @property
+    def id(self) -> str:
+        """ "GROUP/ATTEMPT", with the path of its stream behind: "GROUP/3.0.1"."""
+        return self.label or f"{self.group}/{dotted(self.key)}"
+
+    def record(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The line of `gxpo.rollouts/1`; a fork's comes after its base's."""
+        first, *rest = turns = self.turns[self.inherited :]
+        begin: dict[str, Any] = {"turns": turns}
+        if self.base is not None and self.begun:
+            begin["fork"] = {"of": self.base.id, "turn": self.inherited, "token": len(self.begun)}
+        elif self.base is not None and self.inherited:
+            begin["fork"] = {"of": self.base.id, "turn": self.inherited - 1, "token": None}
+        else:
+            begin = {"prompt": first["context"], "turns": [{k: v for k, v in first.items() if k != "context"}, *rest]}
+        if self.asked is not None and self.asked.measured:
+            begin |= {"compared": False, "weight": 0.0}
+        begin["origin"] = "policy" if self.asked is None else self.asked.origin
+        if isinstance(self.context, Prompt):
+            cut = turns[-1]["finish"] == "length"
+            return self._line(**begin, truncated=cut, info=self.info) | {"sampling": sampling}
+        kept = self.context.kept + getattr(self.context.conversation, "kept_against_template", 0)
+        info = {**self.about, "end": self.end, "moves": self.moves, "rewritten": self.context.rewritten, "kept": kept}
+        if self.failure is not None:
+            info["failure"] = self.failure
+        begin |= {"prompt_text": None, "rewards": {"env": self.paid}, "success": self.success}
+        begin |= {"truncated": self.end in (*LIMITS, "truncated"), "final_state": self.said.state}
+        return self._line(**begin, info={**info, **self.info}) | {"sampling": sampling}
+
+    def _line(self, **columns: Any) -> dict[str, Any]:
+        return record(self.task, self.group, self.id, Sampling(), **columns)
+
+
+def within(completion: Completion, room: int) -> Completion:
+    """The first `room` tokens of a completion that had more room."""
+    if len(completion.tokens) <= room:
+        return completion
+    support = None if completion.support is None else completion.support[:room]
+    tokens, logprobs = completion.tokens[:room], completion.logprobs[:room]
+    return dataclasses.replace(completion, tokens=tokens, logprobs=logprobs, support=support, finish="length")
+
+
+class Fork(NamedTuple):
+    """A new attempt that leaves another before one of its turns (from 0, inherited ones counted), or within its action:
+    after that many of its tokens. `key` and `name`: the stream and the name that it has from there on."""
+
+    base: Episode
+    turn: int
+    key: StreamKey
+    name: str
+    token: int = 0
+    info: Mapping[str, Any] = {}
+
+
+# ---------------------------------------------------------------- samples of prompts, all at once
 def forest_of(
     tasks: Sequence[Task],
     groups: Sequence[str],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening, Reply
+from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening
 
 if TYPE_CHECKING:
     from gxpo.rollouts.again import Wording
@@ -46,22 +46,6 @@ def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> 
     if getattr(getattr(chat, "facts", None), "system", True):
         return [{"role": "system", "content": system}, *messages]
     return opened(system, messages)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The context of an attempt of one turn: a prompt's token ids, which nothing follows."""
-
-    ids: tuple[int, ...]
-
-    summarising: ClassVar[bool] = False
-
-    def act(self, tokens: Sequence[int]) -> Reply:
-        """Nobody reads what is said."""
-        return Reply("")
-
-    def copy(self) -> Prompt:
-        return self
 
 
 @dataclass

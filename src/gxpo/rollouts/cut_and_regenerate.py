@@ -14,9 +14,9 @@ from typing import Any, Literal
 from gxpo.forest import Forest
 from gxpo.protocols import Request, Session, StreamKey, Task
 from gxpo.rollouts.again import Wording, check_template
-from gxpo.rollouts.build import Count, Limit, RolloutPart, Text, action
+from gxpo.rollouts.build import Count, Episode, Fork, Limit, RolloutPart, Text, action
 from gxpo.rollouts.context import messages_of, opened, with_system
-from gxpo.rollouts.episodes import Episode, Fork, Play
+from gxpo.rollouts.episodes import Play
 
 REFINER = "refiner"
 QUESTION = """{prompt}

@@ -14,7 +14,8 @@ from gxpo import levels
 from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Fork, Play
+from gxpo.rollouts.build import Attempts, Fork
+from gxpo.rollouts.episodes import Play
 
 
 def mixed(success: Tensor, group: Tensor) -> Tensor:

@@ -12,8 +12,20 @@ from typing import Any
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
-from gxpo.rollouts.build import Count, Limit, RolloutPart, action, group_of, keyed, name_draws, record, stream
-from gxpo.rollouts.episodes import AGENT, Episode, Play
+from gxpo.rollouts.build import (
+    AGENT,
+    Count,
+    Episode,
+    Limit,
+    RolloutPart,
+    action,
+    group_of,
+    keyed,
+    name_draws,
+    record,
+    stream,
+)
+from gxpo.rollouts.episodes import Play
 
 _TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 

@@ -11,8 +11,8 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import dotted
-from gxpo.rollouts.episodes import Attempts, Draw, Episode, Fork, Play
+from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, dotted
+from gxpo.rollouts.episodes import Play
 
 DROPPED = "dropped"  # end of an attempt that is given up
 

@@ -13,7 +13,8 @@ from gxpo.keys import show
 from gxpo.protocols import Task
 from gxpo.rollouts.again import Wording, check_template
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.reference import solutions_of
 
 Solution = Callable[[Task], "str | None"]

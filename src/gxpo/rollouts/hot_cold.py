@@ -15,7 +15,8 @@ from gxpo import levels
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Play
+from gxpo.rollouts.build import Attempts
+from gxpo.rollouts.episodes import Play
 
 TEMPERED = "tempered"
 

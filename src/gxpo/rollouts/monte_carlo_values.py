@@ -16,8 +16,8 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Count, Limit, forest_of, sample_within
-from gxpo.rollouts.episodes import Episode, Fork, Play
+from gxpo.rollouts.build import Count, Episode, Fork, Limit, forest_of, sample_within
+from gxpo.rollouts.episodes import Play
 
 VALUE = "state_value"  # the extra that holds the values, [T] float64, nan unknown
 

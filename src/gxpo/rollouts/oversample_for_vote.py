@@ -10,7 +10,8 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
-from gxpo.rollouts.build import Count, RolloutPart, name_draws
-from gxpo.rollouts.episodes import Attempts, Episode, Play
+from gxpo.rollouts.build import Attempts, Count, Episode, RolloutPart, name_draws
+from gxpo.rollouts.episodes import Play
 
 Json = dict[str, Any]
 

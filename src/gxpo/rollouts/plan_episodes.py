@@ -12,9 +12,9 @@ from typing import Any
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, Task
-from gxpo.rollouts.build import Limit, RolloutPart, Text, action, group_of, name_draws, stream
+from gxpo.rollouts.build import Episode, Limit, RolloutPart, Text, action, group_of, name_draws, stream
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.episodes import Play
 
 PLANNER, EXECUTOR = "planner", "executor"
 TOLD = "Sub-goal: {plan}\n\n{prompt}"

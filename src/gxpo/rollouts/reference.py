@@ -23,7 +23,8 @@ from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Sampling, Session, Task
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Episode, Play
+from gxpo.rollouts.build import Attempts, Draw, Episode
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import last_failed, side_by_side, without
 
 DEMONSTRATION = "demonstration"

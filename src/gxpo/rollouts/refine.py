@@ -12,7 +12,8 @@ from annotated_types import Ge
 from gxpo.forest import Forest
 from gxpo.rollouts.again import Wording, check_template
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 
 
 def best_of(outcome: Sequence[float]) -> int:

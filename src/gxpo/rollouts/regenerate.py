@@ -11,8 +11,8 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Count, Limit, action, keyed, record, sample_within
-from gxpo.rollouts.episodes import AGENT, Attempts, Draw, Episode, Fork, Play
+from gxpo.rollouts.build import AGENT, Attempts, Count, Draw, Episode, Fork, Limit, action, keyed, record, sample_within
+from gxpo.rollouts.episodes import Play
 
 
 def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:

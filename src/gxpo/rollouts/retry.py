@@ -12,7 +12,8 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
 from gxpo.rollouts.base import Count, Rollout, Round
-from gxpo.rollouts.episodes import Attempts, Draw, Play
+from gxpo.rollouts.build import Attempts, Draw
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
 
 

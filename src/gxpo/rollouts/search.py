@@ -16,8 +16,8 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
-from gxpo.rollouts.build import Count, Limit, RolloutPart, action, dotted, record, sample_within
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.build import Count, Episode, Limit, RolloutPart, action, dotted, record, sample_within
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
 
 

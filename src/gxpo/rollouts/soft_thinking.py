@@ -14,8 +14,8 @@ from gxpo.forest import Forest
 from gxpo.protocols import SoftSampling
 from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import Count, Text
-from gxpo.rollouts.episodes import Attempts, Draw, Fork, Play
+from gxpo.rollouts.build import Attempts, Count, Draw, Fork, Text
+from gxpo.rollouts.episodes import Play
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
-from gxpo.rollouts.build import Count, RolloutPart, group_of, keyed, name_draws, record
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.build import Count, Episode, RolloutPart, group_of, keyed, name_draws, record
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import need_episodes
 from gxpo.usercode import Unusable, object_at
 

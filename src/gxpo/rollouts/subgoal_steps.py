@@ -9,9 +9,21 @@ from typing import Any, Literal
 
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
-from gxpo.rollouts.build import Count, Limit, RolloutPart, Text, action, dotted, group_of, name_draws, record, stream
+from gxpo.rollouts.build import (
+    Count,
+    Episode,
+    Limit,
+    RolloutPart,
+    Text,
+    action,
+    dotted,
+    group_of,
+    name_draws,
+    record,
+    stream,
+)
 from gxpo.rollouts.context import opened, with_system
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways, need_expert
 from gxpo.rollouts.graph import SHARED
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled

@@ -9,8 +9,8 @@ from typing import Any
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey
-from gxpo.rollouts.build import dotted
-from gxpo.rollouts.episodes import Attempts, Fork, Play
+from gxpo.rollouts.build import Attempts, Fork, dotted
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.team import TeamPolicies, Walk
 
 

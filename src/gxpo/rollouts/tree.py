@@ -11,8 +11,8 @@ from annotated_types import Interval
 
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
-from gxpo.rollouts.build import Count, Limit, Text, keyed
-from gxpo.rollouts.episodes import Episode, Play
+from gxpo.rollouts.build import Count, Episode, Limit, Text, keyed
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import AttemptTree, Grow, Point, written
 
 Decode = Callable[[Sequence[int]], str]
