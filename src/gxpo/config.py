@@ -95,7 +95,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             value = text
         for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
             name = former.setting(leaf, stated.value)
-            if is_mapping(name):  # what is stated as a whole takes the place of entries before it
+            if is_mapping(name):  # a mapping stated as a whole replaces entries before it
                 out = {k: s for k, s in out.items() if (_entry(k) or (None,))[0] != name}
             out[name] = stated
     return out

@@ -210,7 +210,7 @@ class Chat(Protocol):
 class TimeStep:
     """Result of `reset` and of each action in an environment.
 
-    observation   what the policy reads next: a text, or messages of a chat (tools answer with role "tool")
+    observation   the policy's next input: a text, or messages of a chat (tools answer with role "tool")
     state         id of the state that the next action is taken in: equal states of a task have equal ids
     reward        of the action just taken (None: it pays nothing by the step)
     done          the episode is over

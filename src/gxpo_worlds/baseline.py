@@ -13,7 +13,7 @@ from gxpo.errors import ConfigError
 
 @dataclass(frozen=True)
 class Baseline:
-    """success: share of the episodes; turns: their mean number of actions; reward: the mean of what they paid."""
+    """success: share of the episodes; turns: their mean number of actions; reward: their mean return."""
 
     success: float
     turns: float

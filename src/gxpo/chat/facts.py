@@ -39,7 +39,7 @@ class Facts:
     lead           blanks that it puts before an answer and the generation prompt does not have
     reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
     form           how it writes calls (None: it writes none that can be read back)
-    call_end       what it writes from the last argument to the end of the action
+    call_end       its text from the last argument to the end of the action
     bare_answers   it takes a tool's answer after an action without a call
     frame          added tokens that it puts around messages, thinking apart
     """

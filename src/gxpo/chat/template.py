@@ -289,7 +289,7 @@ class TemplateChat:
     tokenizer     of transformers, fast or not
     template      Jinja text or a file of it; None: the tokenizer's own
     kwargs        variables for the template (`enable_thinking`, `date_string`)
-    rewrites      when the template changes what the policy has seen: "rebuild" the context as the template has it, or
+    rewrites      if the template rewrites the history: "rebuild" the context as the template has it, or
                   "keep" appending to what was seen; conversations count both
     tools_format  how calls are written: "native" as the template writes them; "tags" as
                   `<tool>name({"key": value})</tool>`, which the first message then explains; "auto" is native where the

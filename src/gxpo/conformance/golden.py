@@ -26,7 +26,7 @@ class Vector:
     fields     further columns, one value for each trajectory (`components` and `weights` are lists by reward)
     expected   one number for each trajectory, from the formula alone
     tolerance  absolute below 1, relative above
-    note       whose convention it is, or what it is there for
+    note       source of the convention, or purpose of the vector
     """
 
     method: str

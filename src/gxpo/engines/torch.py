@@ -86,7 +86,7 @@ class TorchEngine:
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ caches
     @property
     def policy_version(self) -> int:
         return self._policy_version

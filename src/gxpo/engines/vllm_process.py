@@ -40,7 +40,7 @@ class VllmProcess:
     """A vLLM process, in lockstep: one message, one answer.
 
     python    its interpreter, which can import vllm
-    program   what it runs, which `vllm_worker` is
+    program   the program to run: `vllm_worker`
     """
 
     def __init__(self, python: str, *, program: Sequence[str] = (PROGRAM,)) -> None:

@@ -20,7 +20,7 @@ PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "step
 class EnvPool:
     """Batched environments of one class. Each episode has a name and its own instance.
 
-    source   the class and its options; what is wrong with them is a `ConfigError` here, before anything runs
+    source   the class and its options; errors in them raise `ConfigError` here, before anything runs
     workers  processes that share the episodes. 0: this process, without a time limit, for environments that can't
              hang. None: 0 for gxpo's own worlds, 1 for all others
     timeout  seconds for one reset or step in a worker

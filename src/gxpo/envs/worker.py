@@ -1,6 +1,6 @@
 """Environment worker program: loads one class, then processes the received items one after the other.
 
-See `gxpo.processes`. The other side is `gxpo.envs.episodes`; what it answers is what `Host.run` says.
+See `gxpo.processes`. The other side is `gxpo.envs.episodes`; it answers with the results of `Host.run`.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _answered(source: Any, name: str, n: int) -> list[Task]:
     return drawn
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- findings
 def _failed(report: dict[str, Any], judge: _Judge) -> list[str]:
     said = {"raised": "raises", "nonsense": "returns no finite number", "timeout": "hangs", "died": "kills its process",
             "limit": "finds it too large to be checked, which counts as wrong"}  # fmt: skip

@@ -15,7 +15,7 @@ from gxpo.keys import show
 from gxpo.settings import RunSettings
 
 FENCE = "```"
-SLOTS = {  # what the parts of a slot do
+SLOTS = {  # purpose of a slot's parts
     "credit": "Advantage estimators; `credit.add.NAME` adds a further one.",
     "weight.NAME": "Weights of tokens, trajectories and groups in the loss; all of a method's are multiplied.",
     "rollout": "How rollouts are sampled and grouped.",

@@ -22,7 +22,7 @@ class Dataset(ListedTasks):
     split             training rows; `held_out` names the split of the held-out ones, without it a share is held out
     prompt, answer    columns; the prompt's may hold messages
     answer_after      the answer is the text after this mark in its column (GSM8K: "####")
-    template          turns the prompt into what is asked; must hold {prompt}
+    template          text of the prompt; must hold {prompt}
     """
 
     path: str

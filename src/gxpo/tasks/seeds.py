@@ -21,10 +21,10 @@ POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and h
 class SeedTasks(GeneratedTasks):
     """Tasks `NAME/DIGEST` of the environment called `name`, with `info["seed"]`.
 
-    contents  what the instances of some seeds are, as texts: equal texts are one instance, and one task
+    contents  contents of the instances of some seeds, as texts: equal texts are one instance, and one task
     pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
               `pool_tasks` against `held_out` shows); None: a new one for every draw
-    answers   what is right in the instances of some seeds, as texts; None where the environment does not say
+    answers   right answers in the instances of some seeds, as texts; None if the environment does not say
     """
 
     name: str
