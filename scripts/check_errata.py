@@ -174,20 +174,24 @@ def trl() -> Iterator[Row]:
     """TRL's GRPOTrainer and RLOOTrainer."""
     one = [1.0] + [0.0] * 7
     grpo = {"beta": 0.0}
-    yield Row("statistics: One name, five numbers", [2.474174] + [-0.353453] * 7, _advantages("GRPO", [one], 8, **grpo))
+    yield Row(
+        "statistics: GRPO: five advantages by eps and degrees of freedom",
+        [2.474174] + [-0.353453] * 7,
+        _advantages("GRPO", [one], 8, **grpo),
+    )
     small = [r / 1000 for r in one]
     yield Row(
-        "statistics: eps is a length of the rewards", [1.929211], _advantages("GRPO", [small], 8, **grpo)[:1], 1e-4
+        "statistics: eps is in units of the rewards", [1.929211], _advantages("GRPO", [small], 8, **grpo)[:1], 1e-4
     )
     batch = [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     found = _advantages("GRPO", [batch], 4, scale_rewards="batch", **grpo)
     yield Row(
-        "statistics: The batch's std is of rewards, not of what is left of them",
+        "statistics: Batch std of rewards, not of centred rewards",
         [0.467620, -1.402860],
         [found[0], found[3]],
     )
     found = _advantages("GRPO", [[1.0, None, -1.0, -1.0]], 4, **grpo)
-    yield Row("rewards: Unscored as zero", [1.154601, 0.0, -0.577300, -0.577300], found)
+    yield Row("rewards: Unscored completions get reward 0 (nansum)", [1.154601, 0.0, -0.577300, -0.577300], found)
     two = [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     found = _advantages("GRPO", two, 4, multi_objective_aggregation="normalize_then_sum", **grpo)
     yield Row("batch: GDPO over trajectories and over tokens", [1.332031, 0.206077, -0.769054, -0.769054], found)
@@ -199,15 +203,19 @@ def trl() -> Iterator[Row]:
     yield Row("batch: REINFORCE++ in four systems", [0.865913, -0.865913, -0.865913, 0.865913], found)
     still = [[0.0] * 3] * 2
     found = _trl_loss("GRPO", still, loss_type="cispo")[1]
-    yield Row("losses: One bound with three meanings", [-0.04, -0.04, 0.04, 0.04, 0.04], found)
+    yield Row("losses: CISPO: one bound with three meanings", [-0.04, -0.04, 0.04, 0.04, 0.04], found)
     settings = {"loss_type": "dapo", "delta": 1.3}
-    yield Row("losses: Three spellings of a bound on worsening tokens", [0.243313], [_trl_loss("GRPO", **settings)[0]])
+    yield Row("losses: Dual clip: three definitions", [0.243313], [_trl_loss("GRPO", **settings)[0]])
     sequence = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
     found = [_trl_loss("GRPO", loss_type=kind, **sequence)[0] for kind in ("dapo", "grpo")]
-    yield Row("losses: One ratio for a sequence under a token mean", [0.262942, 0.052385], found)
+    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], found)
     found = [_trl_loss(kind)[1][1] for kind in ("RLOO", "GRPO")]
-    yield Row("losses: A ratio that is a product", [0.0, -0.180967], found)
-    yield Row("elsewhere: Evaluation rows in place of the step's", [0.0, 4.0], _rows_of_a_step_with_evaluation())
+    yield Row("losses: RLOO in TRL: the clipped ratio is a product over the sequence", [0.0, -0.180967], found)
+    yield Row(
+        "elsewhere: TRL's log_completions: evaluation rows in place of the step's",
+        [0.0, 4.0],
+        _rows_of_a_step_with_evaluation(),
+    )
 
 
 # verl.
@@ -232,7 +240,11 @@ def verl() -> Iterator[Row]:
         return function(token_level_rewards=scores, response_mask=mask, index=index, config=config)[0][:, 0].tolist()
 
     one, ids = [1.0] + [0.0] * 7, [0] * 8
-    yield Row("statistics: One name, five numbers", [2.474867] + [-0.353552] * 7, run("grpo", one, ids))
+    yield Row(
+        "statistics: GRPO: five advantages by eps and degrees of freedom",
+        [2.474867] + [-0.353552] * 7,
+        run("grpo", one, ids),
+    )
     single, groups = [5.0, 1.0, 0.0], [0, 1, 1]
     yield Row("groups: A group of one keeps its reward", [4.999995], run("grpo", single, groups)[:1], 1e-5)
     yield Row("groups: A group of one in two functions of one file", [5.0, 1.0, -1.0], run("rloo", single, groups))
@@ -250,7 +262,7 @@ def verl() -> Iterator[Row]:
     found = run("reinforce_plus_plus_baseline", single, groups)
     yield Row("groups: A group of one in a batch that is whitened", [1.137760, -0.398216, -0.739544], found)
     found = run("grpo_passk", [0.9, 0.5, 0.2, 0.1], [0] * 4)
-    yield Row("methods: Best minus second of real rewards", [1.112970, 0.0, 0.0, 0.0], found)
+    yield Row("methods: Pass@k in verl: best minus second reward", [1.112970, 0.0, 0.0, 0.0], found)
     found = run("reinforce_plus_plus", [1.0, 0.0, 0.0, 1.0], [0] * 4, [1, 3, 2, 2])
     yield Row("batch: REINFORCE++ in four systems", [1.207615, -0.724569, -0.724569, 1.207615], found)
     lengths = [1, 2, 3, 10]
@@ -263,14 +275,14 @@ def verl() -> Iterator[Row]:
         non_tensor_batch={"a": np.array([1.0, 1.0, 0.0, 0.0]), "b": np.array([1.0, 0.0, 0.0, 0.0])},
         batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.cat([torch.ones(4, 1), mask], 1).long()},
     )[0][:, 0].tolist()
-    yield Row("batch: Weights by position", [3.111522, 1.215577, -0.426360, -0.426360], found, 1e-4)
+    yield Row("batch: GDPO: reward weights by position", [3.111522, 1.215577, -0.426360, -0.426360], found, 1e-4)
     whiten = importlib.import_module("verl.utils.torch_functional").masked_whiten
     try:
         whiten(torch.ones(1, 1), torch.ones(1, 1))
         raised = 0.0
     except ValueError:
         raised = 1.0
-    yield Row("batch: A batch of one token", [1.0], [raised])
+    yield Row("batch: Whitening a batch of one token", [1.0], [raised])
     yield from _verl_losses(core)
 
 
@@ -302,33 +314,35 @@ def _verl_losses(core: Any) -> Iterator[Row]:
         return float(value.detach()), slope[mask].tolist()
 
     still = [[0.0] * 3] * 2
-    yield Row("losses: One bound with three meanings", [-0.2, -0.2, 0.2, 0.2, 0.2], loss("cispo", change=still)[1])
+    yield Row(
+        "losses: CISPO: one bound with three meanings", [-0.2, -0.2, 0.2, 0.2, 0.2], loss("cispo", change=still)[1]
+    )
     found = loss("vanilla", clip_ratio_c=1.3)[0]
-    yield Row("losses: Three spellings of a bound on worsening tokens", [0.243313], [found])
+    yield Row("losses: Dual clip: three definitions", [0.243313], [found])
     plain = torch.max(-credit * torch.tensor(CHANGE).exp(), -credit * torch.tensor(CHANGE).exp().clamp(0.8, 1.2))
     summed = {"loss_mask": mask, "loss_agg_mode": "seq-mean-token-sum-norm"}
     found = float(core.agg_loss(plain, loss_scale_factor=4, **summed))
-    yield Row("losses: A sum over a sequence in two versions", [0.195661], [found])
+    yield Row("losses: seq-mean-token-sum-norm in two versions of verl", [0.195661], [found])
     pad = torch.nn.functional.pad
     wide = core.agg_loss(pad(plain, (0, 27)), loss_mask=pad(mask, (0, 27)), loss_agg_mode="seq-mean-token-sum-norm")
     ratio = float(core.agg_loss(plain, **summed) / wide)
-    yield Row("losses: A horizon that is the padded width", [10.0], [ratio], 1e-5)
+    yield Row("losses: Dr. GRPO: the horizon is the padded width", [10.0], [ratio], 1e-5)
     bounds: dict[str, Any] = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
     found = [loss("gspo", mode, **bounds)[0] for mode in ("token-mean", "seq-mean-token-mean")]
-    yield Row("losses: One ratio for a sequence under a token mean", [0.262942, 0.052385], found)
+    yield Row("losses: GSPO: a sequence ratio under a token mean", [0.262942, 0.052385], found)
     apart = loss("geo_mean", rows=[0])[0] + loss("geo_mean", rows=[1])[0]
     found = apart / loss("geo_mean")[0]
-    yield Row("losses: A mean of each micro-batch that is summed", [2.0], [found])
+    yield Row("losses: GMPO in verl: micro-batch means that are summed", [2.0], [found])
     none = mask.clone()
     none[1] = False
     found = loss("geo_mean", counted=none)[0] / loss("geo_mean", rows=[0])[0]
-    yield Row("losses: Rows without a token in a mean", [0.5], [found])
+    yield Row("losses: GMPO in verl: fully masked rows count in the mean", [0.5], [found])
     moved = torch.tensor([[0.04 / 0.01, 0.95 / 0.7, 1.0], [1.0, 1.0, 1.0]]).log()
     before = torch.tensor([[0.01, 0.7, 1.0], [0.5, 0.5, 0.5]], dtype=torch.float64).log()
     old.copy_(before)
     slopes = loss("dppo_tv", change=moved.tolist())[1][:2]
     found = [float(x != 0) for x in slopes]
-    yield Row("losses: Thresholds that are differences of probabilities", [1.0, 0.0], found)
+    yield Row("losses: DPPO in verl: clip_ratio as a bound on a divergence", [1.0, 0.0], found)
 
     def estimate(logprob: float, reference: float, kind: str) -> list[float]:
         x = torch.tensor([logprob], requires_grad=True)
@@ -336,13 +350,15 @@ def _verl_losses(core: Any) -> Iterator[Row]:
         return [float(value), float(torch.autograd.grad(value.sum(), x)[0])]
 
     found = estimate(-1.0, -1.4, "k3+")
-    yield Row("losses: A value of one estimator with the gradient of another", [0.070320, 0.4], found)
+    yield Row("losses: k3+ in verl: the value of k3, the gradient of k2", [0.070320, 0.4], found)
     found = estimate(-5.0, -1.0, "low_var_kl")
-    yield Row("losses: A clamp beyond which nothing is pulled back", [10.0, 0.0], found)
+    yield Row("losses: Clamped KL estimates have no gradient beyond the clamp", [10.0, 0.0], found)
     reject = importlib.import_module("verl.trainer.ppo.rollout_corr_helper").compute_rollout_rejection_mask
     ratios = torch.tensor([[0.24, 0.26, 0.49, 1.9, 2.1, 3.9]])
     found = reject(ratios.log(), torch.ones(1, 6), "token_k1", "0.5_4")[0][0].tolist()
-    yield Row("losses: Bounds of a ratio that are applied to its inverse", [0.0, 1.0, 1.0, 1.0, 0.0, 0.0], found)
+    yield Row(
+        "losses: Rejection sampling in verl: bounds applied to the inverse ratio", [0.0, 1.0, 1.0, 1.0, 0.0, 0.0], found
+    )
 
 
 SYSTEMS: dict[str, Callable[[], Iterator[Row]]] = {"trl": trl, "verl": verl}
