@@ -274,7 +274,7 @@ def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
         ("gigpo", {}, r"credit=relative\+state_relative.*states"),
         ("gae", {}, r"credit=gae.*value"),
         ("dapo", {}, r"rollout=dynamic_sampling.*rollout=independent"),
-        ("grpo_lead", {}, r"reward\.shape\.concise=length_relative.*needs verdicts: give success_at"),
+        ("grpo_lead", {}, r"reward\.shape\.concise=.*length_relative needs verdicts: give success_at"),
         ("vppo", {}, r"signal\.masked_observation"),
         ("sfpo", {}, r"update=slow_fast"),
         ("luspo", {"loss_type": "bnpo"}, r"loss_type='bnpo'.*luspo has objective\.aggregate=sequence_sum"),
