@@ -71,7 +71,7 @@ WORLDS: Mapping[str, World] = {
 def trained(world: str, method: str, seed: int) -> dict[str, Any]:
     """One run: success on held-out tasks before and after, and in training by tokens generated."""
     from gxpo.config import resolve
-    from gxpo.keys import Stated
+    from gxpo.definition import Stated
     from gxpo.trainer.loop import Trainer
 
     place = WORLDS[world]

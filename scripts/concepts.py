@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
+from gxpo.definition import Stated
 from gxpo.explain.forest_picture import picture
 from gxpo.forest import Forest
-from gxpo.keys import Stated
 from gxpo.trainer.loop import Trainer
 
 HOME = Path(__file__).parents[1]

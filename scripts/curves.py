@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
-from gxpo.keys import Stated
+from gxpo.definition import Stated
 from gxpo.trainer.demo import settings
 from gxpo.trainer.progress import Progress
 from gxpo.trainer.report import svg_chart

@@ -140,7 +140,7 @@ def learn(figures: Figures) -> None:
 def training(name: str, figures: Figures) -> dict[str, Any]:
     import gxpo
     from gxpo import config
-    from gxpo.keys import Stated
+    from gxpo.definition import Stated
 
     given = config.read(ROOT / "examples" / f"{name}.yaml")
     sets: dict[str, Any] = {"learner.device": figures.device}

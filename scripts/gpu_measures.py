@@ -272,7 +272,7 @@ def stepped(seconds: list[float], peak: Peak, tokens: int) -> dict[str, Any]:
 
 def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: int, new: int) -> dict[str, Any]:
     from gxpo import config
-    from gxpo.keys import Stated
+    from gxpo.definition import Stated
     from gxpo.trainer.loop import Trainer
 
     tasks = Path(folder) / "tasks.jsonl"

@@ -11,8 +11,8 @@ import torch
 
 import gxpo
 from gxpo.compat import COMPAT
+from gxpo.definition import same
 from gxpo.forest import Forest
-from gxpo.keys import same
 from gxpo.methods import METHODS
 from gxpo.objectives import Clip, DualClip, PolicyGradient
 

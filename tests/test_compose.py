@@ -11,9 +11,9 @@ import gxpo
 from gxpo import parts
 from gxpo.credit import CreditPart
 from gxpo.credit.pass_at_k import PassAtK
+from gxpo.definition import Stated, show
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
-from gxpo.keys import Stated, show
 from gxpo.methods import METHODS
 from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.surrogate import Sequence

@@ -10,8 +10,8 @@ import pytest
 
 import gxpo
 from gxpo import config, parts
+from gxpo.definition import STAGES, Stated, show
 from gxpo.errors import ConfigError
-from gxpo.keys import STAGES, Stated, show
 from gxpo.settings import FIELDS, RUN_KEYS
 
 

@@ -154,8 +154,8 @@ def test_the_example_is_the_demo():
 
 
 def test_readme_counts_methods_by_evidence():
+    from gxpo.definition import EVIDENCE
     from gxpo.explain.catalogue import entries
-    from gxpo.keys import EVIDENCE
 
     rows = entries()
     tiers = {t: sum(r["evidence"] == t for r in rows) for t in EVIDENCE}

@@ -11,9 +11,9 @@ import torch
 import gxpo
 from gxpo import former
 from gxpo.credit.base import CreditSum
+from gxpo.definition import Stated
 from gxpo.errors import ConfigError
 from gxpo.former import Former
-from gxpo.keys import Stated
 
 CREDITS = {
     "per_step": Former(

@@ -12,9 +12,9 @@ from tests.learners.llamas import clean_llama
 from tests.thorough import first_of_each
 
 import gxpo
+from gxpo.definition import EVIDENCE, Definition
 from gxpo.errors import TaskError
 from gxpo.explain.catalogue import entries
-from gxpo.keys import EVIDENCE, Definition
 from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.pipeline import controls

@@ -1,7 +1,8 @@
-"""Parts by stated names, and by the names of their classes."""
+"""Parts by the names that they state."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -10,7 +11,7 @@ import pytest
 
 from gxpo import parts, registry
 from gxpo.credit.base import CreditPart
-from gxpo.keys import show
+from gxpo.definition import show
 from gxpo.registry import Table, part
 
 
@@ -23,7 +24,7 @@ class Named(CreditPart):
 
 @dataclass(frozen=True)
 class Derived(Named):
-    """A part of its own: a stated name is not inherited."""
+    """Not in the table: a stated name is not inherited."""
 
 
 @pytest.fixture
@@ -40,14 +41,28 @@ def folder(monkeypatch):
     monkeypatch.setitem(sys.modules, "gxpo.invented.base", sys.modules["gxpo.credit.base"])
 
 
-def test_stated_and_derived_names(folder):
-    table = Table("credit", "invented", "base:CreditPart")
-    assert dict(table) == {"mean_only": Named, "derived": Derived}
+def test_stated_names(folder):
+    assert dict(Table("credit", "invented")) == {"mean_only": Named}
     assert (show(Named), show(Named()), show(Derived)) == ("mean_only", "mean_only", "derived")
 
 
 def test_a_stated_stage_decides(folder):
-    assert dict(Table("weight", "invented", "base:CreditPart")) == {"derived": Derived}
+    assert dict(Table("weight", "invented")) == {}
+
+
+def test_two_parts_of_one_name_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(Derived, "__part__", ("credit", "mean_only"), raising=False)
+    with pytest.raises(ValueError, match="two parts named 'mean_only'"):
+        dict(Table("credit", "invented"))
+
+
+def test_every_concrete_part_of_a_stage_states_its_name():
+    """A subclass of a part in gxpo's own folders is one too, or is private."""
+    for folder, _, table in registry.PLACES:
+        for kind in table.values():
+            for below in kind.__subclasses__():
+                own = below.__module__.startswith(f"gxpo.{folder}.") and not below.__name__.startswith("_")
+                assert not own or "__part__" in vars(below) or inspect.isabstract(below), below
 
 
 @pytest.mark.parametrize(("name", "stage"), [("Mean", "credit"), ("", "credit"), ("a-b", "credit"), ("mean", "gate")])

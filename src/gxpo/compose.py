@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo import former
+from gxpo.definition import Definition, Stated, check_refusals, merge, same, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import Definition, Stated, check_refusals, merge, same, show, unknown_key
 from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, hints_of, resolve_part
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN

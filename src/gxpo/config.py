@@ -18,8 +18,8 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
+from gxpo.definition import STAGES, Stated, finite, show
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import STAGES, Stated, finite, show
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
 from gxpo.settings import RUN_KEYS, RunSettings

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
+from gxpo.definition import Definition, Stated, same, show
 from gxpo.errors import ConfigError
-from gxpo.keys import Definition, Stated, same, show
 from gxpo.ranges import snake
 
 _P, _T = ParamSpec("_P"), TypeVar("_T")

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo import former, functions, ranges
+from gxpo.definition import Stated, finite, show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.functions import Formula
-from gxpo.keys import Stated, finite, show
 from gxpo.usercode import NotRun, Unusable, object_at
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.definition import Definition, Stated, show
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
-from gxpo.keys import Definition, Stated, show
 from gxpo.objectives.base import evaluate
 from gxpo.protocols import Output, PolicyTokens
 from gxpo.rewards import own

@@ -4,8 +4,8 @@
     @dataclass(frozen=True)
     class PassAtK(CreditPart): ...
 
-A part is a public frozen dataclass of its stage's folder that can be made; it needs no entry anywhere else. One that
-states no name has its class's, in lower case with underscores, and its stage by its base.
+A part is a frozen dataclass in its stage's folder; the name that it states is its only entry. A user's own class needs
+none: it is given by its file and name, or as an object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any
 
 from gxpo import former
-from gxpo.keys import show
 
 STAGES = (
     "credit",
@@ -36,7 +35,6 @@ STAGES = (
     "update",
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_COMBINATIONS = ("CreditSum", "TermSum", "WeightProduct")
 
 
 def part(name: str, *, stage: str) -> Callable[[type], type]:
@@ -58,41 +56,28 @@ def part(name: str, *, stage: str) -> Callable[[type], type]:
 
 
 class Table(Mapping[str, Any]):
-    """Every part that a module of the folder `gxpo.FOLDER` defines, by name.
-
-    stage    of `part`
-    base     "module:class" that parts without a stated name derive from, or "method()" that they have
+    """The parts of a stage that the modules of the folder `gxpo.FOLDER` define, by name.
 
     The modules are imported when the table is first read: a method whose parts are given as classes reads few tables.
     """
 
-    def __init__(self, stage: str, folder: str, base: str) -> None:
-        self.stage, self._folder, self._base = stage, f"gxpo.{folder}", base
+    def __init__(self, stage: str, folder: str) -> None:
+        self.stage, self._folder = stage, f"gxpo.{folder}"
 
     @cached_property
     def _found(self) -> dict[str, type]:
-        folder, is_part = importlib.import_module(self._folder), self._is_part()
+        folder = importlib.import_module(self._folder)
         found: dict[str, type] = {}
         for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
             loaded = importlib.import_module(f"{folder.__name__}.{module}")
-            for name, kind in inspect.getmembers(loaded, inspect.isclass):
-                own = kind.__module__ == loaded.__name__ and not name.startswith("_") and name not in _COMBINATIONS
-                if not (own and dataclasses.is_dataclass(kind)) or inspect.isabstract(kind):
+            for _, kind in inspect.getmembers(loaded, inspect.isclass):
+                stage, name = vars(kind).get("__part__", ("", ""))
+                if kind.__module__ != loaded.__name__ or stage != self.stage:
                     continue
-                stated = vars(kind).get("__part__")
-                if not (is_part(kind) if stated is None else stated[0] == self.stage):
-                    continue
-                if show(kind) in found:
-                    raise ValueError(f"{folder.__name__} has two parts named {show(kind)!r}")
-                found[show(kind)] = kind
+                if name in found:
+                    raise ValueError(f"{folder.__name__} has two parts named {name!r}")
+                found[name] = kind
         return found
-
-    def _is_part(self) -> Callable[[type], bool]:
-        if self._base.endswith("()"):
-            return lambda kind: callable(getattr(kind, self._base[:-2], None))
-        module, _, name = self._base.partition(":")
-        base = getattr(importlib.import_module(f"{self._folder}.{module}"), name)
-        return lambda kind: issubclass(kind, base)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found and name in former.table(folder := self._folder.removeprefix("gxpo.")):
@@ -106,17 +91,17 @@ class Table(Mapping[str, Any]):
         return len(self._found)
 
 
-CREDITS = Table("credit", "credit", "base:CreditPart")
-WEIGHTS = Table("weight", "weighting", "base:WeightPart")
-ROLLOUTS = Table("rollout", "rollouts", "grow()")
-REWARDS = Table("reward", "rewards", "base:RewardPart")
-SEGMENTERS = Table("segment", "segments", "base:Segmenter")
-SIGNALS = Table("signal", "signals", "base:SignalPart")
-SURROGATES = Table("surrogate", "objectives", "surrogate:Surrogate")
-RATIOS = Table("ratio", "objectives", "surrogate:Ratio")
-CONTROLS = Table("control", "objectives", "control:Control")
-TERMS = Table("term", "objectives", "base:TermPart")
-UPDATES = Table("update", "learners", "run()")
+CREDITS = Table("credit", "credit")
+WEIGHTS = Table("weight", "weighting")
+ROLLOUTS = Table("rollout", "rollouts")
+REWARDS = Table("reward", "rewards")
+SEGMENTERS = Table("segment", "segments")
+SIGNALS = Table("signal", "signals")
+SURROGATES = Table("surrogate", "objectives")
+RATIOS = Table("ratio", "objectives")
+CONTROLS = Table("control", "objectives")
+TERMS = Table("term", "objectives")
+UPDATES = Table("update", "learners")
 
 PLACES = (  # folder, slot and table of each kind of part
     ("credit", "credit", CREDITS),

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import gxpo
 from gxpo import parts
 from gxpo.cli import app
+from gxpo.definition import show
 from gxpo.errors import ConfigError
 from gxpo.explain.parts import entries, show_parts
-from gxpo.keys import show
 from gxpo.methods import METHODS
 
 

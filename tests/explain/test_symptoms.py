@@ -6,11 +6,11 @@ from tests.battery import battery, made_up
 
 import gxpo
 from gxpo import config
+from gxpo.definition import EVIDENCE
 from gxpo.errors import ConfigError
 from gxpo.explain.advice import find, recommendations
 from gxpo.explain.effect import Answer, Effect, effect, push, rollouts
 from gxpo.explain.symptoms import CLAIMS, SYMPTOMS
-from gxpo.keys import EVIDENCE
 from gxpo.methods import METHODS
 from gxpo.rollouts import Independent
 

@@ -81,6 +81,6 @@ def test_a_learning_rate_that_bfloat16_hardly_sees_is_warned_of(tmp_path):
 
     keys = {"tasks.per_step": 2, "eval.tasks": 2, "sampling.max_new_tokens": 4, "learner.dtype": "bfloat16"}
     reward = {"optim.lr": 1e-6}
-    with pytest.warns(UserWarning, match=r"update\.lr=1e-06 changes .* of the bfloat16 weights"):
+    with pytest.warns(UserWarning, match=r"optim\.lr=1e-06 changes .* of the bfloat16 weights"):
         gxpo.train("tiny:cold", "arithmetic", "grpo", 1, lambda tokens: float(sum(tokens)), out=tmp_path / "run",
                    set=keys | reward)  # fmt: skip

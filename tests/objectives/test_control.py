@@ -13,8 +13,8 @@ from tests.objectives.conftest import figures_of
 from tests.rollouts.resumed import check_resumed
 
 import gxpo
+from gxpo.definition import show
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.keys import show
 from gxpo.objectives import KL, Entropy
 from gxpo.objectives.control import (
     AdaptiveKl,

@@ -33,7 +33,6 @@ from gxpo.objectives.sequence_losses import (
     GroupVariance,
     ImplicitNegative,
     SquaredLogRatio,
-    UniformValue,
     baseline_of,
     classification,
     discriminative,
@@ -46,6 +45,7 @@ from gxpo.objectives.sequence_losses import (
     valued,
 )
 from gxpo.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
+from gxpo.objectives.uniform_value import UniformValue
 from gxpo.objectives.value import ValueRegression
 from gxpo.protocols import PolicyTokens
 

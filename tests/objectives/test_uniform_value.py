@@ -16,7 +16,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.forest import Forest
 from gxpo.objectives import evaluate
-from gxpo.objectives.sequence_losses import UniformValue, next_value, uniform_value
+from gxpo.objectives.uniform_value import UniformValue, next_value, uniform_value
 from gxpo.protocols import PolicyTokens
 
 

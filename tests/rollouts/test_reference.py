@@ -13,9 +13,9 @@ from tests.rollouts.replay_session import END, UNSCORED, StepSession, right_firs
 from tests.rollouts.scripted_session import WRONG, ScriptedSession
 
 import gxpo
+from gxpo.definition import show
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import load
 from gxpo.protocols import Sampling, StreamKey

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import gxpo
+from gxpo.definition import Stated
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.keys import Stated
 from gxpo.trainer.directory import find, name_for
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "sampling.max_new_tokens": 2}

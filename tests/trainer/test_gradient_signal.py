@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from gxpo.cli import app
 from gxpo.config import resolve
+from gxpo.definition import Stated
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated
 from gxpo.protocols import Budget
 from gxpo.trainer import gradient_signal as meter
 from gxpo.trainer.gradient_signal import Measured, agreement_of, measure, recommended, signal_of

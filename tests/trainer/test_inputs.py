@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import gxpo
 from gxpo import config
 from gxpo.cli import app
+from gxpo.definition import Stated
 from gxpo.errors import CheckpointError
-from gxpo.keys import Stated
 from gxpo.tasks.dataset import Dataset
 from gxpo.trainer import checkpoint, inputs
 

@@ -8,9 +8,9 @@ import torch
 import gxpo
 from gxpo import config
 from gxpo.decoder.measure import Trial
+from gxpo.definition import Stated
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated
 from gxpo.learners import parallel
 from gxpo.learners.torch import TorchLearner
 from gxpo.trainer import checkpoint

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gxpo import config
-from gxpo.keys import Stated
+from gxpo.definition import Stated
 from gxpo.learners.lora import LoraSettings
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model

@@ -62,7 +62,7 @@ import sys
 import gxpo
 from gxpo import config
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated
+from gxpo.definition import Stated
 
 keys = {"model": "tiny:cold", "trainer.steps": 1, **eval(sys.argv[2])}
 trainer = gxpo.Trainer(config.resolve({k: Stated(v, "test") for k, v in keys.items()}), out=sys.argv[1])

@@ -11,8 +11,8 @@ import torch
 
 import gxpo
 from gxpo import config
+from gxpo.definition import Stated
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.keys import Stated
 from gxpo.trainer import checkpoint, metrics
 from gxpo.trainer.run import continued, free
 from gxpo.trainer.start import inherited, parameters_of

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.definition import show
 from gxpo.errors import GxpoError, NoVerdicts
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.pipeline import Method, with_inner
 from gxpo.rollouts.independent import Independent
 from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from gxpo.adapters import asks
+from gxpo.definition import show
 from gxpo.errors import CheckpointError, need
-from gxpo.keys import show
 from gxpo.pipeline import Method
 
 STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"

@@ -9,8 +9,8 @@ from typing import Any
 
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
+from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated, same, show
 from gxpo.learners.epochs import Epochs
 from gxpo.objectives.surrogate import Truncate
 from gxpo.pipeline import Method, controls

@@ -27,9 +27,9 @@ from gxpo import levels
 from gxpo.adapters import asks
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
+from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, need
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.learners.epochs import Epochs
 from gxpo.methods import METHODS
 from gxpo.objectives import Entries, PolicyGradient

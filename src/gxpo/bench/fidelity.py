@@ -305,7 +305,7 @@ class Measured:
 def trainer_of(method: str, world: World, out: Path) -> Trainer:
     """Trainer of a method with a frozen policy: its learning rate is 1e-12, that of its heads the usual one."""
     from gxpo.config import resolve
-    from gxpo.keys import Stated
+    from gxpo.definition import Stated
     from gxpo.trainer.loop import Trainer
 
     still = {"optim.lr": 1e-12, "learner.value_lr": 1e9, "method": method, "seed": 0, "tasks.per_step": world.tasks}

@@ -42,7 +42,7 @@ def reward(forest: Any, texts: Sequence[str], tasks: Sequence[Any]) -> list[floa
 def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mapping[str, Any] | None = None) -> Any:
     """Steps of gxpo's trainer with metrics, without evaluations, checkpoints and files."""
     from gxpo import config
-    from gxpo.keys import Stated
+    from gxpo.definition import Stated
     from gxpo.trainer.loop import Trainer
 
     prompts = PROMPTS * GROUP // group

@@ -14,6 +14,7 @@ from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.node_value import Visits, visits_of
 from gxpo.errors import one_of
 from gxpo.forest import ACTION
+from gxpo.registry import part
 from gxpo.trees import last_before
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def ancestor_groups(
     return torch.where(share > 0, total / torch.where(share > 0, share, 1.0), 0.0)
 
 
+@part("ancestor_groups", stage="credit")
 @dataclass(frozen=True)
 class AncestorGroups(CreditPart):
     """Tree advantage (TreePO): `ancestor_groups` of the outcomes, the same for every token on a trajectory's path.

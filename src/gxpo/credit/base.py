@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gxpo.definition import show
 from gxpo.errors import ConfigError
 from gxpo.former import learns_from_equal_groups
-from gxpo.keys import show
 from gxpo.ranges import Part
 
 if TYPE_CHECKING:

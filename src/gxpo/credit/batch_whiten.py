@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import Single, group_relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -37,6 +38,7 @@ def batch_whiten(
     return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
 
 
+@part("batch_whiten", stage="credit")
 @dataclass(frozen=True)
 class BatchWhiten(CreditPart):
     """Batch-whitened advantage (REINFORCE++) of the outcome, or of the outcome minus the group's baseline.

@@ -16,6 +16,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
 from gxpo.credit.success_rate import succeeds
 from gxpo.errors import MissingSignal
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -77,6 +78,7 @@ QUANTITIES: Mapping[str, tuple[tuple[str, ...], Callable[[Forest, Signals, float
 }
 
 
+@part("bonus", stage="credit")
 @dataclass(frozen=True)
 class Bonus(CreditPart):
     """Bounded trajectory-level bonus, to be added to another advantage: `credit.add.bonus`.

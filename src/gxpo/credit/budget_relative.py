@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
+from gxpo.registry import part
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def budget_relative(
     return torch.where(counts[:, None] & ~equal, advantage, 0.0)
 
 
+@part("budget_relative", stage="credit")
 @dataclass(frozen=True)
 class BudgetRelative(CreditPart):
     """Budget-relative advantage: `budget_relative` for thinking tokens; answers against others after the same cut.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import group_relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -67,6 +68,7 @@ def blended(
     return w * inside + (1.0 - w) * between
 
 
+@part("consistency_blended", stage="credit")
 @dataclass(frozen=True)
 class ConsistencyBlended(CreditPart):
     """`blended` of `group_relative` and `between_groups` by `answer_disagreement` (COPO), the same for every token.

@@ -16,6 +16,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.relative import Single, alone, group_relative
 from gxpo.errors import ConfigError, did_you_mean
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -58,6 +59,7 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
     return torch.where(moved, out, torch.zeros_like(out))
 
 
+@part("decoupled", stage="credit")
 @dataclass(frozen=True)
 class Decoupled(CreditPart):
     """GDPO: `decoupled_sum` of `forest.components`, then normalised over the batch; the same for every token.

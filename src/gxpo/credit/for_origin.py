@@ -11,12 +11,14 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.credit.base import CreditPart
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Signals
 
 
+@part("constant_advantage", stage="credit")
 @dataclass(frozen=True)
 class ConstantAdvantage(CreditPart):
     """Constant advantage: `value` for the trajectories of one origin, 0 for others; to be added to another advantage.

@@ -13,6 +13,7 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import group_relative
 from gxpo.errors import one_of
+from gxpo.registry import part
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
     return Forks(own, place, fork if first_steps else torch.where(goes_on, fork, -1))
 
 
+@part("fork_relative", stage="credit")
 @dataclass(frozen=True)
 class ForkRelative(CreditPart):
     """A = trajectory_weight * z_group(outcome) + fork_weight * `fork_relative`, the same for every token of a step.

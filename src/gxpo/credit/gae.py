@@ -14,6 +14,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in, td_residual
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -151,6 +152,7 @@ def value_of(signals: Signals, name: str, entries: Tensor) -> Tensor:
     return value
 
 
+@part("gae", stage="credit")
 @dataclass(frozen=True)
 class Gae(CreditPart):
     """Generalised advantage estimation (GAE) over tokens, turns, or both, and the regression target of the value head.

@@ -13,6 +13,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
 from gxpo.errors import GxpoError
+from gxpo.registry import part
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
     return known & changed
 
 
+@part("hierarchical_gae", stage="credit")
 @dataclass(frozen=True)
 class HierarchicalGae(CreditPart):
     """`hierarchical_gae` of three value heads over turns whose tokens are labelled: KEEP 1 and SWITCH 2 (the tag that

@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.state_relative import StateRelative
 from gxpo.errors import ConfigError, one_of
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -96,6 +97,7 @@ def graph_return(
     return worth * discount**there
 
 
+@part("graph_return", stage="credit")
 @dataclass(frozen=True)
 class GraphReturn(StateRelative):
     """Graph-distance advantage (GraphGPO): `StateRelative` of `graph_return`, to be added to `Relative`.

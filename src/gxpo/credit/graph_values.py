@@ -12,6 +12,7 @@ from gxpo import grouped
 from gxpo.credit.gae import Share, gae, on_tokens
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.state_keys import StateKeyed
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -105,6 +106,7 @@ def graph_advantage(
     return torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
 
 
+@part("graph_values", stage="credit")
 @dataclass(frozen=True)
 class GraphValues(StateKeyed):
     """`graph_advantage` (GRAFT) of the step rewards, or of the outcome, the same for every token of a step.

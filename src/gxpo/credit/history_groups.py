@@ -14,6 +14,7 @@ from gxpo import grouped
 from gxpo.credit.recursion import next_in
 from gxpo.credit.state_keys import StateKeyed, history_ids
 from gxpo.errors import one_of
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -68,6 +69,7 @@ def history_groups(
     return torch.where(weights > 0, total / weights, 0.0)
 
 
+@part("history_groups", stage="credit")
 @dataclass(frozen=True)
 class HistoryGroups(StateKeyed):
     """History-aware step advantage (HGPO): `history_groups` of the returns, the same for every token of a step.

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import group_relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -61,6 +62,7 @@ def length_weighted(
     return torch.where(far, group_relative(outcome, group, where=enters), scaled)
 
 
+@part("length_weighted", stage="credit")
 @dataclass(frozen=True)
 class LengthWeighted(CreditPart):
     """Length-weighted advantage of the outcome, the same for every token of a trajectory. Unscaled it is OPO's."""

@@ -12,6 +12,7 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.value_delta import value_delta
 from gxpo.errors import ConfigError, one_of
+from gxpo.registry import part
 from gxpo.trees import dense, last_before, place_in, sum_before
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
     return above
 
 
+@part("node_value", stage="credit")
 @dataclass(frozen=True)
 class NodeValue(CreditPart):
     """Node-value advantage (TreeRL, SPO-tree): every token has its node's advantage, in all trajectories through it.

@@ -13,6 +13,7 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
 from gxpo.errors import GxpoError
+from gxpo.registry import part
 from gxpo.reshape import pieces_of
 from gxpo.trees import begins_of, runs_of
 
@@ -203,6 +204,7 @@ def prefix_value(reward: Tensor, pairs: Pairs, known: Tensor, how: Baseline = "e
     return out
 
 
+@part("prefix_ordered", stage="credit")
 @dataclass(frozen=True)
 class PrefixOrdered(CreditPart):
     """Order-constrained advantage (Tree-OPO) among completions of one tree's prefixes, the same for every token.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.credit.base import CreditPart
 from gxpo.credit.likelihood import answer_logprob, mean_of_lowest
 from gxpo.credit.success_rate import succeeds
+from gxpo.registry import part
 from gxpo.trees import begins_of, repeated, runs_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def pairwise_auc(
     return torch.zeros_like(x).index_add_(0, i, pull)
 
 
+@part("pairwise_auc", stage="credit")
 @dataclass(frozen=True)
 class PairwiseAuc(CreditPart):
     """Pairwise AUC advantage (CAPO, calibration) of the sampler's mean log-probs, the same for every token.

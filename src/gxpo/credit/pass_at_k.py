@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -135,6 +136,7 @@ def max_second(
     return torch.where(alone & ~grouped.degenerate(value, group, counts), gap / unit, 0.0)
 
 
+@part("pass_at_k", stage="credit")
 @dataclass(frozen=True)
 class PassAtK(CreditPart):
     """Pass@k advantage, the same for every token, by one of four estimators:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo.credit.relative import Relative, Unit
 from gxpo.errors import ConfigError, one_of
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -30,6 +31,7 @@ def voted_wrong(score: Tensor, vote: str = "intersection") -> Tensor:
     return {"intersection": score <= 0, "majority": score < 0.5, "union": score < 1}[vote]
 
 
+@part("penalised_steps", stage="credit")
 @dataclass(frozen=True)
 class PenalisedSteps(Relative):
     """`Relative` of R = reward * outcome - penalty * (the token's step is `voted_wrong`) over tokens: CAPO.

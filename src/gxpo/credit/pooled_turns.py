@@ -13,6 +13,7 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.value_delta import value_delta
+from gxpo.registry import part
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def pooled_turns(
     return linear_recursion(torch.where(reward.isfinite(), centred, 0.0), discount, following)
 
 
+@part("pooled_turns", stage="credit")
 @dataclass(frozen=True)
 class PooledTurns(CreditPart):
     """`pooled_turns` of the gains in belief, the same for every token of a turn: IGPO.

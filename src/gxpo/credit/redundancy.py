@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.credit.relative import Relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -44,6 +45,7 @@ def diversity_adjusted(
     return outcome.to(torch.float64) / (torch.where(group >= 0, alike, 1.0).clamp_min(1.0) + eps)
 
 
+@part("diversity_adjusted", stage="credit")
 @dataclass(frozen=True)
 class DiversityAdjusted(Relative):
     """Diversity-adjusted advantage (DRA-GRPO): `Relative` of the `diversity_adjusted` outcome, equal for all tokens.

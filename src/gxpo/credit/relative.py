@@ -18,6 +18,7 @@ from gxpo import former, grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.registry import part
 from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def rows_of(forest: Forest, unit: str) -> Rows:
 
 
 # ---------------------------------------------------------------- the part
+@part("relative", stage="credit")
 @dataclass(frozen=True)
 class Relative(Statistic):
     """A = weight * (value - center - shift) / (scale + eps) among peers, the same for every token of a unit.

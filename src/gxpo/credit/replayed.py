@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.relative import Statistic
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -44,6 +45,7 @@ def replay_baseline(
     return torch.where(spread > 0, apart / (spread + eps), apart).nan_to_num(nan=0.0)
 
 
+@part("replay_baseline", stage="credit")
 @dataclass(frozen=True)
 class ReplayBaseline(Statistic):
     """Group-relative advantages of fresh rollouts; `replay_baseline` with the signal "baseline" [R] of replayed ones.
@@ -75,6 +77,7 @@ def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | 
     return torch.where(total > 0, scaled / torch.where(total > 0, total, 1.0), 0.0)
 
 
+@part("retrospective", stage="credit")
 @dataclass(frozen=True)
 class Retrospective(Statistic):
     """Retrospective advantages (PIPO): `shares` times the signal "improvement" [R] of replayed rollouts, GRPO of fresh.

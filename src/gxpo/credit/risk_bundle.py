@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def sheets(outcome: Tensor, group: Tensor, size: int, where: Tensor) -> Sheets:
     )
 
 
+@part("risk_bundle", stage="credit")
 @dataclass(frozen=True)
 class RiskBundle(CreditPart):
     """RiskPO: `mixed_value_at_risk` of a trajectory's answer sheet, divided by the std of its bundle's sums.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.success_rate import succeeds
+from gxpo.registry import part
 from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def against_ends(
     return torch.where(flat[trajectory], 0.0, centred)
 
 
+@part("search_value", stage="credit")
 @dataclass(frozen=True)
 class SearchValue(CreditPart):
     """Search-tree advantage (DeepSearch): `against_ends` of bound * tanh(`search_value` / temperature) at every piece

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
+from gxpo.registry import part
 from gxpo.trees import dense
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def segment_relative(
     return advantage.clamp(-bound, bound)[place]
 
 
+@part("segment_relative", stage="credit")
 @dataclass(frozen=True)
 class SegmentRelative(CreditPart):
     """Per-segment group-relative advantage (Flow-GRPO): compared in the segments where a trajectory has trained tokens.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.pass_at_k import missed
+from gxpo.registry import part
 from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def same_actions(forest: Forest) -> Tensor:
     return dense(torch.zeros(forest.n_trajectories, dtype=torch.int64).index_add_(0, owner, hashed))
 
 
+@part("set_relative", stage="credit")
 @dataclass(frozen=True)
 class SetRelative(CreditPart):
     """Set-level advantage (polychromic objectives) of the outcome, the same for every token of a trajectory.

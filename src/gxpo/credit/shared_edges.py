@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.relative import Statistic
 from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -45,6 +46,7 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
     return torch.where(edge >= 0, total / (grouped.count(edge, enters) + guest), advantage)
 
 
+@part("shared_edges", stage="credit")
 @dataclass(frozen=True)
 class SharedEdges(StateKeyed, Statistic):
     """Edge-averaged group-relative advantage (SALT): `shared_edges` of the outcome, the same for every token of a step.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -65,6 +66,7 @@ def shrunk(
     return torch.where(n > 0, centred + weight * (mean - given), torch.where(known, outcome - given, 0.0))
 
 
+@part("shrinkage_baseline", stage="credit")
 @dataclass(frozen=True)
 class ShrinkageBaseline(CreditPart):
     """Shrinkage-baseline advantage (V0.5) with the signal "baseline" [R] as the prior, the same for every token."""

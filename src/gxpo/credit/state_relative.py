@@ -11,11 +11,13 @@ from torch import Tensor
 from gxpo.credit.recursion import next_in
 from gxpo.credit.relative import Relative, Rows, Unit
 from gxpo.credit.state_keys import StateKeyed, combined, history_ids
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
 
 
+@part("state_relative", stage="credit")
 @dataclass(frozen=True)
 class StateRelative(StateKeyed, Relative):
     """Anchor-state advantage: `Relative` among the group's steps from the same state; GiGPO is `Relative()` plus this.

@@ -14,6 +14,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import next_in
 from gxpo.credit.relative import group_relative
+from gxpo.registry import part
 from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
     return torch.where(known & ~flat, raised - grouped.mean(raised, one, enters), 0.0)
 
 
+@part("step_potential", stage="credit")
 @dataclass(frozen=True)
 class StepPotential(CreditPart):
     """A = whiten(A_group f + xi g), Phi the `step_potential` after each segment: SPAE.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import Statistic, group_relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -64,6 +65,7 @@ def difficulty_weighted(
     return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
 
 
+@part("difficulty_weighted", stage="credit")
 @dataclass(frozen=True)
 class DifficultyWeighted(Statistic):
     """`difficulty_weighted` (GRPO-LEAD) of the group-relative outcome: rare successes and failures weigh more.
@@ -105,6 +107,7 @@ def mixed_scale(
     return (1.0 - certain) * by_spread + certain * by_mean
 
 
+@part("mixed_scale", stage="credit")
 @dataclass(frozen=True)
 class MixedScale(CreditPart):
     """Mixed advantage (MAPO): `mixed_scale` of the outcome at the group's `success_rate`."""
@@ -118,6 +121,7 @@ class MixedScale(CreditPart):
 
 
 # ---------------------------------------------------------------- LENS
+@part("negative_groups", stage="credit")
 @dataclass(frozen=True)
 class NegativeGroups(Statistic):
     """Group-relative advantage, with alpha (outcome - center) in groups without a success (LENS).

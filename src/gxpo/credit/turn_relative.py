@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def turn_relative(
     return relative - torch.where(flat, 0.0, fairness * spread)
 
 
+@part("turn_relative", stage="credit")
 @dataclass(frozen=True)
 class TurnRelative(CreditPart):
     """OSPO: `turn_relative`, the same for every token of a step. A group is a fleet of like agents in one environment,

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.credit.base import CreditPart
 from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import next_in, td_residual
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -32,6 +33,7 @@ def twin_critic(q1: Tensor, q2: Tensor, v1: Tensor, v2: Tensor) -> Tensor:
     return torch.minimum(q1, q2) - torch.minimum(v1, v2)
 
 
+@part("twin_critic", stage="credit")
 @dataclass(frozen=True)
 class TwinCritic(CreditPart):
     """Utterance-level advantage (ArCHer): `twin_critic` of each turn, minus a learned baseline of each of its tokens.

@@ -17,6 +17,7 @@ from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.branch_points import branch_values, less_where_longer
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.registry import part
 from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ VALUES: Mapping[str, Source] = {
 }
 
 
+@part("value_delta", stage="credit")
 @dataclass(frozen=True)
 class ValueDelta(CreditPart):
     """Value-difference advantage: A = factor * `value_delta` of each stretch, the same for all of its tokens.

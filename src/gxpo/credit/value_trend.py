@@ -13,6 +13,7 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.value_delta import known, state_values
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -64,6 +65,7 @@ def value_trend(
     return linear_recursion(paid, 1.0, next_in(trajectory))
 
 
+@part("value_trend", stage="credit")
 @dataclass(frozen=True)
 class ValueTrend(CreditPart):
     """outcome + `value_trend` of the values in `forest.extras["state_value"]`: the return from each token on.

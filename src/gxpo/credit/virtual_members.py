@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.credit.relative import Statistic, group_relative
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -48,6 +49,7 @@ def virtual_members(
     return group_relative(everyone, ids, center, scale, ddof, eps, where=enters)[: len(outcome)]
 
 
+@part("pseudo_rollouts", stage="credit")
 @dataclass(frozen=True)
 class PseudoRollouts(Statistic):
     """Group-relative advantage with pseudo-rollouts (NGRPO): groups in which all rollouts fail learn, too."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gxpo.definition import EVIDENCE
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.explain.catalogue import FREE
 from gxpo.explain.symptoms import SYMPTOMS
-from gxpo.keys import EVIDENCE
 from gxpo.methods import METHODS
 
 CERTAIN, CLOSE = 75, 3  # of 100: the score from which a name is taken for a symptom, and what tells two apart

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from gxpo.compose import method
+from gxpo.definition import EVIDENCE, STAGES, Definition, same, show
 from gxpo.errors import ConfigError, did_you_mean, one_of
 from gxpo.explain.effect import on_equal
-from gxpo.keys import EVIDENCE, STAGES, Definition, same, show
 from gxpo.methods import METHODS
 from gxpo.objectives import PolicyGradient
 from gxpo.pipeline import Method

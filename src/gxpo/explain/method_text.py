@@ -8,9 +8,9 @@ from typing import Any
 
 from gxpo.compat import COMPAT
 from gxpo.compose import method
+from gxpo.definition import EVIDENCE
 from gxpo.explain.catalogue import EXPLAINED, entry, free, tiers
 from gxpo.explain.symptoms import SYMPTOMS
-from gxpo.keys import EVIDENCE
 from gxpo.methods import METHODS
 
 WIDTH, MARGIN = 116, 15

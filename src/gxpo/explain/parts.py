@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gxpo import former, ranges
 from gxpo.compose import method
+from gxpo.definition import Definition, show
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.keys import Definition, show
 from gxpo.methods import METHODS
 from gxpo.registry import PLACES
 

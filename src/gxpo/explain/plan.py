@@ -6,7 +6,7 @@ from typing import Any
 
 from gxpo import envs
 from gxpo.config import Resolved
-from gxpo.keys import show
+from gxpo.definition import show
 from gxpo.options import Unexecuted
 from gxpo.settings import RunSettings
 

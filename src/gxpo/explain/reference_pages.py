@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gxpo import ranges
+from gxpo.definition import show
 from gxpo.explain.parts import entries, type_in_words
-from gxpo.keys import show
 from gxpo.settings import RunSettings
 
 FENCE = "```"

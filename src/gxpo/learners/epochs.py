@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.forest import Forest
 from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.registry import part
 
 
 def deal(group: Tensor, minibatches: int) -> list[Tensor]:
@@ -27,6 +28,7 @@ def deal(group: Tensor, minibatches: int) -> list[Tensor]:
     return [torch.isin(group, part).nonzero().squeeze(1) for part in parts if part.numel()]
 
 
+@part("epochs", stage="update")
 @dataclass(frozen=True)
 class Epochs(UpdatePart):
     """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order."""

@@ -15,6 +15,7 @@ from gxpo.forest import Forest
 from gxpo.learners.finite import first_not_finite
 from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.registry import part
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10) -> Tensor:
@@ -50,6 +51,7 @@ def mean_kl(logprob: Tensor, old: Tensor) -> float:
     return float((gap.expm1() - gap).mean()) if len(gap) else 0.0
 
 
+@part("natural_gradient", stage="update")
 @dataclass(frozen=True)
 class NaturalGradient(UpdatePart):
     """Natural gradient step with line search (TRPO).

@@ -10,8 +10,10 @@ from torch import Tensor
 from gxpo.forest import Forest
 from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.registry import part
 
 
+@part("replayed_first", stage="update")
 @dataclass(frozen=True)
 class ReplayedFirst(UpdatePart):
     """One step on the rollouts of origin "replay", then one on all others; each is a mean over its own rollouts.

@@ -15,6 +15,7 @@ from gxpo.errors import CheckpointError, GxpoError
 from gxpo.forest import Forest
 from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.registry import part
 
 FLOOR = 1e-9  # added to the standard deviation of the entropies
 
@@ -40,6 +41,7 @@ def surge(entropies: Sequence[float], window: int) -> float:
     return (recent[-1] - fmean(recent)) / (pstdev(recent) + FLOOR)
 
 
+@part("slow_fast", stage="update")
 @dataclass(frozen=True)
 class SlowFast(UpdatePart):
     """Slow-fast (SFPO): `inner_steps` steps to theta_K, back to theta_0 + alpha (theta_K - theta_0), one more step.

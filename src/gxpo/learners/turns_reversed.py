@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.forest import Forest
 from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
+from gxpo.registry import part
 from gxpo.trees import begins_of
 
 FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
@@ -42,6 +43,7 @@ def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mea
     return total.clamp(-FARTHEST, FARTHEST).exp()
 
 
+@part("turns_reversed", stage="update")
 @dataclass(frozen=True)
 class TurnsReversed(UpdatePart):
     """One optimiser step for each turn, last turn first, on that turn's tokens alone (SeeUPO).

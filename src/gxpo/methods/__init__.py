@@ -7,8 +7,8 @@ import os
 import pkgutil
 from collections.abc import Iterator, Mapping
 
+from gxpo.definition import Definition
 from gxpo.errors import ConfigError
-from gxpo.keys import Definition
 from gxpo.usercode import Unusable, object_at
 
 

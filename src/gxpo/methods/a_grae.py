@@ -9,7 +9,7 @@ scripts never reach: as run there, it is GRPO. M is over groups with verdicts an
 geometry and medicine: `weight.difficulty_mix.full`). Groups all right or all wrong have weight 1 and advantage 0.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.group_weight import GroupWeight
 
 a_grae = Definition(

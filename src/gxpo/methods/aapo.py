@@ -11,7 +11,7 @@ has no gap. Groups of equal rewards learn where the reference's rewards differ.
 """
 
 from gxpo.credit.bonus import Bonus
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline

@@ -11,7 +11,7 @@ more: ours.
 """
 
 from gxpo.credit.for_origin import ConstantAdvantage
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.hot_cold import HotColdReplay
 
 aepo = Definition(

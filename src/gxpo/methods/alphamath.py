@@ -14,7 +14,7 @@ head in the search, beam search by steps at inference.
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.search import Search

@@ -12,7 +12,7 @@ rollout.summary_tokens.
 """
 
 from gxpo.credit.budget_relative import BudgetRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.thinking_budgets import ThinkingBudgets
 
 anytime_brpo = Definition(

@@ -8,7 +8,7 @@ wrong answer's ratio fall without bound). Where A is 0 nothing is trained: phi^(
 are those of the optimiser step; below mu = 0 the upper bound stays at its least.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.power_mean import PowerMean
 
 apmpo = Definition(

@@ -15,7 +15,7 @@ prompts by n_q, and its denominator has the reused row's tokens. Stopping at the
 easy prompts, and the baseline, no longer unbiased.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.retry import RetryUntilSolved
 
 ar3po = Definition(

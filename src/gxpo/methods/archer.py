@@ -15,7 +15,7 @@ over.
 """
 
 from gxpo.credit.twin_critic import TwinCritic
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.objectives.value import ValueRegression
 

@@ -12,7 +12,7 @@ words are of the tokens after a tool's answer, which are the next turn's. P is d
 it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.branching import BranchAtSurprise
 
 arpo_agentic = Definition(

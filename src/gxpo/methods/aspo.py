@@ -9,7 +9,7 @@ the same for clips. Code is found by a regular expression in the decoded answer 
 are over the group's right answers with code. With A of 0, as in a group of right answers only, there is no bonus.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.first_match import FirstMatch
 from gxpo.weighting.token_weight import TokenWeight
 

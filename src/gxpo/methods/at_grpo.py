@@ -12,7 +12,7 @@ loss is the mean over all candidates of the step (the paper: a mean for each pol
 optimiser step together.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.team_cells import TeamCells
 
 at_grpo = Definition(

@@ -14,7 +14,7 @@ alone: `grpo` with `weight.u_shape: u_shape`.
 """
 
 from gxpo.credit.replayed import ReplayBaseline
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.replay import Replay
 from gxpo.signals.task_mean import TaskMean
 from gxpo.weighting.token_weight import TokenWeight

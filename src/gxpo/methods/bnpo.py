@@ -10,7 +10,7 @@ not in m and v (code: it is, with p = 0). Equal p everywhere: weight 1 (code: 0 
 "bnpo" is a token mean and has nothing to do with this.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import DualClip
 from gxpo.weighting.group_weight import GroupWeight
 

@@ -10,7 +10,7 @@ or a share). The inner ratio does not correct for the sampler: no rollout is sam
 10 for A < 0 as well and take the mean over tokens.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.inner_layer import InnerLayer
 from gxpo.objectives.surrogate import DualClip
 from gxpo.signals.layer_logprob import LayerLogprob

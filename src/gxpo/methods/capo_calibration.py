@@ -10,7 +10,7 @@ reference that is a capable model of the task; of one trained from nothing, ever
 """
 
 from gxpo.credit.pairwise import PairwiseAuc
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
 capo_calibration = Definition(

@@ -14,7 +14,7 @@ learning rate follows its schedule: `weight.curvature.lr` is to be the update's.
 denominator too, here they stay, as with their Dr. GRPO.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.state_norm import StateNorm
 from gxpo.weighting.curvature import Curvature
 

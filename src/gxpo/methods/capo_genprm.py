@@ -12,7 +12,7 @@ penalised, and counted. Advantages vary between tokens, so a group of one learns
 """
 
 from gxpo.credit.penalised_steps import PenalisedSteps
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.segments import Delimiter
 from gxpo.signals.step_judge import StepJudge
 

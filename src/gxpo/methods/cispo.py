@@ -9,7 +9,7 @@ elsewhere the same number is an offset from 1. On policy every coefficient is ex
 meaning.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives import Truncate
 
 cispo = Definition(

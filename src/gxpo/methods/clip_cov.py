@@ -12,7 +12,7 @@ update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in 
 (`objective.covariance_share`).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import CovarianceClip
 
 clip_cov = Definition(

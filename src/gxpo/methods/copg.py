@@ -11,7 +11,7 @@ means; loss and gradient are means over trajectories. The gradient of a group is
 `objective.ratio_over: reference`. beta is not published with certainty: 0.1. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import SquaredLogRatio
 
 copg = Definition(

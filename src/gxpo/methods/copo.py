@@ -12,7 +12,7 @@ Answers are compared as strings, an attempt without one is an answer of its own.
 """
 
 from gxpo.credit.consistency import ConsistencyBlended
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.answer_clusters import AnswerClusters
 
 copo = Definition(

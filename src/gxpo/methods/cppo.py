@@ -8,7 +8,7 @@ is 0.5. They weigh G / k, so the mean is over the kept ones. The paper fills the
 `tasks.per_step` 1 / (1 - P) times as high.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
 cppo = Definition(

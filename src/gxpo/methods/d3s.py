@@ -8,7 +8,7 @@ its group before, and not again, so the kept ones have no mean of 0. Shares 1/2 
 are ours. Kept rollouts weigh M / N; dropped tokens stay in the denominators.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.down_sampling import DownSampling
 
 d3s = Definition(

@@ -8,7 +8,7 @@ Choices. No dual clip (the paper has none; the authors' recipe, which is verl's,
 sampling.max_new_tokens and L_c a fifth of it, the paper's proportion (4096 of 20480).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards import Overlong
 from gxpo.rollouts import DynamicSampling
 

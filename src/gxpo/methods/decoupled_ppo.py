@@ -9,7 +9,7 @@ truncation at 2 in place of the mask the same form is `tis`. Over the behaviour 
 refused.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.mismatch import MismatchMask, Truncated
 
 decoupled_ppo = Definition(

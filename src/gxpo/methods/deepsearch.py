@@ -17,7 +17,7 @@ teaches nothing.
 """
 
 from gxpo.credit.search_value import SearchValue
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.search import Search
 
 deepsearch = Definition(

@@ -9,7 +9,7 @@ further factor for the balance of processes is 1 here, where a step is one batch
 else is in the reward. The paper's rewriting of questions is data, not method: not here.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.group_weight import GroupWeight
 
 dgpo_math = Definition(

@@ -8,7 +8,7 @@ clip, as the prose says, which stops tokens on the harmful side too; `objective.
 each. How entropies are brought to [0, 1] is ours. The sequence ratio is in GSPO's token form.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import Filtered, Prefix
 from gxpo.objectives.surrogate_clips import HybridClip
 

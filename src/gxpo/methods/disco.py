@@ -11,7 +11,7 @@ nothing is done (the code: D still pulls). The code's L-ratio branch calls anoth
 does not have. Groups without both labels have J = 0 and count in the mean. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import Discriminative
 
 disco = Definition(

@@ -10,7 +10,7 @@ counts as 0. `objective.label_smoothing` is cDPO, `objective.form: ipo` IPO. Not
 sampler's log-probs. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.preference_pairs import PreferencePairs
 
 dpo = Definition(

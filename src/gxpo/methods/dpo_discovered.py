@@ -10,7 +10,7 @@ author's PureJaxRL, to which the paper's repository refers, a mean over tokens a
 group-relative, where theirs is GAE standardised over the minibatch.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_penalties import Drift
 
 dpo_discovered = Definition(

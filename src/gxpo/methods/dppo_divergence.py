@@ -14,7 +14,7 @@ that adds 1e-3 times the squared log-ratio on every token is not followed in tha
 policies.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_weights import DivergenceMask
 
 dppo_divergence = Definition(

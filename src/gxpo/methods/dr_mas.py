@@ -10,7 +10,7 @@ per_role` all policies take one optimiser step together, clipped by one norm (th
 each).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.team import Team
 
 dr_mas = Definition(

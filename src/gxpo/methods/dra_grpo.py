@@ -9,7 +9,7 @@ provides "embedding", in the place of `signal.mean_hidden`.
 """
 
 from gxpo.credit.redundancy import DiversityAdjusted
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.mean_hidden import MeanHidden
 
 dra_grpo = Definition(

@@ -11,7 +11,7 @@ aside. An error of format earns 0 there and is not known here. Attempts over a l
 not in its loss. It trains without KL, with a wider upper clip and groups of 8.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 e_grpo = Definition(

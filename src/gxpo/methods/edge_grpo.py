@@ -10,7 +10,7 @@ injected doubt, given the answer, or replaced by the solution) is not built: no 
 end. So groups of equal outcomes still teach nothing.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
 edge_grpo = Definition(

@@ -8,7 +8,7 @@ advantage of a binary outcome, 4 p (1 - p) = 4 A^2 / (1 + A^2)^2, exact for the 
 two factors are tied, and partly oppose.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import ElasticClip
 
 etr = Definition(

@@ -8,7 +8,7 @@ here it weighs the loss of those drawn, which is the same in expectation. beta_0
 set; the accuracy is that of the step before.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.control import ByAccuracy
 from gxpo.weighting.group_weight import GroupWeight
 

@@ -9,7 +9,7 @@ Both gates are clips in log space, and there is no minimum with the free ratio. 
 are not built.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import Filtered, Prefix
 from gxpo.objectives.surrogate_clips import NestedClip
 

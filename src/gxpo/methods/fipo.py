@@ -11,7 +11,7 @@ micro-batch, here it is the optimiser step. On policy f is 1: it takes several u
 (`fipo@paper`: eight). Of DAPO only the loss is taken; compose `fipo+dapo` for its rollouts.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import FutureDrift
 
 fipo = Definition(

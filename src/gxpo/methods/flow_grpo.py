@@ -12,7 +12,7 @@ closed form (mean difference squared over 2 std_k^2, without dt), whose coeffici
 """
 
 from gxpo.credit.segment_relative import SegmentRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.denoise import Denoise
 
 flow_grpo = Definition(

@@ -13,7 +13,7 @@ begins at 0 and moves `learner.value_lr` times as fast as the rest.
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 
 gae = Definition(

@@ -15,7 +15,7 @@ for one that is over, and so does this. Head and optimiser as in `gae`.
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 
 gae_turn = Definition(

@@ -14,7 +14,7 @@ group without any failure, or with a success, is GSPO's without KL. Without an a
 teaches nothing. Not GeometryZero's GCPO.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.reference import ReferenceOnFailure
 
 gcpo_gold = Definition(

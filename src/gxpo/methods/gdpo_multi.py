@@ -8,7 +8,7 @@ weighs long answers more (`credit.over: tokens`). With one reward the batch norm
 """
 
 from gxpo.credit.decoupled import Decoupled
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 gdpo_multi = Definition(
     name="gdpo_multi",

@@ -13,7 +13,7 @@ trained by plain GRPO; here as there it is attempted again. The reference's rewa
 is cut.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.hint import GrowingHint
 
 ghpo = Definition(

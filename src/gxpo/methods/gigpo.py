@@ -14,7 +14,7 @@ reference keeps a lone trajectory's raw score: `credit.singleton: raw`). States 
 
 from gxpo.credit import Relative
 from gxpo.credit.state_relative import StateRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 gigpo = Definition(
     name="gigpo",

@@ -7,7 +7,7 @@ Choices. 0.4 is in log space: (e^-0.4, e^0.4). Sequences without trainable token
 them). Unclipped it equals unclipped GSPO.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives import LogClip
 
 gmpo = Definition(

@@ -9,7 +9,7 @@ share is below 0.6 (scripts: 0.4): not built; with `rollout=dynamic_sampling` al
 else: its alpha is B over the number of non-zero rewards.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.weighting.group_weight import GroupWeight
 

@@ -12,7 +12,7 @@ factors scale the value, too. Token mean. At the last commit the loss by this na
 the general one, with factors of 1, is the same.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import PreservingClip
 
 gppo = Definition(

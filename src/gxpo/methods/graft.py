@@ -14,7 +14,7 @@ here over trajectories. States are equal by the environment's word (`credit.simi
 """
 
 from gxpo.credit.graph_values import GraphValues
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 graft = Definition(
     name="graft",

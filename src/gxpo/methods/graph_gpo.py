@@ -14,7 +14,7 @@ equal, and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(
 
 from gxpo.credit import Relative
 from gxpo.credit.graph_distance import GraphReturn
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 graph_gpo = Definition(
     name="graph_gpo",

@@ -13,7 +13,7 @@ here, from the batch; its loss is a token mean, and verl's entropy bonus of .001
 """
 
 from gxpo.credit.success_rate import DifficultyWeighted
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 grpo_lead = Definition(

@@ -11,7 +11,7 @@ the rollout brings (`grpo_s+luffy`); without one, a group's right attempts take 
 of 1. The reward models that they learn by inverse reinforcement learning are yours to bring, as `reward`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.mean_hidden import MeanHidden
 from gxpo.weighting.group_weight import GroupWeight
 

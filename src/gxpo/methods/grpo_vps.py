@@ -13,7 +13,7 @@ gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.segments import EntropySegments
 from gxpo.signals.answer_belief import AnswerBelief
 

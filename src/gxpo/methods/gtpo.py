@@ -12,7 +12,7 @@ would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gr
 """
 
 from gxpo.credit.bonus import Bonus
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import LogLikelihood
 from gxpo.weighting.shared_affix_mask import SharedAffixMask
 from gxpo.weighting.token_weight import TokenWeight

@@ -12,7 +12,7 @@ filter of equal groups, which the scripts have, are left out.
 """
 
 from gxpo.credit import LengthWeighted
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip
 
 hapo = Definition(

@@ -12,7 +12,7 @@ trajectories, as by default there. K is the window of history that the policy se
 """
 
 from gxpo.credit.history_groups import HistoryGroups
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 hgpo = Definition(
     name="hgpo",

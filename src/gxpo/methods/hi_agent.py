@@ -10,7 +10,7 @@ step. Reviewers call it two independent GRPOs of single steps, which is what it 
 The paper trains two models: `rollout.policy: per_role` gives each role an adapter of its own.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.rollouts.subgoal_steps import SubgoalSteps
 

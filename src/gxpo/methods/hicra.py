@@ -11,7 +11,7 @@ not built. Here is a short list of ours, and `gxpo.weighting.phrases` has the do
 With alpha 0 this is GRPO.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.segments import Spans
 from gxpo.weighting.phrases import PLANNING, as_pattern
 from gxpo.weighting.token_weight import TokenWeight

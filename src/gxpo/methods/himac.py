@@ -14,7 +14,7 @@ for a plan in words. The KL coefficient, 0.01 in both phases: `himac@paper`. Wit
 points.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.plan_execute import PlanExecute
 
 himac = Definition(

@@ -19,7 +19,7 @@ coefficient: `@paper`.
 """
 
 from gxpo.credit.gae_hierarchical import HierarchicalGae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.segments.by_text import Spans
 

@@ -14,7 +14,7 @@ chance) take the place of their second step in the tree. A^S as in OPRL. A step 
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.merged_steps import MergedSteps
 
 hrm = Definition(

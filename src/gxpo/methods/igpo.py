@@ -18,7 +18,7 @@ tags.
 """
 
 from gxpo.credit.pooled_turns import PooledTurns
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.answer_belief import AnswerBelief
 
 igpo = Definition(

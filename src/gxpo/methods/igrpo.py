@@ -10,7 +10,7 @@ coefficient. A draft that could not be scored is below all others; where all dra
 wording of the template is ours: the paper's is in a supplement that was not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.refine import BestDraft
 
 igrpo = Definition(

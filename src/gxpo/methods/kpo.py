@@ -8,7 +8,7 @@ authors' code. Gains are exact, where the code holds them in [1e-6, 1 - 1e-6], a
 10). Tokens that are not trained are no observations and take no time; the code filters them as log-ratios of 0.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import Filtered
 
 kpo = Definition(

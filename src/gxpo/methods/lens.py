@@ -9,7 +9,7 @@ of equal verdicts would take away what it learns from: refused.
 """
 
 from gxpo.credit.success_rate import NegativeGroups
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.confidence import ConfidencePenalty
 
 lens = Definition(

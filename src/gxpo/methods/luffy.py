@@ -15,7 +15,7 @@ weighs as many times more as a micro-batch has rows (`objective.entropy.coef`: 0
 group that is all right, the reference answer included, teaches nothing.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.reference import ReferenceInGroup
 

@@ -11,7 +11,7 @@ method's. Not the dialogue method of the same name (arXiv 2603.06194).
 """
 
 from gxpo.credit.success_rate import MixedScale
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 mapo = Definition(
     name="mapo",

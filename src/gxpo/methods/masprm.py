@@ -14,7 +14,7 @@ cross-entropy for targets in [0, 1]).
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.team_search import TeamSearch
 

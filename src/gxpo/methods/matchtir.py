@@ -14,7 +14,7 @@ calls, as toolqa.
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.matched_calls import MatchedCalls
 
 matchtir = Definition(

@@ -10,7 +10,7 @@ up for its place in the mean over trajectories; a KL term would still see it. On
 scales by n / (number of advantages other than 0); not here.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
 mc_grpo = Definition(

@@ -11,7 +11,7 @@ late, from 1 + 1 / K to 2 / K, their advantage GAE standardised over the step. N
 it overflows (a log-ratio above 88 in float32) L has no finite gradient, and the step is left out and counted.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.mirror_kl import MirrorKl
 from gxpo.objectives.surrogate import Unclipped
 

@@ -10,7 +10,7 @@ floor near 1 would undo what an unlikely prefix is to do. The prefix is exclusiv
 `objective.prefix: sum` is the exact correction, `mean` the prefix's geometric mean.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives import Truncate
 from gxpo.objectives.ratio_trajectory import Prefix
 

@@ -15,7 +15,7 @@ On tasks of one turn this is GRPO. There is another MT-GRPO (multi-task, arXiv 2
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.tool_result import ToolResult
 
 mt_grpo = Definition(

@@ -13,7 +13,7 @@ sequences too. Its constant divisor, 1000, is `objective.horizon`, here the long
 verdicts count in the mean; the script filters them. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import ImplicitNegative
 
 nft = Definition(

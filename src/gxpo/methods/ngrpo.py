@@ -10,7 +10,7 @@ group of one is measured against the virtual rollout (the code gives it its raw 
 """
 
 from gxpo.credit.virtual_members import PseudoRollouts
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 ngrpo = Definition(
     name="ngrpo",

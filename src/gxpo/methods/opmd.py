@@ -12,7 +12,7 @@ tokens. Kimi's code is not public. REBEL's regression over pairs is GVPO's: see 
 read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import SquaredLogRatio
 
 opmd = Definition(

@@ -10,7 +10,7 @@ advantage 0, as in the authors' code; verl's own port gives it a baseline of 0.
 """
 
 from gxpo.credit import LengthWeighted
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 opo = Definition(
     name="opo",

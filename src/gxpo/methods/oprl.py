@@ -16,7 +16,7 @@ is GRPO's. Steps of a group of equal outcomes may differ: it learns.
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.implicit_reward import ImplicitReward
 
 oprl = Definition(

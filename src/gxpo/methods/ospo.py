@@ -9,7 +9,7 @@ the reward of the last turn.
 """
 
 from gxpo.credit.turn_relative import TurnRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 ospo = Definition(
     name="ospo",

@@ -9,7 +9,7 @@ variants, which draw sets, are not built.
 """
 
 from gxpo.credit.pass_at_k import PassAtK
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 passk = Definition(
     name="passk",

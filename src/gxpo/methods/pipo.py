@@ -16,7 +16,7 @@ loss is a token mean. Batches of different tasks differ in difficulty too, which
 """
 
 from gxpo.credit.replayed import Retrospective
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.learners.replayed_first import ReplayedFirst
 from gxpo.rollouts.stored_groups import LastStepAgain
 from gxpo.signals.improvement import Improvement

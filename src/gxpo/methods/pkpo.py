@@ -13,7 +13,7 @@ results, this does not scale: its size falls with the success rate.
 """
 
 from gxpo.credit.pass_at_k import PassAtK
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 pkpo = Definition(
     name="pkpo",

@@ -12,7 +12,7 @@ The critic is a head on the policy's body, there a network of its own.
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 
 poad = Definition(

@@ -12,7 +12,7 @@ Predictions stay between the least and largest outcome seen, 0 and 1 in the pape
 the baseline is the siblings' mean outcome. A group of one has advantage 0; groups of equal outcomes learn.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.value_probe import ValueProbe
 
 poise = Definition(

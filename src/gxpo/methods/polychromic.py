@@ -9,7 +9,7 @@ and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef
 """
 
 from gxpo.credit.set_relative import SetRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 polychromic = Definition(
     name="polychromic",

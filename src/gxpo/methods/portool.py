@@ -11,7 +11,7 @@ that without forks this is GRPO (`credit.first_steps: true` compares them).
 """
 
 from gxpo.credit.fork_relative import ForkRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.branching import ForkOpen
 
 portool = Definition(

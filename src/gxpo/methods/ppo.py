@@ -6,7 +6,7 @@ which bounds the ratio of good tokens at 3 too, where the clip is tighter); the 
 The mean is the base's, over sequences; theirs is over frames (`objective.aggregate: token_mean`).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives import DualClip
 
 ppo = Definition(

@@ -10,7 +10,7 @@ and groups in which all are correct learn. The bonus is added to the base's adva
 """
 
 from gxpo.credit.bonus import Bonus
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.prompt_confidence import PromptConfidence
 
 progrpo = Definition(

@@ -11,7 +11,7 @@ alone. Warm-up and refinement of the policy before the training are other stages
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.step_judge import StepJudge
 
 prorag = Definition(

@@ -11,7 +11,7 @@ the other rows out of their batch before the mean over tokens; here these weigh 
 scales a step. Their released configuration has an entropy bonus of 1e-3 (`psr_nsr@paper`), which is not a default here.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.weighting.token_weight import TokenWeight
 

@@ -10,7 +10,7 @@ trained with the sum of their credits. On prompts a plan is the first stretch of
 for it in words; in an environment it is the sub-goals that an executor acts under.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.rollouts.plan_execute import Planned
 

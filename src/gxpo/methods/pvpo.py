@@ -12,7 +12,7 @@ part of this. As the policy gets better than V, advantages drift upwards. Its ob
 given.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline
 

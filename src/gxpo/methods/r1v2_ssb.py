@@ -10,7 +10,7 @@ behaviour policy (`objective.ratio_over: behaviour`), old ones and fresh ones al
 it came from, whose other members only enter its statistics. The newest 1024 groups are stored (`rollout.max_groups`).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.stored_groups import ReplayByAdvantage
 
 r1v2_ssb = Definition(

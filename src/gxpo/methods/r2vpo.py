@@ -10,7 +10,7 @@ step, so with one update per batch, where every ratio is 1, it falls to 0. Token
 replay buffer is `r2vpo+repo_replay`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_penalties import RatioVariance
 
 r2vpo = Definition(

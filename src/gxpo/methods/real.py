@@ -10,7 +10,7 @@ word. Groups without both labels are not run and stay in the denominator, as in 
 cross-entropy variant are not here. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import Classification
 
 real = Definition(

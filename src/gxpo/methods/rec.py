@@ -10,7 +10,7 @@ Mean without std, as derived (the code has a std as an option). RED-Drop, which 
 and takes the mean again, is not here.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_weights import RatioMask
 
 rec = Definition(

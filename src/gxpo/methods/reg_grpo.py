@@ -11,7 +11,7 @@ paper's loss is the mean over members, 2 (G - 1) / G times this, and it adds KL 
 Its augmentation by difficulty changes videos and prompts and is not here. Advantages are not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.sequence_losses import GroupVariance
 
 reg_grpo = Definition(

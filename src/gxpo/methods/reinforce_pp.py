@@ -11,7 +11,7 @@ rewards at +-10 before. The paper takes the KL of token t and after off the retu
 """
 
 from gxpo.credit import BatchWhiten
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 reinforce_pp = Definition(
     name="reinforce_pp",

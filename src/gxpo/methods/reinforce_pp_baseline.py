@@ -9,7 +9,7 @@ variance below 1e-8 is raised to it there, and has it added here.
 """
 
 from gxpo.credit import BatchWhiten
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 reinforce_pp_baseline = Definition(
     name="reinforce_pp_baseline",

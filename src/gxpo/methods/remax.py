@@ -13,7 +13,7 @@ reward`, the baseline has none subtracted, and nothing is discounted. Groups of 
 answer has the same reward.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import RolloutBaseline
 

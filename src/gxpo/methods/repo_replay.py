@@ -16,7 +16,7 @@ task without enough stored rollouts has no replayed rows. "highest" soon finds g
 teach nothing: `rollout.choice: max_variance` does not.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.replay import Replay
 
 repo_replay = Definition(

@@ -13,7 +13,7 @@ consecutive groups; a remainder makes some bundles larger. The scripts leave ver
 """
 
 from gxpo.credit.risk_bundle import RiskBundle
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 riskpo = Definition(
     name="riskpo",

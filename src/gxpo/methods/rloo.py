@@ -8,7 +8,7 @@ first version (2024) on: the product of the sequence's ratios, clipped, and KL (
 not public. A group of one has advantage 0 (of verl's two implementations one gives 0, the other the raw reward; TRL 0).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 rloo = Definition(
     name="rloo",

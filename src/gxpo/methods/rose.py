@@ -13,7 +13,7 @@ prompt at equal positions (`credit.keyed_by: position`). The length penalty is o
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
 rose = Definition(

@@ -12,8 +12,8 @@ mathematics takes z-scores). The next state is that of the trajectory's next tra
 optional forms, by response and clipped, are not here. Advantages are not read.
 """
 
-from gxpo.keys import Definition
-from gxpo.objectives.sequence_losses import UniformValue
+from gxpo.definition import Definition
+from gxpo.objectives.uniform_value import UniformValue
 from gxpo.signals.mean_logprob import MeanLogprob
 
 rover = Definition(

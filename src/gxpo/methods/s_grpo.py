@@ -8,7 +8,7 @@ names Dr. GRPO; only the aggregation is Dr. GRPO's (`s_grpo@paper`, with its eps
 above 0. Resampling until some weight is above 0 is off in the scripts and not built.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.group_weight import GroupWeight
 
 s_grpo = Definition(

@@ -14,7 +14,7 @@ are equal token by token. RLOO as the base: `credit.center: leave_one_out`, `cre
 """
 
 from gxpo.credit.shared_edges import SharedEdges
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 
 salt = Definition(
     name="salt",

@@ -7,7 +7,7 @@ Choices. The value at ratio 1 is -2 A / tau, so that the loss is not 0 on policy
 of SAPO also belongs to swarm sampling.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_penalties import Sigmoid
 
 sapo_gate = Definition(

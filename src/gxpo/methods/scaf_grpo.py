@@ -17,7 +17,7 @@ hinted answer under the plain prompt; there the ratio to the proximal policy is 
 otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.hint import LeastHint
 
 scaf_grpo = Definition(

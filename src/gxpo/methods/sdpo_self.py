@@ -18,7 +18,7 @@ to 0.02 in 30 steps, once; with an empty template as well), where `srpo_routing`
 GRPO, gains (to 0.80; with an empty template 0.82).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.distillation import Distillation
 from gxpo.signals.self_teacher import SelfTeacher
 

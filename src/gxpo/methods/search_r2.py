@@ -14,7 +14,7 @@ of your reward; without it R = R_out. In an environment the steps are turns. Hel
 alone.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
 

@@ -13,7 +13,7 @@ the paper; an attempt without one is an answer of its own. w weighs the loss, wh
 The authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.answer_clusters import AnswerClusters
 from gxpo.weighting.group_weight import GroupWeight
 

@@ -14,7 +14,7 @@ nothing reads: the ratio is the token's; at rho 1 that is the same. One optimise
 """
 
 from gxpo.credit import BatchWhiten
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.learners.turns_reversed import TurnsReversed
 
 seeupo = Definition(

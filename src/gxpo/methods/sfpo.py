@@ -9,7 +9,7 @@ entropy; entropy is that of the correction; Adam's moments are not pulled back. 
 the reference's can be a pass of minibatches. `update.alpha` was 0.9 for Qwen3-4B.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.learners.slow_fast import SlowFast
 
 sfpo = Definition(

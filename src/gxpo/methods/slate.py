@@ -11,7 +11,7 @@ code divides by them). No answer is forced when the turns are used up. The paper
 reference's trainer trains none of this.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.step_candidates import StepCandidates
 
 slate = Definition(

@@ -9,7 +9,7 @@ gradient. p_theta is renormalised on the old support, and the counted ids are th
 ratio compares one quantity. Noise at a bound keeps its gradient, whatever the rounding.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.soft_thinking import SoftThinking
 
 soft_grpo = Definition(

@@ -14,7 +14,7 @@ PPO is TRL's of the time: lambda 0.95, advantages whitened over tokens; here nei
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.signals.progress_estimator import ProgressEstimator
 

@@ -18,7 +18,7 @@ xi = alpha = 0 it is REINFORCE++-baseline.
 """
 
 from gxpo.credit.step_potential import StepPotential
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.segments import Delimiter
 from gxpo.signals.answer_belief import AnswerBelief
 

@@ -9,7 +9,7 @@ refused. Steepness and middle are not known to us; 5 and 1/2 are a port's, which
 `reward.shape.correct_prefix.groups=all` pays wrong attempts in every group.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 spectral_po = Definition(

@@ -15,7 +15,7 @@ are replayed in later steps; that is not done.
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Surprising
 

@@ -7,7 +7,7 @@ overshot come back. With a coefficient of its own in place of |A| / (2 e) it is 
 Choices. The loss only; with a learned critic, as in the paper, it is `gae+spo_simple`. No clamp on the ratio.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.surrogate_penalties import QuadraticPenalty
 
 spo_simple = Definition(

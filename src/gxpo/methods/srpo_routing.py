@@ -10,7 +10,7 @@ is over the distilled tokens of the optimiser step. Another account has (1 - H /
 answer in the prompt, and the buckets: as in `sdpo_self`. Three other methods have the same name (`srpo_history`).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.distillation import Distillation
 from gxpo.signals.self_teacher import SelfTeacher
 from gxpo.weighting.token_weight import TokenWeight

@@ -10,7 +10,7 @@ by their tiers too (`reward.shape.tiered.solved: flat` pays each 1). Four zones,
 is refused. Other names: `reward.shape.tiered.component`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 ssl_sweet_spot = Definition(

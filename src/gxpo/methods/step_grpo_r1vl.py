@@ -11,7 +11,7 @@ components of your own. Despite its name no step has an advantage of its own. Wi
 attempts differ by their answer alone. The trainer is TRL's of that time (`@paper`: eps 1e-4, KL .04).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 step_grpo_r1vl = Definition(

@@ -10,7 +10,7 @@ what is called (a tool, a verb of the world), a query its argument; one step of 
 never acts on what it did itself: no credit goes from step to step, and nothing is off-policy in the loss.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.agreement import Agreement
 from gxpo.rollouts.expert_prefix import ExpertSteps
 

@@ -13,7 +13,7 @@ judges, and is refined by what the solver finds; a judge set in the run's config
 not read.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.preference_pairs import PreferencePairs
 
 steporlm = Definition(

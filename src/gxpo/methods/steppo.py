@@ -10,7 +10,7 @@ option there, is not part of it here.
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 
 steppo = Definition(

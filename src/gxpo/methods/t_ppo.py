@@ -14,7 +14,7 @@ learned.
 """
 
 from gxpo.credit.gae import Gae
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.partial import PartialRollouts
 from gxpo.weighting.token_weight import TokenWeight

@@ -14,7 +14,7 @@ column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
 """
 
 from gxpo.credit.segment_relative import SegmentRelative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.denoise import DenoiseTree
 from gxpo.weighting.token_weight import TokenWeight
 

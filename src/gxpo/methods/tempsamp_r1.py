@@ -11,7 +11,7 @@ sample's) and the mix of answers with and without reasoning are not built. It ta
 ratios are 1. A reference answer that the verifier does not accept is left out.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.rollouts.reference import ReferenceInGroup
 

@@ -11,7 +11,7 @@ mean, is `thor@paper`. A failing call is an action that the environment calls ma
 episode is taken. The paper's correction of failed calls at inference is no training and is left out.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.objectives.surrogate import DualClip
 from gxpo.rollouts.regenerate import Regenerate

@@ -9,7 +9,7 @@ Choices. As in the first author's branch of verl, where it is off unless `tis_im
 script; its script has DAPO's loss: `dapo+tis`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting import Truncated
 
 tis = Definition(

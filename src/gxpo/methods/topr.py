@@ -10,7 +10,7 @@ is that of the outcome less its group's mean, not scaled; the paper chooses its 
 it gives. A ratio's logarithm is held in [-20, 20].
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate_weights import Tapered
 

@@ -12,7 +12,7 @@ calls; the paper compares at equal budgets, its code has no such bound. The pape
 """
 
 from gxpo.credit import Relative
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
 tree_grpo = Definition(

@@ -13,7 +13,7 @@ constraints that go round in a circle do not come up.
 """
 
 from gxpo.credit.ordered import PrefixOrdered
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.prefixes import Prefixes
 
 tree_opo = Definition(

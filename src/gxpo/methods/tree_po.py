@@ -11,7 +11,7 @@ depths.
 """
 
 from gxpo.credit.ancestor_groups import AncestorGroups
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
 tree_po = Definition(

@@ -14,7 +14,7 @@ ancestors, is `tree_po`.
 """
 
 from gxpo.credit.node_value import NodeValue
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
 tree_rl = Definition(

@@ -12,7 +12,7 @@ distributions are not kept. Means are over tokens. The advantage is the base's, 
 GAE standardised over the step. `optim.lr` is not used.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.learners.natural_gradient import NaturalGradient
 from gxpo.objectives.surrogate import Unclipped
 

@@ -9,7 +9,7 @@ group's last row, which is not copied. True answers, where tasks have them, are 
 alone, never for training. A confident wrong majority is learnt: watch `reward_vote_accuracy`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.oversample_for_vote import OversampleForVote
 
 ttrl = Definition(

@@ -10,7 +10,7 @@ is detached. The largest weight is 1.4, the trainer's default (its function's ow
 sets and question-answer inversion are rewards and data of multiple-choice video tasks: not built.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.disagreement import Disagreement as DisagreementSignal
 from gxpo.weighting.token_weight import TokenWeight
 

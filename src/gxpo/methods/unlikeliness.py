@@ -8,7 +8,7 @@ as in the recipe, which drops them before; `reward.shape.likelihood_discount.all
 epochs are the paper's second remedy, and with its KL they are `unlikeliness@paper`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
 unlikeliness = Definition(

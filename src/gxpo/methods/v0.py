@@ -11,7 +11,7 @@ stay at two attempts. Where a sequence mean is taken, as by default, tasks with 
 between models is not part of this.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
 
 v0 = Definition(

@@ -17,7 +17,7 @@ as one more takes 0.0039 off the expected square error) is not built: a stop tha
 """
 
 from gxpo.credit.shrunk import ShrinkageBaseline
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.task_mean import TaskMean
 
 v05 = Definition(

@@ -12,7 +12,7 @@ The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Noth
 """
 
 from gxpo.credit.bonus import Bonus
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.signals.effective_rank import EffectiveRank
 
 verl_rank = Definition(

@@ -10,7 +10,7 @@ where the code is given rollout weights; their synchronous scripts give none: `o
 would count it twice. k and lambda depend on the sign of each token's advantage (the code: of the trajectory's first).
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.ratio_trajectory import SequenceSum
 from gxpo.objectives.surrogate_weights import Gamma
 

@@ -11,7 +11,7 @@ Their temperature, 0.6 at top_p 0.9, and learning rate are under `vineppo@paper`
 """
 
 from gxpo.credit.value_delta import ValueDelta
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
 

@@ -9,7 +9,7 @@ from 0 to 1 the same thirds are 1/3 and 2/3. The bounds low and high, a pair for
 and 1, which change nothing, until you set `reward.shape.rescaled.low` and `.high`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 from gxpo.weighting.group_weight import GroupWeight
 

@@ -9,7 +9,7 @@ step (the code: extremes of a mini-batch, mean of a micro-batch). The paper buil
 penalise the mean of -log policy by 0.06: `vppo@paper`.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.objectives.masked_kl import MaskedKl
 from gxpo.signals.masked_observation import MaskedObservation
 from gxpo.weighting.token_weight import TokenWeight

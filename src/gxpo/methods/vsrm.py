@@ -14,7 +14,7 @@ cue are those of the built-in arithmetic (a comma; "#" opens the result). For mo
 """
 
 from gxpo.credit.value_trend import ValueTrend
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
 

@@ -8,7 +8,7 @@ neither is here. A wrong answer keeps its advantage (for A < 0 the minimum would
 of advantage 0 or less. As a weight, A' / A, so that it composes with every advantage.
 """
 
-from gxpo.keys import Definition
+from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
 xrpo = Definition(

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Interval
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.ranges import Part
+from gxpo.registry import part
 
 Width = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -66,6 +67,7 @@ class _Remembering(Control):
         self._memory.update({name: float(value) for name, value in state.items()})
 
 
+@part("adaptive_kl", stage="control")
 @dataclass(frozen=True)
 class AdaptiveKl(_Remembering):
     """Adaptive KL controller: coef <- coef (1 + clip(KL / target - 1, -bound, bound) rollouts / horizon).
@@ -122,6 +124,7 @@ class _ByProgress(_Remembering):
         return {"schedule_progress": self._memory["progress"]}
 
 
+@part("schedule", stage="control")
 @dataclass(frozen=True)
 class Schedule(_ByProgress):
     """Schedule of the coefficient from its start to `to` over `total_steps` steps, and `to` from then on.
@@ -160,6 +163,7 @@ class Schedule(_ByProgress):
         return start + (self.to - start) * done
 
 
+@part("two_phase_decay", stage="control")
 @dataclass(frozen=True)
 class TwoPhaseDecay(_ByProgress):
     """Two-phase decay of the coefficient, w(p): slow in the first half of `total_steps`, fast in the second.
@@ -181,6 +185,7 @@ class TwoPhaseDecay(_ByProgress):
         return start * (1 - self.fall) * math.exp(-3 * (twice - 1))
 
 
+@part("annealed", stage="control")
 @dataclass(frozen=True)
 class Annealed(_ByProgress):
     """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
@@ -197,6 +202,7 @@ class Annealed(_ByProgress):
         return start / max(1.0 - self._memory["progress"], self.least)
 
 
+@part("by_accuracy", stage="control")
 @dataclass(frozen=True)
 class ByAccuracy(_Remembering):
     """Coefficient by accuracy: coef s(slope (accuracy - middle)), s logistic, accuracy the last step's success rate.
@@ -243,6 +249,7 @@ class _Walk(_Remembering):
         return self._memory["total"] + max(start, -self._memory["lowest"])
 
 
+@part("entropy_target", stage="control")
 @dataclass(frozen=True)
 class EntropyTarget(_Walk):
     """Target entropy: below `target` coef += by; at or above it coef -= by, never below 0, and the term is off.
@@ -272,6 +279,7 @@ class EntropyTarget(_Walk):
         return {"entropy_below_target": self._memory["below"]}
 
 
+@part("dual_budget", stage="control")
 @dataclass(frozen=True)
 class DualBudget(_Walk):
     """Dual ascent on a KL budget: coef <- max(0, coef + rate (KL - budget)), the multiplier of KL <= budget.

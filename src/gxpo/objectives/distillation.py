@@ -13,6 +13,7 @@ from gxpo.errors import MissingSignal
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import Positive, Width, denominator
 from gxpo.protocols import Output
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -34,6 +35,7 @@ def sureness(entropy: Tensor, beta: float) -> Tensor:
     return w / w.mean()
 
 
+@part("distillation", stage="term")
 @dataclass(frozen=True)
 class Distillation(TermPart):
     """On-policy distillation: coef * mean over tokens of stop(min(rho, ratio_max)) v_t D_t, D the divergence to the

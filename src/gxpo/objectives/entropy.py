@@ -9,12 +9,14 @@ from torch import Tensor
 
 from gxpo.errors import MissingSignal
 from gxpo.objectives.penalty import Penalty
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens
 
 
+@part("entropy", stage="term")
 @dataclass(frozen=True)
 class Entropy(Penalty):
     """Entropy bonus: -coef * mean entropy (nats) of the policy at the trainable tokens.

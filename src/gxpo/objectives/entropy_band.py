@@ -13,6 +13,7 @@ from gxpo.errors import CheckpointError, ConfigError, MissingSignal, one_of
 from gxpo.objectives.base import Evaluated
 from gxpo.objectives.control import Control, TwoPhaseDecay
 from gxpo.objectives.penalty import Penalty
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -45,6 +46,7 @@ def outside(
     return torch.where(known & ~inside, size, 0.0).to(entropy)
 
 
+@part("entropy_band", stage="term")
 @dataclass(frozen=True)
 class EntropyBand(Penalty):
     """Entropy-smoothed bonus (EPO): -coef * aggregate of H_t - smooth * `outside` of H_t, over the trainable tokens.

@@ -11,12 +11,14 @@ from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives.base import Evaluated
 from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.protocols import Output
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
 
 
+@part("inner_layer", stage="term")
 @dataclass(frozen=True)
 class InnerLayer(PolicyGradient):
     """`PolicyGradient` with both log-probs of its ratio from an inner layer while signal "logprob@LAYER" is known; the

@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError, MissingSignal, one_of
 from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.surrogate import denominator
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -69,6 +70,7 @@ def penalised_outcome(
     return outcome.to(torch.float64) - coef * total
 
 
+@part("kl", stage="term")
 @dataclass(frozen=True)
 class KL(Penalty):
     """KL penalty in the loss: coef * aggregate of `kl_estimate` over the trainable tokens.

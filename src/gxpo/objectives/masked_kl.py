@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo.errors import MissingSignal
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import Positive, Width
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -44,6 +45,7 @@ def masked_kl(
     return -coef * kl - entropy_coef * logprob
 
 
+@part("masked_kl", stage="term")
 @dataclass(frozen=True)
 class MaskedKl(TermPart):
     """PAPO's auxiliary loss: aggregate of `masked_kl` over the trainable tokens, whatever their rewards.

@@ -11,6 +11,7 @@ from gxpo.errors import GxpoError
 from gxpo.objectives.control import Annealed
 from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.surrogate import Width
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -30,6 +31,7 @@ def mirror_kl(log_ratio: Tensor) -> Tensor:
     return log_ratio.exp() * (log_ratio - 1.0) + 1.0  # not infinity less infinity where the ratio has overflowed
 
 
+@part("mirror_kl", stage="term")
 @dataclass(frozen=True)
 class MirrorKl(Penalty):
     """Mirror-descent KL: coef * aggregate of `mirror_kl` over the trainable tokens; old is the policy at the start of

@@ -24,6 +24,7 @@ from gxpo.objectives.surrogate import (
     ratio_of,
     shaped,
 )
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -62,6 +63,7 @@ class _Active(NamedTuple):
     has_ratio: Tensor
 
 
+@part("policy_gradient", stage="term")
 @dataclass(frozen=True)
 class PolicyGradient(TermPart):
     """Policy-gradient loss, sum_p c_p w_p f(rho_p, A_p): c the aggregation, w the weight, f the surrogate, rho the

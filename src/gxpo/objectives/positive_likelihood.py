@@ -10,12 +10,14 @@ from torch import Tensor
 
 from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.surrogate import Width
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import PolicyTokens, Signals
 
 
+@part("positive_likelihood", stage="term")
 @dataclass(frozen=True)
 class PositiveLikelihood(TermPart):
     """Positive-sample likelihood: coef * mean of -log policy over the trainable tokens of advantage above `threshold`.

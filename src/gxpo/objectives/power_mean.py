@@ -14,6 +14,7 @@ from gxpo.errors import ConfigError
 from gxpo.objectives.base import Evaluated, TermPart
 from gxpo.objectives.sequence_score import weighted
 from gxpo.objectives.surrogate import Clip, Entries, Width, denominator
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -42,6 +43,7 @@ def feedback(outcome: Tensor) -> tuple[float, float]:
     return mean, mean / (std + 1e-6)
 
 
+@part("power_mean", stage="term")
 @dataclass(frozen=True)
 class PowerMean(TermPart):
     """Power mean of clipped terms: -mean over trajectories of sgn(A) M_p(phi).

@@ -15,6 +15,7 @@ from gxpo.errors import ConfigError
 from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups
 from gxpo.objectives.surrogate import Positive
+from gxpo.registry import part
 from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class _Margins(NamedTuple):
     rounding: Tensor
 
 
+@part("preference_pairs", stage="term")
 @dataclass(frozen=True)
 class PreferencePairs(LabelTerm):
     """Preference loss (DPO, IPO) within groups: mean over groups of the mean of `preference_loss` over their pairs.

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.objectives.prefix import before, kalman, minimum, places, recursion
 from gxpo.objectives.surrogate import Positive, Ratio, Width
+from gxpo.registry import part
 
 _BOUND = 60.0  # nats: e^60 is beyond every clip, and finite in float32
 
@@ -36,6 +37,7 @@ def prefix_ratio(log_ratio: Tensor, trajectory: Tensor, prefix: str = "min") -> 
     return before(found, trajectory).clamp(-_BOUND, _BOUND)
 
 
+@part("prefix", stage="ratio")
 @dataclass(frozen=True)
 class Prefix(Ratio):
     """Prefix importance ratio (MinPRO): log w_t = log rho_t + stop(`prefix_ratio`); each token keeps its own gradient.
@@ -55,6 +57,7 @@ class Prefix(Ratio):
         return log_ratio + prefix_ratio(log_ratio.detach(), trajectory, self.prefix).to(log_ratio)
 
 
+@part("filtered", stage="ratio")
 @dataclass(frozen=True)
 class Filtered(Ratio):
     """Kalman-filtered importance ratio (KPO): log s_t = stop(x_t) + log rho_t - stop(log rho_t), x from `kalman`.
@@ -86,6 +89,7 @@ class Filtered(Ratio):
         return held.to(log_ratio) + (log_ratio - now)
 
 
+@part("sequence_sum", stage="ratio")
 @dataclass(frozen=True)
 class SequenceSum(Ratio):
     """Sequence importance ratio without length normalisation (TOPR, VESPO).

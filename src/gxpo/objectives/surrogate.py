@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.ranges import Part
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.protocols import PolicyTokens
@@ -118,6 +119,7 @@ class Ratio(Part, ABC):
         raise NotImplementedError
 
 
+@part("token", stage="ratio")
 @dataclass(frozen=True)
 class Token(Ratio):
     """Token-level importance ratio (PPO, GRPO). Source: PPO, arXiv 1707.06347."""
@@ -126,6 +128,7 @@ class Token(Ratio):
         return log_ratio
 
 
+@part("sequence", stage="ratio")
 @dataclass(frozen=True)
 class Sequence(Ratio):
     """Sequence-level importance ratio (GSPO-token): geometric mean over the trajectory, see `sequence_ratio`."""
@@ -136,6 +139,7 @@ class Sequence(Ratio):
         return sequence_ratio(log_ratio, trajectory)
 
 
+@part("turn", stage="ratio")
 @dataclass(frozen=True)
 class Turn(Ratio):
     """Turn-level importance ratio: geometric mean over the turn (a step), each token with its own gradient.
@@ -252,6 +256,7 @@ class Surrogate(Part, ABC):  # those that are built on it add abstract methods
 Gate = Surrogate  # former name
 
 
+@part("unclipped", stage="surrogate")
 @dataclass(frozen=True)
 class Unclipped(Surrogate):
     """Unclipped surrogate: -A rho, however far the policy has moved.
@@ -272,6 +277,7 @@ def beyond(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Ten
     return ((credit > 0) & (ratio > high)) | ((credit < 0) & (ratio < low))
 
 
+@part("clip", stage="surrogate")
 @dataclass(frozen=True)
 class Clip(Surrogate):
     """PPO clip: max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)): no gradient where A > 0 and rho > 1 +
@@ -311,6 +317,7 @@ class Clip(Surrogate):
         return beyond(x.ratio, x.credit, *self.bounds(x)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
 
 
+@part("dual_clip", stage="surrogate")
 @dataclass(frozen=True)
 class DualClip(Clip):
     """Dual-clip PPO: `Clip`, and min(that, -A ratio_max) for A < 0: no gradient there where rho > ratio_max either.
@@ -323,6 +330,7 @@ class DualClip(Clip):
     ratio_max: AboveOne = 3.0
 
 
+@part("log_clip", stage="surrogate")
 @dataclass(frozen=True)
 class LogClip(Surrogate):
     """Clip of each token's log-ratio on the improving side, before the ratio is taken (GMPO): for a sequence ratio the
@@ -365,6 +373,7 @@ class Weighted(Surrogate):
         return (x.credit != 0) & (self.weight(x) < x.ratio)
 
 
+@part("truncate", stage="surrogate")
 @dataclass(frozen=True)
 class Truncate(Weighted):
     """Truncated importance weight (CISPO): -stop(clip(rho, ratio_min, ratio_max)) A logprob.
@@ -390,6 +399,7 @@ class Truncate(Weighted):
         return x.ratio.clamp(self.ratio_min, self.ratio_max)
 
 
+@part("log_likelihood", stage="surrogate")
 @dataclass(frozen=True)
 class LogLikelihood(Weighted):
     """REINFORCE: -A logprob, without a ratio. The gradient is -A grad logprob, on policy that of every surrogate.

@@ -29,6 +29,7 @@ from gxpo.objectives.surrogate import (
     ratio_of,
     sequence_ratio,
 )
+from gxpo.registry import part
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 
@@ -47,6 +48,7 @@ def binary_variance(credit: Tensor) -> Tensor:
     return (2.0 * credit / (1.0 + credit.square())).square()
 
 
+@part("elastic_clip", stage="surrogate")
 @dataclass(frozen=True)
 class ElasticClip(Clip):
     """PPO clip whose range widens with the size of the advantage (ETR).
@@ -93,6 +95,7 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     return gap / torch.where(size > 0, size, 1.0)
 
 
+@part("entropy_adaptive_clip", stage="surrogate")
 @dataclass(frozen=True)
 class EntropyAdaptiveClip(DualClip):
     """Entropy-adaptive dual clip (HAPO): widths and advantages follow each token's `entropy_score` h.
@@ -171,6 +174,7 @@ def quota(share: float, n: int) -> int:
     return max(1, int(share * n))
 
 
+@part("covariance_clip", stage="surrogate")
 @dataclass(frozen=True)
 class CovarianceClip(Clip):
     """Clip-Cov: `Clip`, and no loss for a few tokens drawn among those of high `covariance`.
@@ -228,6 +232,7 @@ def future_drift(log_ratio: Tensor, trajectory: Tensor, half_life: float, ratio_
     return recursion(kept, 2.0 ** (-1.0 / half_life), trajectory, reverse=True)
 
 
+@part("future_drift", stage="surrogate")
 @dataclass(frozen=True)
 class FutureDrift(DualClip):
     """Dual clip times a factor of future log-ratios (FIPO): f_t = clip(exp(F_t), factor_low, factor_high).
@@ -281,6 +286,7 @@ class FutureDrift(DualClip):
 
 
 # ---------------------------------------------------------------- gradients beyond the bounds
+@part("preserving_clip", stage="surrogate")
 @dataclass(frozen=True)
 class PreservingClip(Clip):
     """Gradient-preserving clip (GPPO): a bound b that clips a token is b rho / stop(rho), so its gradient is -A b.
@@ -328,6 +334,7 @@ def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
     return torch.where(flat, 0.5, (entropy.to(torch.float64) - low) / torch.where(flat, 1.0, high - low))
 
 
+@part("hybrid_clip", stage="surrogate")
 @dataclass(frozen=True)
 class HybridClip(Clip):
     """Mix of clipped token and sequence ratio (DHPO): -A (w hold(rho_t) + (1 - w) hold(s_t)), s of `sequence_ratio`.
@@ -396,6 +403,7 @@ def two_levels(log_ratio: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
     return base, log_ratio - base
 
 
+@part("nested_clip", stage="surrogate")
 @dataclass(frozen=True)
 class NestedClip(Surrogate):
     """Trajectory and token clip (FiberPO): -A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)).

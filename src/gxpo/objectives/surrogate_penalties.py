@@ -14,8 +14,10 @@ from gxpo import levels
 from gxpo.errors import CheckpointError
 from gxpo.objectives.surrogate import Entries, Positive, Share, Surrogate, Width
 from gxpo.objectives.surrogate_clips import covariance, quota
+from gxpo.registry import part
 
 
+@part("sigmoid", stage="surrogate")
 @dataclass(frozen=True)
 class Sigmoid(Surrogate):
     """Sigmoid soft clip (SAPO): -A (4 / tau) sigmoid(tau (rho - 1)), tau_positive for A > 0, tau_negative for A < 0.
@@ -39,6 +41,7 @@ class Sigmoid(Surrogate):
         return (x.credit != 0) & (x.ratio != 1)
 
 
+@part("drift", stage="surrogate")
 @dataclass(frozen=True)
 class Drift(Surrogate):
     """Discovered drift: -A rho + relu(z - s tanh(z / s)), with z = (rho - 1) A, s = drift_positive for A > 0, and
@@ -98,6 +101,7 @@ class _Quadratic(Surrogate):
         return (x.credit * (x.ratio - 1) > 0) & (self.coefficient(x.credit) > 0)
 
 
+@part("quadratic_penalty", stage="surrogate")
 @dataclass(frozen=True)
 class QuadraticPenalty(_Quadratic):
     """Quadratic penalty on the ratio (SPO): -A rho + |A| (rho - 1)^2 / (2 width).
@@ -116,6 +120,7 @@ class QuadraticPenalty(_Quadratic):
         return credit.abs() / (2 * self.width)
 
 
+@part("ratio_variance", stage="surrogate")
 @dataclass(frozen=True)
 class RatioVariance(_Quadratic):
     """Penalty on the ratio's variance (R2VPO): -A rho + c (rho - 1)^2, c the multiplier of mean (rho - 1)^2 <= limit.
@@ -161,6 +166,7 @@ class RatioVariance(_Quadratic):
         self._memory.update(penalty=float(state["penalty"]))
 
 
+@part("ratio_target", stage="surrogate")
 @dataclass(frozen=True)
 class RatioTarget(Surrogate):
     """Regression of the ratio on a bounded target (BPO): |A| |rho - rho*|.
@@ -207,6 +213,7 @@ class RatioTarget(Surrogate):
         return ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
 
 
+@part("covariance_penalty", stage="surrogate")
 @dataclass(frozen=True)
 class CovariancePenalty(Surrogate):
     """KL-Cov: -A rho, and + drift_coef |log rho| for the tokens of highest `covariance`; nothing is clipped.

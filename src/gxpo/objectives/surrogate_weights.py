@@ -11,8 +11,10 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.objectives.surrogate import Entries, Positive, Weighted, Width
+from gxpo.registry import part
 
 
+@part("tapered", stage="surrogate")
 @dataclass(frozen=True)
 class Tapered(Weighted):
     """Tapered off-policy REINFORCE (TOPR): -A logprob for A > 0; -stop(min(rho, ratio_max)) A logprob for A < 0.
@@ -40,6 +42,7 @@ def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
     return (power * held.log() + decay * (1 - held)).exp()
 
 
+@part("gamma", stage="surrogate")
 @dataclass(frozen=True)
 class Gamma(Weighted):
     """Gamma-shaped importance weight (VESPO): -stop(phi(rho)) A logprob, phi(rho) = rho^k e^(lambda (1 - rho)).
@@ -79,6 +82,7 @@ def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
     return below.exp() * (below - logprob) + others * ((others + eps).log() - (now + eps).log())
 
 
+@part("divergence_mask", stage="surrogate")
 @dataclass(frozen=True)
 class DivergenceMask(Weighted):
     """Mask by divergence (DPPO): -stop(min(rho, ratio_max)) A logprob, 0 for tokens that moved by more than the bound.
@@ -106,6 +110,7 @@ class DivergenceMask(Weighted):
         return torch.where(out, torch.zeros_like(x.ratio), x.ratio.clamp_max(self.ratio_max))
 
 
+@part("ratio_mask", stage="surrogate")
 @dataclass(frozen=True)
 class RatioMask(Weighted):
     """Mask by ratio (REC): -stop(w) A logprob for tokens that pass, 0 for the others.

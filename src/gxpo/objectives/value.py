@@ -12,6 +12,7 @@ from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import Positive, Width
 from gxpo.protocols import Output
+from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -36,6 +37,7 @@ def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: f
     return torch.maximum(loss, (old + (value - old).clamp(-clip, clip) - target).square() / 2)
 
 
+@part("value_regression", stage="term")
 @dataclass(frozen=True)
 class ValueRegression(TermPart):
     """Value loss: coef * aggregate of `value_loss` over the trainable tokens that have a target.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
 _WORD = re.compile(r"\w+")
@@ -49,6 +50,7 @@ def recall(said: str, gold: str, short: int = 1) -> float:
     return share if y.total() > short else float(share == 1)
 
 
+@part("agreement", stage="reward")
 @dataclass(frozen=True)
 class Agreement(RewardPart):
     """Agreement with an expert's step (`reward.shape`, rollouts of `ExpertSteps`), by the kind of step.

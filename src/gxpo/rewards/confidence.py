@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 from gxpo.rewards.shape import mean_logprob, verdicts
 
@@ -43,6 +44,7 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
     return torch.where(correct | (size == 0), torch.zeros_like(x), penalty)
 
 
+@part("confidence_penalty", stage="reward")
 @dataclass(frozen=True)
 class ConfidencePenalty(RewardPart):
     """`confidence_penalty` (LENS), {"confidence": [R]}, to be added to the outcome; correctness is the verifier's.

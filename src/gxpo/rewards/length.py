@@ -11,6 +11,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 from gxpo.rewards.shape import verdicts
 
@@ -26,6 +27,7 @@ def linear_penalty(length: Tensor, scale: Tensor | float, coef: float = 1.0) -> 
     return -coef * length.to(torch.float64) / scale
 
 
+@part("length", stage="reward")
 @dataclass(frozen=True)
 class Length(RewardPart):
     """A linear length penalty, {"length": [R]}, to be added to the outcome: -coef * length / scale.

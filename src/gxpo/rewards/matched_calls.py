@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, one_of
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
 Call = Mapping[str, Any]  # {"name": ..., "arguments": {...}}
@@ -126,6 +127,7 @@ def _words(text: str) -> set[str]:
     return set(text.lower().translate(SPACED).split())
 
 
+@part("matched_calls", stage="reward")
 @dataclass(frozen=True)
 class MatchedCalls(RewardPart):
     """Matched tool calls (`reward.step`): the mean score of a turn's calls; for a turn that answers, the `word_f1` of

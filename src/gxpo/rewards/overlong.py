@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
 
@@ -28,6 +29,7 @@ def penalty(length: Tensor, max_length: float, buffer: float, factor: float = 1.
     return -factor * over.clamp(0.0, 1.0)
 
 
+@part("overlong", stage="reward")
 @dataclass(frozen=True)
 class Overlong(RewardPart):
     """DAPO's soft overlong punishment: {"overlong": [R]}, to be added to the outcome; never touches `success`.

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, did_you_mean, need
+from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
-from gxpo.rewards import group_level, user
-from gxpo.rewards.code import CodeReward
-from gxpo.rewards.entities import Entities
-from gxpo.rewards.format import well_formed
+from gxpo.rewards import group_level
 from gxpo.rewards.group_level import Grouped
-from gxpo.rewards.judge import judged
-from gxpo.rewards.key_steps import KeySteps
-from gxpo.rewards.majority import MajorityVote
-from gxpo.rewards.numeric import Numeric
 from gxpo.rewards.pool import Workers
+from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, function_of, grouped, own_functions
 from gxpo.rewards.user import Function
 from gxpo.rewards.worker import Reply, attempt
 from gxpo.usercode import one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")  # unscored
 LIMIT = "limit"  # scored as wrong
-GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
-    "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
-    "code": lambda options: group_level.made(CodeReward, options, "code"),
-    "judge": judged,
-    "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
-    "entities": lambda options: group_level.made(Entities, options, "entities"),
-    "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
-}
-BUILT_IN = ("math", "format", *GROUP_LEVEL)
-
-Spec = str | Callable[..., Any] | Mapping[str, float] | None
 
 
 class RewardSet:
@@ -142,9 +123,9 @@ class RewardSet:
         named: dict[str, float] = {}
         groups: list[tuple[Grouped, float]] = []
         unused = dict(options or {})
-        for key, weight in _entries(spec, source):
-            grouped = _grouped(key, unused)
-            function = None if grouped is not None else _function(key)
+        for key, weight in entries(spec, source):
+            grouped = grouped(key, unused)
+            function = None if grouped is not None else function_of(key)
             found = grouped or function
             if found is None:
                 named[str(key)] = weight
@@ -160,7 +141,7 @@ class RewardSet:
         rated = None if rate is None else group_level.wrap(rate, "the task's rate", "rate")
         default = getattr(source, "reward_default", None)
         if isinstance(default, str) and default in GROUP_LEVEL and not groups and not functions and rated is None:
-            rated = _grouped(default, unused)  # a component of it was named
+            rated = grouped(default, unused)  # a component of it was named
         for found in (*functions, *(g for g, _ in groups)):
             if found.name in named:
                 raise ConfigError(f"reward: {found.name!r} names both {found.label} and a component; rename one")
@@ -168,7 +149,7 @@ class RewardSet:
             asked = f"the reward does not ask for it{did_you_mean(next(iter(unused)), GROUP_LEVEL)}"
             raise ConfigError(f"scoring.options.{next(iter(unused))}: {asked}")
         alone = not functions and all(g.label_free for g, _ in groups) and rated is None
-        own = _own(source, named, alone=alone)
+        own = own_functions(source, named, alone=alone)
         everything = [*functions, *own]
         for function in everything:
             if function.endless:
@@ -329,7 +310,7 @@ class RewardSet:
 
     def _check_verifier(self, source: TaskSource, grouped: Grouped) -> None:
         """Refuse a verifier that is not there, or that can't judge by `answer` alone: it would read the truth."""
-        k, example = self._verifier, _example(source)
+        k, example = self._verifier, example_of(source)
         if k is None:
             raise ConfigError(
                 f"reward: {grouped.label} needs a verifier that compares with an answer, and these tasks have none of "
@@ -392,7 +373,7 @@ class RewardSet:
         """
         if {"correct", "format", *self._given}.issuperset(self._named):
             return
-        example = _example(source)
+        example = example_of(source)
         for k, function in enumerate(self._functions):
             if self._components[k] is None and function.is_scorer and example is not None:
                 self._settle(k, [self._try(example, k)])
@@ -437,65 +418,3 @@ def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ..
 
 def _says(value: Any, name: str) -> float | None:
     return value.get(name) if isinstance(value, dict) else None
-
-
-def _example(source: TaskSource) -> Task | None:
-    return next(iter(source.held_out(1)), None)
-
-
-def _entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., Any], float]]:
-    """(name or callable, weight) for each reward that was asked for."""
-    if spec is None:
-        return [(getattr(source, "reward_default", None) or "correct", 1.0)]
-    if not isinstance(spec, Mapping):
-        return [(spec, 1.0)]
-    for name, weight in spec.items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise ConfigError(f"reward: the weight of {name!r} must be a finite number, not {weight!r}")
-    if not any(spec.values()):
-        raise ConfigError("reward: no reward has a weight other than 0; give one, as in {correct: 1.0}")
-    return [(name, float(weight)) for name, weight in spec.items()]
-
-
-def _grouped(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
-    """The group-level reward that a name or callable means; None where it is none. Its options are taken out."""
-    if isinstance(key, str) and key in GROUP_LEVEL:
-        return group_level.wrap(GROUP_LEVEL[key](options.pop(key, {})), key, key)
-    if isinstance(key, str):
-        return group_level.from_file(key) if user.names_file(key) else None
-    return group_level.from_callable(key) if callable(key) else None
-
-
-def _function(key: str | Callable[..., Any]) -> Function | None:
-    """The function that a reward's name means; None where it is the name of a component."""
-    if callable(key):
-        return user.from_callable(key)
-    if not isinstance(key, str):
-        raise ConfigError(f"reward: {key!r} is neither a name nor a function")
-    if key == "math":
-        if importlib.util.find_spec("math_verify") is None:
-            need("math_verify", "train")
-        found = user.from_file(f"{Path(__file__).with_name('math.py')}:correct")
-        rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
-        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal, "computes": True}
-        return Function("math", "math", source, gives=("correct",))
-    return user.from_file(key) if user.names_file(key) else None
-
-
-def _own(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list[Function]:
-    """The task's verifier, which other rewards may replace, and the built-in `format` if it is named."""
-    scorer, default = getattr(source, "scorer", None), getattr(source, "reward_default", None)
-    own: list[Function] = []
-    if scorer is not None:
-        trusted = getattr(source, "scorer_trusted", False)
-        own.append(user.from_scorer(scorer, trusted=trusted, example=None if trusted else _example(source)))
-    elif default is not None and default not in GROUP_LEVEL and (alone or "correct" in named):
-        verifier = _function(default)
-        own += [verifier] if verifier is not None else []
-    if "format" in named:
-        own.append(
-            Function("format", "format", call=well_formed, asks=("completion",), trusted=True, gives=("format",))
-        )
-    if alone and not own and not getattr(source, "components", ()) and default not in GROUP_LEVEL:
-        raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")
-    return own

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.functions import Formula, signature
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
 COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest, for a function of this name
@@ -30,6 +31,7 @@ COLUMNS: Mapping[str, Callable[[Forest, str], Any]] = {  # [R] each, of a forest
 }
 
 
+@part("shape", stage="reward")
 @dataclass(frozen=True)
 class Shape(Formula, RewardPart):
     """Shaped outcome under `reward.shape`; under `reward.add`, a component NAME that is added to the outcome.

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
 
 
+@part("tool_result", stage="reward")
 @dataclass(frozen=True)
 class ToolResult(RewardPart):
     """Tool-result reward (`reward.step`): `executed` for a turn that the environment carried out (its `info` has no

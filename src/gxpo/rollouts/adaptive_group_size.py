@@ -12,6 +12,7 @@ from annotated_types import Gt, Interval
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Rollout
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
@@ -59,6 +60,7 @@ def allot(rates: Sequence[float], budget: int, least: int = 2, most: int = 128) 
     return sizes
 
 
+@part("adaptive_group_size", stage="rollout")
 @dataclass(frozen=True)
 class AdaptiveGroupSize(Rollout):
     """`group_size` attempts a task on average, allotted by `allot` to the tasks' predicted rates of success.

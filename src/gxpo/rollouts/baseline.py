@@ -13,6 +13,7 @@ from annotated_types import Ge
 
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
@@ -22,6 +23,7 @@ BASELINE = "baseline"
 REFERENCE = "reference"
 
 
+@part("baseline_rollouts", stage="rollout")
 @dataclass(frozen=True)
 class BaselineRollouts(Rollout):
     """`group_size` samples of each task, and `baselines` rollouts beside them that nothing is learned from.

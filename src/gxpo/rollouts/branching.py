@@ -10,6 +10,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, Limit, keyed
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import DROPPED, AttemptTree, Grow, Point, need_episodes
@@ -34,6 +35,7 @@ def branch_probability(now: float, before: float, probability: float, weight: fl
     return min(1.0, max(0.0, probability + weight * (now - before)))
 
 
+@part("branch_at_surprise", stage="rollout")
 @dataclass(frozen=True)
 class BranchAtSurprise(Grow):
     """`group_size` episodes of each task, of which `initial` begin at the prompt; the others leave running ones.
@@ -104,6 +106,7 @@ class BranchAtSurprise(Grow):
         return tree.forks(points)
 
 
+@part("fork_open", stage="rollout")
 @dataclass(frozen=True)
 class ForkOpen(Grow):
     """`group_size` attempts at each task at a time: after each turn all open ones are forked, and as many are chosen.

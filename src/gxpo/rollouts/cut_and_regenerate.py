@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gxpo.forest import Forest
 from gxpo.protocols import Request, Session, StreamKey, Task
+from gxpo.registry import part
 from gxpo.rollouts.again import Wording, check_template
 from gxpo.rollouts.build import Count, Episode, Fork, Limit, RolloutPart, Text, action
 from gxpo.rollouts.context import messages_of, opened, with_system
@@ -89,6 +90,7 @@ class _Attempt:
         return [values[turn][token : end if at == turn else None] for (turn, token), (at, end) in both]
 
 
+@part("cut_and_regenerate", stage="rollout")
 @dataclass(frozen=True)
 class CutAndRegenerate(RolloutPart):
     """Cut and regenerate: an attempt keeps its steps before the flawed one, and goes on from there; `revisions` times.

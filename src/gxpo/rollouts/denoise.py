@@ -20,11 +20,13 @@ import torch
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
 from gxpo.rollouts.episodes import Play
 
 
+@part("denoise", stage="rollout")
 @dataclass(frozen=True)
 class Denoise(Rollout):
     """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
@@ -46,6 +48,7 @@ class Denoise(Rollout):
         return Forest.from_records(list(records))
 
 
+@part("denoise_tree", stage="rollout")
 @dataclass(frozen=True)
 class DenoiseTree(RolloutPart):
     """From each of `seeds` initial noises the ODE's path, and at each of its steps `branches` that leave it.

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import TaskError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Fork
 from gxpo.rollouts.episodes import Play
@@ -33,6 +34,7 @@ def mixed(success: Tensor, group: Tensor) -> Tensor:
     return differ | ((levels.count(group) == 1) & known)
 
 
+@part("dynamic_sampling", stage="rollout")
 @dataclass(frozen=True)
 class DynamicSampling(Rollout):
     """DAPO's dynamic sampling: keep groups with mixed `success`, draw further tasks in place of the others.

@@ -12,6 +12,7 @@ from typing import Any
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
+from gxpo.registry import part
 from gxpo.rollouts.build import (
     AGENT,
     Count,
@@ -146,6 +147,7 @@ def _texts(arguments: Mapping[str, Any]) -> str:
     return " ".join(map(str, arguments.values()))
 
 
+@part("expert_steps", stage="rollout")
 @dataclass(frozen=True)
 class ExpertSteps(RolloutPart):
     """`group_size` samples of one step, at each of `steps` places on an expert's way through a task.

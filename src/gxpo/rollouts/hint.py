@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gxpo.definition import show
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.protocols import Task
+from gxpo.registry import part
 from gxpo.rollouts.again import Wording, check_template
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw
@@ -102,6 +103,7 @@ class _Hints(Rollout):
         )  # fmt: skip
 
 
+@part("least_hint", stage="rollout")
 @dataclass(frozen=True)
 class LeastHint(_Hints):
     """In a group that is all wrong, the first attempt gives way to one that is right with the least hint that does it.
@@ -149,6 +151,7 @@ class LeastHint(_Hints):
         return Forest.concat([forest, hinted]).select(rows)
 
 
+@part("growing_hint", stage="rollout")
 @dataclass(frozen=True)
 class GrowingHint(_Hints):
     """A group that is all wrong is attempted again as a whole, with a hint that grows until an attempt is right.

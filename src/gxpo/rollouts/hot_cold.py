@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Interval
 from gxpo import levels
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts
 from gxpo.rollouts.episodes import Play
@@ -21,6 +22,7 @@ from gxpo.rollouts.episodes import Play
 TEMPERED = "tempered"
 
 
+@part("hot_cold_replay", stage="rollout")
 @dataclass(frozen=True)
 class HotColdReplay(Rollout):
     """`group_size` samples of each task; good ones of another temperature replace as many of the first of them.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout
 
 
+@part("independent", stage="rollout")
 @dataclass(frozen=True)
 class Independent(Rollout):
     """`group_size` samples of each task, or episodes in its environment: the group is "s{step}/{task}", not scored.

@@ -15,6 +15,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Count, Episode, Fork, Limit, forest_of, sample_within
 from gxpo.rollouts.episodes import Play
@@ -35,6 +36,7 @@ class _State:
 Measure = Callable[[Sequence[_State]], list[tuple[float, int]]]  # of each the value, and the tokens that it took
 
 
+@part("monte_carlo_values", stage="rollout")
 @dataclass(frozen=True)
 class MonteCarloValues(Rollout):
     """`group_size` independent attempts a task (as `independent`), and the values of states that they went through.

@@ -9,11 +9,13 @@ import torch
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
 
 
+@part("oversample_for_vote", stage="rollout")
 @dataclass(frozen=True)
 class OversampleForVote(Rollout):
     """TTRL's vote-then-subsample: `n_votes` attempts a task are sampled and scored, the first `group_size` returned.

@@ -12,12 +12,14 @@ from typing import Any
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Attempts, Count, Episode, RolloutPart, name_draws
 from gxpo.rollouts.episodes import Play
 
 Json = dict[str, Any]
 
 
+@part("partial_rollouts", stage="rollout")
 @dataclass(frozen=True)
 class PartialRollouts(RolloutPart):
     """`group_size` attempts at each task, at most a window of tokens a step; unfinished ones go on in later steps.

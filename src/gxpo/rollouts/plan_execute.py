@@ -13,6 +13,7 @@ from annotated_types import Ge
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, action, group_of, name_draws, record, requests, sample_within, stream
 from gxpo.rollouts.independent import Independent
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, Planning, attempts, two_phases
@@ -117,6 +118,7 @@ class Plans(Planning):
         return session.score(forest, texts)
 
 
+@part("plan_execute", stage="rollout")
 @dataclass(frozen=True)
 class PlanExecute(Plans):
     """Plans are tried out and trained, or executions of the best plan, in turn by the number of the step.
@@ -193,6 +195,7 @@ class PlanExecute(Plans):
         return self.forest(groups, "micro", (False, True), session)
 
 
+@part("planned", stage="rollout")
 @dataclass(frozen=True)
 class Planned(Plans):
     """`plans` plans of each task and `executions` of every one: one group "s{step}/{task}" of plans * executions.

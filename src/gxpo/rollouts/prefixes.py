@@ -12,6 +12,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.records import load
+from gxpo.registry import part
 from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, keyed, name_draws, record, sample_within, stream
 from gxpo.rollouts.search import Search
@@ -40,6 +41,7 @@ def beginnings(forest: Forest) -> dict[str, list[Prefix]]:
     return {task: list(prefixes) for task, prefixes in found.items()}
 
 
+@part("prefixes", stage="rollout")
 @dataclass(frozen=True)
 class Prefixes(RolloutPart):
     """`group_size` completions of each task, each of a prefix that is drawn uniformly from a tree of the task's.

@@ -22,6 +22,7 @@ from annotated_types import Ge
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Sampling, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw, Episode
 from gxpo.rollouts.episodes import Play
@@ -140,6 +141,7 @@ class _Given(Rollout):
         return draw.attempts(n, first=first, label=label, origin=DEMONSTRATION, actor=reference_actions, read=read)
 
 
+@part("reference_on_failure", stage="rollout")
 @dataclass(frozen=True)
 class ReferenceOnFailure(_Given):
     """`group_size` samples of each task; where none succeeds, the reference answer takes the place of the last failure.
@@ -178,6 +180,7 @@ class ReferenceOnFailure(_Given):
         return accepted(side_by_side(Forest.concat([kept, gold])), play.session)
 
 
+@part("reference_in_group", stage="rollout")
 @dataclass(frozen=True)
 class ReferenceInGroup(_Given):
     """Every group is `group_size - references` samples and `references` times the reference answer.

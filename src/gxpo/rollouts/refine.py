@@ -10,6 +10,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.again import Wording, check_template
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw
@@ -26,6 +27,7 @@ def best_of(outcome: Sequence[float]) -> int:
     return known.index(max(known))
 
 
+@part("best_draft", stage="rollout")
 @dataclass(frozen=True)
 class BestDraft(Rollout):
     """`n_drafts` drafts of each task are scored; the best, by outcome, goes into the prompt of `group_size` attempts.

@@ -10,6 +10,7 @@ from typing import Any
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey
+from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import AGENT, Attempts, Count, Draw, Episode, Fork, Limit, action, keyed, record, sample_within
 from gxpo.rollouts.episodes import Play
@@ -24,6 +25,7 @@ def first_failing(turns: Sequence[dict[str, Any]]) -> int | None:
     return next((i for i, turn in enumerate(turns) if turn.get("info", {}).get("action_error")), None)
 
 
+@part("regenerate", stage="rollout")
 @dataclass(frozen=True)
 class Regenerate(Rollout):
     """`group_size` episodes of each task; of those with a failing call, the first failing step `samples` times more.

@@ -17,6 +17,7 @@ from annotated_types import Ge
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.episodes import Play
 
@@ -221,6 +222,7 @@ def without(forest: Forest, rows: Sequence[int]) -> Forest:
     return forest.select(keep)
 
 
+@part("replay", stage="rollout")
 @dataclass(frozen=True)
 class Replay(Remembers, Rollout):
     """`group_size` fresh samples of each task, and up to `replays` rollouts of it from earlier steps.

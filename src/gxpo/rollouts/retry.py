@@ -11,12 +11,14 @@ from annotated_types import Ge
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
 
 
+@part("retry_until_solved", stage="rollout")
 @dataclass(frozen=True)
 class RetryUntilSolved(Remembers, Rollout):
     """Attempts in stages of `stage_size`, up to `group_size`: a task leaves after the first stage with a success.

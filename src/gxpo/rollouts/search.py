@@ -16,6 +16,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, Episode, Limit, RolloutPart, action, dotted, record, sample_within
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, puct, uct
@@ -270,6 +271,7 @@ def _preference(leaf: Node) -> tuple[int, float]:
     return rank, leaf.total / max(leaf.length, 1)
 
 
+@part("search", stage="rollout")
 @dataclass(frozen=True)
 class Search(Searching):
     """`Searching` where a piece is a stretch of tokens of an answer, or a turn in an environment (taken back by

@@ -9,10 +9,12 @@ from gxpo import levels
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, side_by_side
 from gxpo.rollouts.search import Search
 
 
+@part("search_replay", stage="rollout")
 @dataclass(frozen=True)
 class SearchReplay(Remembers, Search):
     """`Search`, and for a group without a success up to `replays` of the task's stored solutions as further members.

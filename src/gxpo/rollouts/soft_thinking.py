@@ -12,12 +12,14 @@ from annotated_types import Gt, Interval
 
 from gxpo.forest import Forest
 from gxpo.protocols import SoftSampling
+from gxpo.registry import part
 from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Count, Draw, Fork, Text
 from gxpo.rollouts.episodes import Play
 
 
+@part("soft_thinking", stage="rollout")
 @dataclass(frozen=True)
 class SoftThinking(Rollout):
     """`group_size` attempts at each task, independent of one another, soft until `closing` has been said.

@@ -13,6 +13,7 @@ from gxpo import levels
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, Episode, RolloutPart, group_of, keyed, name_draws, record
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import need_episodes
@@ -71,6 +72,7 @@ class _Chain:
     candidates: list[Episode] = field(default_factory=list)
 
 
+@part("step_candidates", stage="rollout")
 @dataclass(frozen=True)
 class StepCandidates(RolloutPart):
     """At each step of an episode `candidates` next steps from one prefix, each scored; one is taken, until the end.

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt
 
 from gxpo import levels
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import Json, Remembers, StoredGroups, as_replay
@@ -31,6 +32,7 @@ def _beside(fresh: Forest, records: Sequence[Json]) -> Forest:
     return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
 
 
+@part("last_step_again", stage="rollout")
 @dataclass(frozen=True)
 class LastStepAgain(Remembers, Rollout):
     """`group_size` fresh samples of each task, and after them all scored groups of the step before.
@@ -65,6 +67,7 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
     return sorted(sorted(rank, key=rank.__getitem__, reverse=True)[:k])
 
 
+@part("replay_by_advantage", stage="rollout")
 @dataclass(frozen=True)
 class ReplayByAdvantage(Remembers, Rollout):
     """`group_size` fresh samples of each task; those that teach nothing are made up for by stored rollouts that do.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import (
     Count,
     Episode,
@@ -29,6 +30,7 @@ from gxpo.rollouts.graph import SHARED
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
 
 
+@part("subgoal_steps", stage="rollout")
 @dataclass(frozen=True)
 class SubgoalSteps(RolloutPart):
     """At each of `steps` places on an expert's way: `group_size` sub-goals, one action under each; and `executions`

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, stream
 from gxpo.rollouts.context import Context, text_of
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
@@ -198,6 +199,7 @@ class Teamwork(RolloutPart):
         return Team(samples, self.graph, self.policy, self.frozen)
 
 
+@part("team", stage="rollout")
 @dataclass(frozen=True)
 class Team(Teamwork):
     """`group_size` attempts of a team at each task: the group is "s{step}/{task}", scored by the team's answer.

@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, group_of, stream
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk, draws_of
@@ -37,6 +38,7 @@ def first_best(reward: Sequence[float]) -> int:
     return max(range(len(reward)), key=lambda i: -math.inf if math.isnan(reward[i]) else reward[i])
 
 
+@part("team_cells", stage="rollout")
 @dataclass(frozen=True)
 class TeamCells(Teamwork):
     """At every turn of a team's attempt `group_size` candidates are sampled under one context; they are a group.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.search import Searching
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree
@@ -78,6 +79,7 @@ class Calls(Grower):
         return self.session.score(forest, [leaf.piece.walk.answer for _, leaf in leaves])
 
 
+@part("team_search", stage="rollout")
 @dataclass(frozen=True)
 class TeamSearch(Searching, Teamwork):
     """`Searching` where a piece is a call of a team's role: the group is the attempts of one tree, scored by the team's

@@ -10,6 +10,7 @@ from typing import Any
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.build import Count, RolloutPart, Text, action, group_of, name_draws, record, requests, stream
 
@@ -28,6 +29,7 @@ class _Thinking:
     answers: list[list[Completion]] = dataclasses.field(default_factory=list)
 
 
+@part("thinking_budgets", stage="rollout")
 @dataclass(frozen=True)
 class ThinkingBudgets(RolloutPart):
     """`group_size` thinkings of each task, each cut at `budgets` lengths; at each cut `summaries` answers.

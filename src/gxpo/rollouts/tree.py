@@ -11,6 +11,7 @@ from annotated_types import Interval
 
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
+from gxpo.registry import part
 from gxpo.rollouts.build import Count, Episode, Limit, Text, keyed
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.grow import AttemptTree, Grow, Point, written
@@ -34,6 +35,7 @@ def step_ends(tokens: Sequence[int], decode: Decode, delimiter: str) -> list[int
     return ends
 
 
+@part("tree", stage="rollout")
 @dataclass(frozen=True)
 class Tree(Grow):
     """`trees` chains of each prompt; in each of `rounds` rounds every tree is expanded at `expansions` points.

@@ -10,9 +10,11 @@ from typing import Annotated
 from annotated_types import Ge, MinLen
 
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.segments.base import Action, Segmenter
 
 
+@part("delimiter", stage="segment")
 @dataclass(frozen=True)
 class Delimiter(Segmenter):
     """Segments end at a delimiter: with the token that completes `text`, e.g. an empty line between reasoning steps."""
@@ -28,6 +30,7 @@ class Delimiter(Segmenter):
         return [i for i in found if i < len(action.tokens)]
 
 
+@part("pattern", stage="segment")
 @dataclass(frozen=True)
 class Pattern(Segmenter):
     """Segments begin at regular expression matches: with the token in which a match of `regex` begins.
@@ -54,6 +57,7 @@ class Pattern(Segmenter):
         return out
 
 
+@part("spans", stage="segment")
 @dataclass(frozen=True)
 class Spans(Segmenter):
     """Labelled spans: one segment for every match of `patterns`, and one for the text between two matches. Tokens of a

@@ -8,9 +8,11 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval
 
+from gxpo.registry import part
 from gxpo.segments.base import Action, Segmenter
 
 
+@part("turns", stage="segment")
 @dataclass(frozen=True)
 class Turns(Segmenter):
     """One segment for each action (turn)."""
@@ -19,6 +21,7 @@ class Turns(Segmenter):
         return []
 
 
+@part("chunks", stage="segment")
 @dataclass(frozen=True)
 class Chunks(Segmenter):
     """Fixed-length segments of `tokens` tokens; the last may be shorter."""
@@ -29,6 +32,7 @@ class Chunks(Segmenter):
         return list(range(self.tokens, len(action.tokens), self.tokens))
 
 
+@part("surprising", stage="segment")
 @dataclass(frozen=True)
 class Surprising(Segmenter):
     """Cut at low-probability tokens (SPO): every `interval`-th token (from the first) with probability < `threshold`.
@@ -45,6 +49,7 @@ class Surprising(Segmenter):
         return [i for i, p in enumerate(action.logprob) if p < bound][:: self.interval]
 
 
+@part("entropy_segments", stage="segment")
 @dataclass(frozen=True)
 class EntropySegments(Segmenter):
     """Cut at high-entropy tokens (GRPO-VPS): at most `segments` segments with equally many candidates each.

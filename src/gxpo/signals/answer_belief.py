@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo.errors import one_of
 from gxpo.forest import COLUMNS, Forest
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of, repeated
 
@@ -112,6 +113,7 @@ def probes(forest: Forest, at: Tensor, told: Sequence[Sequence[int]], policy: Te
     return whole.replace(parent=parent, policy=author)
 
 
+@part("answer_belief", stage="signal")
 @dataclass(frozen=True)
 class AnswerBelief(SignalPart):
     """The signals "belief_before" and "belief_after" [P]: `answer_belief` of the right answer before and after the

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.answers import ANSWER, compiled, extract
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def clusters(texts: Sequence[str], group: Tensor, pattern: str = ANSWER) -> Tens
     return torch.tensor(ids, dtype=torch.int64)
 
 
+@part("answer_clusters", stage="signal")
 @dataclass(frozen=True)
 class AnswerClusters(SignalPart):
     """The signal "answer_cluster" [R]: `clusters` of each trajectory's decoded action text."""

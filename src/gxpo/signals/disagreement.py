@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ModelError
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of
 
@@ -52,6 +53,7 @@ def positions(forest: Forest) -> Tensor:
     return before[:-1] - before[begins[:-1]][forest.path_trajectory]
 
 
+@part("disagreement", stage="signal")
 @dataclass(frozen=True)
 class Disagreement(SignalPart):
     """The signal "disagreement" [P]: `divergence` at each token's position in its answer, over its group's answers.

@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.errors import CheckpointError
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1
     return beta * rank.tanh() + (1 - beta) * velocity.tanh()
 
 
+@part("effective_rank", stage="signal")
 @dataclass(frozen=True)
 class EffectiveRank(SignalPart):
     """The signal "bonus" [R]: `scale` times `rank_bonus` of `rank_dynamics` against its running mean; 0 in the first

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def first_match(tokens: Sequence[int], pattern: re.Pattern[str], decode: Callabl
     return float(min(shown, len(tokens) - 1))
 
 
+@part("first_match", stage="signal")
 @dataclass(frozen=True)
 class FirstMatch(SignalPart):
     """The signal "first_use" [R]: `first_match` among all of a trajectory's action tokens, turn after turn.

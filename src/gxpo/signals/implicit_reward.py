@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from gxpo import levels
 from gxpo.errors import GxpoError
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def trajectory_dpo(score: Tensor, better: Tensor, worse: Tensor, weight: Tensor,
     return -(weight.to(score) * logsigmoid(beta * (score[better] - score[worse]))).sum()
 
 
+@part("implicit_reward", stage="signal")
 @dataclass(frozen=True)
 class ImplicitReward(SignalPart):
     """`implicit_reward` of every step as "process_reward" [S]; the reward model takes `epochs` steps of

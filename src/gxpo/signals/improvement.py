@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gxpo.errors import CheckpointError
 from gxpo.levels import DEGENERATE
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def improvement(history: Sequence[float], now: float, falling: float = 0.1, eps:
     return x if x >= 0 else falling * x
 
 
+@part("improvement", stage="signal")
 @dataclass(frozen=True)
 class Improvement(SignalPart):
     """The signal "improvement" [R], one number for all: `improvement` of the mean outcome over the last `window` steps.

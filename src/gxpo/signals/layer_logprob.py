@@ -10,6 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.protocols import Output
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
+@part("layer_logprob", stage="signal")
 @dataclass(frozen=True)
 class LayerLogprob(SignalPart):
     """Signal "logprob@LAYER" [P]: log-probs by softmax(head(norm(h))), h the hidden state after that layer

@@ -10,6 +10,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.forest import ACTION
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import sum_before
 
@@ -59,6 +60,7 @@ def without(forest: Forest, hidden: Tensor, fill: str, blank_id: int, seed: int,
     return forest if other is None else forest.replace(token=torch.where(hidden, other, forest.token))
 
 
+@part("masked_observation", stage="signal")
 @dataclass(frozen=True)
 class MaskedObservation(SignalPart):
     """The signal "masked_logprob" [P]: log-probs of the actions with the context partly masked (PAPO, VPPO).

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def mean_hidden(forest: Forest, hidden: Tensor) -> Tensor:
     return total / length.clamp_min(1)[:, None]
 
 
+@part("mean_hidden", stage="signal")
 @dataclass(frozen=True)
 class MeanHidden(SignalPart):
     """The signal "embedding" [R, H]: `mean_hidden` of the policy's states at the start of the step.

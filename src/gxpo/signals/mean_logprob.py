@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
+@part("mean_logprob", stage="signal")
 @dataclass(frozen=True)
 class MeanLogprob(SignalPart):
     """The signal "start_mean_logprob" [P], nats: mean over the vocabulary of the log-probs at each action token.

@@ -10,6 +10,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.registry import part
 from gxpo.reshape import pieces_of
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import RidgeProbe
@@ -51,6 +52,7 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
     return torch.where(levels.count(place, where) > 0, levels.mean(outcome, place, where), torch.nan)
 
 
+@part("merged_steps", stage="signal")
 @dataclass(frozen=True)
 class MergedSteps(RidgeProbe):
     """The signal "piece_reward" [P]: a `ridge` probe's estimate of the outcome after each step, on all its tokens.

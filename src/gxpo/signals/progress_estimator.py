@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.levels import DEGENERATE
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of
 
@@ -38,6 +39,7 @@ def redistribution_loss(share: Tensor, owner: Tensor, outcome: Tensor, where: Te
     return (total - outcome.to(share))[where].square().mean()
 
 
+@part("progress_estimator", stage="signal")
 @dataclass(frozen=True)
 class ProgressEstimator(SignalPart):
     """The signal "progress" [S]: each turn's share c_t of the outcome, by the estimator fitted on earlier steps.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import begins_of
 
@@ -33,6 +34,7 @@ def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
     return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], which
 
 
+@part("prompt_confidence", stage="signal")
 @dataclass(frozen=True)
 class PromptConfidence(SignalPart):
     """The signal "prompt_confidence" [R]: geometric mean of the probabilities of the prompt's tokens.

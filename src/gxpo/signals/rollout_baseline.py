@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def measured_baseline(outcome: Tensor, group: Tensor, measures: Tensor, paired: 
     return torch.where(~measures & (levels.count(ids, used) > 0), levels.mean(held, ids, used), held)
 
 
+@part("rollout_baseline", stage="signal")
 @dataclass(frozen=True)
 class RolloutBaseline(SignalPart):
     """The signal "baseline" [R]: `measured_baseline` of the group's rollouts of origin "baseline".

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.protocols import Output
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def shown(
     return whole.replace(parent=parent, prompt_node=prompt).select(own), torch.cat(order)
 
 
+@part("self_teacher", stage="signal")
 @dataclass(frozen=True)
 class SelfTeacher(SignalPart):
     """Teacher distribution at each action token of the rollouts that have a correct peer (SDPO): "teacher_ids" [P, K],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ModelError
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def state_norm(hidden: Tensor, before: Tensor) -> Tensor:
     return torch.where(before >= 0, norm[before.clamp_min(0)], 0.0)
 
 
+@part("state_norm", stage="signal")
 @dataclass(frozen=True)
 class StateNorm(SignalPart):
     """The signal "state_norm" [P]: |h|_1 of the policy's last hidden state, as the head reads it, at the token before.

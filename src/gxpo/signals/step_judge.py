@@ -15,6 +15,7 @@ from torch import Tensor
 from gxpo.errors import ConfigError
 from gxpo.forest import OBSERVATION, Forest
 from gxpo.judges import Failure, FunctionJudge, Judge, Server, ask_all
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.trees import dense
 from gxpo.usercode import Unusable, described, object_at, one_line
@@ -77,6 +78,7 @@ def rows_of(forest: Forest) -> tuple[Tensor, Tensor]:
     return row, step
 
 
+@part("step_judge", stage="signal")
 @dataclass(frozen=True)
 class StepJudge(SignalPart):
     """Signals "segment_score" [P] and "step_score" [S]: a judge's score of each step, float64 in [0, 1], nan unknown.

@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.task_memory import TaskMemory
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
+@part("task_mean", stage="signal")
 @dataclass(frozen=True)
 class TaskMean(SignalPart):
     """The signal "baseline" [R]: V = (s + prior m) / (n + prior), nan until there is data.

@@ -10,6 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.registry import part
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import RidgeProbe
 from gxpo.signals.task_mean import baseline_errors
@@ -87,6 +88,7 @@ def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor
     return torch.where(others > 0, levels.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
 
 
+@part("value_probe", stage="signal")
 @dataclass(frozen=True)
 class ValueProbe(RidgeProbe):
     """The signal "baseline" [R]: `cross_fitted` estimates of a `ridge` probe on `probe_features`.

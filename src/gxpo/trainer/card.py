@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
-from gxpo.keys import show
+from gxpo.definition import show
 from gxpo.trainer import metrics, statistics
 from gxpo.version import __version__
 

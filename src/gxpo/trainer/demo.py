@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gxpo import config
-from gxpo.keys import Stated
+from gxpo.definition import Stated
 
 
 def settings(*, seed: int = 0, method: str | None = None, steps: int | None = None) -> dict[str, Stated]:

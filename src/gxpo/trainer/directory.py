@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gxpo.definition import Stated
 from gxpo.errors import CheckpointError, ConfigError
-from gxpo.keys import Stated
 from gxpo.trainer import checkpoint
 
 CONFIG, METRICS, EVALUATIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gxpo.config import Resolved, resolve
+from gxpo.definition import Stated
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.keys import Stated
 from gxpo.protocols import Budget
 from gxpo.rollouts import Independent
 from gxpo.signals import SignalTools

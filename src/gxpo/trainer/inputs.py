@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gxpo.definition import STAGES, Stated, show
 from gxpo.errors import CheckpointError
-from gxpo.keys import STAGES, Stated, show
 
 # Names of models, directories and programs, not of data or code.
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")

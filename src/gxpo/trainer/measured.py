@@ -8,8 +8,8 @@ from typing import Any
 
 from gxpo.config import Resolved
 from gxpo.decoder.measure import Trial
+from gxpo.definition import Stated
 from gxpo.engines.torch import TorchEngine
-from gxpo.keys import Stated
 from gxpo.learners import parallel
 from gxpo.learners.measure import tokens_per_microbatch
 from gxpo.learners.torch import TorchLearner

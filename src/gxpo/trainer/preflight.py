@@ -12,9 +12,9 @@ import torch
 
 from gxpo import former, worlds
 from gxpo.config import Resolved
+from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.forest import Forest
-from gxpo.keys import show
 from gxpo.models import flow
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method

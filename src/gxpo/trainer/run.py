@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gxpo import config
+from gxpo.definition import Stated
 from gxpo.errors import ConfigError
-from gxpo.keys import Stated
 from gxpo.learners import parallel
 from gxpo.pipeline import Method
 from gxpo.trainer import export

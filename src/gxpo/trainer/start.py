@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from gxpo import config
+from gxpo.definition import STAGES, Stated
 from gxpo.errors import CheckpointError
-from gxpo.keys import STAGES, Stated
 from gxpo.learners.torch import VALUE_HEAD
 from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint, inputs

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ConfigError, MissingSignal
+from gxpo.registry import part
 from gxpo.weighting.base import WeightPart
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> 
     return (low <= gain) & (gain <= high) & (shift <= most)
 
 
+@part("curvature", stage="weight")
 @dataclass(frozen=True)
 class Curvature(WeightPart):
     """Token mask: 1 where the predicted effect of the token's update is `within` the bounds, else 0.

@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.registry import part
 from gxpo.weighting.base import WeightPart
 from gxpo.weighting.columns import Columns
 from gxpo.weighting.largest import largest
@@ -58,6 +59,7 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     return kept | (~where & out)
 
 
+@part("down_sampling", stage="weight")
 @dataclass(frozen=True)
 class DownSampling(WeightPart):
     """Keep rollouts by `max_variance` of their mean advantage over the step, and their tokens of largest |A| H.

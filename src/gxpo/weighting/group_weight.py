@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from gxpo.registry import part
 from gxpo.weighting.columns import SCORES, Columns, Scored
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
+@part("group_weight", stage="weight")
 @dataclass(frozen=True)
 class GroupWeight(Scored):
     """w = curve(statistic of the group), the same for every token of its trajectories.

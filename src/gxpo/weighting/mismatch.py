@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.weighting.base import WeightPart
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def agreeing(
     return kept.to(torch.float64)
 
 
+@part("truncated", stage="weight")
 @dataclass(frozen=True)
 class Truncated(WeightPart):
     """Truncated importance sampling per token (TIS), for a ratio over the proximal policy: see `truncated`.
@@ -89,6 +91,7 @@ class Truncated(WeightPart):
         return truncated(signals["proximal_logprob"], signals["behaviour_logprob"], self.cap)
 
 
+@part("mismatch_mask", stage="weight")
 @dataclass(frozen=True)
 class MismatchMask(WeightPart):
     """Mask out tokens and trajectories on which sampler and learner disagree: see `agreeing`.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError
+from gxpo.registry import part
 from gxpo.trees import begins_of
 from gxpo.weighting.base import WeightPart
 
@@ -52,6 +53,7 @@ def affix_runs(token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, c
     return runs[0][0] == 0, runs[1][1] == 0
 
 
+@part("shared_affix_mask", stage="weight")
 @dataclass(frozen=True)
 class SharedAffixMask(WeightPart):
     """Weight of shared prefixes and suffixes (GTPO): `gain` under positive advantage, 0 under negative.

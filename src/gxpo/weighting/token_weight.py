@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from gxpo.registry import part
 from gxpo.weighting.columns import SCORES, Columns, Scored
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
+@part("token_weight", stage="weight")
 @dataclass(frozen=True)
 class TokenWeight(Scored):
     """Token or trajectory weight by a score: w = keep(score) within a scope, a 0/1 mask or a factor.

@@ -1,0 +1,98 @@
+"""Rewards from their names in the configuration: task verifiers, built-in rewards, functions of files, callables."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ConfigError, need
+from gxpo.protocols import Task, TaskSource
+from gxpo.rewards import group_level, user
+from gxpo.rewards.code import CodeReward
+from gxpo.rewards.entities import Entities
+from gxpo.rewards.format import well_formed
+from gxpo.rewards.group_level import Grouped
+from gxpo.rewards.judge import judged
+from gxpo.rewards.key_steps import KeySteps
+from gxpo.rewards.majority import MajorityVote
+from gxpo.rewards.numeric import Numeric
+from gxpo.rewards.user import Function
+
+GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
+    "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
+    "code": lambda options: group_level.made(CodeReward, options, "code"),
+    "judge": judged,
+    "numeric": lambda options: group_level.made(Numeric, options, "numeric"),
+    "entities": lambda options: group_level.made(Entities, options, "entities"),
+    "key_steps": lambda options: group_level.made(KeySteps, options, "key_steps"),
+}
+BUILT_IN = ("math", "format", *GROUP_LEVEL)
+
+Spec = str | Callable[..., Any] | Mapping[str, float] | None
+
+
+def example_of(source: TaskSource) -> Task | None:
+    """A held-out task; None where the source has none."""
+    return next(iter(source.held_out(1)), None)
+
+
+def entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., Any], float]]:
+    """(name or callable, weight) for each reward that was asked for."""
+    if spec is None:
+        return [(getattr(source, "reward_default", None) or "correct", 1.0)]
+    if not isinstance(spec, Mapping):
+        return [(spec, 1.0)]
+    for name, weight in spec.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise ConfigError(f"reward: the weight of {name!r} must be a finite number, not {weight!r}")
+    if not any(spec.values()):
+        raise ConfigError("reward: no reward has a weight other than 0; give one, as in {correct: 1.0}")
+    return [(name, float(weight)) for name, weight in spec.items()]
+
+
+def grouped(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
+    """The group-level reward that a name or callable means; None where it is none. Its options are taken out."""
+    if isinstance(key, str) and key in GROUP_LEVEL:
+        return group_level.wrap(GROUP_LEVEL[key](options.pop(key, {})), key, key)
+    if isinstance(key, str):
+        return group_level.from_file(key) if user.names_file(key) else None
+    return group_level.from_callable(key) if callable(key) else None
+
+
+def function_of(key: str | Callable[..., Any]) -> Function | None:
+    """The function that a reward's name means; None where it is the name of a component."""
+    if callable(key):
+        return user.from_callable(key)
+    if not isinstance(key, str):
+        raise ConfigError(f"reward: {key!r} is neither a name nor a function")
+    if key == "math":
+        if importlib.util.find_spec("math_verify") is None:
+            need("math_verify", "train")
+        found = user.from_file(f"{Path(__file__).with_name('math.py')}:correct")
+        rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
+        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal, "computes": True}
+        return Function("math", "math", source, gives=("correct",))
+    return user.from_file(key) if user.names_file(key) else None
+
+
+def own_functions(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list[Function]:
+    """The task's verifier, which other rewards may replace, and the built-in `format` if it is named."""
+    scorer, default = getattr(source, "scorer", None), getattr(source, "reward_default", None)
+    own: list[Function] = []
+    if scorer is not None:
+        trusted = getattr(source, "scorer_trusted", False)
+        own.append(user.from_scorer(scorer, trusted=trusted, example=None if trusted else example_of(source)))
+    elif default is not None and default not in GROUP_LEVEL and (alone or "correct" in named):
+        verifier = function_of(default)
+        own += [verifier] if verifier is not None else []
+    if "format" in named:
+        own.append(
+            Function("format", "format", call=well_formed, asks=("completion",), trusted=True, gives=("format",))
+        )
+    if alone and not own and not getattr(source, "components", ()) and default not in GROUP_LEVEL:
+        raise ConfigError("reward: these tasks have no verifier of their own; name one, as my_rewards.py:exact or math")
+    return own
