@@ -20,7 +20,16 @@ from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import group_level
 from gxpo.rewards.group_level import Grouped
 from gxpo.rewards.pool import Workers
-from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, function_of, grouped, own_functions
+from gxpo.rewards.spec import (
+    BUILT_IN,
+    GROUP_LEVEL,
+    Spec,
+    entries,
+    example_of,
+    function_of,
+    group_level_of,
+    own_functions,
+)
 from gxpo.rewards.user import Function
 from gxpo.rewards.worker import Reply, attempt
 from gxpo.usercode import one_line
@@ -124,7 +133,7 @@ class RewardSet:
         groups: list[tuple[Grouped, float]] = []
         unused = dict(options or {})
         for key, weight in entries(spec, source):
-            grouped = grouped(key, unused)
+            grouped = group_level_of(key, unused)
             function = None if grouped is not None else function_of(key)
             found = grouped or function
             if found is None:
@@ -141,7 +150,7 @@ class RewardSet:
         rated = None if rate is None else group_level.wrap(rate, "the task's rate", "rate")
         default = getattr(source, "reward_default", None)
         if isinstance(default, str) and default in GROUP_LEVEL and not groups and not functions and rated is None:
-            rated = grouped(default, unused)  # a component of it was named
+            rated = group_level_of(default, unused)  # a component of it was named
         for found in (*functions, *(g for g, _ in groups)):
             if found.name in named:
                 raise ConfigError(f"reward: {found.name!r} names both {found.label} and a component; rename one")

@@ -54,7 +54,7 @@ def entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., An
     return [(name, float(weight)) for name, weight in spec.items()]
 
 
-def grouped(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
+def group_level_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
     """The group-level reward that a name or callable means; None where it is none. Its options are taken out."""
     if isinstance(key, str) and key in GROUP_LEVEL:
         return group_level.wrap(GROUP_LEVEL[key](options.pop(key, {})), key, key)
