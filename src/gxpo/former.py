@@ -20,7 +20,8 @@ from gxpo.definition import Definition, Stated, same, show
 from gxpo.errors import ConfigError
 from gxpo.ranges import snake
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _FOLDERS = {  # slots that take one part, and those that take any number by name -> the folder of their parts
     "credit": "credit",
     "credit.add.": "credit",

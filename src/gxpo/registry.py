@@ -17,7 +17,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from gxpo import former
 
@@ -34,10 +34,11 @@ STAGES = (
     "term",
     "update",
 )
+T = TypeVar("T")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def part(name: str, *, stage: str) -> Callable[[type], type]:
+def part(name: str, *, stage: str) -> Callable[[type[T]], type[T]]:
     """Name a part: what stands in a configuration for the class below.
 
     stage  one of `STAGES`: what the part is of, and with that the keys that may name it
@@ -46,7 +47,7 @@ def part(name: str, *, stage: str) -> Callable[[type], type]:
     if stage not in STAGES or not _NAME.fullmatch(name):
         raise ValueError(f"part({name!r}, stage={stage!r}): a lower-case name, and one of {', '.join(STAGES)}")
 
-    def named(kind: type) -> type:
+    def named(kind: type[T]) -> type[T]:
         if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
             raise TypeError(f"part {name!r}: {kind.__name__} is no dataclass that can be made")
         kind.__part__ = (stage, name)  # type: ignore[attr-defined]  # of this class alone: see `show`
