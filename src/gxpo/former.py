@@ -38,13 +38,11 @@ _FOLDERS = {  # slots that take one part, and those that take any number by name
     "objective.ratio": "objectives",
     "objective.add.": "objectives",
 }
-SETTINGS = {  # settings and slots by their former keys
-    **{
-        f"update.{name}": f"optim.{name}"
-        for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
-    },
-    "objective.gate": "objective.surrogate",
+ALSO = {  # other words for settings, accepted for good
+    f"update.{name}": f"optim.{name}"
+    for name in ("lr", "betas", "weight_decay", "max_grad_norm", "schedule", "warmup_steps")
 }
+SETTINGS = {"objective.gate": "objective.surrogate"}  # settings and slots by their former keys
 OPTIONS = {  # options by their former names: (stage, last word of the key) -> the word now
     ("credit", "single"): "singleton",
     ("objective", "once_per_token"): "dedup_shared_tokens",
@@ -111,9 +109,10 @@ def table(folder: str) -> Mapping[str, Former]:
 
 
 def setting(key: str, value: Any = None) -> str:
-    """The key of a setting that is stated under its former one, or under another word (`advantage.scale`)."""
+    """The key of a setting that is stated under its former one, or another word (`advantage.scale`, `update.lr`)."""
     if key.partition(".")[0] == "advantage":  # the field's word for the stage, accepted as well as "credit"
         key = "credit" + key.removeprefix("advantage")
+    key = ALSO.get(key, key)
     new = _setting(key, value)
     if new != key:
         _warn(key, [new])

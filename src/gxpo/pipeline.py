@@ -270,6 +270,18 @@ class Method:
         """The value of `evaluate` alone."""
         return self.evaluate(forest, policy, advantages, weight, signals, step).value
 
+    def metrics(
+        self,
+        forest: Forest,
+        policy: PolicyTokens,
+        advantages: Tensor,
+        weight: Tensor,
+        signals: Mapping[str, Any] | None = None,
+    ) -> dict[str, float]:
+        """The figures of `evaluate` alone."""
+        with torch.no_grad():
+            return self.evaluate(forest, policy, advantages, weight, signals).metrics
+
     def active(
         self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
     ) -> Tensor:

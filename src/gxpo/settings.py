@@ -182,6 +182,11 @@ class RunSettings(_Section):
     scoring: RewardSettings = RewardSettings()
 
     @property
+    def update(self) -> OptimSettings:
+        """`optim`, by its other name."""
+        return self.optim
+
+    @property
     def rewards(self) -> str | dict[str, float] | None:
         """The rewards: one, or several with their weights; None: the task's own verdict."""
         return self.reward if self.scoring.weights is None else self.scoring.weights
