@@ -117,7 +117,14 @@ def test_the_commands_of_readme_run_in_order_as_typed(here, monkeypatch):
     assert (here / "models" / "arithmetic" / "config.json").is_file()
 
 
-@pytest.mark.parametrize("page", FIRST, ids=lambda p: str(p.relative_to(ROOT)))
+TRAINED = ("credit-by-state.md", "worlds.md", "add-an-environment.md")  # their first commands train for a while
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.thorough] * (p.name in TRAINED)) for p in FIRST],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
 def test_the_first_command_of_a_page_runs_as_typed(page, here, monkeypatch):
     if "runs/arithmetic" in FIRST[page]:
         typed("gxpo train examples/arithmetic.yaml", monkeypatch, COLD)

@@ -48,6 +48,7 @@ def saved(tmp_path, rows=ROWS, suite="step"):
     return path
 
 
+@pytest.mark.thorough
 def test_one_measurement_from_end_to_end(capsys, monkeypatch, tmp_path):
     case = Case("trivial", Side("gxpo", "targets:told", {"seconds": 1.0}, env=HERE),
                 Side("other", "targets:told", {"seconds": 3.0}, env=HERE))  # fmt: skip

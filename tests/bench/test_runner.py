@@ -97,6 +97,7 @@ def test_warm_up_rounds_do_not_count(monkeypatch):
     assert Cold.begun == 8
 
 
+@pytest.mark.thorough
 def test_real_processes_take_turns_with_pinned_threads():
     """One says what surrounds it, and prints; the other is a loop that asks for its rounds, in an interpreter given."""
     loop = Side("other", "targets:gated", {"seconds": 5.0}, python=sys.executable, env=HERE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -41,6 +42,7 @@ def work(folder: Path) -> None:
     save_file(out, folder / f"world{parallel.world()}rank{parallel.rank()}.safetensors")
 
 
+@pytest.mark.thorough
 def test_two_processes_equal_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -373,6 +373,7 @@ def goes_on(whole: Path, run: Path) -> set[str]:
     return {w for name in one for w in re.findall(r"\.(default|policy_\w+)\.", name)}
 
 
+@pytest.mark.thorough
 def test_a_team_run_that_was_killed_goes_on_as_if_it_had_not_been(parity: str, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", "dr_mas", 3, parity, out=whole, set=KEYS)

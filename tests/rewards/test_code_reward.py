@@ -105,7 +105,9 @@ def verdicts(programs, sandbox):
     return dict(zip(programs, forest.outcome.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("sandbox", ["local", Plain()], ids=["local", "no sandbox"])
+@pytest.mark.parametrize(
+    "sandbox", ["local", pytest.param(Plain(), marks=pytest.mark.thorough)], ids=["local", "no sandbox"]
+)
 def test_nobody_is_paid_for_cheating_and_everybody_for_a_solution(sandbox):
     paid = verdicts(CHEATS | HONEST, sandbox)
     assert {name for name, value in paid.items() if value == 1} == set(HONEST)

@@ -379,6 +379,7 @@ def test_what_is_judged_writes_no_control_token_of_the_judge(template):
     assert "a<eos>b?" in tokenizer.decode(seen[1])
 
 
+@pytest.mark.thorough
 def test_smollm2_judges_a_pair_when_it_is_on_this_machine():
     if not (cache_directory() / "smollm2-135m" / "model.safetensors").is_file():
         pytest.skip("smollm2-135m is not in the cache of models: `gxpo train --set model=smollm2-135m` fetches it")
