@@ -173,11 +173,14 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Opening:
+class ContextUpdate:
     """Context tokens before the next action: ids to append, or, if `rebuilt`, the whole new context."""
 
     ids: tuple[int, ...]
     rebuilt: bool = False
+
+
+Opening = ContextUpdate  # the former name
 
 
 class Conversation(Protocol):
@@ -190,7 +193,7 @@ class Conversation(Protocol):
         """Append the sampled action to the context, and return its parsed form."""
         ...
 
-    def observe(self, messages: Sequence[Message]) -> Opening:
+    def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         """Append messages that the policy did not write; `context` then ends where its next action begins."""
         ...
 

@@ -11,11 +11,11 @@ from gxpo.protocols import (
     Budget,
     Chat,
     Completion,
+    ContextUpdate,
     Conversation,
     Envs,
     EpisodeRules,
     Message,
-    Opening,
     Reply,
     Request,
     Sampling,
@@ -43,10 +43,10 @@ class _Open:
         self.context += tuple(tokens)
         return Reply(decoded(tokens))
 
-    def observe(self, messages: Sequence[Message]) -> Opening:
+    def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         ids = encoded("".join(str(m["content"]) for m in messages))
         self.context += ids
-        return Opening(ids)
+        return ContextUpdate(ids)
 
     def copy(self) -> Conversation:
         return _Open(self.context)

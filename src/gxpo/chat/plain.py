@@ -9,7 +9,7 @@ from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
 from gxpo.chat.reading import read
 from gxpo.errors import GxpoError, ModelError
-from gxpo.protocols import Message, Opening, Reply, ToolCall
+from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
 from gxpo.tokens import Tokens
 
 
@@ -77,7 +77,7 @@ class PlainConversation:
         thinking = clean(reading.reasoning) if reading.reasoning is not None else None
         return Reply(clean(reading.content), thinking, calls)
 
-    def observe(self, messages: Sequence[Message]) -> Opening:
+    def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         """Append texts; tool results are put between `<tool_result>` and `</tool_result>`."""
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
@@ -86,7 +86,7 @@ class PlainConversation:
         self.context += ids
         self.messages += messages
         self._waits_for_action = True
-        return Opening(ids)
+        return ContextUpdate(ids)
 
 
 def joined(messages: Sequence[Message]) -> str:

@@ -27,7 +27,7 @@ from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import opened_by
 from gxpo.chat.render import Template, shared_prefix, source, unused
 from gxpo.errors import ConfigError, GxpoError, ModelError
-from gxpo.protocols import Message, Opening, Reply, ToolCall
+from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
 from gxpo.tokens import Tokens
 
 MARK = "Q7mark7Z"
@@ -135,7 +135,7 @@ class TemplateConversation:
         message = self._said
         return [message] if message == written else [message, written]
 
-    def observe(self, messages: Sequence[Message]) -> Opening:
+    def observe(self, messages: Sequence[Message]) -> ContextUpdate:
         """Append the template's text between the last action and the next one.
 
         `ModelError` where the template refuses the messages, in its own words.
@@ -162,7 +162,7 @@ class TemplateConversation:
         self._shown += [form, *new]
         self._text = text
         self._waits_for_action = True
-        return Opening(ids, rebuild)
+        return ContextUpdate(ids, rebuild)
 
     def _last_calls(self) -> list[ToolCall]:
         calls = self._actions[-1].reading.calls

@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 from gxpo.forest import Forest
 from gxpo.protocols import (
     Completion,
+    ContextUpdate,
     EnvFailure,
-    Opening,
     Reply,
     Request,
     Sampling,
@@ -173,11 +173,11 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Snapshot:
     """Where an episode stood before one of its actions; `snapshot` of its environment, where one was taken."""
 
     context: Context
-    opening: Opening
+    opening: ContextUpdate
     said: TimeStep
     moves: int
     snapshot: str | None
@@ -257,14 +257,14 @@ class Episode:
     group: str
     key: StreamKey
     context: Any  # a Context, or of a sample a Prompt
-    opening: Opening
+    opening: ContextUpdate
     said: TimeStep  # the newest of the environment
     turns: list[dict[str, Any]] = field(default_factory=list)  # inherited ones included
     moves: int = 0  # turns without summaries
     end: str | None = None
     failure: str | None = None
     replies: list[Reply | None] = field(default_factory=list)  # what the environment was given in each; None: nothing
-    stood: list[Standing] = field(default_factory=list)  # before each turn, where forks are wanted
+    stood: list[Snapshot] = field(default_factory=list)  # before each turn, where forks are wanted
     about: Mapping[str, Any] = field(default_factory=dict)  # what the environment says of the instance
     base: Episode | None = None
     inherited: int = 0
@@ -340,7 +340,7 @@ class Episode:
         else:
             self._go_on(lambda context: context.observe(answer.observation))
 
-    def _go_on(self, say: Callable[[Context], Opening]) -> None:
+    def _go_on(self, say: Callable[[Context], ContextUpdate]) -> None:
         """Both contexts stand before the next action; the record has the plain one's."""
         self.opening = say(self.context)
         if self.plain is not None:

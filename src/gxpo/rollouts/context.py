@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gxpo.protocols import Chat, Conversation, EpisodeRules, Message, Opening
+from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
     from gxpo.rollouts.again import Wording
@@ -77,19 +77,19 @@ class Context:
         twin.conversation = None if self.conversation is None else self.conversation.copy()
         return twin
 
-    def open(self, observation: str | Sequence[Message]) -> Opening:
+    def open(self, observation: str | Sequence[Message]) -> ContextUpdate:
         """The first context."""
         self.observation = messages_of(observation)
         return self._start(self.observation)
 
-    def _start(self, messages: Sequence[Message], note: str = "") -> Opening:
+    def _start(self, messages: Sequence[Message], note: str = "") -> ContextUpdate:
         first = f"{self.instructions}\n\n{note}".strip() if note else self.instructions
         self._settle()
         said = opened(first, messages)
         said = said if self.wording is None else self.wording.of_messages(said)
         shown = with_system(self.chat, self.system, said)
         self.conversation = self.chat.start(shown, self.tools)
-        return Opening(tuple(self.conversation.context), rebuilt=True)
+        return ContextUpdate(tuple(self.conversation.context), rebuilt=True)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class Context:
             self.exchanges.append((self.observation, list(self.conversation.messages[before:])))
         return reply
 
-    def observe(self, observation: str | Sequence[Message]) -> Opening:
+    def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
         """What the environment said; the context then stands before the next action."""
         self.observation = messages_of(observation)
         assert self.conversation is not None
@@ -125,13 +125,13 @@ class Context:
         self.kept += getattr(self.conversation, "kept_against_template", 0)
         self.conversation = None
 
-    def _appended(self, messages: Sequence[Message]) -> Opening:
+    def _appended(self, messages: Sequence[Message]) -> ContextUpdate:
         assert self.conversation is not None
         opening = self.conversation.observe(_joined(messages))
         self.rewritten += opening.rebuilt
         return opening
 
-    def summarised(self, summary: str) -> Opening:
+    def summarised(self, summary: str) -> ContextUpdate:
         """The policy has answered `SUMMARISE`: begin again from what it wrote."""
         self.summarising, self.exchanges = False, []
         now = self.observation

@@ -19,10 +19,10 @@ from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import (
     Completion,
+    ContextUpdate,
     EnvFailure,
     Envs,
     EpisodeRules,
-    Opening,
     Reply,
     Request,
     Sampling,
@@ -31,7 +31,7 @@ from gxpo.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, Prompt, Standing, forest_of, name_draws, within
+from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forest_of, name_draws, within
 from gxpo.rollouts.context import Context, messages_of, text_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Play:
         worded = {a: a.task if a.wording is None else a.wording.of_task(a.task) for a in asked}
         shown = {a: Prompt(self.session.encode(task)) for a, task in worded.items()}
         plain = {a: Prompt(self.session.encode(a.task)) for a in asked if a.hidden}
-        opening = {a: Opening(plain.get(a, shown[a]).ids, rebuilt=True) for a in asked}
+        opening = {a: ContextUpdate(plain.get(a, shown[a]).ids, rebuilt=True) for a in asked}
         return [
             Episode(
                 name, a.task if a.hidden else worded[a], a.group, key, shown[a], opening[a], TimeStep("", a.task.id),
@@ -157,7 +157,7 @@ class Play:
         return begun
 
     @staticmethod
-    def _twin(fork: Fork, at: Standing | Episode) -> Episode:
+    def _twin(fork: Fork, at: Snapshot | Episode) -> Episode:
         base, turn, key, name, token, info = fork
         twin = Episode(name, base.task, base.group, key, at.context.copy(), at.opening, at.said)
         twin.turns, twin.replies, twin.stood = base.turns[:turn], base.replies[:turn], base.stood[:turn]
@@ -166,7 +166,7 @@ class Play:
         twin.begun = tuple(base.whole(turn)[:token]) if token else ()
         return twin
 
-    def _standing(self, episodes: Sequence[Episode]) -> dict[str, Standing]:
+    def _standing(self, episodes: Sequence[Episode]) -> dict[str, Snapshot]:
         """Where these running episodes stand now."""
         if not self.world:
             return {}
@@ -176,11 +176,11 @@ class Play:
             if isinstance(text, EnvFailure):
                 raise GxpoError(f"environment {self.envs.name}: no snapshot of episode {name}: {text.message}")
         return {
-            e.name: Standing(e.context.copy(), e.opening, e.said, e.moves, taken.get(e.name))  # type: ignore[arg-type]  # failures were raised
+            e.name: Snapshot(e.context.copy(), e.opening, e.said, e.moves, taken.get(e.name))  # type: ignore[arg-type]  # failures were raised
             for e in episodes
         }
 
-    def _restore(self, forks: Sequence[tuple[Episode, Standing]]) -> None:
+    def _restore(self, forks: Sequence[tuple[Episode, Snapshot]]) -> None:
         if not forks or not self.world:
             return
         if self._snapshots:

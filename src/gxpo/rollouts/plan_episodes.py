@@ -11,7 +11,7 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Message, Opening, Reply, Request, Sampling, Session, Task
+from gxpo.protocols import Completion, ContextUpdate, Message, Reply, Request, Sampling, Session, Task
 from gxpo.rollouts.build import Episode, Limit, RolloutPart, Text, action, group_of, name_draws, stream
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
 from gxpo.rollouts.episodes import Play
@@ -65,15 +65,15 @@ class Guided(Context):
         """The sub-goal in force."""
         return self.goals[self.active]
 
-    def open(self, observation: str | Sequence[Message]) -> Opening:
+    def open(self, observation: str | Sequence[Message]) -> ContextUpdate:
         self.seen = observation
         return super().open(filled(self.template, observation, self.goal))
 
-    def observe(self, observation: str | Sequence[Message]) -> Opening:
+    def observe(self, observation: str | Sequence[Message]) -> ContextUpdate:
         self.seen = observation
         return super().observe(filled(self.template, observation, self.goal))
 
-    def again(self) -> Opening:
+    def again(self) -> ContextUpdate:
         """The newest observation once more, beside the sub-goal that is in force now."""
         return self.observe(self.seen)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, EpisodeRules, Opening, Request, Session, Task
+from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Session, Task
 from gxpo.registry import part
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, stream
 from gxpo.rollouts.context import Context, text_of
@@ -80,11 +80,11 @@ class Walk:
         self._running: dict[str, Context] = {}
         self.opening = self._open(self.role)
 
-    def _open(self, role: Role) -> Opening:
+    def _open(self, role: Role) -> ContextUpdate:
         again = role.again if role.name in self._spoken else None
         self.read = filled(role.prompt if again is None else again, self.said)
         if not role.running:
-            return Opening(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
+            return ContextUpdate(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
         if role.name in self._running:
             return self._running[role.name].observe(self.read)
         context = Context(self.session.chat, EpisodeRules(), "", (), self.session.system)
