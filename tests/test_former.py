@@ -184,7 +184,7 @@ def test_gtpos_weight_by_its_former_name(monkeypatch):
     for keys in ({"weight__conflict__gain": 3.0}, {"weight__conflict": "conflict", "weight__conflict__gain": 3.0}):
         made, _ = composed("gtpo", **keys)
         assert set(made.weights) == {"shared_affix_mask", "entropy_ceiling"}
-        assert made.weights["shared_affix_mask"].gain == 3.0
+        assert made.weights["shared_affix_mask"].options["gain"] == 3.0
 
 
 def test_a_part_of_a_users_may_state_that_it_learns_from_equal_groups_as_before():

@@ -375,6 +375,9 @@ class Method:
             if not dataclasses.is_dataclass(part) or isinstance(part, type):
                 return part
             changes = {k: v for k, v in values.items() if getattr(part, k, part) is None}
+            options = getattr(part, "options", {})
+            if unfilled := {k: v for k, v in values.items() if options.get(k, v) is None}:
+                changes["options"] = {**options, **unfilled}
             if isinstance(summands := getattr(part, "parts", None), tuple):
                 changes["parts"] = tuple(filled(p) for p in summands)
             for name, inner in _inner(part):

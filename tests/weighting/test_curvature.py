@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.weighting.verdict_rows import forest_of, group_of
+from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.weighting.curvature import Curvature, predicted, within
+from gxpo.weighting.curvature import predicted, within
 
 F64 = torch.float64
 
@@ -80,18 +80,22 @@ def test_the_far_step_goes_and_the_rest_stays() -> None:
     logprob = torch.full((40,), 0.4, dtype=F64).log()
     norm, credit = torch.ones(40, dtype=F64), torch.ones(40, dtype=F64)
     norm[7] = 50.0
-    weight = Curvature(0.01)(forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0)
+    weight = part_of("capo_curvature", "curvature", lr=0.01)(
+        forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0
+    )
     assert weight.tolist() == [0.0 if i == 7 else 1.0 for i in range(40)]
-    none = Curvature(0.01, reject=0.0)(forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0)
-    assert none.tolist() == [1.0] * 40
+    none = part_of("capo_curvature", "curvature", lr=0.01, reject=0.0)
+    found = none(forest, credit, {"proximal_logprob": logprob, "state_norm": norm}, 0)
+    assert found.tolist() == [1.0] * 40
 
 
 def test_what_is_wrong_is_said() -> None:
     forest = forest_of(group_of(1, 0))
     signals = {"proximal_logprob": column(-1, -1), "state_norm": column(1, math.nan)}
     with pytest.raises(MissingSignal, match="nan for 1 of 2"):
-        Curvature()(forest, column(1, -1), signals, 0)
-    assert Curvature()(forest, column(1, 0), signals, 0).tolist() == [1, 1]  # nobody asks of credit 0
-    for bad in ({"lr": 0.0}, {"reject": 1.0}):
+        part_of("capo_curvature", "curvature")(forest, column(1, -1), signals, 0)
+    unasked = part_of("capo_curvature", "curvature")(forest, column(1, 0), signals, 0)
+    assert unasked.tolist() == [1, 1]  # nobody asks of credit 0
+    for bad in ({"lr": 0.0}, {"reject": 1.0}, {"max_gain": 0.0}, {"max_shift": -1.0}):
         with pytest.raises(ConfigError, match="curvature"):
-            Curvature(**bad)
+            part_of("capo_curvature", "curvature", **bad)

@@ -10,12 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.weighting.verdict_rows import forest_of, group_of
+from tests.weighting.verdict_rows import forest_of, group_of, part_of
 
+import gxpo
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.weighting.down_sampling import DownSampling, max_variance
+from gxpo.weighting.subsets import max_variance
 
 F64 = torch.float64
+
+
+def down_sampling(**options):
+    return part_of("d3s", "down_sampling", **options)
 
 
 def column(*x):
@@ -73,38 +78,42 @@ def test_rows_then_tokens_equal_a_loop(rows, of_rows, of_tokens, data):
     kept = max_variance(column(*(a for a, _ in rows)), k, torch.ones(len(rows), dtype=torch.bool)).tolist()
     own = [i for i in range(n) if kept[owner[i]]]
     chosen = sorted(own, key=lambda i: (-abs(credit[i]) * entropy[i], i))[: math.ceil(of_tokens * len(own) - 1e-9)]
-    part = DownSampling(of_rows, 1.0, of_tokens, 1.0)
+    part = down_sampling(rows=of_rows, rows_end=1.0, tokens=of_tokens, tokens_end=1.0)
     found = part(forest, column(*credit), {"entropy": column(*entropy)}, 0)
     assert sum(kept) == k
     assert found.tolist() == pytest.approx([len(rows) / k if i in chosen else 0.0 for i in range(n)])
 
 
 def test_shares_relax_over_the_run() -> None:
-    part = DownSampling(0.25, 0.75, 0.1, 0.9, total_steps=10)
-    assert part.shares(0) == pytest.approx((0.25, 0.1)) and part.shares(5) == pytest.approx((0.5, 0.5))
-    assert part.shares(10) == part.shares(99) == pytest.approx((0.75, 0.9))
-    assert DownSampling(0.25).shares(7) == (0.25, 0.5)
+    shares = {"rows": 0.25, "rows_end": 0.75, "tokens": 0.1, "tokens_end": 0.9}
+    part, outside = down_sampling(**shares, total_steps=10), down_sampling(**shares)
     forest, even = forest_of(group_of(1, 0, 1, 0, n=2)), torch.ones(8, dtype=F64)
     credit = column(1, 1, -1, -1, 0.5, 0.5, -0.5, -0.5)
-    sizes = [int((part(forest, credit, {"entropy": even}, s) > 0).sum()) for s in (0, 5, 10)]
-    assert sizes == [1, 2, 6]  # of 1, 2, 3 rows of 2 tokens: .1, .5, .9 of them, rounded up
+
+    def sizes(of):
+        return [int((of(forest, credit, {"entropy": even}, s) > 0).sum()) for s in (0, 5, 10, 99)]
+
+    assert sizes(part) == [1, 2, 6, 6]  # of 1, 2, 3 rows of 2 tokens: .1, .5, .9 of them, rounded up
+    assert sizes(outside) == [1, 1, 1, 1]
+    filled = gxpo.method("d3s", {f"weight.down_sampling.{k}": v for k, v in shares.items()}).fill(total_steps=10)
+    assert sizes(filled.weights["down_sampling"]) == sizes(part)
 
 
 def test_all_kept_is_no_weight_and_what_is_not_compared_competes_with_nobody() -> None:
     rows = [("a", 1.0, 2), ("a", 0.0, 1), ("a", 1.0, 1, {"compared": False})]
     credit, entropy = column(1, 1, -1, 0.1), column(0.3, 0.2, 0.4, 5.0)
-    everything = DownSampling(1.0, 1.0, 1.0, 1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)
+    everything = down_sampling(rows=1.0, tokens=1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)
     assert everything.tolist() == [1, 1, 1, 1]
-    half = DownSampling(0.5, 1.0, 1.0, 1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)
+    half = down_sampling(rows=0.5, tokens=1.0)(forest_of(rows), credit, {"entropy": entropy}, 0)
     assert half.tolist() == [2, 2, 0, 0]  # one of two rows; .1 is not as far out as 1
     none = forest_of([("a", 1.0, 1, {"compared": False})])
-    assert DownSampling()(none, column(1.0), {"entropy": column(1.0)}, 0).tolist() == [1.0]
+    assert down_sampling()(none, column(1.0), {"entropy": column(1.0)}, 0).tolist() == [1.0]
 
 
 def test_what_is_wrong_is_said() -> None:
     for bad in ({"rows": 0.0}, {"tokens_end": 1.5}, {"total_steps": 0}):
         with pytest.raises(ConfigError, match="down_sampling"):
-            DownSampling(**bad)
+            down_sampling(**bad)
     forest = forest_of(group_of(1, 0))
     with pytest.raises(MissingSignal, match="nan for 1 of 2"):
-        DownSampling()(forest, column(1, -1), {"entropy": column(1, math.nan)}, 0)
+        down_sampling()(forest, column(1, -1), {"entropy": column(1, math.nan)}, 0)

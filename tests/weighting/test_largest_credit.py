@@ -10,7 +10,7 @@ from tests.weighting.verdict_rows import forest_of, group_of, part_of, weighted
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.weighting.largest import largest
+from gxpo.weighting.subsets import largest
 from gxpo.weighting.token_curves import largest_size
 
 

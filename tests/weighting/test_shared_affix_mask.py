@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.weighting.shared_affix_mask import SharedAffixMask
+from gxpo.weighting import TokenWeight
 
 
 def column(*x):
@@ -32,7 +32,7 @@ def forest_of(rows):
 def weights(rows, signs, gain=2.0):
     forest = forest_of(rows)
     credit = forest.to_path(column(*signs), "R")
-    found = SharedAffixMask(gain)(forest, credit, {}, 0)
+    found = TokenWeight("credit", "shared_affix", options={"gain": gain})(forest, credit, {}, 0)
     return [found[forest.path_of(r)].tolist() for r in range(len(rows))]
 
 
@@ -115,4 +115,4 @@ def test_gtpo_has_its_gradient_on_two_answers() -> None:
 
 def test_bad_options() -> None:
     with pytest.raises(ConfigError, match=r"shared_affix_mask\.gain"):
-        SharedAffixMask(0.5)
+        gxpo.method("gtpo", {"weight.shared_affix_mask.gain": 0.5})

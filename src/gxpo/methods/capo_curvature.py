@@ -16,7 +16,7 @@ denominator too, here they stay, as with their Dr. GRPO.
 
 from gxpo.definition import Definition
 from gxpo.signals.state_norm import StateNorm
-from gxpo.weighting.curvature import Curvature
+from gxpo.weighting.token_weight import TokenWeight
 
 capo_curvature = Definition(
     name="capo_curvature",
@@ -29,7 +29,13 @@ capo_curvature = Definition(
     evidence="reference-code",
     code="luckeciano/stable-pg-llm@933fe0176b140ffa4390e021feb6e8d7da1bd735 src/open_r1/grpo_entropy_trainer.py "
     "src/open_r1/sparse_optim_models/sparse_adam_model.py src/open_r1/dr_grpo_trainer.py",
-    keys={"weight.curvature": Curvature, "signal.state_norm": StateNorm},
+    keys={
+        "weight.curvature": TokenWeight,
+        "weight.curvature.by": "credit",
+        "weight.curvature.keep": "curvature",
+        "weight.curvature.sign": "nonzero",
+        "signal.state_norm": StateNorm,
+    },
     paper_defaults={
         "weight.curvature.max_gain": 0.01,
         "weight.curvature.max_shift": 1e-4,

@@ -9,7 +9,7 @@ are ours. Kept rollouts weigh M / N; dropped tokens stay in the denominators.
 """
 
 from gxpo.definition import Definition
-from gxpo.weighting.down_sampling import DownSampling
+from gxpo.weighting.token_weight import TokenWeight
 
 d3s = Definition(
     name="d3s",
@@ -21,6 +21,10 @@ d3s = Definition(
     year=2025,
     formula="rows: max Var(A) subset; tokens: top share of |A| H; shares grow over training",
     evidence="secondary",
-    keys={"weight.down_sampling": DownSampling},
+    keys={
+        "weight.down_sampling": TokenWeight,
+        "weight.down_sampling.by": "credit",
+        "weight.down_sampling.keep": "down_sampling",
+    },
     cost="a forward pass for entropies before the update; dropped rows need none with gradient",
 )

@@ -14,7 +14,6 @@ would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gr
 from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
 from gxpo.objectives.surrogate import LogLikelihood
-from gxpo.weighting.shared_affix_mask import SharedAffixMask
 from gxpo.weighting.token_weight import TokenWeight
 
 gtpo = Definition(
@@ -31,7 +30,9 @@ gtpo = Definition(
         "credit.add.entropy_cost": Bonus,
         "credit.add.entropy_cost.value": "certainty",
         "credit.add.entropy_cost.factor": 0.1,
-        "weight.shared_affix_mask": SharedAffixMask,
+        "weight.shared_affix_mask": TokenWeight,
+        "weight.shared_affix_mask.by": "credit",
+        "weight.shared_affix_mask.keep": "shared_affix",
         "weight.entropy_ceiling": TokenWeight,
         "weight.entropy_ceiling.by": "mean_entropy",
         "weight.entropy_ceiling.keep": "between",

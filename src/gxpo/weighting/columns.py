@@ -45,11 +45,16 @@ TOKEN: Mapping[str, Callable[[Forest], Tensor]] = {  # [P]
     "trajectory": lambda forest: forest.path_trajectory,
     "version": lambda forest: forest.to_path(forest.policy_version, "N"),
     "segment": lambda forest: forest.segment[forest.path_token],
-    "token": lambda forest: forest.token[forest.path_token],
+    "token": lambda forest: _ids(forest)[forest.path_token],
     "label": lambda forest: _extra(forest, "label"),
     "noise_scale": lambda forest: _extra(forest, "noise_scale"),
 }
-MADE = ("x", "scope", "counts", "credit", "moved", "place", "columns")  # from the weight's own settings and the credit
+MADE = ("x", "scope", "counts", "credit", "moved", "place", "step", "columns")  # of the weight, the credit and the run
+
+
+def _ids(forest: Forest) -> Tensor:
+    forest.need_ids("a weight that compares tokens")
+    return forest.token
 
 
 def _extra(forest: Forest, name: str) -> Tensor:
@@ -61,19 +66,30 @@ def _extra(forest: Forest, name: str) -> Tensor:
 class Columns:
     """Arguments of weight functions by parameter name, per trajectory (R) or per trained token (of P).
 
+    credited  only the trained tokens with a non-zero advantage
     x      the weight's own score;   scope  ids of what is compared: "batch", "group" or "trajectory"
     counts what enters statistics: compared trajectories that have trained tokens, and their tokens; in the scope of
            one trajectory, each token enters its own
     mean_NAME  [R] mean over a trajectory's trained tokens
     """
 
-    def __init__(self, forest: Forest, credit: Tensor, signals: Signals, scope: str = "batch") -> None:
-        self.forest, self.credit, self.signals, self.scope = forest, credit, signals, scope
+    def __init__(
+        self,
+        forest: Forest,
+        credit: Tensor,
+        signals: Signals,
+        scope: str = "batch",
+        step: int = 0,
+        credited: bool = False,
+    ) -> None:
+        self.forest, self.credit, self.signals, self.scope, self.step = forest, credit, signals, scope, step
+        self.credited = credited
 
     @cached_property
     def entries(self) -> Tensor:
         """Indices into P of the trained tokens; token columns hold these."""
-        return self.forest.path_trainable.nonzero().squeeze(1)
+        where = self.forest.path_trainable
+        return (where & (self.credit != 0) if self.credited else where).nonzero().squeeze(1)
 
     @cached_property
     def owner(self) -> Tensor:
@@ -89,6 +105,8 @@ class Columns:
             return self.scored(functions.known(SCORES)[name], axis)
         if name == "columns":
             return self
+        if name == "step":
+            return self.step
         if name == "scope":
             return self.of(self.scope, axis)
         if name == "counts":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.weighting.largest import largest
+from gxpo.trees import begins_of
+from gxpo.weighting.curvature import predicted, within
+from gxpo.weighting.subsets import largest, max_variance
 
 INF = float("inf")
 Share = Annotated[float, Interval(gt=0, le=1)]
@@ -135,7 +138,132 @@ def top_scaled(
     return kept * scale
 
 
+def curvature(
+    x: Tensor,
+    proximal_logprob: Tensor,
+    state_norm: Tensor,
+    compared: Tensor,
+    *,
+    lr: Annotated[float, Gt(0)] = 1e-6,
+    reject: Annotated[float, Interval(ge=0, lt=1)] = 0.08,
+    max_gain: Annotated[float, Gt(0)] | None = None,
+    max_shift: Annotated[float, Gt(0)] | None = None,
+) -> Tensor:
+    """1 where the predicted effect of the token's own update is `within` the bounds, else 0 (CAPO); x the advantage.
+
+    lr      learning rate that the prediction is made for; the update's
+    reject  largest share of the tokens that is dropped
+    max_gain, max_shift  in the place of `reject`: kept is |m_H| < max_gain and m_F < max_shift, as in the authors' code
+
+    For `sign` "nonzero": bounds are over the compared tokens with an advantage. What is left out stays in the
+    denominators.
+
+    Source: CAPO, arXiv 2510.00819, and its code: fixed thresholds there, tuned to reject fewer than 8 % of tokens.
+    """
+    gain, shift = predicted(proximal_logprob.clamp_max(0.0).exp(), state_norm, x, lr)
+    if max_gain is None and max_shift is None:
+        return within(gain, shift, compared, reject).to(torch.float64)
+    most_gain, most_shift = (INF if bound is None else bound for bound in (max_gain, max_shift))
+    return ((gain.abs() < most_gain) & (shift < most_shift)).to(torch.float64)
+
+
+def down_sampling(
+    x: Tensor,
+    entropy: Tensor,
+    columns: Any,
+    *,
+    rows: Share = 0.5,
+    rows_end: Share = 1.0,
+    tokens: Share = 0.5,
+    tokens_end: Share = 1.0,
+    total_steps: Annotated[int, Ge(1)] | None = None,
+) -> Tensor:
+    """Rollouts by `max_variance` of their mean score over the step, and their tokens of largest |score| H (D3S).
+
+    rows, tokens          shares kept at the start, each rounded up
+    rows_end, tokens_end  shares kept at step `total_steps` and after; in between a straight line
+    total_steps           None: the run's; outside a run the shares are those of the start
+
+    By "credit". Kept rollouts weigh M / N, so that a mean over trajectories is over the kept ones; dropped tokens stay
+    in the denominators. H is the entropy of the policy at the start of the step. Credit is not normalised again: that
+    of the kept ones has no mean of 0. Trajectories that are not compared do not compete.
+
+    Source: D3S, arXiv 2509.22115, from a summary: rollouts of the whole step compete, not those of a group.
+    """
+    counted, owner = columns.of("acts", "R"), columns.owner
+    n = int(counted.sum())
+    if not n:
+        return torch.ones(x.shape, dtype=torch.float64)
+    done = 0.0 if total_steps is None else min(max(columns.step / total_steps, 0.0), 1.0)
+    k = math.ceil(((1 - done) * rows + done * rows_end) * n - 1e-9)
+    kept = max_variance(columns.mean(x), k, counted)
+    competes = (kept & counted)[owner]
+    share = (1 - done) * tokens + done * tokens_end
+    quota = torch.full_like(owner, math.ceil(share * int(competes.sum()) - 1e-9))
+    chosen = largest(x.abs() * entropy.to(torch.float64), torch.zeros_like(quota), quota, competes)
+    return (chosen & kept[owner]).to(torch.float64) * n / k
+
+
 # ---------------------------------------------------------------- factors
+def shared_affix(
+    x: Tensor,
+    token: Tensor,
+    trajectory: Tensor,
+    group: Tensor,
+    compared: Tensor,
+    *,
+    gain: Annotated[float, Ge(1)] = 2.0,
+) -> Tensor:
+    """Prefixes and suffixes that a group's answers share (GTPO): `gain` under a positive score, 0 under a negative one.
+
+    gain  1 or more; squared for a token in both
+
+    By "credit", which keeps negative advantages from unlearning what correct and wrong answers share: markup, openings.
+    Tokens are compared by id, at the same position among the trainable tokens of an answer, with those of the group's
+    compared answers; an advantage of 0 is on neither side and has weight 1.
+
+    Source: GTPO, arXiv 2508.03772, and its code.
+    """
+    first, last = _affix_runs(token, trajectory, group, x, compared & (token >= 0))
+    raised = gain ** (first.to(torch.float64) + last.to(torch.float64))
+    return torch.where(x > 0, raised, torch.where((x < 0) & (first | last), 0.0, 1.0))
+
+
+def _contested(token: Tensor, place: Tensor, group: Tensor, sign: Tensor, counts: Tensor) -> Tensor:
+    """Tokens that occur at the same position with positive and with negative advantage in the group, [n] bool.
+
+    token, place, group  [n] int64;   sign [n] of the advantage;   counts [n] bool, which tokens are compared
+    """
+    if not len(token):
+        return counts
+    cell = torch.stack([group, place, token]).unique(dim=1, return_inverse=True)[1]
+    n = int(cell.max()) + 1
+    up, down = (torch.zeros(n, dtype=torch.bool) for _ in range(2))
+    up[cell[counts & (sign > 0)]] = True
+    down[cell[counts & (sign < 0)]] = True
+    return (up & down)[cell]
+
+
+def _affix_runs(
+    token: Tensor, trajectory: Tensor, group: Tensor, sign: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Whether a token is in the shared prefix, and in the shared suffix: runs of `_contested` tokens, [n] bool.
+
+    trajectory  [n] int64, by trajectory, then time; places are counted from the start, and for the run at the end from
+                the end, so that answers of unequal length are aligned there
+    group       [n] int64, of each token's trajectory
+    """
+    n = int(trajectory.max()) + 1 if len(trajectory) else 0
+    begins = begins_of(trajectory, n)
+    here = torch.arange(len(token))
+    runs = []
+    for place in (here - begins[trajectory], begins[1:][trajectory] - 1 - here):
+        apart = ~_contested(token, place, group, sign, counts)
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), apart.long().cumsum(0)])
+        runs.append((before[here + 1] - before[begins[trajectory]], before[begins[1:][trajectory]] - before[here]))
+    return runs[0][0] == 0, runs[1][1] == 0
+
+
 def by_sign(x: Tensor, *, positive: Factor = 1.0, negative: Factor = 1.0) -> Tensor:
     """`positive` where the score is above 0, `negative` where it is below, 1 where it is 0.
 

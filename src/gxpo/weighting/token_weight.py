@@ -28,7 +28,8 @@ class TokenWeight(Scored):
              other columns by the names of its parameters (`gxpo.weighting.columns`)
     unit     what is kept or weighed: each "token", or each "trajectory" with all of its tokens
     scope    compared with those of the "batch" (the step), of its "group", or of its "trajectory"
-    sign     sign of the advantage that is weighed: "all", or "positive" alone; 1 elsewhere
+    sign     sign of the advantage that is weighed: "all", "positive" alone, or "nonzero": tokens without an advantage
+             enter no statistic either; 1 elsewhere
     options  of both functions, each an option of the weight: `weight.NAME.share`
 
     A token that is left out keeps its place in every denominator. Trajectories that are not compared, or have no
@@ -40,7 +41,7 @@ class TokenWeight(Scored):
     keep: Any = "above_quantile"
     unit: Literal["token", "trajectory"] = "token"
     scope: Literal["batch", "group", "trajectory"] = "batch"
-    sign: Literal["all", "positive"] = "all"
+    sign: Literal["all", "positive", "nonzero"] = "all"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
@@ -50,11 +51,12 @@ class TokenWeight(Scored):
 
     @torch.no_grad()
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
-        columns, axis = Columns(forest, credit, signals, self.scope), "R" if self.unit == "trajectory" else "P"
+        columns = Columns(forest, credit, signals, self.scope, step, self.sign == "nonzero")
+        axis = "R" if self.unit == "trajectory" else "P"
         x = columns.scored(self.by, axis, self.options)
         weight = self.apply(self.keep, columns.given(self.keep, axis, x)).to(torch.float64)
         if axis == "R":
             weight = forest.to_path(weight, "R")
         else:
             weight = torch.ones(forest.n_entries, dtype=torch.float64).index_copy(0, columns.entries, weight)
-        return weight if self.sign == "all" else torch.where(credit > 0, weight, 1.0)
+        return torch.where(credit > 0, weight, 1.0) if self.sign == "positive" else weight
