@@ -10,8 +10,9 @@ from tests.learners.llamas import clean_llama
 
 import gxpo
 from gxpo.forest import Forest
-from gxpo.learners.replayed_first import ReplayedFirst
+from gxpo.learners.epochs import Epochs
 from gxpo.learners.torch import TorchLearner
+from gxpo.protocols import StepInfo
 from gxpo.signals import Signals
 from gxpo.trainer.step import BoundLearner
 
@@ -75,4 +76,21 @@ def test_without_replayed_rollouts_it_is_one_plain_step() -> None:
     bound = BoundLearner(plain, m, forest, signals, 1)
     m.update.run(forest, credit, m.token_weights(forest, credit, signals, 1), bound)
     assert not info.empty and ours.weights_crc() == plain.weights_crc()
-    assert ReplayedFirst().optimiser_steps(5) == 2
+    assert Epochs(first="replay").optimiser_steps(5) == m.update.optimiser_steps(5) + 1 == 2
+
+
+def test_minibatches_are_of_one_kind() -> None:
+    calls = []
+
+    class Recorder:
+        def step(self, forest, credit, weight, trajectories=None):
+            calls.append(trajectories.tolist())
+            return StepInfo(empty=False)
+
+    forest = Forest.from_records([*NEW, *OLD])
+    ones = torch.ones(forest.n_entries)
+    infos = Epochs(2, 2, first="replay").run(forest, ones, ones, Recorder())
+    assert calls == [[5, 6, 7], [8, 9], [0, 1, 2], [3, 4]] * 2 and len(infos) == 8
+    assert Epochs(2, 2, first="replay").optimiser_steps(4) == 8
+    with pytest.warns(FutureWarning, match="update=replayed_first is now update=epochs, update.first=replay"):
+        assert gxpo.method("grpo", {"update": "replayed_first"}).update == Epochs(first="replay")

@@ -17,7 +17,7 @@ loss is a token mean. Batches of different tasks differ in difficulty too, which
 
 from gxpo.credit.replayed import Retrospective
 from gxpo.definition import Definition
-from gxpo.learners.replayed_first import ReplayedFirst
+from gxpo.learners.epochs import Epochs
 from gxpo.rollouts.stored_groups import LastStepAgain
 from gxpo.signals.improvement import Improvement
 
@@ -37,7 +37,8 @@ pipo = Definition(
         "credit": Retrospective,
         "rollout": LastStepAgain,
         "signal.improvement": Improvement,
-        "update": ReplayedFirst,
+        "update": Epochs,
+        "update.first": "replay",
         "objective.ratio_over": "behaviour",
     },
     cost="a second update per step on the stored rollouts of the previous step; 40-49% more time by the paper",
