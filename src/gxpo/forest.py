@@ -219,6 +219,10 @@ class Forest(Columns):
         whole = torch.equal(index, torch.arange(self.n_trajectories))
         return self if whole else reshape.select(self, index)
 
+    def kept(self, rows: Tensor | Sequence[int]) -> dict[str, Tensor]:
+        """Rows of every axis ("N", "T", "S", "P", "R") that `select(rows)` keeps, in its order."""
+        return reshape.kept(self, self._rows(rows))
+
     def with_rewards(
         self,
         outcome: Tensor,

@@ -7,20 +7,18 @@ new composition, and one FutureWarning that says the new name.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from gxpo.definition import Definition, Stated, same, show
 from gxpo.errors import ConfigError
 from gxpo.ranges import snake
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _FOLDERS = {  # slots that take one part, and those that take any number by name -> the folder of their parts
     "credit": "credit",
@@ -127,23 +125,10 @@ def _setting(key: str, value: Any = None) -> str:
     return f"{slot}.{OPTIONS[head, option]}" if (head, option) in OPTIONS else SETTINGS.get(key, key)
 
 
-def keywords(**renamed: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorator of a function that still accepts keyword arguments by their former names.
-
-    @former.keywords(single="singleton")
-    """
-
-    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        @functools.wraps(function)
-        def call(*args: _P.args, **given: _P.kwargs) -> _T:
-            for old in renamed.keys() & given.keys():
-                _warn(f"{old} of {function.__name__}", [renamed[old]])
-                given[renamed[old]] = given.pop(old)
-            return function(*args, **given)
-
-        return call
-
-    return decorate
+def keyword(function: str, old: str, value: _T, new: str) -> _T:
+    """The value of a function's keyword argument that was given by its former name, after a warning."""
+    _warn(f"{old} of {function}", [new])
+    return value
 
 
 def learns_from_equal_groups(part: Any) -> bool:

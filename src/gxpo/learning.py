@@ -1,4 +1,4 @@
-"""Protocols of learning: per-token outputs of policies, advantages, weights, objective terms, learners and updates.
+"""Protocols of learning: what is known of each token (policies' outputs, signals), advantages, weights, terms, updates.
 
 Suffixes name axes: `_R` trajectories, `_P` path tokens, `_T` stored tokens. All that credit and weights receive is
 detached.
@@ -6,13 +6,14 @@ detached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from gxpo.errors import MissingSignal
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from gxpo.forest import Forest
@@ -117,7 +118,71 @@ class PolicyTokens:
         return replace(self, **parts, outputs={k: v[entries] for k, v in self.outputs.items()})
 
 
-Signals = Mapping[str, Any]  # gxpo.signals.Signals: its missing keys raise MissingSignal
+BUILT_IN: Mapping[str, tuple[str, str]] = {  # name -> (axis, what it is)
+    "behaviour_logprob": ("P", "log-probs of the sampler; comes with the rollouts"),
+    "proximal_logprob": ("P", "log-probs of the policy at the start of the step; the trainer computes them"),
+    "reference_logprob": ("P", "log-probs of the frozen reference model; computed where a part needs them"),
+    "entropy": ("P", "entropy of the policy's distribution at each token, in nats"),
+    "value": ("P", "the value head's estimate of the state in which each token is chosen"),
+    "hidden": ("T", "the policy's last hidden state at every stored token, [T, H]"),
+}
+
+
+class Signals(Mapping[str, Any]):
+    """Named tensors of a step, read-only; a missing one raises with what it is and which part provides it.
+
+    `old_logprob` and `rollout_logprob` (TRL's and verl's names) are `proximal_logprob` and `behaviour_logprob`.
+
+    axes   name -> "R" | "S" | "T" of the signals that are not on P
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None) -> None:
+        self._values = {ALIASES.get(name, name): x for name, x in (values or {}).items()}
+        self.axes = dict(axes or {})
+
+    @classmethod
+    def of(
+        cls, forest: Forest, given: Mapping[str, Any] | None = None, axes: Mapping[str, str] | None = None
+    ) -> Signals:
+        """Signals of a step: `given`, and the sampler's log-probs, also in place of missing proximal log-probs."""
+        values = {ALIASES.get(name, name): x for name, x in (given or {}).items()}
+        values.setdefault("behaviour_logprob", forest.path_behaviour_logprob)
+        values.setdefault("proximal_logprob", values["behaviour_logprob"])
+        return cls(values, {**(given.axes if isinstance(given, Signals) else {}), **(axes or {})})
+
+    def __getitem__(self, name: str) -> Any:
+        name = ALIASES.get(name, name)
+        if name not in self._values:
+            what = BUILT_IN.get(name.partition("@")[0], ("", "no part of this method provides it"))[1]
+            raise MissingSignal(f"signal {name!r} is missing ({what}): pass it as signals={{{name!r}: ...}}")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def axis(self, name: str) -> str:
+        """Axis of a signal's leading dimension."""
+        return self.axes.get(name, BUILT_IN[name][0] if name in BUILT_IN else "P")
+
+    def select(self, forest: Forest, rows: Tensor) -> Signals:
+        """Signals of `forest.select(rows)`; `rows` [R] bool or distinct indices."""
+        import torch
+
+        places = forest.kept(rows)
+        out = {}
+        for name, value in self._values.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                axis = self.axis(name)
+                if len(value) != forest._size(axis):
+                    raise ValueError(
+                        f"signal {name!r} has {len(value)} rows; axis {axis} of this forest has {forest._size(axis)}"
+                    )
+                value = value[places[axis]]
+            out[name] = value
+        return Signals(out, self.axes)
 
 
 class Credit(Protocol):
@@ -217,7 +282,7 @@ class StepRunner(Protocol):
     """The learner as seen by an `Update`: the method's loss and signals already bound."""
 
     def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo: ...
-    def logprob(self) -> torch.Tensor:
+    def logprob(self) -> Tensor:
         """[P] detached log-probs of all the step's rollouts under the current policy; one more forward pass."""
         ...
 
@@ -225,11 +290,11 @@ class StepRunner(Protocol):
         """Make the current policy the old policy of every later optimiser step: its importance ratio is exactly 1."""
         ...
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
+    def snapshot(self) -> dict[str, Tensor]:
         """Copy the parameters, without the optimiser's moments."""
         ...
 
-    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None: ...
 
     # for updates that take steps of their own
     def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
@@ -238,7 +303,7 @@ class StepRunner(Protocol):
 
     def gradient(
         self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Tensor]:
         """Gradient by parameter name, without a step: of the objective, or of sum_p slope_p logprob_p."""
         ...
 

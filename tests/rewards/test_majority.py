@@ -18,8 +18,8 @@ from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
 from gxpo.rewards.majority import ANSWER, extract, vote
-from gxpo.tasks.arithmetic import Arithmetic, score
 from gxpo.tasks.countdown import Countdown
+from gxpo.tasks.source import Arithmetic, score
 
 
 def grown(groups, **fields):

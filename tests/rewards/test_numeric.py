@@ -15,7 +15,7 @@ from gxpo.errors import ConfigError
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
 from gxpo.rewards.numeric import Numeric, graded, number_in
-from gxpo.tasks.arithmetic import Arithmetic, score
+from gxpo.tasks.source import Arithmetic, score
 
 
 def worth(texts, answer, **options):

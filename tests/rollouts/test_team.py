@@ -26,7 +26,7 @@ from gxpo.rewards import RewardSet
 from gxpo.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
 from gxpo.rollouts.team import Team
 from gxpo.rollouts.team_cells import TeamCells, first_best, mixed
-from gxpo.tasks.arithmetic import Arithmetic
+from gxpo.tasks.source import Arithmetic
 from gxpo.trainer.session import Session
 
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "5-1=", "4")

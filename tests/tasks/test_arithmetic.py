@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gxpo.errors import TaskError
 from gxpo.protocols import Task
-from gxpo.tasks.arithmetic import Arithmetic, score, worked_example
+from gxpo.tasks.source import Arithmetic, score, worked_example
 
 
 def task_of(a: int, operation: str, b: int) -> Task:

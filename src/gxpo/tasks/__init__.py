@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.errors import TaskError, did_you_mean
-from gxpo.tasks.arithmetic import Arithmetic
 from gxpo.tasks.code import Code
 from gxpo.tasks.countdown import Countdown
 from gxpo.tasks.dataset import Dataset
@@ -14,7 +13,7 @@ from gxpo.tasks.jsonl import JsonLines
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.points import Points
 from gxpo.tasks.reasoning_gym import ReasoningGym
-from gxpo.tasks.source import GeneratedTasks, check_options
+from gxpo.tasks.source import Arithmetic, GeneratedTasks, check_options
 
 OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[Points]] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "points": Points,
