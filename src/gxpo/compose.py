@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo import former
-from gxpo.definition import Definition, Stated, check_refusals, merge, same, show, unknown_key
+from gxpo.definition import Definition, Stated, check_refusals, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, hints_of, resolve_part
 from gxpo.pipeline import Method
@@ -36,35 +36,36 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
         if not isinstance(value, str):
             raise ConfigError(f"{key}={show(value)} is not a name")
-    stated = dotted(overrides or {})
-    from gxpo.compat import COMPAT
     from gxpo.methods import METHODS
 
-    definitions: list[tuple[str, Definition, Mapping[str, Any]]] = []
-    for word in spec.split("+"):
-        match = _SPEC.match(word.strip())
-        if match is None or match["name"] not in METHODS:
-            raise ConfigError(
-                f"unknown method {word.strip()!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)"
-            )
-        definition, system = METHODS[match["name"]], match["system"]
-        systems = {"paper": definition.paper_defaults} | {
-            s: t[definition.name] for s, t in COMPAT.items() if definition.name in t
-        }
-        if system is not None and system not in systems:
-            raise ConfigError(f"{definition.name}@{system} is not known; there is {', '.join(systems)}")
-        if compat is not None and compat not in COMPAT:
-            raise ConfigError(
-                f"compat {compat!r} is not known{did_you_mean(compat, COMPAT)}; there is {', '.join(COMPAT)}"
-            )
-        definitions.append((definition.name, definition, definition.keys))
-        for name in dict.fromkeys(s for s in (system, compat if compat in systems else None) if s):
-            own = definition.keys
-            extra = {k: v for k, v in systems[name].items() if k not in own or not same(own[k], v)}
-            definitions[-1] = (word.strip(), definition, {**own, **extra})
-    definitions = [(label, d, former.renewed_keys(keys, label)) for label, d, keys in definitions]
-    stated = former.renewed(stated, [definition for _, definition, _ in definitions])
+    definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
+    stated = former.renewed(dotted(overrides or {}), [definition for _, definition, _ in definitions])
     return _build(spec, definitions, merge(definitions, stated, METHODS))
+
+
+def _defined(word: str, compat: str | None) -> tuple[str, Definition, Mapping[str, Any]]:
+    """(label, definition, keys) of a word of a composition: "grpo", "grpo@trl"; `compat` as in `method`."""
+    from gxpo.methods import METHODS
+
+    match = _SPEC.match(word)
+    if match is None or match["name"] not in METHODS:
+        raise ConfigError(f"unknown method {word!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)")
+    definition, system = METHODS[match["name"]], match["system"]
+    label, own = definition.name, definition.keys
+    if system is not None or compat is not None:
+        from gxpo.compat import COMPAT
+
+        if compat is not None and compat not in COMPAT:
+            close = did_you_mean(compat, COMPAT)
+            raise ConfigError(f"compat {compat!r} is not known{close}; there is {', '.join(COMPAT)}")
+        systems = {s: keys[label] for s, keys in COMPAT.items() if label in keys}
+        systems = {"paper": definition.paper_defaults, **systems}
+        if system is not None and system not in systems:
+            raise ConfigError(f"{label}@{system} is not known; there is {', '.join(systems)}")
+        for name in (system, compat):
+            if name in systems:
+                label, own = word, {**definition.keys, **systems[name]}
+    return label, definition, former.renewed_keys(own, label)
 
 
 def _build(
@@ -227,6 +228,7 @@ def _check_credit_is_read(made: Method) -> None:
 def _policy_term(keys: Keys) -> Any:
     """The term in the policy gradient's place: `objective`, its fields under `objective.FIELD`."""
     from gxpo import objectives, registry
+    from gxpo.objectives.surrogate import Token
 
     kind = resolve_part(
         keys.take("objective", objectives.PolicyGradient), registry.TERMS, "objective", "term of the objective"
@@ -235,7 +237,9 @@ def _policy_term(keys: Keys) -> Any:
         return keys.part("objective", kind, registry.TERMS, what="term of the objective")
     slot = "objective.surrogate"
     surrogate = keys.part(slot, keys.take(slot, objectives.Clip), registry.SURROGATES, "objective", "surrogate")
-    ratio = keys.part("objective.ratio", keys.take("objective.ratio", "token"), registry.RATIOS, "objective", "ratio")
+    named = keys.take("objective.ratio", "token")  # whose class is here already: the table would load the whole folder
+    named = Token if named == "token" else named
+    ratio = keys.part("objective.ratio", named, registry.RATIOS, "objective", "ratio")
     fields: dict[str, Any] = {"surrogate": surrogate, "ratio": ratio}
     hints = hints_of(kind)
     for entry in dataclasses.fields(kind):

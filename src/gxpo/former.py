@@ -84,13 +84,17 @@ class FormerPart:
         return compose.part_of(self.folder, self, options)
 
 
-def classes(folder: str) -> Callable[[str], Any]:
+def classes(folder: str, **homes: str) -> Callable[[str], Any]:
     """The `__getattr__` of a stage's folder or module: former classes by their names.
 
-    __getattr__ = former.classes("credit")
+    homes  name -> module of the folder that is loaded when the name is first asked for
+
+    __getattr__ = former.classes("credit", MixedScale="success_rate")
     """
 
     def find(name: str) -> Any:
+        if name in homes:
+            return getattr(importlib.import_module(f"gxpo.{folder}.{homes[name]}"), name)
         if name[:1].isupper() and snake(name) in table(folder):
             return FormerPart(folder, name, snake(name))
         raise AttributeError(f"module 'gxpo.{folder}' has no attribute {name!r}")

@@ -1,11 +1,15 @@
 """Rewards: verifiers, user functions, LLM judges, sandboxed tests, and shaping; see `scoring.RewardSet`."""
 
-from gxpo.former import classes
-from gxpo.rewards.base import RewardPart
-from gxpo.rewards.overlong import Overlong
-from gxpo.rewards.scoring import RewardSet
-from gxpo.rewards.shape import Shape
+from typing import TYPE_CHECKING
+
+from gxpo import former
+
+if TYPE_CHECKING:
+    from gxpo.rewards.base import RewardPart
+    from gxpo.rewards.overlong import Overlong
+    from gxpo.rewards.scoring import RewardSet
+    from gxpo.rewards.shape import Shape
 
 __all__ = ["Overlong", "RewardPart", "RewardSet", "Shape"]
 
-__getattr__ = classes("rewards")
+__getattr__ = former.classes("rewards", Overlong="overlong", RewardPart="base", RewardSet="scoring", Shape="shape")

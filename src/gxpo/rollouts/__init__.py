@@ -1,12 +1,16 @@
 """How a group is grown: tasks in, a forest of trajectories out."""
 
+from typing import TYPE_CHECKING
+
 from gxpo import former
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw, Fork
-from gxpo.rollouts.dynamic_sampling import DynamicSampling
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.independent import Independent
 
+if TYPE_CHECKING:
+    from gxpo.rollouts.dynamic_sampling import DynamicSampling
+
 __all__ = ["Attempts", "Draw", "DynamicSampling", "Fork", "Independent", "Play", "Rollout", "Round"]
 
-__getattr__ = former.classes("rollouts")
+__getattr__ = former.classes("rollouts", DynamicSampling="dynamic_sampling")
