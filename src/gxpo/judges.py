@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gxpo.chat.plain import Tokens
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.tokens import Tokens
 from gxpo.usercode import described, one_line
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import transformers
 from tests.chat.families import FAMILIES, tokenizer_of
 
 from gxpo.chat import PlainChat, TemplateChat
+from gxpo.chat.plain import BREAK
 from gxpo.models import character_tokenizer
-from gxpo.tokens import BREAK
 
 WORD = "HARMLESS"
 TOKENIZERS: dict[str, Any] = {

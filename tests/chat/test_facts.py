@@ -2,9 +2,9 @@ import pytest
 from tests.chat.families import FAMILIES, tokenizer_of
 
 from gxpo.chat.facts import find_out
+from gxpo.chat.plain import Tokens
 from gxpo.chat.render import Template
 from gxpo.errors import ModelError
-from gxpo.tokens import Tokens
 
 CHATML = FAMILIES["chatml"].template
 

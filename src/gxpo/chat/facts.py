@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.chat.formats import NATIVE, Format
+from gxpo.chat.plain import Tokens
 from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import TAGS as THOUGHTS
 from gxpo.chat.reasoning import opened_by
@@ -14,7 +15,6 @@ from gxpo.chat.render import Endless, Template, shared_prefix
 from gxpo.chat.tools import structured
 from gxpo.errors import ModelError
 from gxpo.protocols import Message, ToolCall
-from gxpo.tokens import Tokens
 
 USER, ASSISTANT, NEXT, RESULT, SYSTEM = "Q0user7Z", "Q1said7Z", "Q2next7Z", "Q3found7Z", "Q4rules7Z"
 TOOL = {

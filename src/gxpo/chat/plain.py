@@ -1,18 +1,219 @@
-"""Plain-text conversations for base models: texts, one after the other, without a template."""
+"""Texts as token ids, piece by piece, and conversations of plain texts, without a template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gxpo.chat import tools as toolbox
 from gxpo.chat.formats import TAGS
 from gxpo.chat.reading import read
-from gxpo.errors import GxpoError, ModelError
+from gxpo.errors import GxpoError, ModelError, need
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
-from gxpo.tokens import Tokens
+
+BREAK = "\ufdd0\ufdd1\ufdd0"  # Unicode's noncharacters, which no text that is meant to be read has
+_ALONE = "\ufdd2\ufdd3\ufdd2"
 
 
+class Tokens:
+    """Token ids of text in the middle of a context, and back.
+
+    Some tokenizers put a space before the first word they are given, or drop it when decoding. Each piece is therefore
+    encoded and decoded behind a special token (the anchor), which is taken off again.
+
+    A control token's name in a text is that token, as everywhere in transformers, unless the text was `typed`: then it
+    is encoded as the letters that it is, and can still be put into a chat template, whose own control tokens stay.
+
+    markers  added tokens of the vocabulary by text, special or not: no merge crosses them
+    control  those that users and tools may not write: the special ones, and what is `guard`ed
+    bos      what the tokenizer puts before a text, where that is its bos alone
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self.markers: dict[str, int] = {str(t.content): int(i) for i, t in added.items()}
+        self.eos: int | None = tokenizer.eos_token_id
+        if self.eos is not None:
+            self.markers.setdefault(str(tokenizer.eos_token), self.eos)
+        special = {t.content: int(i) for i, t in added.items() if t.special}
+        special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self._special = _any_of(special)
+        self.control: dict[str, int] = special
+        self._control = self._special
+        self._swallow_left = {t.content for t in added.values() if t.lstrip}
+        self._swallow_right = {t.content for t in added.values() if t.rstrip}
+        self.anchor = self._anchor(added)
+        begin = list(tokenizer("", verbose=False).input_ids)[:1]
+        self.bos: tuple[int, ...] = tuple(begin) if begin == [tokenizer.bos_token_id] else ()
+
+    def guard(self, names: Iterable[str]) -> None:
+        """Treat these markers as control tokens."""
+        self.control |= {name: self.markers[name] for name in names}
+        self._control = _any_of(self.control)
+
+    def _anchor(self, added: Any) -> tuple[int, str] | None:
+        """A special token that encodes to itself and swallows no adjacent space."""
+        usable = [int(i) for i, t in added.items() if t.special and not t.rstrip and not t.lstrip and not t.single_word]
+        for i in ([self.eos] if self.eos in usable else []) + sorted(usable):
+            text = added[i].content
+            if self._ids(text + "a")[:1] == [i]:
+                return i, text
+        return None
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+    def text_of(self, token: int) -> str:
+        """Text of one control token (a marker or eos)."""
+        return self.tokenizer.convert_ids_to_tokens(token)
+
+    def typed(self, value: Any) -> Any:
+        """Escape the names of control tokens in a text (or a message), so that they are encoded as plain text."""
+        if not isinstance(value, str):
+            return _within(value, self.typed)
+        if self._control is None or not self._control.search(value):
+            return value
+        return re.sub(f"(?={self._control.pattern})(.)", rf"\1{BREAK}", value, flags=re.DOTALL)
+
+    def plain(self, value: Any) -> Any:
+        """The inverse of `typed`."""
+        return value.replace(BREAK, "") if isinstance(value, str) else _within(value, self.plain)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of text at the beginning of a context; no special token is added."""
+        if self._control is not None and BREAK in text:
+            return self._broken(text, self._control, None, first=True)
+        return tuple(self._ids(text))
+
+    def encode_after(self, text: str, marker: int | None = None) -> tuple[int, ...]:
+        """Token ids of text after `marker` (None: any other token)."""
+        if not text:
+            return ()
+        if self._control is not None and BREAK in text:
+            return self._broken(text, self._control, marker, first=False)
+        behind = self.anchor if marker is None else (marker, self.text_of(marker))
+        if behind is not None:
+            ids = self._ids(behind[1] + text)
+            if ids and ids[0] == behind[0]:
+                return tuple(ids[1:])
+        return tuple(self._ids(text))
+
+    def _broken(self, text: str, control: re.Pattern[str], marker: int | None, first: bool) -> tuple[int, ...]:
+        """Ids of a text with typed names in it. It is cut at its control tokens: the stretches that hold such a name
+        are encoded by themselves, what lies between them as ever."""
+        ids: tuple[int, ...] = ()
+        ready, before = "", "" if marker is None else self.text_of(marker)
+
+        def usual() -> tuple[int, ...]:
+            if not ready:
+                return ()
+            return tuple(self._ids(ready)) if first or ids else self.encode_after(ready, marker)
+
+        for piece, after in zip(control.split(text), [*control.findall(text), ""], strict=True):
+            if BREAK in piece:
+                ids += usual()
+                piece = piece.lstrip() if before in self._swallow_right else piece
+                piece = piece.rstrip() if after in self._swallow_left else piece
+                ids += self._letters(piece, first and not ids)
+                ready = after
+            else:
+                ready += piece + after
+            before = after
+        return ids + usual()
+
+    def _letters(self, text: str, first: bool) -> tuple[int, ...]:
+        """Ids of a typed text without control tokens."""
+        if self._literal is not None:
+            behind = "" if first else _ALONE
+            found = self._literal(behind + self.plain(text), add_special_tokens=False, verbose=False).input_ids
+            ids = tuple(found[0 if first else 1 :])
+            if not {*self.control.values()} & {*ids} - {self.tokenizer.unk_token_id}:
+                return ids
+        begin, *rest = text.split(BREAK)  # cut in two, a name is none
+        ids = self.encode(begin) if first else self.encode_after(begin)
+        return ids + tuple(i for piece in rest for i in self.encode_after(piece))
+
+    @cached_property
+    def _literal(self) -> Any:
+        """A copy of a fast tokenizer that takes special tokens for text, with an anchor that it takes for none; None
+        for others, which would then know no added tokens at all."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            return None
+        twin = copy.deepcopy(self.tokenizer)
+        twin.add_tokens([need("tokenizers", "train").AddedToken(_ALONE, normalized=False, special=False)])
+        twin.split_special_tokens = True
+        return twin
+
+    def decode_after(self, ids: Sequence[int]) -> str:
+        """Text of token ids in the middle of a context; special tokens are written out, and text that only looks like a
+        control token is `typed`."""
+        if not ids:
+            return ""
+        text = self._decoded(ids)
+        if self._control is None or not (found := self._control.findall(text)):
+            return text
+        control = {*self.control.values()}
+        places = [n for n, i in enumerate(ids) if i in control]
+        if found == [self.text_of(ids[n]) for n in places]:
+            return text
+        out, begin = "", 0
+        for n in (*places, len(ids)):
+            out += self.typed(self._decoded(ids[begin:n])) + (self.text_of(ids[n]) if n < len(ids) else "")
+            begin = n + 1
+        return out
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        if not ids:
+            return ""
+        if self.anchor is not None:
+            text = self._text([self.anchor[0], *ids])
+            if text.startswith(self.anchor[1]):
+                return text[len(self.anchor[1]) :]
+        return self._text(list(ids))
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def split_stop(self, ids: Sequence[int], stop_ids: Sequence[int]) -> tuple[str, int | None]:
+        """Split an action into its text and the token that ended it (None: it was cut)."""
+        if ids and ids[-1] in stop_ids:
+            return self.decode_after(ids[:-1]), ids[-1]
+        return self.decode_after(ids), None
+
+    def without_special(self, text: str) -> str:
+        """The text without special tokens; escaped names of them stay, as text."""
+        return self.plain(self._special.sub("", text) if self._special else text)
+
+    def marker_at_start(self, text: str) -> str | None:
+        """The marker at the beginning of `text`, after optional white space."""
+        text = text.lstrip()
+        found = [m for m in self.markers if text.startswith(m)]
+        return max(found, key=len) if found else None
+
+    def one_id(self, text: str) -> int:
+        """Token id of a marker; `ModelError` if it is not a single token of the vocabulary."""
+        if text not in self.markers:
+            raise ModelError(f"{text!r} is not one token of this tokenizer: a stop token has to be")
+        return self.markers[text]
+
+
+def _within(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` made to every part of it."""
+    if isinstance(value, Mapping):
+        return {key: change(x) for key, x in value.items()}
+    return [change(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    known = sorted({t for t in texts if t}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, known))) if known else None
+
+
+# ---------------------------------------------------------------- conversations without a template
 class PlainChat:
     """Plain text: the texts of the first messages, joined by newlines, after the tokenizer's bos. Later ones are
     appended as they are, so any separator between an action and the next observation, e.g. a newline, is part of the

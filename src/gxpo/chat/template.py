@@ -23,12 +23,12 @@ from typing import Any
 from gxpo.chat import tools as toolbox
 from gxpo.chat.facts import find_out
 from gxpo.chat.formats import TAGS, Format
+from gxpo.chat.plain import Tokens
 from gxpo.chat.reading import Reading, read, same
 from gxpo.chat.reasoning import opened_by
 from gxpo.chat.render import Template, shared_prefix, source, unused
 from gxpo.errors import ConfigError, GxpoError, ModelError
 from gxpo.protocols import ContextUpdate, Message, Reply, ToolCall
-from gxpo.tokens import Tokens
 
 MARK = "Q7mark7Z"
 

@@ -1,4 +1,4 @@
-"""Decode loop: keyed random numbers, temperature, top-k and top-p sampling, stop conditions.
+"""Prefill with kept caches, then the decode loop: keyed random numbers, temperature, top-k and top-p, stop conditions.
 
 What is drawn depends on the key of a stream, never on what else is in the batch."""
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -14,10 +14,152 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo.decoder.forward import Decoder, Prompts
+from gxpo.decoder.functions import Chain
+from gxpo.engines.cache import Layers
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Sampling, StreamKey
 
 
+# ---------------------------------------------------------------- prompts, and what is kept of them
+def writes(model: Any) -> int:
+    """Version counter of the parameters, as torch counts in-place writes: a cache from before is stale."""
+    return sum(p._version for p in model.parameters() if not p.is_inference())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cached prefix of a sample's context and action: its tokens, keys and values [heads, tokens, size] by layer, and
+    the policy that computed them."""
+
+    tokens: tuple[int, ...]
+    layers: Layers
+    policy: str = "main"
+
+    def begins(self, prompt: Sequence[int], policy: str = "main") -> bool:
+        """Whether this policy's prompt begins with the cached tokens."""
+        return policy == self.policy and tuple(prompt[: len(self.tokens)]) == self.tokens
+
+
+class KeptCaches:
+    """LRU store of prefix caches by name, at most `limit` tokens in total.
+
+    tokens      that are held now
+    dropped     caches that were given up for want of room
+    mismatched  caches whose name came back with a prompt that does not begin with them, or under another policy
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.tokens = self.dropped = self.mismatched = 0
+        self._by_name: dict[str, Kept] = {}  # least recently used first
+
+    def use(self, names: Iterable[str]) -> None:
+        """Mark these names as used now."""
+        for name in names:
+            if name in self._by_name:
+                self._by_name[name] = self._by_name.pop(name)
+
+    def take(self, name: str, prompt: Sequence[int], policy: str = "main") -> Kept | None:
+        """Remove the cache called `name`; gives it if `prompt` begins with it and the policy is the same."""
+        kept = self._pop(name)
+        if kept is None or kept.begins(prompt, policy):
+            return kept
+        self.mismatched += 1
+        return None
+
+    def put(self, name: str, kept: Kept) -> None:
+        """Store a cache under `name`; one that is longer than the limit is dropped and evicts nothing."""
+        self._pop(name)
+        if len(kept.tokens) > self.limit:
+            self.dropped += 1
+            return
+        self._by_name[name] = kept
+        self.tokens += len(kept.tokens)
+        while self.tokens > self.limit:
+            self._pop(next(iter(self._by_name)))
+            self.dropped += 1
+
+    def release(self, names: Sequence[str] | None = None) -> None:
+        """Drop these names (unknown ones are ignored), or all."""
+        for name in list(self._by_name) if names is None else names:
+            self._pop(name)
+
+    def _pop(self, name: str) -> Kept | None:
+        kept = self._by_name.pop(name, None)
+        if kept is not None:
+            self.tokens -= len(kept.tokens)
+        return kept
+
+
+@dataclass(frozen=True)
+class Context:
+    """A distinct prompt, with the cache of its first tokens if there is one."""
+
+    prompt: tuple[int, ...]
+    kept: Kept | None = None
+
+    @property
+    def known(self) -> int:
+        """Cached tokens that need no forward pass; the last token always needs one, for its logits."""
+        return 0 if self.kept is None else min(len(self.kept.tokens), len(self.prompt) - 1)
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        return self.prompt[self.known :]
+
+
+def prefill_flat(
+    decoder: Decoder, head: Any, contexts: Sequence[Context], tokens: int, device: torch.device
+) -> tuple[Tensor, Prompts]:
+    """Logits [C, V] after each context, of which nothing is kept, and its keys and values, for samples to share.
+
+    Without padding, at most `tokens` (or one context) at a time. head: hidden states [n, H] -> logits [n, V]
+    """
+    lengths = [len(c.prompt) for c in contexts]
+    columns = max(lengths)
+    mask = right_aligned(lengths, columns, device)
+    place = mask.bool().flatten().nonzero().squeeze(1)  # of the flat list of tokens in the padded columns
+    logits: list[Tensor] = []
+    buffers: list[Tensor] = []
+    start = 0
+    for a, b in _pieces(lengths, tokens):
+        ends = torch.tensor(lengths[a:b]).cumsum(0)
+        chains = [Chain(e - n, e, e) for e, n in zip(ends.tolist(), lengths[a:b], strict=True)]
+        states, layers = decoder.prefill(
+            torch.tensor([token for c in contexts[a:b] for token in c.prompt]),
+            torch.cat([torch.arange(n) for n in lengths[a:b]]),
+            chains,
+        )
+        if not buffers:
+            buffers = [x.new_zeros(len(contexts) * columns, *x.shape[1:]) for x in layers]
+        at = place[start : start + int(ends[-1])]
+        for buffer, x in zip(buffers, layers, strict=True):
+            buffer[at] = x
+        start += int(ends[-1])
+        logits.append(head(states[ends - 1]))
+    wide = [x.view(len(contexts), columns, *x.shape[1:]).transpose(1, 2).chunk(2, 1) for x in buffers]
+    return torch.cat(logits), Prompts([(keys, values) for keys, values in wide], mask)
+
+
+def _pieces(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Ranges of contexts of at most `tokens` together, or of one."""
+    start = held = 0
+    for i, length in enumerate(lengths):
+        if i > start and held + length > tokens:
+            yield start, i
+            start, held = i, 0
+        held += length
+    yield start, len(lengths)
+
+
+def right_aligned(lengths: Sequence[int], columns: int, device: torch.device) -> Tensor:
+    """[n, columns] int64: 1 in the last `lengths` columns."""
+    first = columns - torch.tensor(lengths, device=device)[:, None]
+    return (torch.arange(columns, device=device)[None, :] >= first).to(torch.int64)
+
+
+# ---------------------------------------------------------------- draws
 def generator(key: StreamKey) -> np.random.Generator:
     """Philox generator keyed by the 128-bit blake2b hash of the stream's name."""
     name = json.dumps([key.seed, key.step, key.task, key.attempt, list(key.path), key.turn])

@@ -11,10 +11,20 @@ from typing import Any
 import torch
 
 from gxpo.decoder import measure
-from gxpo.decoder.forward import Branches, Kernels, Products, Stepper
+from gxpo.decoder.forward import Branches, Kernels, Products, Prompts, Stepper
 from gxpo.decoder.measure import Trial
-from gxpo.engines.decode import Batch, Stopping, decode, uniforms
-from gxpo.engines.network import Context, Kept, KeptCaches, Network, prefill, shared
+from gxpo.engines.decode import (
+    Batch,
+    Context,
+    Kept,
+    KeptCaches,
+    Stopping,
+    decode,
+    prefill_flat,
+    uniforms,
+    writes,
+)
+from gxpo.engines.network import Network, prefill
 from gxpo.engines.soft import soft_decode
 from gxpo.errors import ModelError
 from gxpo.memory import memory_is_short
@@ -81,7 +91,7 @@ class TorchEngine:
         self.prefilled_tokens = self.reused_tokens = self.unkept = 0
         self._kept = KeptCaches(keep_tokens)
         self._stepper: Stepper | None = None
-        self._parameters = self.network.writes()  # with which the kept caches were computed
+        self._parameters = writes(self.model)  # with which the kept caches were computed
         self._policy_version = 0
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
@@ -170,10 +180,10 @@ class TorchEngine:
 
     def _prepare(self, rows: Sequence[_Row]) -> None:
         """Drop caches of other parameters; of the rest, those that this call can use are evicted last."""
-        writes = self.network.writes()
-        if writes != self._parameters:
+        version = writes(self.model)
+        if version != self._parameters:
             self.release()
-            self._parameters = writes
+            self._parameters = version
         self._kept.use(row.name for row in rows if row.name is not None)
 
     def _block(self, rows: list[_Row], sampling: Sampling) -> Iterator[tuple[tuple[int, int], Completion]]:
@@ -194,9 +204,14 @@ class TorchEngine:
         """Batches after their prompts; `owners`: the prompt of each of their samples."""
         network = self.network
         if network.decoder is not None:
-            logits, prompts = shared(network, contexts, self.prefill_tokens)
+            head = network.causal.get_output_embeddings()
+            if any(c.known for c in contexts):
+                after = prefill(network, contexts, 0, self.prefill_tokens)
+                logits, prompts = after.logits, Prompts([(x.keys, x.values) for x in after.cache.layers], after.mask)
+            else:
+                logits, prompts = prefill_flat(network.decoder, head, contexts, self.prefill_tokens, self.device)
             contexts.clear()
-            stepper = self._stepper = self._stepper or Stepper(network.decoder, network.causal.get_output_embeddings())
+            stepper = self._stepper = self._stepper or Stepper(network.decoder, head)
             for owner in owners:
                 yield Branches.of(stepper, prompts, owner, logits, room)
             return
@@ -284,7 +299,12 @@ class TorchEngine:
                 raise ModelError(
                     "a request has steps that are no vocabulary ids, which a language model can't go on from"
                 )
-            self.network.check_length(len(request.prompt), sampling.max_new_tokens)
+            limit = self.network.positions
+            if limit and len(request.prompt) + sampling.max_new_tokens > limit:
+                raise ModelError(
+                    f"a prompt of {len(request.prompt)} tokens and max_new_tokens {sampling.max_new_tokens} exceed the "
+                    f"{limit} positions of {self.network.name}: lower max_new_tokens or shorten the prompt"
+                )
             if request.keep and len(request.keep) != len(request.streams):
                 raise ModelError(
                     f"a request names {len(request.keep)} samples to keep and has {len(request.streams)} streams: "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gxpo.engines.decode import writes
 from gxpo.engines.network import Network
 from gxpo.engines.remote_requests import check, seed_of
 from gxpo.engines.vllm_process import PROGRAM, VllmProcess, interpreter
@@ -156,7 +157,7 @@ class VllmEngine:
     # ------------------------------------------------------------ weights
     def _send(self) -> None:
         """Send the current weights to the process."""
-        state = (self.policy_version, self._network.writes())
+        state = (self.policy_version, writes(self._network.model))
         if state == self._sent:
             return
         self._sent, self._stamp = None, self._stamp + 1

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gxpo.chat import PlainChat
+from gxpo.chat.plain import Tokens
 from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.learners import parallel
@@ -33,7 +34,6 @@ from gxpo.rollouts.again import reworded
 from gxpo.rollouts.context import with_system
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.tasks.source import solution_of
-from gxpo.tokens import Tokens
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
