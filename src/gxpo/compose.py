@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo import former
-from gxpo.definition import Definition, Stated, check_refusals, merge, show, unknown_key
+from gxpo.definition import Definition, Stated, check_allowed, check_refusals, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, hints_of, resolve_part
 from gxpo.pipeline import Method
@@ -93,6 +93,7 @@ def _build(
         raise ConfigError(f"objective.context is 'trained' or 'sampled', not {context!r}")
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
     run_keys = _run_keys(keys)
+    check_allowed(rollout, run_keys)
     labels = [label for label, _, _ in definitions]
     for key in keys.leftover():
         if key in run_keys or _replaced(key, keys, stated, labels):

@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo import former, yamltext
 from gxpo.compose import method
-from gxpo.definition import STAGES, Stated, finite, show
+from gxpo.definition import STAGES, Stated, check_allowed, finite, show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.options import dotted, is_mapping, leaves
 from gxpo.pipeline import Method
@@ -176,6 +176,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
         raise ConfigError(f"{next(iter(staged))}: the method was composed in Python; give its keys to gxpo.method")
     merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | over(composed.run_keys, own)
     settings = _validate(merged)
+    check_allowed(composed.rollout, merged)
     keys = {"method": Stated(composed.name, spec.origin), **merged, **composed.keys}
     if compat.value is not None:
         keys["compat"] = compat

@@ -178,6 +178,14 @@ def check_refusals(
                 raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
 
 
+def check_allowed(part: Any, stated: Mapping[str, Stated]) -> None:
+    """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
+    for key, (values, why) in getattr(part, "allows", {}).items():
+        if key in stated and not any(same(stated[key].value, v) for v in values):
+            others = " or ".join(map(show, values))
+            raise ConfigError(f"{key}={show(stated[key].value)}: {show(part)} {why}: set {key} to {others}")
+
+
 def finite(value: Any, unbounded: bool = False) -> bool:
     """Whether every number in a value is finite; `unbounded`: or infinite, but never nan."""
     if isinstance(value, float):

@@ -351,7 +351,8 @@ class Rollout(Protocol):
 
     A part may say how held-out tasks are attempted: `evaluation(samples) -> Rollout` (default: independent attempts),
     whose trajectories come task by task, `samples` of each. Before a run starts, `single_turn = True` refuses tasks
-    that are episodes, and `check_task(task, solution)` raises TaskError for a task that the part can't work with.
+    that are episodes, `allows` states values of settings without which it can't work (see `check_allowed`), and
+    `check_task(task, solution)` raises TaskError for a task that the part can't work with.
     """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest: ...

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.rollouts.branching_session import pool
 from tests.rollouts.team_session import TeamSession, decoded
 from tests.rollouts.test_team import ADD, PAIR, SUB, scripted, texts
 
@@ -55,8 +54,6 @@ def test_a_greedy_team_stands_beside_the_group() -> None:
     assert forest.id == ["s3/add/0", "s3/add/1", "s3/add/baseline/0"] and forest.outcome.tolist() == [0, 0, 1]
     assert forest.compared.tolist() == [True, True, False]
     assert [bool(forest.path_trainable[forest.path_of(r)].any()) for r in range(3)] == [True, True, False]
-    with pytest.raises(ConfigError, match=r"rollout\.of=current"):
-        BaselineRollouts(2, of="reference", team=TEAM).grow(session.asked(ADD), session)
 
 
 def test_filters_votes_and_stages_of_teams() -> None:
@@ -74,8 +71,5 @@ def test_what_a_team_can_not_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.team"):
         gxpo.method("search_r2", {"rollout.team": "solver_verifier"})
     assert gxpo.method("dapo", {"rollout.team": "solver_verifier"}).rollout.max_turns > 1
-    session: Any = TeamSession(scripted(("", "2")))
-    with pool() as envs:
-        session.envs = envs
-        with pytest.raises(ConfigError, match="a team works on tasks that are prompts"):
-            OversampleForVote(2, team=TEAM).grow(session.asked(ADD), session)
+    with pytest.raises(ConfigError, match=r"rollout\.of=current"):
+        gxpo.method("remax", {"rollout.of": "reference", "rollout.team": "solver_verifier"})

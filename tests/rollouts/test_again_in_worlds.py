@@ -27,7 +27,7 @@ from gxpo.rollouts.hint import GrowingHint, LeastHint
 from gxpo.rollouts.hot_cold import HotColdReplay
 from gxpo.rollouts.oversample_for_vote import OversampleForVote
 from gxpo.rollouts.partial import PartialRollouts
-from gxpo.rollouts.reference import ReferenceInGroup, ReferenceOnFailure
+from gxpo.rollouts.reference import ReferenceInGroup, ReferenceOnFailure, solutions_of
 from gxpo.rollouts.refine import BestDraft
 from gxpo.rollouts.retry import RetryUntilSolved
 
@@ -145,7 +145,7 @@ def test_what_an_expert_can_not_do_is_refused_or_left_out(asked: EnvPool) -> Non
     assert forest.scored.tolist() == [True, False]
     session = acting(asked, lambda text, key: "no", rules=EpisodeRules(3, "summary", 1))
     with pytest.raises(ConfigError, match="an expert writes no summaries"):
-        ReferenceInGroup(2).grow(seeded(session, 0), session)
+        solutions_of(seeded(session, 0), session)
 
 
 def test_the_expert_takes_the_place_of_the_last_failure(asked: EnvPool) -> None:

@@ -136,14 +136,6 @@ def test_impossible_settings_are_refused(fields):
         Regenerate(**fields)
 
 
-def test_prompts_are_refused():
-    class Prompts:
-        envs = None
-
-    with pytest.raises(ConfigError, match="choose an environment"):
-        Regenerate().grow([], Prompts())
-
-
 # ---------------------------------------------------------------- errata
 def test_a_cut_prefix_keeps_the_ids_that_were_sampled(count):
     """The reference tokenises the text of a cut prefix again, which can give other ids. Here the ids stay: a policy

@@ -16,7 +16,6 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
 from gxpo.protocols import EnvFailure, EpisodeRules, Reply, Sampling
 from gxpo.rewards.shape import Shape
-from gxpo.rollouts.expert_prefix import ExpertSteps
 from gxpo.rollouts.subgoal_steps import SubgoalSteps
 
 
@@ -167,11 +166,3 @@ def test_what_breaks_is_unscored(doors):
 def test_impossible_settings_are_refused(fields):
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(fields))}"):
         SubgoalSteps(**fields)
-
-
-def test_a_world_without_an_expert_is_refused(doors):
-    s = acting(doors, lambda context, key: "U")
-    s.envs = None
-    for part in (SubgoalSteps(), ExpertSteps()):
-        with pytest.raises(ConfigError, match="choose an environment that has expert"):
-            part.grow([], s)

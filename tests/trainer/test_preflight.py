@@ -6,6 +6,7 @@ import pytest
 
 import gxpo
 from gxpo import tasks
+from gxpo.definition import Stated
 from gxpo.errors import ConfigError, TaskError
 from gxpo.methods import METHODS
 from gxpo.protocols import Task
@@ -58,10 +59,48 @@ def test_states_are_the_environments_to_give(name):
     check_world(gxpo.method("gigpo", {"credit.state": "observation"}), episodes(), "world")
 
 
-def test_rollouts_of_prompts_are_refused_in_an_environment():
-    for name in ("dr_mas", "soft_grpo"):
-        with pytest.raises(ConfigError, match="is for tasks with one answer, and those of world are episodes"):
-            check_world(gxpo.method(name), episodes("states", "expert", "legal"), "world")
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("dr_mas", {}),
+        ("at_grpo", {}),
+        ("masprm", {}),
+        ("soft_grpo", {}),
+        ("ttrl", {"rollout.team": "solver_verifier"}),
+    ],
+)
+def test_rollouts_of_prompts_are_refused_in_an_environment(name, keys):
+    with pytest.raises(ConfigError, match="is for tasks with one answer, and those of world are episodes"):
+        check_world(gxpo.method(name, keys), episodes("states", "expert", "legal"), "world")
+
+
+@pytest.mark.parametrize("name", ["thor", "step_grpo_router", "hi_agent"])
+def test_rollouts_of_environments_are_refused_for_prompts(name):
+    with pytest.raises(ConfigError, match=f"{name} requires (restarts|expert), which neither .* provides: choose"):
+        check_world(gxpo.method(name), World(SimpleNamespace(provides=())), "prompts")
+    if name != "thor":
+        with pytest.raises(ConfigError, match="requires expert"):
+            check_world(gxpo.method(name), episodes("states"), "world")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("step_grpo_router", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
+        ("hi_agent", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
+        ("luffy", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
+        ("gcpo_gold", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
+        ("t_ppo", {"sampling.top_k": 4}, "the whole vocabulary: set sampling.top_k to 0"),
+        ("t_ppo", {"sampling.top_p": 0.9}, "the whole vocabulary: set sampling.top_p to 1.0"),
+    ],
+)
+def test_settings_that_a_rollout_can_not_work_with_are_refused_when_it_is_composed(name, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        gxpo.method(name, keys)
+    with pytest.raises(ConfigError, match=message):
+        gxpo.config.resolve({k: Stated(v, "config.yaml") for k, v in {"method": name, **keys}.items()})
+    fine = {"env.context": "window", "sampling.top_k": 0, "sampling.top_p": 1}
+    assert gxpo.config.resolve({k: Stated(v, "-") for k, v in {"method": name, **fine}.items()}).method.name == name
 
 
 def test_hints_and_references_in_an_environment_are_its_experts():

@@ -45,8 +45,7 @@ from gxpo.rollouts.again import groups_all_wrong
 from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, RolloutPart
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.graph import graph
-from gxpo.rollouts.team import Team, TeamPolicies
-from gxpo.rollouts.team_play import TeamPlay
+from gxpo.rollouts.team import Team, TeamPlay, TeamPolicies
 
 
 @dataclass(eq=False)

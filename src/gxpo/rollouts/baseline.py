@@ -53,6 +53,8 @@ class BaselineRollouts(Rollout):
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.baselines != 1:
             raise ConfigError(f"greedy rollouts are all the same: set rollout.baselines=1, not {self.baselines}")
+        if self.team and self.of == "reference":
+            raise ConfigError("rollout.team: a team's attempts are all made by its own policy: set rollout.of=current")
 
     @property
     def policies(self) -> dict[str, str] | None:

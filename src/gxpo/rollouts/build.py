@@ -46,9 +46,13 @@ LIMITS = ("turns", "context")  # ends of an episode that was cut
 
 
 class RolloutPart(Part):
-    """Base of rollouts: their options are `rollout.NAME`, checked against the annotations."""
+    """Base of rollouts: their options are `rollout.NAME`, checked against the annotations.
+
+    allows  settings of the run that it can't work with any value of -> (the values that it works with, why no others)
+    """
 
     slot = "rollout"
+    allows: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {}
 
 
 def name_draws(tasks: Sequence[Task], drawn: Counter[str] | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, EnvFailure, Reply, Request, Session, Task, TimeStep
 from gxpo.registry import part
@@ -27,6 +27,7 @@ from gxpo.rollouts.build import (
     stream,
 )
 from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.reference import EXPERTS
 
 _TAGGED = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
@@ -63,12 +64,6 @@ class Place:
         return self.episode.stood[self.turn].context.copy().act(completion.tokens)
 
 
-def need_expert(session: Session, rollout: str) -> None:
-    """Refuse tasks without an expert."""
-    if session.envs is None or "expert" not in session.envs.provides:
-        raise ConfigError(f"rollout {rollout} begins on an expert's way: choose an environment that has expert()")
-
-
 def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list[list[Place]]:
     """Every place on the expert's way through each task; none where it has no way, or the environment broke.
 
@@ -76,8 +71,6 @@ def expert_ways(play: Play, tasks: Sequence[Task], draws: Sequence[str]) -> list
     are in no forest. Nothing is sampled. `play` is restorable.
     """
     session = play.session
-    if play.rules.context == "summary":
-        raise ConfigError("an expert writes no summaries of its way: set env.context to full or window")
     end = tuple(session.chat.stop_ids[:1])
     episodes = play.start(tasks, draws, 1)
     while running := play.running(episodes):
@@ -169,9 +162,9 @@ class ExpertSteps(RolloutPart):
 
     provides = ("states",)
     requires = ("expert", "restarts")
+    allows = EXPERTS
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_expert(session, "expert_steps")
         with Play(session, restorable=True) as play:
             places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
         requests = []

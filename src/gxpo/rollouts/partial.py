@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.errors import ConfigError, TaskError
+from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
@@ -17,6 +17,8 @@ from gxpo.rollouts.build import Attempts, Count, Episode, RolloutPart, name_draw
 from gxpo.rollouts.episodes import Play
 
 Json = dict[str, Any]
+_WHY = "goes on under the whole vocabulary"
+UNCUT = {"sampling.top_k": ((0,), _WHY), "sampling.top_p": ((1.0,), _WHY)}
 
 
 @part("partial_rollouts", stage="rollout")
@@ -42,13 +44,9 @@ class PartialRollouts(RolloutPart):
     memory: list[Json] = field(init=False, repr=False, compare=False, default_factory=list)
 
     provides = ("states",)
+    allows = UNCUT
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if session.sampling.truncated_support:
-            raise ConfigError(
-                "rollout partial_rollouts goes on under the whole vocabulary: leave sampling.top_k at 0 and "
-                "sampling.top_p at 1"
-            )
         session.know([_task(a["task"]) for a in self.memory])
         if session.envs is not None:
             return self._episodes(tasks, session)

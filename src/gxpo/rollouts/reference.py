@@ -29,6 +29,7 @@ from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import last_failed, side_by_side, without
 
 DEMONSTRATION = "demonstration"
+EXPERTS = {"env.context": (("full", "window"), "learns from an expert, who writes no summaries")}
 
 
 def reference_of(task: Task, solution: Callable[[Task], str | None]) -> str:
@@ -107,8 +108,6 @@ def reference_actions(episodes: Sequence[Episode], play: Play) -> list[Completio
     session = play.session
     if not play.world:
         return [demonstration(e.task, session) for e in episodes]
-    if play.rules.context == "summary":
-        raise ConfigError("an expert writes no summaries of its way: set env.context to full or window")
     knows = play.envs.expert([e.name for e in episodes])
     texts = [knows[e.name] for e in episodes]
     return [None if text is None or isinstance(text, EnvFailure) else _in_tokens(text, session) for text in texts]
@@ -119,6 +118,8 @@ def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], st
     lacking = [task for task in tasks if session.solution(task) is None]
     if session.envs is None or "expert" not in session.envs.provides or not lacking:
         return session.solution
+    if session.episode.context == "summary":  # of tasks with solutions nothing is asked of an expert
+        raise ConfigError("an expert writes no summaries of its way: set env.context to full or window")
     with Play(session) as play:
         draws = [
             Draw(task, f"{name}/solution", f"{name}/solution") for name, task in {t.id: t for t in lacking}.items()
@@ -131,6 +132,8 @@ def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], st
 
 class _Given(Rollout):
     """What both ways share: the reference makes attempts, and tasks without one are refused."""
+
+    allows = EXPERTS
 
     def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
         """TaskError where a task has no reference answer."""

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, StreamKey
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
-from gxpo.rollouts.build import AGENT, Attempts, Count, Draw, Episode, Fork, Limit, action, keyed, record, sample_within
+from gxpo.rollouts.build import AGENT, Count, Episode, Limit, action, keyed, record, sample_within
 from gxpo.rollouts.episodes import Play
 
 
@@ -56,13 +55,6 @@ class Regenerate(Rollout):
 
     forks = True
     requires = ("restarts",)
-
-    def first(self, draws: Sequence[Draw], play: Play) -> Sequence[Attempts | Fork]:
-        if not play.world:
-            raise ConfigError(
-                "rollout regenerate writes failing calls anew, and a task of prompts has none: choose an environment"
-            )
-        return super().first(draws, play)
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         if not self.samples:

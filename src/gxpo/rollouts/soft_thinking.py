@@ -13,7 +13,6 @@ from annotated_types import Gt, Interval
 from gxpo.forest import Forest
 from gxpo.protocols import SoftSampling
 from gxpo.registry import part
-from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Count, Draw, Fork, Text
 from gxpo.rollouts.episodes import Play
@@ -49,7 +48,6 @@ class SoftThinking(Rollout):
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
         session = play.session
-        need_single_turn(session, "soft_thinking", "thinks softly")
         sampling = SoftSampling(
             **vars(session.sampling),
             soft_top_k=self.top_k,

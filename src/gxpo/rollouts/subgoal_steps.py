@@ -25,9 +25,10 @@ from gxpo.rollouts.build import (
 )
 from gxpo.rollouts.context import opened, with_system
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways, need_expert
+from gxpo.rollouts.expert_prefix import Place, chosen, expert_ways
 from gxpo.rollouts.graph import SHARED
 from gxpo.rollouts.plan_episodes import EXECUTOR, PLANNER, TOLD, check_prompts, filled
+from gxpo.rollouts.reference import EXPERTS
 
 
 @part("subgoal_steps", stage="rollout")
@@ -72,6 +73,7 @@ class SubgoalSteps(RolloutPart):
 
     provides = ("states",)
     requires = ("expert", "restarts")
+    allows = EXPERTS
 
     def __post_init__(self) -> None:
         check_prompts(self.plan_prompt, self.execute_prompt)
@@ -127,7 +129,6 @@ class SubgoalSteps(RolloutPart):
 
     # ------------------------------------------------------------ single steps
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_expert(session, "subgoal_steps")
         with _play(session, restorable=True) as play:
             places = chosen(expert_ways(play, tasks, name_draws(tasks)), self.steps, session)
             planners = [self.asked(self.plan_prompt, place.said.observation, "", session) for place in places]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Session, Task
+from gxpo.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
-from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, stream
+from gxpo.rollouts.build import Attempts, Count, Fork, RolloutPart, action, dotted, record
 from gxpo.rollouts.context import Context, text_of
+from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.graph import SHARED, TASK, Graph, Role, Said, filled, graph
 
 
@@ -162,6 +163,96 @@ class Walk:
         return self.role is None
 
 
+class TeamAttempt(Walk):
+    """A way of the team through its graph that is one trajectory.
+
+    plain  the same way under the task's own words, where others are hidden from training
+    """
+
+    failure = base = None
+
+    def __init__(
+        self, cast: TeamPolicies, asked: Attempts, key: StreamKey, label: str | None, name: str, session: Session
+    ) -> None:
+        worded = asked.task if asked.wording is None else asked.wording.of_task(asked.task)
+        super().__init__(cast, worded, session)
+        self.plain = Walk(cast, asked.task, session) if asked.hidden else None
+        self.asked, self.key, self.group = asked, key, asked.group
+        self.id, self.name = label or f"{asked.group}/{dotted(key)}", name
+        self.info: dict[str, Any] = dict(asked.info)
+        self.turns: list[dict[str, Any]] = []
+        self.names: list[str] = []  # of what the engine keeps
+
+    def request(self) -> Request:
+        """The next action; what a running context has in the engine is kept for its next turn."""
+        assert self.role is not None
+        keep = (f"{self.name}/{self.role.name}",) if self.role.running else ()
+        self.names += keep
+        key = dataclasses.replace(self.key, turn=self.calls)
+        return Request(self.context, (key,), keep=keep, policy=self.cast.of(self.role))
+
+    def act(self, completion: Completion) -> None:
+        """The action is said, and written down under the words that are trained."""
+        turn = self.turn(completion)
+        if self.plain is not None:
+            turn = self.plain.turn(completion) | {"sampled_under": list(self.context)}
+            self.plain.take(completion)
+        if self.asked.measured:
+            turn["trainable"] = False
+        self.turns.append(turn)
+        self.take(completion)
+
+    def record(self, sampling: dict[str, Any]) -> dict[str, Any]:
+        """The line of `gxpo.rollouts/1`."""
+        if not self.turns:  # not even the first context has room: the attempt is there, and counted
+            self.role = self.cast.graph.roles[0]
+            self.turns.append(self.turn(Completion([], [], "none")))
+        line = self.line(self.id, self.group, self.turns, rounds=self.round, **self.info)
+        measured = {"compared": False, "weight": 0.0} if self.asked.measured else {}
+        return line | measured | {"origin": self.asked.origin, "sampling": sampling}
+
+
+class TeamPlay(Play):
+    """Attempts of a team, under way together."""
+
+    def __init__(self, session: Session, cast: TeamPolicies) -> None:
+        super().__init__(session)
+        self.cast = cast
+
+    def __exit__(self, *_: object) -> None:
+        attempts: list[Any] = list(self.episodes)
+        self.session.release([name for attempt in attempts for name in attempt.names])
+
+    def begin(self, asked: Iterable[Attempts | Fork]) -> list[Any]:
+        own = [a for a in asked if isinstance(a, Attempts)]
+        begun: list[Any] = [TeamAttempt(self.cast, *each, self.session) for each in self._each(own)]
+        self.episodes += begun
+        return begun
+
+    def running(self, episodes: Sequence[Any]) -> list[Any]:
+        return [attempt for attempt in episodes if not attempt.stops()]
+
+    def turn(self, running: Sequence[Any], sampling: Sampling | None = None) -> None:
+        ways: dict[Sampling | None, list[Any]] = {}
+        for attempt in running:
+            ways.setdefault(sampling or attempt.asked.sampling, []).append(attempt)
+        for way, together in ways.items():
+            requests = [attempt.request() for attempt in together]
+            sampled = self.session.sample(requests) if way is None else self.session.sample(requests, way)
+            for attempt, (completion,) in zip(together, sampled, strict=True):
+                attempt.act(completion)
+
+    def transcript(self, episode: Any) -> str:
+        """The team's answer."""
+        return episode.answer
+
+    def forest(self, episodes: Sequence[Any] | None = None) -> Forest:
+        """These attempts, scored by the team's answer."""
+        chosen: list[Any] = list(self.episodes if episodes is None else episodes)
+        forest = Forest.from_records([e.record(dataclasses.asdict(self._read(e))) for e in chosen])
+        return self.session.score(forest, [e.answer for e in chosen])
+
+
 class Teamwork(RolloutPart):
     """Base of team rollouts: the roles and their policies, the length and the evaluation of a team's attempts."""
 
@@ -221,53 +312,6 @@ class Team(Teamwork):
     frozen: list[str] = field(default_factory=list)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        attempts = [
-            _Attempt(self.cast, task, draw, number, session)
-            for task, draw in zip(tasks, draws_of(tasks, session), strict=True)
-            for number in range(self.group_size)
-        ]
-        try:
-            while speaking := [a for a in attempts if not a.stops()]:
-                for attempt, (completion,) in zip(
-                    speaking, session.sample([a.request() for a in speaking]), strict=True
-                ):
-                    attempt.turns.append(attempt.turn(completion))
-                    attempt.take(completion)
-        finally:
-            session.release([name for a in attempts for name in a.kept])
-        forest = Forest.from_records([a.record() for a in attempts])
-        return session.score(forest, [a.answer for a in attempts])
-
-
-class _Attempt(Walk):
-    """A walk that is one trajectory."""
-
-    def __init__(self, cast: TeamPolicies, task: Task, draw: str, number: int, session: Session) -> None:
-        super().__init__(cast, task, session)
-        self.group, self.key = group_of(session, draw), stream(session, draw, number)
-        self.turns: list[dict[str, Any]] = []
-        self.kept: list[str] = []
-
-    def request(self) -> Request:
-        """The next action; what a running context has in the engine is kept for its next turn."""
-        assert self.role is not None
-        keep = (f"{self.key.task}/{self.key.attempt}/{self.role.name}",) if self.role.running else ()
-        self.kept += keep
-        key = dataclasses.replace(self.key, turn=self.calls)
-        return Request(self.context, (key,), keep=keep, policy=self.cast.of(self.role))
-
-    def record(self) -> dict[str, Any]:
-        """The line of `gxpo.rollouts/1`."""
-        if not self.turns:  # not even the first context has room: the attempt is there, and counted
-            self.role = self.cast.graph.roles[0]
-            self.turns.append(self.turn(Completion([], [], "none")))
-        return self.line(f"{self.group}/{self.key.attempt}", self.group, self.turns, rounds=self.round)
-
-
-def draws_of(tasks: Sequence[Task], session: Session) -> list[str]:
-    """A name for each draw; refused where tasks are instances of an environment."""
-    if session.envs is not None:
-        raise ConfigError(
-            "a team works on tasks that are prompts: give it such a task, or an environment another rollout"
-        )
-    return name_draws(tasks)
+        with TeamPlay(session, self.cast) as play:
+            play.finish(play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)]))
+            return play.forest()

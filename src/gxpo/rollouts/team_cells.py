@@ -14,9 +14,9 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.registry import part
-from gxpo.rollouts.build import Count, group_of, stream
+from gxpo.rollouts.build import Count, group_of, name_draws, stream
 from gxpo.rollouts.graph import Graph
-from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk, draws_of
+from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
@@ -73,9 +73,7 @@ class TeamCells(Teamwork):
         return 1
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        walks = [
-            _Cells(self.cast, task, draw, session) for task, draw in zip(tasks, draws_of(tasks, session), strict=True)
-        ]
+        walks = [_Cells(self.cast, task, draw, session) for task, draw in zip(tasks, name_draws(tasks), strict=True)]
         grown: list[Forest] = []
         while walking := [w for w in walks if not w.stops()]:
             found = session.sample([w.request(self.group_size) for w in walking])

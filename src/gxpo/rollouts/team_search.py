@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.registry import part
@@ -95,6 +94,4 @@ class TeamSearch(Searching, Teamwork):
     frozen: list[str] = field(default_factory=list)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if session.envs is not None:
-            raise ConfigError("a team works on tasks that are prompts: give it such a task, or set rollout=search")
         return self.searched(tasks, Calls(session, self.width, self.cast))
