@@ -5,18 +5,18 @@ import sys
 
 SCRIPT = """
 import torch
-from gxpo import memory
+from gxpo import runtime
 
-memory.reuse_freed()
-library = memory._glibc()
+runtime.reuse_freed()
+library = runtime._glibc()
 blocks = [torch.ones(1 << 20) for _ in range(100)]  # 4 MiB each, from the heap
 last = torch.ones(1 << 20)
 del blocks
 before = library.mallinfo2().fordblks if library else None
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) if library else 0
 held = resident()
-memory.give_back()
-print(library is None, before is None or before > memory.IDLE, held - resident())
+runtime.give_back()
+print(library is None, before is None or before > runtime.IDLE, held - resident())
 """
 
 

@@ -14,9 +14,9 @@ import gxpo
 
 SCRIPT = """
 import os
-from gxpo.learners import parallel
+from gxpo import runtime
 
-parallel.start()
+runtime.start()
 own = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]
 inodes = {name[8:-1] for name in own if name.startswith("socket:")}
 heard = set()
@@ -25,7 +25,7 @@ for table in ("tcp", "tcp6"):
         words = line.split()
         if words[3] == "0A" and words[9] in inodes:  # listens
             heard.add(words[1].split(":")[0])
-print(parallel.rank(), parallel.first(f"of {parallel.rank()}"), parallel.any_of(parallel.rank() == 1), *sorted(heard))
+print(runtime.rank(), runtime.first(f"of {runtime.rank()}"), runtime.any_of(runtime.rank() == 1), *sorted(heard))
 """
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as Linux writes them
 
@@ -64,6 +64,6 @@ def test_processes_of_one_machine_listen_on_loopback_alone(tmp_path, launcher):
 
 
 def test_one_process_asks_nobody():
-    from gxpo.learners import parallel
+    from gxpo import runtime
 
-    assert parallel.first("mine") == "mine" and parallel.any_of(True) and not parallel.any_of(False)
+    assert runtime.first("mine") == "mine" and runtime.any_of(True) and not runtime.any_of(False)

@@ -18,7 +18,7 @@ def work(folder: Path) -> None:
     from tests.learners.llamas import clean_llama, random_forest
     from tests.learners.test_accumulate import NAMES, losses
 
-    from gxpo.learners import parallel
+    from gxpo import runtime
     from gxpo.learners.torch import TorchLearner
 
     forest = random_forest(8)
@@ -31,15 +31,15 @@ def work(folder: Path) -> None:
             out[f"{couples}/{name}"] = g
         info = learner.step(forest, loss, names=NAMES, couples=couples)
         out[f"loss/{couples}"] = torch.tensor(info.loss, dtype=torch.float64)
-        assert info.microbatches >= parallel.world()
+        assert info.microbatches >= runtime.world()
     before, far = learner.snapshot(), torch.ones(forest.n_entries, dtype=torch.float64)
     far[-1] = torch.inf  # in one micro-batch, so that one process alone sees it before the gradients are summed
     skipped = learner.step(forest, lambda x: (far * x["logprob"]).sum()).nonfinite
     assert skipped and all(torch.equal(x, before[n]) for n, x in learner.snapshot().items())
     out |= {f"after/{n}": v for n, v in learner.snapshot().items()}
-    gathered = parallel.gather(bytes([parallel.rank()]) * (3 * parallel.rank()))
-    assert gathered == [bytes([r]) * (3 * r) for r in range(parallel.world())]
-    save_file(out, folder / f"world{parallel.world()}rank{parallel.rank()}.safetensors")
+    gathered = runtime.gather(bytes([runtime.rank()]) * (3 * runtime.rank()))
+    assert gathered == [bytes([r]) * (3 * r) for r in range(runtime.world())]
+    save_file(out, folder / f"world{runtime.world()}rank{runtime.rank()}.safetensors")
 
 
 @pytest.mark.thorough

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import gxpo
-from gxpo import config
+from gxpo import config, runtime
 from gxpo.decoder.measure import Trial
 from gxpo.definition import Stated
 from gxpo.engines.torch import TorchEngine
 from gxpo.errors import ConfigError
-from gxpo.learners import parallel
 from gxpo.learners.torch import TorchLearner
 from gxpo.trainer import checkpoint
 from gxpo.trainer.loop import Trainer
@@ -105,7 +104,7 @@ def test_a_run_from_before_the_measurement_resumes_as_it_began(tmp_path, trials)
 
 def test_all_processes_take_what_the_first_measured(tmp_path, trials, monkeypatch):
     first = {"learner.products": ["float32", "..."], "sampling.products": ["native", "..."]}
-    monkeypatch.setattr(parallel, "gather", lambda own: [json.dumps(first).encode(), own])
+    monkeypatch.setattr(runtime, "gather", lambda own: [json.dumps(first).encode(), own])
     assert products(trainer(tmp_path)) == (torch.float32, torch.bfloat16)
 
 

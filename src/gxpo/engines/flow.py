@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gxpo.engines.decode import uniforms
 from gxpo.errors import ModelError
-from gxpo.memory import memory_is_short
 from gxpo.protocols import Completion, Request, Sampling
+from gxpo.runtime import memory_is_short
 
 LATENT = -1  # the id of everything that is a latent
 SMALLEST = 2.0**-54  # half of the smallest uniform above 0

@@ -27,8 +27,8 @@ from gxpo.engines.decode import (
 from gxpo.engines.network import Network, prefill
 from gxpo.engines.soft import soft_decode
 from gxpo.errors import ModelError
-from gxpo.memory import memory_is_short
 from gxpo.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
+from gxpo.runtime import memory_is_short
 
 
 class TorchEngine:

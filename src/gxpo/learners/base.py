@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners import parallel
 from gxpo.learners.finite import first_not_finite
 from gxpo.learners.optimiser import Optimiser
 from gxpo.learners.packing import MicroBatch, whole_units
-from gxpo.memory import memory_is_short
 from gxpo.protocols import LossFunction, StepInfo
+from gxpo.runtime import memory_is_short
 
 Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's tokens, float64, live
 
@@ -105,7 +105,7 @@ def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _mine(batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-    return batches[parallel.rank() :: parallel.world()]
+    return batches[runtime.rank() :: runtime.world()]
 
 
 def _backward(value: Tensor, collect: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ def _merge(
     for batch, found in mine:
         for name, x in computed.items():
             x[batch.entries] = found[name]
-    parallel.all_sum([computed[name] for name in sorted(computed)])
+    runtime.all_sum([computed[name] for name in sorted(computed)])
     where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
     for batch in batches:
         where[batch.entries] = True

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
-from gxpo.learners import parallel
 from gxpo.learners.base import InProcess, outputs_of
 from gxpo.learners.optimiser import Optimiser, Schedule
 from gxpo.trees import last_before
@@ -196,7 +196,7 @@ class FlowLearner(InProcess):
         return FlowPacking(forest, self.tokens_per_microbatch, self.model.conditions)
 
     def _microbatches(self, packing: FlowPacking, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
-        return packing.microbatches(entries, cuts, at_least=parallel.world())
+        return packing.microbatches(entries, cuts, at_least=runtime.world())
 
     def _live(self, batch: Steps, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._read(batch, names, self.model)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gxpo import runtime
 from gxpo.errors import CheckpointError, ConfigError, ModelError, did_you_mean
-from gxpo.learners import parallel
 from gxpo.learners.rounded import RoundedAdamW
 
 SHAPES = ("constant", "cosine", "linear")
@@ -125,7 +125,7 @@ class Optimiser:
 
     def share(self) -> None:
         """Sum the gradients over processes."""
-        parallel.all_sum(list(self.gradients().values()))
+        runtime.all_sum(list(self.gradients().values()))
 
     # ------------------------------------------------------------ steps
     @property

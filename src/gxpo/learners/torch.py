@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gxpo import runtime
 from gxpo.decoder import measure
 from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners import parallel
 from gxpo.learners.architecture import additive, why_flat
 from gxpo.learners.base import InProcess, outputs_of
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
@@ -25,7 +25,7 @@ from gxpo.learners.optimiser import Optimiser, Schedule, States
 from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
-from gxpo.memory import memory_is_short
+from gxpo.runtime import memory_is_short
 
 VALUE_HEAD = "value_head."  # before the names of its parameters
 
@@ -195,7 +195,7 @@ class TorchLearner(InProcess):
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
     ) -> list[MicroBatch]:
         """Micro-batches of these action tokens, each of one policy if there are several."""
-        least = parallel.world()
+        least = runtime.world()
         if self._adapters is None:
             return packing.microbatches(entries, cuts=cuts, at_least=least)
         out = []
@@ -230,7 +230,7 @@ class TorchLearner(InProcess):
         if policy == "current":
             batches = self._microbatches(packing, everything)
         else:
-            batches = packing.microbatches(everything, at_least=parallel.world())
+            batches = packing.microbatches(everything, at_least=runtime.world())
         rows = forest.n_entries
         shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
         nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gxpo import runtime
 from gxpo.engines.choose import Run, choose, of_the_house
 from gxpo.engines.openai import OpenAIEngine
 from gxpo.engines.torch import TorchEngine
 from gxpo.engines.vllm import VllmEngine
 from gxpo.errors import ConfigError, ModelError
-from gxpo.learners import parallel
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Sampling
 from gxpo.settings import RunSettings
@@ -35,7 +35,7 @@ def engine_of(
         dtype=s.learner.dtype,
         device=device,
         policies=len(learner.policies),
-        processes=parallel.world(),
+        processes=runtime.world(),
         sampling=sampling,
     )
     choice = choose(asked, run, python=s.sampling.engine_python, server=s.sampling.server)

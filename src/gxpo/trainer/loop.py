@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gxpo import runtime
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
-from gxpo.learners import parallel
-from gxpo.memory import reuse_freed
 from gxpo.protocols import Budget, Task
 from gxpo.records import dump
 from gxpo.rollouts import Independent
+from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
@@ -47,11 +47,11 @@ class Trainer(Stages):
         resume: bool = False,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        parallel.start()
+        runtime.start()
         reuse_freed()
         s = resolved.settings
         default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
-        self.out = Path(parallel.first(str(out or s.out or default)))
+        self.out = Path(runtime.first(str(out or s.out or default)))
         if not resume:
             refuse_another(self.out)
         self._lock = Lock(self.out)
@@ -89,7 +89,7 @@ class Trainer(Stages):
 
     def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         t, e = self.settings.trainer, self.settings.eval
-        main = parallel.rank() == 0
+        main = runtime.rank() == 0
         self._own()
         stop = False
         if not self._begun:
@@ -135,13 +135,13 @@ class Trainer(Stages):
     @staticmethod
     def _watched(watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any]) -> bool:
         """Whether to stop: if the watch of any process says so, all processes stop after the same step."""
-        return parallel.any_of(watch is not None and bool(watch(row)))
+        return runtime.any_of(watch is not None and bool(watch(row)))
 
     def _evaluated(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()
         found = self.evaluate()
         figures: dict[str, Any] = {**found.figures, "time_eval_s": time.perf_counter() - began}
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             self.evaluations.append({"step": step} | figures)
             path = self.out / "evaluations" / f"step-{step:06d}.json"
             path.parent.mkdir(exist_ok=True)
@@ -152,7 +152,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ the directory
     def _own(self) -> None:
         """Take the lock of the run directory, until `train` ends or `close`."""
-        if parallel.rank() != 0 or self._lock.held:
+        if runtime.rank() != 0 or self._lock.held:
             return
         self.out.mkdir(parents=True, exist_ok=True)
         refuse_links(self.out)
@@ -191,7 +191,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ checkpoints
     def save(self) -> Path | None:
         """Everything a resumed run needs; written whole or not at all."""
-        if parallel.rank() != 0:
+        if runtime.rank() != 0:
             return None
         self._own()
         self._check_place()
@@ -200,7 +200,7 @@ class Trainer(Stages):
     def reconfigure(self, text: str) -> None:
         """Replace config.yaml of a resumed run; after a kill at any instant it still matches the newest checkpoint."""
         before, self.config_text = self.config_text, text
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             self._save(before)
             checkpoint.write_atomic(self.out / CONFIG, text)
 
@@ -244,7 +244,7 @@ class Trainer(Stages):
         """
         self._begun, self.config_text = True, config_text
         self._own()
-        newest = Path(parallel.first(str(checkpoint.latest(self.out)) if parallel.rank() == 0 else ""))
+        newest = Path(runtime.first(str(checkpoint.latest(self.out)) if runtime.rank() == 0 else ""))
         state = self.load(newest)
         refuse_other_config(self.out, config_text, state)
         if not allow_changed_data:
@@ -255,7 +255,7 @@ class Trainer(Stages):
         self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
         self.rewards.counts.update(state["unscored"])
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             self._cut()
 
     def _cut(self) -> None:

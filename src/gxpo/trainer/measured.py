@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gxpo import runtime
 from gxpo.config import Resolved
 from gxpo.decoder.measure import Trial
 from gxpo.definition import Stated
 from gxpo.engines.torch import TorchEngine
-from gxpo.learners import parallel
 from gxpo.learners.measure import tokens_per_microbatch
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Message, TaskSource
@@ -37,9 +37,9 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
         trials[UPDATING] = learner.products_trial()
     if (s.sampling.products or s.learner.products) == "auto" and isinstance(engine, TorchEngine):
         samples = s.tasks.per_step * getattr(resolved.method.rollout, "group_size", 1)
-        trials[SAMPLING] = engine.products_trial(max(1, samples // parallel.world()))
+        trials[SAMPLING] = engine.products_trial(max(1, samples // runtime.world()))
     said = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
-    said = json.loads(parallel.gather(json.dumps(said).encode())[0])
+    said = json.loads(runtime.gather(json.dumps(said).encode())[0])
     if UPDATING in said and isinstance(learner, TorchLearner):
         learner.use_products(said[UPDATING][0])
     if SAMPLING in said and isinstance(engine, TorchEngine):
@@ -60,7 +60,7 @@ def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, not
     size = tokens_per_microbatch(
         policy.learner, longest, s.sampling.max_new_tokens, getattr(resolved.method.rollout, "group_size", 1)
     )
-    size = int(parallel.gather(str(size).encode())[0])
+    size = int(runtime.gather(str(size).encode())[0])
     policy.learner.tokens_per_microbatch = size
     return _fixed(resolved, {MICROBATCH: size})
 

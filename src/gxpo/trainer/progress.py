@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gxpo.learners import parallel
+from gxpo import runtime
 from gxpo.rewards.scoring import LIMIT
 
 COLUMNS = (
@@ -30,7 +30,7 @@ class Progress:
     """A `watch` for `gxpo.train`: a line every few steps and at every evaluation."""
 
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
-        quiet = quiet or parallel.environment("RANK", 0) > 0
+        quiet = quiet or runtime.environment("RANK", 0) > 0
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
         self.quiet, self.every, self._headed = quiet, every, False
         self.signal: int | None = None  # the first that asked the run to end
@@ -48,7 +48,7 @@ class Progress:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             # torchrun passes on a signal that its processes may have been sent already, so the second may be the first
-            if number == signal.SIGINT and parallel.environment("WORLD_SIZE", 1) == 1:
+            if number == signal.SIGINT and runtime.environment("WORLD_SIZE", 1) == 1:
                 raise KeyboardInterrupt
             return
         self.signal = number

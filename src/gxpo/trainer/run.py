@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo import config
+from gxpo import config, runtime
 from gxpo.definition import Stated
 from gxpo.errors import ConfigError
-from gxpo.learners import parallel
 from gxpo.pipeline import Method
 from gxpo.trainer import export
 from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
@@ -192,7 +191,7 @@ def _go(trainer: Trainer, watch: Watch | None) -> Run:
         trainer.train(watch)
     finally:
         trainer.close()
-    if parallel.rank() == 0:
+    if runtime.rank() == 0:
         write_report(trainer.out)
     run = Run(trainer.out, trainer)
     if not trainer.warned and (problem := run.problem):

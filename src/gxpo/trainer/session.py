@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens
 from gxpo.errors import TaskError
 from gxpo.forest import Forest
-from gxpo.learners import parallel
 from gxpo.protocols import (
     Budget,
     Chat,
@@ -141,14 +141,14 @@ class Session:
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         """Completions of each request, in order; under several processes each samples its share."""
         sampling = self.sampling if sampling is None else sampling
-        rank, world = parallel.rank(), parallel.world()
+        rank, world = runtime.rank(), runtime.world()
         # what an engine keeps for an episode is of use only where its next turn is sampled, too
         place = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
         mine = self.engine.sample([r for r, p in zip(requests, place, strict=True) if p == rank], sampling)
         if world == 1:
             out = mine
         else:
-            shares = [iter(_unpack(blob)) for blob in parallel.gather(_pack(mine))]
+            shares = [iter(_unpack(blob)) for blob in runtime.gather(_pack(mine))]
             out = [next(shares[p]) for p in place]
         self.budget.generated_tokens += sum(len(c.tokens) for group in out for c in group)
         self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
@@ -191,11 +191,11 @@ class Session:
     def _score(self, forest: Forest, texts: Sequence[str]) -> Forest:
         """All trajectories scored, by the first process for all of them."""
         blob: dict[str, Any] = {}
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             scored = self.rewards.score(forest, texts, [self._tasks[t] for t in forest.task])
             broken = torch.tensor(["failure" in info for info in forest.info], dtype=torch.bool)
             scored = scored.replace(outcome=scored.outcome.masked_fill(broken, torch.nan))
-            if parallel.world() == 1:
+            if runtime.world() == 1:
                 return scored
             blob = {
                 "names": scored.component_names,
@@ -203,7 +203,7 @@ class Session:
                 "components": scored.components.tolist(),
                 "success": scored.success.tolist(),
             }
-        blob = json.loads(parallel.gather(json.dumps(blob).encode())[0])
+        blob = json.loads(runtime.gather(json.dumps(blob).encode())[0])
         block = torch.tensor(blob["components"], dtype=torch.float64).reshape(forest.n_trajectories, -1)
         return forest.with_rewards(
             torch.tensor(blob["outcome"], dtype=torch.float64),

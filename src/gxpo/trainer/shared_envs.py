@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gxpo.learners import parallel
+from gxpo import runtime
 from gxpo.protocols import EnvFailure, Envs, Reply, TimeStep
 
 Steps = dict[str, "TimeStep | EnvFailure"]
@@ -28,7 +28,7 @@ class SharedEnvs:
         return self._shared(lambda: self.envs.step(actions))
 
     def finish(self, names: Sequence[str]) -> None:
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             self.envs.finish(names)
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
@@ -45,9 +45,9 @@ class SharedEnvs:
 
     def _shared(self, act: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         own: dict[str, Any] = {}
-        if parallel.rank() == 0:
+        if runtime.rank() == 0:
             own = {name: _packed(answer) for name, answer in act().items()}
-        everyone = json.loads(parallel.gather(json.dumps(own).encode())[0])
+        everyone = json.loads(runtime.gather(json.dumps(own).encode())[0])
         return {name: _unpacked(*answer) for name, answer in everyone.items()}
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.config import Resolved
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.learners import parallel
 from gxpo.learners.base import gradient_of
-from gxpo.memory import give_back
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import Budget, PolicyTokens, Sampling, StepInfo
 from gxpo.rewards import RewardSet
+from gxpo.runtime import give_back
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
 from gxpo.trainer.culprit import largest_slope
@@ -78,7 +78,7 @@ class Stages:
             self._open = opened.pop_all()
         self.resolved, self.settings = resolved, resolved.settings
         envs = self.world.envs
-        self.envs = envs if envs is None or parallel.world() == 1 else SharedEnvs(envs)
+        self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
         longest = s.sampling.max_new_tokens * max(
             self.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1)
         )

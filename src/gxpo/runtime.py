@@ -1,18 +1,24 @@
-"""Collectives for data-parallel learners; without an initialised process group each is the identity."""
+"""The runtime of a training process: collectives of data-parallel processes, and the memory it holds.
+
+Without an initialised process group each collective is the identity.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo.errors import ConfigError, ModelError
 from gxpo.usercode import one_line
 
 LOOPBACK = "127.0.0.1"
@@ -147,3 +153,62 @@ def first(text: str) -> str:
 def any_of(flag: bool) -> bool:
     """Whether any process passed True."""
     return any(x == b"1" for x in gather(b"1" if flag else b"0"))
+
+
+# ---------------------------------------------------------------- memory
+SAYINGS = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")  # of CPUs and other devices
+
+
+@contextmanager
+def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
+    """Context manager: turn a failed allocation into a `ModelError` that says what to lower; other errors pass."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        said = str(error).strip().split("\n")[0]
+        if isinstance(error, RuntimeError) and not (
+            isinstance(error, torch.OutOfMemoryError) or any(saying in said.lower() for saying in SAYINGS)
+        ):
+            raise
+        raise ModelError(f"out of memory while {doing}: lower {remedy} ({said})") from error
+
+
+# ---------------------------------------------------------------- the heap of glibc
+KEEP = 32 << 20  # bytes of a block up to which a freed one stays with the process, to be used again without page faults
+IDLE = 256 << 20  # bytes of freed blocks above which they are given back between the phases of a step
+
+
+@cache
+def _glibc() -> Any:
+    """The C library, where it is glibc; None elsewhere."""
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        library.mallinfo2.restype = _Heap
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+HEAP = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Heap(ctypes.Structure):
+    """Heap statistics of glibc (mallinfo2)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in HEAP]
+
+
+def reuse_freed() -> None:
+    """Keep freed blocks of up to `KEEP` bytes in this process for reuse: each step allocates the same ones again.
+
+    Without it the kernel hands out, and zeroes, the pages of every larger tensor anew. Does nothing without glibc.
+    """
+    if (library := _glibc()) is not None:
+        library.mallopt(-3, KEEP)  # M_MMAP_THRESHOLD
+        library.mallopt(-1, IDLE)  # M_TRIM_THRESHOLD
+
+
+def give_back() -> None:
+    """Return freed blocks to the system if they exceed `IDLE` bytes; does nothing without glibc."""
+    if (library := _glibc()) is not None and library.mallinfo2().fordblks > IDLE:
+        library.malloc_trim(0)
