@@ -60,6 +60,8 @@ class Definition:
         for name, pattern in _IN_DOC.items():
             if not getattr(self, name) and (found := pattern.search(told)):
                 object.__setattr__(self, name, " ".join(found[1].split()).removesuffix("."))
+        for name in ("keys", "paper_defaults"):
+            object.__setattr__(self, name, {k: kind_of(v) for k, v in getattr(self, name).items()})
         if self.evidence not in EVIDENCE:
             raise ValueError(f"{self.name}: evidence is one of {EVIDENCE}, not {self.evidence!r}")
         if self.code and not CODE.fullmatch(self.code):
@@ -103,6 +105,11 @@ class Stated:
     value: Any
     origin: str
     optional: bool = False
+
+
+def kind_of(value: Any) -> Any:
+    """The part that a pure function is, where it states a part's name; any other value as it is."""
+    return vars(value).get("__kind__", value) if inspect.isfunction(value) else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -202,6 +209,7 @@ def show(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    value = kind_of(value)
     if isinstance(value, type):
         return _shown(value)
     if dataclasses.is_dataclass(value):

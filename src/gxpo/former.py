@@ -84,18 +84,19 @@ class FormerPart:
         return compose.part_of(self.folder, self, options)
 
 
-def classes(folder: str, **homes: str) -> Callable[[str], Any]:
+def classes(folder: str, *functions: str, **homes: str) -> Callable[[str], Any]:
     """The `__getattr__` of a stage's folder or module: former classes by their names.
 
-    homes  name -> module of the folder that is loaded when the name is first asked for
+    functions  classes of parts that keep their names and are functions now
+    homes      name -> module of the folder that is loaded when the name is first asked for
 
-    __getattr__ = former.classes("credit", MixedScale="success_rate")
+    __getattr__ = former.classes("credit", "MixedScale", mixed_scale="success_rate")
     """
 
     def find(name: str) -> Any:
         if name in homes:
             return getattr(importlib.import_module(f"gxpo.{folder}.{homes[name]}"), name)
-        if name[:1].isupper() and snake(name) in table(folder):
+        if name in functions or (name[:1].isupper() and snake(name) in table(folder)):
             return FormerPart(folder, name, snake(name))
         raise AttributeError(f"module 'gxpo.{folder}' has no attribute {name!r}")
 
@@ -285,7 +286,8 @@ def folder_of(key: str) -> str | None:
 def _former(slot: str, value: Any) -> tuple[str, Former] | None:
     """(former name, what it is now), where a key states a former part."""
     if isinstance(value, FormerPart):
-        return value.name, table(value.folder)[value.name]
+        found = table(value.folder).get(value.name)
+        return (value.__name__, Former(value.name)) if found is None else (value.name, found)
     if not isinstance(value, str) or (folder := folder_of(slot)) is None:
         return None
     found = table(folder).get(value)

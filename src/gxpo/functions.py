@@ -1,7 +1,7 @@
-"""Pure functions as settings: a formula by name, `file.py:function` or object; its keyword arguments are options.
+"""Pure functions as settings and as parts: positional parameters name input columns, keyword-only ones are options.
 
-A function's positional parameters name its input columns, its keyword-only parameters are options with a
-default: of `def noise_aware(rate, *, flip=0.1)`, `flip` is one. `Annotated[float, Interval(ge=0)]` states a range.
+Of `def noise_aware(rate, *, flip=0.1)`, `flip` is an option; `Annotated[float, Interval(ge=0)]` states its range.
+`Formula` is a part with slots for functions; `function_part` makes a part of one function.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import field, fields, make_dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.ranges import Part, key_of, refusal, rule_of
@@ -21,10 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Signature(NamedTuple):
-    """Signature of a formula. columns: its positional parameters; options: (type, default) of the keyword-only ones."""
+    """Signature of a formula. columns: its positional parameters; options: (type, default) of the keyword-only ones;
+    passes_on: it has a parameter `**NAME`."""
 
     columns: tuple[str, ...]
     options: Mapping[str, tuple[Any, Any]]
+    passes_on: bool = False
 
 
 @cache
@@ -32,8 +35,9 @@ def signature(function: Callable[..., Any]) -> Signature:
     """Columns and options of a function, from its signature."""
     given, hints = inspect.signature(function).parameters.values(), get_type_hints(function, include_extras=True)
     return Signature(
-        tuple(p.name for p in given if p.kind is not p.KEYWORD_ONLY),
+        tuple(p.name for p in given if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
         {p.name: (hints.get(p.name, Any), p.default) for p in given if p.kind is p.KEYWORD_ONLY},
+        any(p.kind is p.VAR_KEYWORD for p in given),
     )
 
 
@@ -108,3 +112,64 @@ class Formula(Part):
     def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:
         """Call a function with the part's options that it accepts."""
         return function(*columns, **{k: self.options[k] for k in signature(function).options})
+
+
+class FunctionPart(Part):
+    """Mixin of a stage's parts that are one pure function each; its options are the fields of the part.
+
+    A stage has one subclass, in `registry.OF_FUNCTIONS`, whose methods call `self.function` with what the stage gives
+    and `self.options`.
+    """
+
+    function: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
+        """Attributes that follow from the function's signature, such as the signals that it needs."""
+        return {}
+
+    @classmethod
+    def bases(cls, function: Callable[..., Any]) -> tuple[type, ...]:
+        """Base classes of the part, by which it has further options: those that a function passes on as `**NAME`."""
+        return (cls,)
+
+    @classmethod
+    def accepts(cls, function: Callable[..., Any]) -> bool:
+        """Whether a function that states no part's name is meant as one of these, and not as the stage's protocol."""
+        return False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]  # a dataclass
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check = getattr(self.function, "check", None)
+        if check is not None and (wrong := check(**self.options)):
+            raise ConfigError(f"{key_of(type(self))}: {wrong}")
+        for name in self._settled:
+            object.__setattr__(self, name, getattr(type(self), f"_{name}")(**self.options))
+
+    _settled: ClassVar[tuple[str, ...]] = ()  # facts that depend on the options
+
+
+def function_part(function: Callable[..., Any], base: type[FunctionPart], **facts: Any) -> type[FunctionPart]:
+    """The part that a function is: a frozen dataclass with its name and docstring, and a field for each option.
+
+    facts  attributes of the part such as `requires`, in addition to those that follow from the signature; a function
+           gives them by the options: `learns_from_equal_groups=lambda center, **_: center == "none"`
+    """
+    options = [
+        (k, hint, field(default=default, kw_only=True)) for k, (hint, default) in signature(function).options.items()
+    ]
+    stated = {**base.facts(function), **facts}
+    by_options = {name: value for name, value in stated.items() if inspect.isfunction(value)}
+    space = {
+        **{name: value for name, value in stated.items() if name not in by_options},
+        **{f"_{name}": staticmethod(value) for name, value in by_options.items()},
+        "_settled": tuple(by_options),
+        "function": staticmethod(function),
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+    }
+    return make_dataclass(function.__name__, options, bases=base.bases(function), namespace=space, frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gxpo import former, functions, ranges
-from gxpo.definition import Stated, finite, show
+from gxpo import former, functions, ranges, registry
+from gxpo.definition import Stated, finite, kind_of, show
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.functions import Formula
 from gxpo.usercode import NotRun, Unusable, object_at
@@ -179,8 +179,6 @@ class Keys:
 
     def control(self, key: str, default: Any) -> Any:
         """What moves a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
-        from gxpo import registry
-
         named = self.take(key, None if default is None else type(default))
         made = None if named is None else self.part(key, named, registry.CONTROLS, what="control")
         return None if isinstance(made, Unexecuted) else made
@@ -266,11 +264,11 @@ def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> 
     if not isinstance(value, str):
         if value is None or not (callable(value) or dataclasses.is_dataclass(value)):
             raise ConfigError(f"{slot}={value!r} is neither the name of a {what} nor a function")
-        return value
+        return registry.of_function(kind_of(value), getattr(table, "stage", ""))
     if value in table:
         return table[value]
     if ":" in value:
-        return load_object(value, slot)
+        return registry.of_function(kind_of(load_object(value, slot)), getattr(table, "stage", ""))
     raise ConfigError(f"{slot}: unknown {what} {value!r}{did_you_mean(value, table)}; there is {', '.join(table)}")
 
 

@@ -1,11 +1,15 @@
 """The parts by the names that configurations use.
 
-    @part("pass_at_k", stage="credit")
-    @dataclass(frozen=True)
-    class PassAtK(CreditPart): ...
+    @part("pairwise_auc", stage="credit")
+    def pairwise_auc(mean_behaviour_logprob, correct, group, acts, *, tau: Annotated[float, Gt(0)] = 0.6): ...
 
-A part is a frozen dataclass in its stage's folder; the name that it states is its only entry. A user's own class needs
-none: it is given by its file and name, or as an object.
+    @part("gae", stage="credit")
+    @dataclass(frozen=True)
+    class Gae(CreditPart): ...
+
+A part is a pure function, where its stage has an entry in `OF_FUNCTIONS`, or a frozen dataclass, in its stage's
+folder; the name that it states is its only entry. A user's own needs none: it is given by its file and name, or as an
+object.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from gxpo import former
+from gxpo.definition import kind_of
+from gxpo.functions import FunctionPart, function_part
 
 STAGES = (
     "credit",
@@ -34,26 +40,47 @@ STAGES = (
     "term",
     "update",
 )
-T = TypeVar("T")
+OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
+    "credit": "gxpo.credit.function:Advantage",
+}
+T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def part(name: str, *, stage: str) -> Callable[[type[T]], type[T]]:
-    """Name a part: what stands in a configuration for the class below.
+def part(name: str, *, stage: str, **facts: Any) -> Callable[[T], T]:
+    """Name a part: what stands in a configuration for the class or pure function below.
 
     stage  one of `STAGES`: what the part is of, and with that the keys that may name it
+    facts  of a function: attributes of the part (see `functions.function_part`)
     Raises ValueError where a name or stage can't be one, and TypeError for what is no dataclass or can't be made.
     """
     if stage not in STAGES or not _NAME.fullmatch(name):
         raise ValueError(f"part({name!r}, stage={stage!r}): a lower-case name, and one of {', '.join(STAGES)}")
 
-    def named(kind: type[T]) -> type[T]:
-        if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
-            raise TypeError(f"part {name!r}: {kind.__name__} is no dataclass that can be made")
+    def named(kind: Any) -> Any:
+        if inspect.isfunction(kind) and stage in OF_FUNCTIONS:
+            made = function_part(kind, _of_functions(stage), **facts)
+            made.__part__, kind.__kind__ = (stage, name), made  # type: ignore[attr-defined]  # see `show` and `kind_of`
+            return kind
+        if facts or not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
+            raise TypeError(f"part {name!r}: {getattr(kind, '__name__', kind)} is no dataclass that can be made")
         kind.__part__ = (stage, name)  # type: ignore[attr-defined]  # of this class alone: see `show`
         return kind
 
     return named
+
+
+@cache
+def of_function(function: Callable[..., Any], stage: str) -> Any:
+    """The part of a stage that a function without a name is; the function itself where it has the stage's protocol."""
+    if stage not in OF_FUNCTIONS or not inspect.isfunction(function) or not _of_functions(stage).accepts(function):
+        return function
+    return function_part(function, _of_functions(stage))
+
+
+def _of_functions(stage: str) -> type[FunctionPart]:
+    module, name = OF_FUNCTIONS[stage].split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class Table(Mapping[str, Any]):
@@ -71,7 +98,8 @@ class Table(Mapping[str, Any]):
         found: dict[str, type] = {}
         for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
             loaded = importlib.import_module(f"{folder.__name__}.{module}")
-            for _, kind in inspect.getmembers(loaded, inspect.isclass):
+            for _, kind in inspect.getmembers(loaded, lambda x: inspect.isclass(x) or inspect.isfunction(x)):
+                kind = kind_of(kind)
                 stage, name = vars(kind).get("__part__", ("", ""))
                 if kind.__module__ != loaded.__name__ or stage != self.stage:
                     continue

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import MixedScale, group_relative, mixed_scale
+from gxpo.credit import advantage, group_relative, mixed_scale
 
 
 def of(rewards, **more):
@@ -51,7 +51,7 @@ def test_it_equals_a_loop(grow, rows):
         z = (r - mean) / (std + 1e-6) if differ else 0.0
         percent = (r - mean) / (mean + 1e-6) if mean > 0 and (differ or not compared) else 0.0
         expected.append((1 - certain) * z + certain * percent)
-    assert MixedScale()(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-8)
+    assert advantage(mixed_scale)(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("wins", range(1, 16))
@@ -72,6 +72,6 @@ def test_the_verdict_goes_before_the_score(grow):
     unsaid = grow([("a", r, [1]) for r in rewards])  # two above 0: rate 1/2, GRPO
     said = grow([("a", r, [1], {"success": r == 1.0}) for r in rewards])  # rate 1/4
     plain = group_relative(unsaid.outcome, torch.zeros(4).long())
-    assert torch.equal(MixedScale()(unsaid, {}, 0), plain)
-    assert not torch.allclose(MixedScale()(said, {}, 0), plain)
-    assert gxpo.method("mapo").credit == MixedScale()
+    assert torch.equal(advantage(mixed_scale)(unsaid, {}, 0), plain)
+    assert not torch.allclose(advantage(mixed_scale)(said, {}, 0), plain)
+    assert gxpo.method("mapo").credit == advantage(mixed_scale)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.credit.test_bonus import spoken as forest_of
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.success_rate import NegativeGroups
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.success_rate import negative_groups
 from gxpo.errors import ConfigError
 
 P = (0.6, 0.5, 0.4, 0.3)
@@ -61,13 +61,13 @@ def test_it_equals_a_loop(rows):
 
 def test_with_a_success_in_every_group_it_is_grpo_and_equal_groups_are_still():
     forest = forest_of([(g, r, [-1.0], {}) for g, r in (("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 0.5), ("b", 0.0))])
-    assert torch.equal(NegativeGroups()(forest, {}, 0), GroupRelative()(forest, {}, 0))
+    assert torch.equal(advantage(negative_groups)(forest, {}, 0), GroupRelative()(forest, {}, 0))
     equal = forest_of([("a", -0.1, [-1.0], {"success": False}) for _ in range(3)])
-    assert NegativeGroups()(equal, {}, 0).tolist() == [0.0] * 3
+    assert advantage(negative_groups)(equal, {}, 0).tolist() == [0.0] * 3
 
 
 def test_groups_that_are_dropped_can_not_be_learned_from():
     with pytest.raises(ConfigError, match="drops"):
         gxpo.method("lens+dapo")
     with pytest.raises(ConfigError, match=r"credit\.alpha"):
-        NegativeGroups(alpha=-0.1)
+        advantage(negative_groups, alpha=-0.1)

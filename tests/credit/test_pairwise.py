@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.credit.test_bonus import spoken as forest_of
 
 import gxpo
-from gxpo.credit import group_relative
-from gxpo.credit.pairwise import PairwiseAuc, pairwise_auc
+from gxpo.credit import advantage, group_relative
+from gxpo.credit.pairwise import pairwise_auc
 from gxpo.errors import ConfigError
 
 ONE = torch.zeros(3, dtype=torch.int64)
@@ -73,7 +73,7 @@ def test_of_high_temperature_it_is_the_outcome_less_the_mean():
     lp, right = torch.tensor([-0.2, -0.6, -0.4]), torch.tensor([True, True, False])
     wanted = group_relative(right.double(), ONE, scale="none")
     tau = 1e7
-    assert (2 * tau / 3 * pairwise_auc(lp, right, ONE, tau)).tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert (2 * tau / 3 * pairwise_auc(lp, right, ONE, tau=tau)).tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
 
 
 def test_confident_mistakes_and_unsure_successes_weigh_most():
@@ -84,7 +84,7 @@ def test_confident_mistakes_and_unsure_successes_weigh_most():
 
 def test_tau_is_above_zero_and_empty_is_fine():
     with pytest.raises(ConfigError, match=r"credit\.tau"):
-        PairwiseAuc(tau=0.0)
+        advantage(pairwise_auc, tau=0.0)
     nothing = torch.zeros(0)
     assert pairwise_auc(nothing, nothing.bool(), nothing.long()).shape == (0,)
 

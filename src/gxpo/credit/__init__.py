@@ -10,12 +10,13 @@ from gxpo.credit.relative import Relative, Statistic, group_relative
 from gxpo.credit.virtual_members import PseudoRollouts, virtual_members
 
 if TYPE_CHECKING:
+    from gxpo.credit.function import advantage
     from gxpo.credit.state_relative import StateRelative
-    from gxpo.credit.success_rate import MixedScale, mixed_scale
+    from gxpo.credit.success_rate import mixed_scale
 
 GroupRelative = Relative
 __getattr__ = former.classes(
-    "credit", MixedScale="success_rate", StateRelative="state_relative", mixed_scale="success_rate"
+    "credit", "MixedScale", advantage="function", StateRelative="state_relative", mixed_scale="success_rate"
 )
 
 __all__ = [
@@ -24,11 +25,11 @@ __all__ = [
     "CreditSum",
     "GroupRelative",
     "LengthWeighted",
-    "MixedScale",
     "PseudoRollouts",
     "Relative",
     "StateRelative",
     "Statistic",
+    "advantage",
     "batch_whiten",
     "group_relative",
     "length_weighted",

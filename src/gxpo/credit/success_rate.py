@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import grouped
-from gxpo.credit.base import CreditPart
-from gxpo.credit.relative import Statistic, group_relative
+from gxpo.credit.relative import group_relative
 from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 def succeeds(forest: Forest) -> Tensor:
     """Successful trajectories, [R] bool: `success` is 1; without a verdict, the outcome is above 0."""
     return torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
-
-
-def success_rate(forest: Forest) -> Tensor:
-    """Success rate of the group's compared trajectories, [R] float64."""
-    return grouped.mean(succeeds(forest), forest.ids("group", axis="R"), forest.compared)
 
 
 # ---------------------------------------------------------------- GRPO-LEAD
@@ -43,53 +34,43 @@ def logistic_weight(
     return low + (high - low) * falling
 
 
-@torch.no_grad()
+@part("difficulty_weighted", stage="credit")
 def difficulty_weighted(
-    advantage: Tensor,
+    outcome: Tensor,
+    group: Tensor,
     rate: Tensor,
-    low: float = 0.4,
-    high: float = 1.5,
+    where: Tensor | None = None,
+    *,
+    low: Annotated[float, Ge(0)] = 0.4,
+    high: Annotated[float, Ge(0)] = 1.5,
     steepness: float = 10.0,
     middle: float = 0.75,
+    **statistic: Any,
 ) -> Tensor:
-    """advantage * w(rate) where it is positive, advantage * w(1 - rate) elsewhere, with w of `logistic_weight`.
+    """Difficulty-weighted advantage (GRPO-LEAD): rare successes and rare failures weigh more; [R] float64.
 
-    advantage  [R] any float dtype;   rate  [R] share of the group's attempts that are correct
+    A w(rate) where A, the group-relative advantage, is positive, A w(1 - rate) elsewhere, w of `logistic_weight`
+
+    outcome  [R];   group  [R] int64 dense ids;   rate  [R] share of the group's attempts that are correct
 
     Successes at hard tasks weigh more, and so do failures at easy ones; the second curve is w at 1 - rate, which is not
     1 - w. The sign is the advantage's: a long correct answer of an easy group may be below the mean.
     Source: GRPO-LEAD (arXiv 2504.09696).
     """
     constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
+    advantage = group_relative(outcome, group, where=where, **statistic)
     up, down = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
-    return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
-
-
-@part("difficulty_weighted", stage="credit")
-@dataclass(frozen=True)
-class DifficultyWeighted(Statistic):
-    """`difficulty_weighted` (GRPO-LEAD) of the group-relative outcome: rare successes and failures weigh more.
-
-    low, high, steepness, middle  of `logistic_weight`, at the group's `success_rate`
-    """
-
-    low: Annotated[float, Ge(0)] = 0.4
-    high: Annotated[float, Ge(0)] = 1.5
-    steepness: float = 10.0
-    middle: float = 0.75
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        constants = (self.low, self.high, self.steepness, self.middle)
-        found = difficulty_weighted(self.of_outcome(forest), success_rate(forest), *constants)
-        return forest.to_path(found, "R")
+    return advantage * torch.where(advantage > 0, up, down)
 
 
 # ---------------------------------------------------------------- MAPO
-@torch.no_grad()
+@part("mixed_scale", stage="credit")
 def mixed_scale(
-    outcome: Tensor, group: Tensor, rate: Tensor, ddof: int = 1, eps: float = 1e-6, where: Tensor | None = None
+    outcome: Tensor, group: Tensor, rate: Tensor, where: Tensor | None = None, *, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """A = (1 - l) (outcome - mean) / (std + eps) + l (outcome - mean) / (mean + eps), l = 1 - 4 rate (1 - rate).
+    """Mixed advantage (MAPO) between GRPO's and MaxRL's, by how certain the group's success rate is.
+
+    A = (1 - l) (outcome - mean) / (std + eps) + l (outcome - mean) / (mean + eps), l = 1 - 4 rate (1 - rate).
 
     outcome  [R] any float dtype, >= 0;   group  [R] int64 dense ids, -1 = in no group
     rate     [R] share of the group's attempts that succeed
@@ -107,24 +88,18 @@ def mixed_scale(
     return (1.0 - certain) * by_spread + certain * by_mean
 
 
-@part("mixed_scale", stage="credit")
-@dataclass(frozen=True)
-class MixedScale(CreditPart):
-    """Mixed advantage (MAPO): `mixed_scale` of the outcome at the group's `success_rate`."""
-
-    ddof: int = 1
-    eps: float = 1e-6
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        given = forest.outcome, forest.ids("group", axis="R"), success_rate(forest)
-        return forest.to_path(mixed_scale(*given, self.ddof, self.eps, where=forest.compared), "R")
-
-
 # ---------------------------------------------------------------- LENS
-@part("negative_groups", stage="credit")
-@dataclass(frozen=True)
-class NegativeGroups(Statistic):
-    """Group-relative advantage, with alpha (outcome - center) in groups without a success (LENS).
+@part("negative_groups", stage="credit", learns_from_equal_groups=True)
+def negative_groups(
+    outcome: Tensor,
+    group: Tensor,
+    rate: Tensor,
+    where: Tensor | None = None,
+    *,
+    alpha: Annotated[float, Ge(0)] = 0.25,
+    **statistic: Any,
+) -> Tensor:
+    """Group-relative advantage, with alpha (outcome - center) in groups without a success (LENS); [R] float64.
 
     What tells the answers of an all-wrong group apart is small (a penalty of at most 1 / G): divided by its own spread
     it would weigh as much as a success. alpha is such a group's weight in the loss. Equal outcomes give 0; the part is
@@ -132,12 +107,6 @@ class NegativeGroups(Statistic):
 
     Source: LENS, arXiv 2510.08696.
     """
-
-    alpha: Annotated[float, Ge(0)] = 0.25
-
-    learns_from_equal_groups = True
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        solved = success_rate(forest) > 0
-        centred = self.of_outcome(forest, scale="none")
-        return forest.to_path(torch.where(solved, self.of_outcome(forest), self.alpha * centred), "R")
+    relative = group_relative(outcome, group, where=where, **statistic)
+    centred = group_relative(outcome, group, where=where, **{**statistic, "scale": "none"})
+    return torch.where(rate > 0, relative, alpha * centred)

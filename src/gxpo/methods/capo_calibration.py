@@ -9,7 +9,7 @@ and it would only scale the step. Masked rollouts still count in the sums of the
 reference that is a capable model of the task; of one trained from nothing, every correct answer may be left out.
 """
 
-from gxpo.credit.pairwise import PairwiseAuc
+from gxpo.credit.pairwise import pairwise_auc
 from gxpo.definition import Definition
 from gxpo.weighting.token_weight import TokenWeight
 
@@ -23,7 +23,7 @@ capo_calibration = Definition(
     formula="A_i = +-sum over the other label of sigmoid(+-(l_j - l_i) / tau) / tau, masked by reference perplexity",
     evidence="secondary",
     keys={
-        "credit": PairwiseAuc,
+        "credit": pairwise_auc,
         "weight.reference_perplexity": TokenWeight,
         "weight.reference_perplexity.by": "perplexity",
         "weight.reference_perplexity.keep": "plausible",

@@ -12,7 +12,7 @@ is one), a repetitive one of those -2 (`repetitive`). The code drops groups with
 here, from the batch; its loss is a token mean, and verl's entropy bonus of .001 is on (both in `@paper`). No KL.
 """
 
-from gxpo.credit.success_rate import DifficultyWeighted
+from gxpo.credit.success_rate import difficulty_weighted
 from gxpo.definition import Definition
 from gxpo.rewards.shape import Shape
 
@@ -27,7 +27,7 @@ grpo_lead = Definition(
     formula="R = exp(-a z_L) or -1; A' = A w(rho) if A > 0 else A w(1 - rho), w logistic",
     evidence="reference-code",
     keys={
-        "credit": DifficultyWeighted,
+        "credit": difficulty_weighted,
         "reward.shape.concise": Shape,
         "reward.shape.concise.function": "length_relative",
     },

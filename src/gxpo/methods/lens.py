@@ -8,7 +8,7 @@ underflow). r is the verdict; other rewards stay in the outcome, in addition to 
 of equal verdicts would take away what it learns from: refused.
 """
 
-from gxpo.credit.success_rate import NegativeGroups
+from gxpo.credit.success_rate import negative_groups
 from gxpo.definition import Definition
 from gxpo.rewards.confidence import ConfidencePenalty
 
@@ -21,6 +21,6 @@ lens = Definition(
     year=2025,
     formula="r' = r - (1 - r) p / (G (D - p)), p = exp(mean log old); A = z(r'), all wrong: 0.25 (r' - mean)",
     evidence="paper",
-    keys={"reward.add.confidence_penalty": ConfidencePenalty, "credit": NegativeGroups},
+    keys={"reward.add.confidence_penalty": ConfidencePenalty, "credit": negative_groups},
     paper_defaults={"rollout.group_size": 16, "tasks.per_step": 32},
 )

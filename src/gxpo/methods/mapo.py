@@ -10,7 +10,7 @@ clip is EasyR1's, 0.2 and 0.3 with a dual clip at 3, and its scripts for GRPO ad
 method's. Not the dialogue method of the same name (arXiv 2603.06194).
 """
 
-from gxpo.credit.success_rate import MixedScale
+from gxpo.credit.success_rate import mixed_scale
 from gxpo.definition import Definition
 
 mapo = Definition(
@@ -24,6 +24,6 @@ mapo = Definition(
     evidence="reference-code",
     code="WenkeHuang/MAPO@debcfd3fe97f48200bfefb5fea65c8febc4788d6 code/verl/trainer/core_algos.py "
     "code/verl/trainer/ray_trainer.py code/verl/workers/actor/config.py",
-    keys={"credit": MixedScale},
+    keys={"credit": mixed_scale},
     paper_defaults={"objective.aggregate": "token_mean"},
 )
