@@ -73,7 +73,7 @@ def _build(
 ) -> Method:
     from gxpo import registry
     from gxpo.credit.relative import Relative
-    from gxpo.learners.epochs import Epochs
+    from gxpo.learners.base import Epochs
     from gxpo.rollouts.independent import Independent
 
     keys = Keys(stated)

@@ -44,7 +44,7 @@ def test_options_are_the_fields_with_their_defaults():
 
 def test_one_part_whole():
     text = run("epochs").output
-    assert "a part for update (gxpo/learners/epochs.py)" in text
+    assert "a part for update (gxpo/learners/base.py)" in text
     assert "  update.epochs       = 1     integer, 1 or more" in text
     assert "used by:" in text and "every method that names no other" in text
     text = run("kl").output

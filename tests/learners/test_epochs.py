@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.learners.epochs import Epochs, deal
+from gxpo.learners.base import Epochs, deal
 from gxpo.protocols import StepInfo
 
 

@@ -10,7 +10,7 @@ from tests.learners.llamas import clean_llama
 
 import gxpo
 from gxpo.forest import Forest
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StepInfo
 from gxpo.signals import Signals

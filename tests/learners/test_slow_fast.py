@@ -14,7 +14,7 @@ from tests.learners.llamas import clean_llama, random_forest
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
 from gxpo.forest import Forest
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.learners.slow_fast import SlowFast, reposition, surge
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StepInfo

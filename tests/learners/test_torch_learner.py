@@ -243,7 +243,7 @@ def test_refusals():
 
 def test_importing_the_learner_imports_no_transformers():
     code = (
-        "import sys, gxpo.learners.torch, gxpo.learners.epochs, gxpo.engines.torch;"
+        "import sys, gxpo.learners.torch, gxpo.learners.base, gxpo.engines.torch;"
         "print(sorted({'transformers', 'peft'} & set(sys.modules)))"
     )
     source = Path(__file__).parents[2] / "src"

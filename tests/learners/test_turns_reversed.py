@@ -15,7 +15,7 @@ from tests.learners.llamas import clean_llama
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.learners.torch import TorchLearner
 from gxpo.learners.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
 from gxpo.protocols import StepInfo

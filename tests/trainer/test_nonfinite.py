@@ -12,7 +12,7 @@ from tests.learners.llamas import random_forest, small_llama
 
 import gxpo
 from gxpo.errors import ModelError
-from gxpo.learners.epochs import Epochs, deal
+from gxpo.learners.base import Epochs, deal
 from gxpo.learners.natural_gradient import NaturalGradient
 from gxpo.learners.slow_fast import SlowFast
 from gxpo.learners.torch import TorchLearner

@@ -24,7 +24,7 @@ from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
-from gxpo.learners.base import gradient_of
+from gxpo.learners.packing import gradient_of
 from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.pipeline import Method, silent_groups
 from gxpo.signals import Signals

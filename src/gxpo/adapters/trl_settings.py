@@ -11,7 +11,7 @@ from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
 from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.objectives.surrogate import Truncate
 from gxpo.pipeline import Method, controls
 

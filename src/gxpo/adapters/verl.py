@@ -30,7 +30,7 @@ from gxpo.compose import method as compose
 from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, need
 from gxpo.forest import Forest
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.methods import METHODS
 from gxpo.objectives import Entries, PolicyGradient
 from gxpo.objectives.surrogate import ratio_of

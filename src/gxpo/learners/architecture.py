@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gxpo.learners.packing import Sheet
 from gxpo.learners.readout import Readout
 
 MASKED_ATTENTION = ("sdpa", "eager")
 TREE = ([1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 3, 4])  # ids and depths of a prompt of three and two branches of two
 BRANCHES = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Right-padded rows of a sheet: tokens, position [B, L]; held [B, L] bool, False on padding.
+
+    mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
+    """
+
+    tokens: Tensor
+    position: Tensor
+    mask: Tensor
+    held: Tensor
+
+
+def padded(sheet: Sheet) -> Padded:
+    """The rows of a sheet padded, for models that take a mask."""
+    lengths = torch.tensor(sheet.lengths)
+    held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    index = torch.zeros(held.shape, dtype=torch.int64)
+    index[held] = sheet.index
+    packed, flat = sheet.packing.packed, sheet.packing.layout == "flat"
+    return Padded(
+        tokens=torch.where(held, packed.token[index], 0),
+        position=torch.where(held, packed.position[index], 0),
+        mask=held.to(torch.int64) if flat else _may_attend(sheet, index, held),
+        held=held,
+    )
+
+
+def _may_attend(sheet: Sheet, index: Tensor, held: Tensor) -> Tensor:
+    """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
+    enter, leave = sheet.packing.spans
+    node = sheet.packing.packed.node_of_token[index]
+    begin, end = torch.where(held, enter[node], -1), torch.where(held, leave[node], -1)
+    above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
+    order = torch.arange(index.shape[1])
+    above &= order[None, :] <= order[:, None]
+    return above | torch.eye(index.shape[1], dtype=torch.bool)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

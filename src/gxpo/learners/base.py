@@ -1,134 +1,289 @@
-"""Optimiser steps with exact gradient accumulation: the gradient of L(x) for any partition into micro-batches.
-
-L is one function of the policy's outputs x on all action tokens of the step; its gradient is the sum over p of
-(dL/dx_p) grad x_p, so micro-batches may be cut anywhere:
-
-one pass    every unit within which tokens are coupled is whole in one micro-batch: L is evaluated for each with its
-            own tokens live and all others constants. Exact because dL/dx_p depends on the tokens of p's unit alone.
-two passes  otherwise: a forward pass without gradient gives x, autograd on that float64 vector gives g = dL/dx, and
-            each micro-batch back-propagates sum over p of g_p x_p.
-No mean is taken over a micro-batch, and processes are summed."""
+"""Optimiser steps of a learner in this process: epochs and minibatches, AdamW and its schedule, checkpoint tensors."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from annotated_types import Ge
+from torch import Tensor, nn
 
 from gxpo import runtime
-from gxpo.errors import CheckpointError, ModelError
+from gxpo.errors import CheckpointError, ConfigError, ModelError, did_you_mean
 from gxpo.forest import Forest
-from gxpo.learners.finite import first_not_finite
-from gxpo.learners.optimiser import Optimiser
-from gxpo.learners.packing import MicroBatch, whole_units
-from gxpo.protocols import LossFunction, StepInfo
-from gxpo.runtime import memory_is_short
-
-Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's tokens, float64, live
+from gxpo.learners.packing import constants, in_one_pass, in_two_passes, unit_of, whole_units
+from gxpo.protocols import LossFunction, StepInfo, StepRunner
+from gxpo.ranges import Part
+from gxpo.registry import part
+from gxpo.trees import dense
 
 
-def unit_of(forest: Forest, couples: str) -> Tensor:
-    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
-    if couples == "token":
-        return torch.arange(forest.n_entries)
-    if couples == "trajectory":
-        return forest.path_trajectory
-    if couples == "group":
-        return forest.ids("group", axis="P")
-    if couples == "step":
-        return torch.zeros(forest.n_entries, dtype=torch.int64)
-    raise ModelError(f"couples is 'token', 'trajectory', 'group' or 'step', not {couples!r}")
+# ---------------------------------------------------------------- which optimiser steps
+class UpdatePart(Part):
+    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.protocols.Update`)."""
+
+    slot = "update"
 
 
-def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
-    """Constants [P] for tokens that are not computed: the rollout log-prob where known, else 0."""
-    behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
+def deal(group: Tensor, minibatches: int) -> list[Tensor]:
+    """Split rows into `minibatches` parts of whole groups, in group order; fewer parts if there are fewer groups.
+
+    group [R]: dense ids. The numbers of groups of two parts differ by at most one.
+
+    >>> [part.tolist() for part in deal(torch.tensor([0, 0, 1, 1, 2, 2]), 2)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    groups = int(group.max()) + 1 if group.numel() else 0
+    parts = torch.arange(groups).tensor_split(min(minibatches, max(groups, 1)))
+    return [torch.isin(group, part).nonzero().squeeze(1) for part in parts if part.numel()]
 
 
-def outputs_of(forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them."""
-    with torch.no_grad():
-        mine = [(batch, forward(batch)) for batch in _mine(batches)]
-    return _merge(mine, batches, start)
+@part("epochs", stage="update")
+@dataclass(frozen=True)
+class Epochs(UpdatePart):
+    """`epochs` passes over the step's trajectories, each in `minibatches` optimiser steps; groups in forest order.
+
+    first  None, or an origin ("replay") whose rollouts have minibatches of their own before all others, so that each
+           step is a mean over its own kind. There are none where none of them has an advantage. With
+           `objective.ratio_over: behaviour` each step takes its importance ratio against the rollout policy. Source:
+           PIPO, arXiv 2604.00860 (retrospective step, then base step)
+    """
+
+    epochs: Annotated[int, Ge(1)] = 1
+    minibatches: Annotated[int, Ge(1)] = 1
+    first: str | None = None
+
+    def optimiser_steps(self, groups: int) -> int:
+        """Number of optimiser steps in a step of `groups` groups."""
+        return self.epochs * min(self.minibatches, groups) * (1 if self.first is None else 2)
+
+    def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        parts = self._parts(forest, credit * weight)
+        return [learner.step(forest, credit, weight, part) for _ in range(self.epochs) for part in parts]
+
+    def _parts(self, forest: Forest, coefficient: Tensor) -> list[Tensor] | list[None]:
+        """Trajectories of each optimiser step; None: all."""
+        group = forest.ids("group", axis="R")
+        early = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
+        if not bool(early.any()):
+            parts = deal(group, self.minibatches)
+            return parts if len(parts) > 1 else [None] * len(parts)
+        moved = bool(coefficient[forest.to_path(early, "R")].any())
+        kinds = [kind.nonzero().squeeze(1) for kind in ([early] if moved else []) + [~early]]
+        return [rows[part] for rows in kinds for part in deal(dense(group[rows]), self.minibatches)]
 
 
-def in_one_pass(
-    forward: Forward,
-    batches: Sequence[MicroBatch],
-    loss: LossFunction,
-    start: Mapping[str, Tensor],
-    collect: Callable[[], None],
-) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
-    mine = []
-    for batch in _mine(batches):
-        live = forward(batch)
-        x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
-        _backward(loss(x), collect)
-        mine.append((batch, {name: live[name].detach() for name in start}))
-    return _merge(mine, batches, start)
+# ---------------------------------------------------------------- AdamW
+SHAPES = ("constant", "cosine", "linear")
 
 
-def in_two_passes(
-    forward: Forward,
-    batches: Sequence[MicroBatch],
-    loss: LossFunction,
-    start: Mapping[str, Tensor],
-    collect: Callable[[], None],
-) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
-    x = outputs_of(forward, batches, start)
-    slope = gradient_of(loss, x)
-    for batch in _mine(batches):
-        g = {name: slope[name][batch.entries] for name in x}
-        if any(bool(part.any()) for part in g.values()):
-            live = forward(batch)
-            _backward(torch.stack([(g[name] * live[name]).sum() for name in x]).sum(), collect)
-    return x
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate schedule: linear warm-up over `warmup` steps, `shape` to 0 at `total` ("constant": stays at 1).
+
+    >>> [round(Schedule("linear", warmup=2, total=6)(step), 2) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    shape: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = 0
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ConfigError(
+                f"schedule {self.shape!r} is not one of {', '.join(SHAPES)}{did_you_mean(self.shape, SHAPES)}"
+            )
+        if self.shape != "constant" and (self.total is None or self.total <= self.warmup):
+            raise ConfigError(f"a {self.shape} schedule needs a total of steps above its warm-up of {self.warmup}")
+
+    def __call__(self, step: int) -> float:
+        """`step` counts optimiser steps already taken."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.shape == "constant" or self.total is None:
+            return 1.0
+        progress = min((step - self.warmup) / (self.total - self.warmup), 1.0)
+        return 1.0 - progress if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """dL/dx [P] of each output, by autograd in float64."""
-    leaves = {name: value.detach().clone().requires_grad_() for name, value in x.items()}
-    value = loss(leaves)
-    if not value.requires_grad:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), found, strict=True)}
+States = Literal["float32", "bfloat16"]
+STATES = ("exp_avg", "exp_avg_sq")
 
 
-def _mine(batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-    return batches[runtime.rank() :: runtime.world()]
+class Optimiser:
+    """AdamW (Loshchilov & Hutter, 2019), weight decay on matrices, none on vectors (norms, biases).
+
+    Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
+    micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
+    gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule | None = None,
+        multiples: Mapping[str, float] | None = None,
+        states: States = "float32",
+    ) -> None:
+        if not named:
+            raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
+        self.named = dict(sorted(named.items()))
+        self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
+        self.steps = 0
+        self.moved: float | None = None  # share of low-precision parameters that the last step changed; None: has none
+        rounds = states == "bfloat16"
+        if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
+            raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
+        self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
+        groups: dict[tuple[float, float], list[Tensor]] = {}
+        for name, p in self._full.items():
+            multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
+            groups.setdefault((weight_decay if p.dim() >= 2 else 0.0, multiple), []).append(p)
+        self._multiples = [multiple for _, multiple in groups]
+        by_group = [{"params": params, "weight_decay": decay} for (decay, _), params in groups.items()]
+        device = next(iter(self._full.values())).device.type
+        self._adamw: Any = None
+        if rounds:
+            from gxpo.learners.rounded import RoundedAdamW
+
+            self._adamw = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
+        else:
+            fused = device in ("cpu", "cuda")
+            self._adamw = torch.optim.AdamW(by_group, lr=lr, betas=betas, eps=eps, fused=fused)
+
+    @staticmethod
+    def _full_precision(p: nn.Parameter) -> nn.Parameter:
+        if torch.finfo(p.dtype).bits >= 32:
+            return p
+        return nn.Parameter(p.detach().to(torch.float32))
+
+    # ------------------------------------------------------------ gradients
+    def zero(self) -> None:
+        """Clear all gradients."""
+        for name, p in self.named.items():
+            p.grad = self._full[name].grad = None
+
+    def collect(self) -> None:
+        """Add low-precision gradients to the float32 sums, after a backward pass."""
+        for name, p in self.named.items():
+            full = self._full[name]
+            if full is not p and p.grad is not None:
+                grad = p.grad.to(torch.float32)
+                full.grad = grad if full.grad is None else full.grad + grad
+                p.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Summed gradients by name, in order of names; zeros for parameters without one."""
+        for full in self._full.values():
+            if full.grad is None:
+                full.grad = torch.zeros_like(full)
+        return {name: full.grad for name, full in self._full.items() if full.grad is not None}
+
+    def share(self) -> None:
+        """Sum the gradients over processes."""
+        runtime.all_sum(list(self.gradients().values()))
+
+    # ------------------------------------------------------------ steps
+    @property
+    def current_lr(self) -> float:
+        """Learning rate of the next step."""
+        return self.lr * self.schedule(self.steps)
+
+    def step(self) -> float:
+        """One optimiser step; gives the global gradient norm before clipping.
+
+        Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
+        """
+        gradients, limit = self.gradients(), self.max_grad_norm or 0.0
+        norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        if limit and math.isinf(norm):  # the squares of finite gradients may overflow; clipped, those can be followed
+            norm = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients.values()))
+        if not math.isfinite(norm):
+            return norm
+        if 0 < limit < norm:
+            for g in gradients.values():
+                g.mul_(limit / (norm + 1e-6))
+        for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
+            group["lr"] = multiple * self.current_lr
+        self._adamw.step()
+        torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
+        self.steps += 1
+        self._write_back()
+        return norm
+
+    def _write_back(self) -> None:
+        """Round the float32 copies to the model's parameters, and count how many change."""
+        changed = total = 0
+        with torch.no_grad():
+            for name, p in self.named.items():
+                full = self._full[name]
+                if full is not p:
+                    rounded = full.to(p.dtype)
+                    changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
+                    total += p.numel()
+                    p.copy_(rounded)
+        self.moved = changed / total if total else None
+
+    # ------------------------------------------------------------ saving
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the parameters at the precision of the update."""
+        return {name: full.detach().clone() for name, full in self._full.items()}
+
+    def set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        """Set the parameters: the inverse of `parameters`."""
+        _check(values, self._full)
+        with torch.no_grad():
+            for name, full in self._full.items():
+                full.copy_(values[name])
+        self._write_back()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and Adam's moments: `parameter/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME` (none before a step)."""
+        out = {f"parameter/{name}": x for name, x in self.parameters().items()}
+        for name, full in self._full.items():
+            for state in STATES if full in self._adamw.state else ():
+                out[f"{state}/{name}"] = self._adamw.state[full][state].detach().clone()
+        return out
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
+        kinds = ("parameter", *(STATES if steps else ()))
+        _check(tensors, {f"{kind}/{name}": full for kind in kinds for name, full in self._full.items()})
+        self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})
+        self._adamw.state.clear()
+        for name, full in self._full.items() if steps else ():
+            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in STATES}
+            self._adamw.state[full] = {"step": torch.tensor(float(steps)), **moments}
+        self.steps = steps
 
 
-def _backward(value: Tensor, collect: Callable[[], None]) -> None:
-    if value.requires_grad:
-        value.backward()
-        collect()
+def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
+        raise CheckpointError(
+            f"the saved state {what} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
+        )
+    for name, x in expected.items():
+        if found[name].shape != x.shape:
+            raise CheckpointError(
+                f"{name!r} has shape {tuple(found[name].shape)} in the saved state and {tuple(x.shape)} in the model"
+            )
 
 
-def _merge(
-    mine: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]], batches: Sequence[MicroBatch], start: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    computed = {name: torch.zeros_like(x) for name, x in start.items()}
-    for batch, found in mine:
-        for name, x in computed.items():
-            x[batch.entries] = found[name]
-    runtime.all_sum([computed[name] for name in sorted(computed)])
-    where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
-    for batch in batches:
-        where[batch.entries] = True
-    wide = {name: where.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
-    return {name: torch.where(wide[name], computed[name], x) for name, x in start.items()}
-
-
+# ---------------------------------------------------------------- learners
 class InProcess:
     """Base of learners in this process: a module's parameters in an `Optimiser`, updated in micro-batches.
 
@@ -151,7 +306,7 @@ class InProcess:
         raise NotImplementedError
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
-        return memory_is_short(doing, f"learner.tokens_per_microbatch (now {self.tokens_per_microbatch})")
+        return runtime.memory_is_short(doing, f"learner.tokens_per_microbatch (now {self.tokens_per_microbatch})")
 
     # ------------------------------------------------------------ steps
     def step(
@@ -177,6 +332,8 @@ class InProcess:
             if info.empty:
                 return info
             if not math.isfinite(norm):
+                from gxpo.learners.finite import first_not_finite
+
                 where = first_not_finite(self.optimiser.gradients()) or "the sum of its squares"
                 return replace(info, grad_norm=norm, nonfinite=where)
             return replace(info, grad_norm=norm, moved=self.optimiser.moved)

@@ -13,8 +13,8 @@ from torch import Tensor
 from gxpo import runtime
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
-from gxpo.learners.base import InProcess, outputs_of
-from gxpo.learners.optimiser import Optimiser, Schedule
+from gxpo.learners.base import InProcess, Optimiser, Schedule
+from gxpo.learners.packing import outputs_of
 from gxpo.trees import last_before
 
 OUTPUTS = ("logprob", "entropy")

@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.learners.base import UpdatePart
 from gxpo.learners.finite import first_not_finite
-from gxpo.learners.update import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.registry import part
 

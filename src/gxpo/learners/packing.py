@@ -1,8 +1,17 @@
-"""Packing of forests into micro-batches: unique tokens in rows, and which action tokens are read from each."""
+"""Micro-batches of a forest (unique tokens in rows), and the exact gradient of L(x) accumulated over any of them.
+
+L is one function of the policy's outputs x on all action tokens of the step; its gradient is the sum over p of
+(dL/dx_p) grad x_p, so micro-batches may be cut anywhere:
+
+one pass    every unit within which tokens are coupled is whole in one micro-batch: L is evaluated for each with its
+            own tokens live and all others constants. Exact because dL/dx_p depends on the tokens of p's unit alone.
+two passes  otherwise: a forward pass without gradient gives x, autograd on that float64 vector gives g = dL/dx, and
+            each micro-batch back-propagates sum over p of g_p x_p.
+No mean is taken over a micro-batch, and processes are summed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -10,9 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gxpo import runtime
 from gxpo.decoder.functions import Chain
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
+from gxpo.protocols import LossFunction
 
 Layout = Literal["packed", "flat"]
 
@@ -23,19 +34,6 @@ class Row:
 
     tokens: Tensor
     entries: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Padded:
-    """Right-padded rows of a sheet: tokens, position [B, L]; held [B, L] bool, False on padding.
-
-    mask  [B, L] (1 = token) in flat layout, [B, L, L] bool (row attends to column) when packed
-    """
-
-    tokens: Tensor
-    position: Tensor
-    mask: Tensor
-    held: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,21 +67,6 @@ class Sheet:
     def chains(self) -> list[Chain]:
         """Chains of tokens for tree attention over these rows."""
         return self.packing.chains(self.index, self.lengths)
-
-    @cached_property
-    def padded(self) -> Padded:
-        """The rows padded, for models that take a mask."""
-        lengths = torch.tensor(self.lengths)
-        held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        index = torch.zeros(held.shape, dtype=torch.int64)
-        index[held] = self.index
-        flat = self.packing.layout == "flat"
-        return Padded(
-            tokens=torch.where(held, self.packing.packed.token[index], 0),
-            position=torch.where(held, self.packing.packed.position[index], 0),
-            mask=held.to(torch.int64) if flat else self.packing.may_attend(index, held),
-            held=held,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +115,7 @@ class Packing:
         return torch.arange(self.forest.n_tokens) - self.forest.first_token[self.packed.node_of_token]
 
     @cached_property
-    def _spans(self) -> tuple[Tensor, Tensor]:
+    def spans(self) -> tuple[Tensor, Tensor]:
         """[N], [N]: depth-first intervals; a is b or an ancestor exactly if enter[a] <= enter[b] < leave[a]."""
         size = [1] * len(self._parent)
         for node in range(len(size) - 1, -1, -1):
@@ -173,7 +156,7 @@ class Packing:
         read_at = self._read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
         wanted = self._wanted(read_at)
-        owner, enter = torch.full((self.forest.n_nodes,), -1), self._spans[0].tolist()
+        owner, enter = torch.full((self.forest.n_nodes,), -1), self.spans[0].tolist()
         held: list[list[int]] = []
         for nodes in self._cut(wanted):
             new = torch.tensor(nodes, dtype=torch.int64)
@@ -213,7 +196,7 @@ class Packing:
 
     def _cut(self, wanted: dict[int, int]) -> Iterable[list[int]]:
         """Nodes of each row."""
-        enter = self._spans[0]
+        enter = self.spans[0]
         inner = {self._parent[node] for node in wanted}
         leaves = sorted((node for node in wanted if node not in inner), key=lambda node: int(enter[node]))
         nodes: dict[int, None] = {}
@@ -271,7 +254,7 @@ class Packing:
         sizes = self.forest.first_token.diff().tolist()
         whole = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
         first = self.forest.first_token.tolist()
-        none, enter = torch.zeros(0, dtype=torch.int64), self._spans[0].tolist().__getitem__
+        none, enter = torch.zeros(0, dtype=torch.int64), self.spans[0].tolist().__getitem__
         rows = [
             Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), none)
             for nodes in self._cut(whole)
@@ -318,7 +301,7 @@ class Packing:
         if self.layout == "flat":
             return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
         row = torch.searchsorted(row_start[1:], begin, right=True)
-        enter, leave = (x[node[begin]].tolist() for x in self._spans)
+        enter, leave = (x[node[begin]].tolist() for x in self.spans)
         return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,17 +323,6 @@ class Packing:
             out.append(column[self._read_at(row.entries)])
             start += row.tokens.numel()
         return torch.cat(out)
-
-    def may_attend(self, index: Tensor, held: Tensor) -> Tensor:
-        """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to
-        itself."""
-        enter, leave = self._spans
-        node = self.packed.node_of_token[index]
-        begin, end = torch.where(held, enter[node], -1), torch.where(held, leave[node], -1)
-        above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
-        order = torch.arange(index.shape[1])
-        above &= order[None, :] <= order[:, None]
-        return above | torch.eye(index.shape[1], dtype=torch.bool)
 
     def _support(self, entries: Tensor, first: Tensor) -> Tensor | None:
         """[Q, K] allowed ids of entries[first]; None where none has a stored support. Refuses what can't be right."""
@@ -419,3 +391,103 @@ def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
     """True if no unit (dense ids over P) is split between two micro-batches."""
     pairs = [torch.unique(unit[batch.entries]) for batch in batches]
     return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True
+
+
+# ---------------------------------------------------------------- accumulation
+Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the micro-batch's tokens, float64, live
+
+
+def unit_of(forest: Forest, couples: str) -> Tensor:
+    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
+    if couples == "token":
+        return torch.arange(forest.n_entries)
+    if couples == "trajectory":
+        return forest.path_trajectory
+    if couples == "group":
+        return forest.ids("group", axis="P")
+    if couples == "step":
+        return torch.zeros(forest.n_entries, dtype=torch.int64)
+    raise ModelError(f"couples is 'token', 'trajectory', 'group' or 'step', not {couples!r}")
+
+
+def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
+    """Constants [P] for tokens that are not computed: the rollout log-prob where known, else 0."""
+    behaviour = forest.path_behaviour_logprob.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return {name: behaviour if name == "logprob" else torch.zeros_like(behaviour) for name in names}
+
+
+def outputs_of(forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them."""
+    with torch.no_grad():
+        mine = [(batch, forward(batch)) for batch in _mine(batches)]
+    return _merge(mine, batches, start)
+
+
+def in_one_pass(
+    forward: Forward,
+    batches: Sequence[MicroBatch],
+    loss: LossFunction,
+    start: Mapping[str, Tensor],
+    collect: Callable[[], None],
+) -> dict[str, Tensor]:
+    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
+    mine = []
+    for batch in _mine(batches):
+        live = forward(batch)
+        x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
+        _backward(loss(x), collect)
+        mine.append((batch, {name: live[name].detach() for name in start}))
+    return _merge(mine, batches, start)
+
+
+def in_two_passes(
+    forward: Forward,
+    batches: Sequence[MicroBatch],
+    loss: LossFunction,
+    start: Mapping[str, Tensor],
+    collect: Callable[[], None],
+) -> dict[str, Tensor]:
+    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
+    x = outputs_of(forward, batches, start)
+    slope = gradient_of(loss, x)
+    for batch in _mine(batches):
+        g = {name: slope[name][batch.entries] for name in x}
+        if any(bool(part.any()) for part in g.values()):
+            live = forward(batch)
+            _backward(torch.stack([(g[name] * live[name]).sum() for name in x]).sum(), collect)
+    return x
+
+
+def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """dL/dx [P] of each output, by autograd in float64."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in x.items()}
+    value = loss(leaves)
+    if not value.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), found, strict=True)}
+
+
+def _mine(batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+    return batches[runtime.rank() :: runtime.world()]
+
+
+def _backward(value: Tensor, collect: Callable[[], None]) -> None:
+    if value.requires_grad:
+        value.backward()
+        collect()
+
+
+def _merge(
+    mine: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]], batches: Sequence[MicroBatch], start: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    computed = {name: torch.zeros_like(x) for name, x in start.items()}
+    for batch, found in mine:
+        for name, x in computed.items():
+            x[batch.entries] = found[name]
+    runtime.all_sum([computed[name] for name in sorted(computed)])
+    where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
+    for batch in batches:
+        where[batch.entries] = True
+    wide = {name: where.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
+    return {name: torch.where(wide[name], computed[name], x) for name, x in start.items()}

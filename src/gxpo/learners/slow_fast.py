@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.errors import CheckpointError, GxpoError
 from gxpo.forest import Forest
-from gxpo.learners.update import UpdatePart
+from gxpo.learners.base import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.registry import part
 

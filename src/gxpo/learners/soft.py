@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gxpo.decoder.soft import fed, log_density
+from gxpo.learners.architecture import padded
 from gxpo.learners.packing import MicroBatch, Sheet
 from gxpo.learners.readout import Readout
 
@@ -27,7 +28,7 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
         return nullcontext()
     places = rows
     if readout.decoder is None:
-        places = sheet.padded.held.reshape(-1).nonzero().squeeze(1)[rows]
+        places = padded(sheet).held.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
     return fed(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
 

@@ -18,11 +18,10 @@ from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
-from gxpo.learners.architecture import additive, why_flat
-from gxpo.learners.base import InProcess, outputs_of
+from gxpo.learners.architecture import additive, padded, why_flat
+from gxpo.learners.base import InProcess, Optimiser, Schedule, States
 from gxpo.learners.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
-from gxpo.learners.optimiser import Optimiser, Schedule, States
-from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet
+from gxpo.learners.packing import Layout, MicroBatch, Packing, Sheet, outputs_of
 from gxpo.learners.readout import Readout, read
 from gxpo.learners.soft import WEIGHT, soft_inputs, with_densities
 from gxpo.runtime import memory_is_short
@@ -332,7 +331,7 @@ class TorchLearner(InProcess):
         """[n, H] hidden states of a sheet's tokens after each layer."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
-        rows = sheet.padded
+        rows = padded(sheet)
         mask, dtype = rows.mask.to(self.device), next(self.model.parameters()).dtype
         states = readout.states_after(
             rows.tokens.to(self.device),

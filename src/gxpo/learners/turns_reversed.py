@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.forest import Forest
-from gxpo.learners.update import UpdatePart
+from gxpo.learners.base import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.registry import part
 from gxpo.trees import begins_of

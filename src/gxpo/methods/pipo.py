@@ -17,7 +17,7 @@ loss is a token mean. Batches of different tasks differ in difficulty too, which
 
 from gxpo.credit.replayed import Retrospective
 from gxpo.definition import Definition
-from gxpo.learners.epochs import Epochs
+from gxpo.learners.base import Epochs
 from gxpo.rollouts.stored_groups import LastStepAgain
 from gxpo.signals.improvement import Improvement
 

@@ -17,7 +17,7 @@ from gxpo import runtime
 from gxpo.config import Resolved
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.learners.base import gradient_of
+from gxpo.learners.packing import gradient_of
 from gxpo.pipeline import Loss, Method
 from gxpo.protocols import Budget, PolicyTokens, Sampling, StepInfo
 from gxpo.rewards import RewardSet
