@@ -14,8 +14,8 @@ import gxpo
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.learners.torch import TorchLearner
 from gxpo.objectives import DualClip
+from gxpo.objectives.base import PolicyGradient
 from gxpo.objectives.inner_layer import InnerLayer
-from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64

@@ -11,13 +11,12 @@ from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import surrogate
-from gxpo.objectives.base import TermPart, TermSum, coefficients
+from gxpo.objectives.base import PolicyGradient, TermPart, TermSum, coefficients
 from gxpo.objectives.control import Control
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate
 from gxpo.objectives.masked_kl import MaskedKl, masked_kl
 from gxpo.objectives.penalty import Penalty
-from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.power_mean import PowerMean
 from gxpo.objectives.preference_pairs import PreferencePairs
 from gxpo.objectives.sequence_losses import GroupVariance, group_variance

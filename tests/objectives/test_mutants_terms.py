@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gxpo.forest import Forest
 from gxpo.objectives import surrogate
-from gxpo.objectives.base import TermPart, TermSum
+from gxpo.objectives.base import PolicyGradient, TermPart, TermSum
 from gxpo.objectives.control import AdaptiveKl
 from gxpo.objectives.distillation import Distillation
 from gxpo.objectives.entropy import Entropy
@@ -23,7 +23,6 @@ from gxpo.objectives.inner_layer import InnerLayer
 from gxpo.objectives.kl import KL, kl_estimate
 from gxpo.objectives.masked_kl import MaskedKl
 from gxpo.objectives.mirror_kl import MirrorKl
-from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.positive_likelihood import PositiveLikelihood
 from gxpo.objectives.power_mean import PowerMean, log_power_mean
 from gxpo.objectives.preference_pairs import PreferencePairs, preference_loss

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.objectives.base import PolicyGradient
 from gxpo.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, Truncate, Unclipped, shaped
 from gxpo.protocols import PolicyTokens
 

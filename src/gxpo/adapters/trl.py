@@ -25,7 +25,7 @@ from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.packing import gradient_of
-from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.objectives.base import PolicyGradient
 from gxpo.pipeline import Method, silent_groups
 from gxpo.signals import Signals
 

@@ -1,10 +1,9 @@
 """Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
-from gxpo.objectives.base import TermPart, TermSum, coefficients, evaluate
+from gxpo.objectives.base import PolicyGradient, TermPart, TermSum, coefficients, evaluate
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
 from gxpo.objectives.kl_reward import KLReward
-from gxpo.objectives.policy_gradient import PolicyGradient
 from gxpo.objectives.surrogate import (
     Clip,
     DualClip,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gxpo.errors import ConfigError, MissingSignal
-from gxpo.objectives.base import Evaluated
-from gxpo.objectives.policy_gradient import PolicyGradient
+from gxpo.objectives.base import Evaluated, PolicyGradient
 from gxpo.protocols import Output
 from gxpo.registry import part
 
