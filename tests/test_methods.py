@@ -19,7 +19,7 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.pipeline import controls
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 NAMES = sorted(METHODS)
 FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them

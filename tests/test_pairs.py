@@ -15,7 +15,7 @@ from gxpo.errors import GxpoError
 from gxpo.learners.torch import TorchLearner
 from gxpo.methods import METHODS
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 ALL = bool(os.environ.get("GXPO_ALL_PAIRS"))
 

@@ -14,7 +14,7 @@ from gxpo.learners.flow import FlowLearner
 from gxpo.models import flow
 from gxpo.rollouts.denoise import Denoise, DenoiseTree
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 ROWS = grown(Denoise(3))
 TREE = grown(DenoiseTree(seeds=2, branches=2))

@@ -15,7 +15,7 @@ from gxpo.errors import ConfigError
 from gxpo.learners.natural_gradient import NaturalGradient, conjugate_gradient, flat, mean_kl, named
 from gxpo.learners.torch import TorchLearner
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 TINY = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 1}  # fmt: skip

@@ -23,7 +23,7 @@ from gxpo.learners.lora import LoraSettings, parameters_of_policy
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import Request, Sampling, StreamKey
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 TWO = {"solver": "trained", "verifier": "trained"}
 FROZEN = {"solver": "trained", "verifier": "frozen"}

@@ -14,7 +14,7 @@ from gxpo.learners.base import Epochs
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StepInfo
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 METHOD = "pipo"
 

@@ -19,7 +19,7 @@ from gxpo.learners.slow_fast import SlowFast, reposition, surge
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StepInfo
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 FOREST = Forest.from_completions([[2]], [[[5], [6]]], [0.0, 1.0])
 ONES = torch.ones(2, dtype=torch.float64)

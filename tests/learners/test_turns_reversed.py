@@ -20,7 +20,7 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.learners.turns_reversed import TurnsReversed, turn_numbers, turn_ratio
 from gxpo.protocols import StepInfo
 from gxpo.signals import Signals
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 
 def column(*x):

@@ -17,7 +17,7 @@ from gxpo.protocols import Budget
 from gxpo.trainer import gradient_signal as meter
 from gxpo.trainer.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
 from gxpo.trainer.loop import Trainer
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 COLD = {
     "model": "tiny:cold",

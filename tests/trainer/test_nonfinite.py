@@ -20,7 +20,7 @@ from gxpo.learners.turns_reversed import TurnsReversed
 from gxpo.signals import Signals
 from gxpo.trainer import checkpoint
 from gxpo.trainer.metrics import comparable, read
-from gxpo.trainer.step import BoundLearner
+from gxpo.trainer.session import BoundLearner
 
 SPIKE = """
 import math

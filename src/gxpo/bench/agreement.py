@@ -141,7 +141,7 @@ def _compared(path: str, settings: Settings, steps: list[Step], after: dict[str,
     from gxpo.compose import method
     from gxpo.learners.torch import TorchLearner
     from gxpo.signals import Signals
-    from gxpo.trainer.step import BoundLearner
+    from gxpo.trainer.session import BoundLearner
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     own = TorchLearner(model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM)

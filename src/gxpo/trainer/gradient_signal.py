@@ -24,8 +24,8 @@ from gxpo.protocols import Budget
 from gxpo.rollouts import Independent
 from gxpo.signals import SignalTools
 from gxpo.trainer.loop import Trainer
+from gxpo.trainer.session import BoundLearner
 from gxpo.trainer.statistics import left_out
-from gxpo.trainer.step import BoundLearner
 
 SKETCH = 1 << 18  # numbers that stand for a gradient of more parameters than that
 

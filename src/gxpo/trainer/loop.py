@@ -10,9 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gxpo import runtime
+import torch
+from torch import Tensor
+
+from gxpo import grouped, runtime
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
+from gxpo.forest import Forest
 from gxpo.protocols import Budget, Task
 from gxpo.records import dump
 from gxpo.rollouts import Independent
@@ -20,7 +24,6 @@ from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
-from gxpo.trainer.figures import annotated, with_texts
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import decoder
@@ -270,3 +273,23 @@ class Trainer(Stages):
     def close(self) -> None:
         """End the processes of rewards, environments and sampling."""
         self._open.close()
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def with_texts(forest: Forest, decode: Decode) -> Forest:
+    """The forest with texts beside the ids of prompts and actions."""
+    prompts = {n: decode(forest.context(n)) for n in set(forest.prompt_node.tolist())}
+    return forest.replace(
+        prompt_text=[prompts[n] for n in forest.prompt_node.tolist()],
+        action_text=[decode(forest.action(s)) or forest.action_text[s] or "" for s in range(forest.n_steps)],
+    )
+
+
+def annotated(forest: Forest, credit: Tensor, decode: Decode) -> Forest:
+    """The forest with texts, and each trajectory's mean credit under `info`."""
+    shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+    shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
+    info = [{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)]
+    return with_texts(forest, decode).replace(info=info)

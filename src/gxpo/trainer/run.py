@@ -16,12 +16,12 @@ from gxpo.errors import ConfigError
 from gxpo.pipeline import Method
 from gxpo.trainer import export
 from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
-from gxpo.trainer.figures import Tally
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
 from gxpo.trainer.start import checkpoint_of, inherited, verified
 from gxpo.trainer.statistics import paired_interval
+from gxpo.trainer.step import Tally
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
 

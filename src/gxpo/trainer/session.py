@@ -1,22 +1,26 @@
-"""What a rollout part may do while it grows groups: draw, sample, score; everything generated is charged."""
+"""What a step lends its parts: a `Session` to the rollout (draw, sample, score), a `BoundLearner` to the update."""
 
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gxpo import runtime
 from gxpo.chat import PlainChat
 from gxpo.chat.plain import Tokens
-from gxpo.errors import TaskError
+from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
+from gxpo.learners.packing import gradient_of
+from gxpo.pipeline import Loss, Method
 from gxpo.protocols import (
     Budget,
     Chat,
@@ -25,15 +29,19 @@ from gxpo.protocols import (
     Envs,
     EpisodeRules,
     Message,
+    PolicyTokens,
     Request,
     Sampling,
+    StepInfo,
     Task,
     TaskSource,
 )
 from gxpo.rollouts.again import reworded
 from gxpo.rollouts.context import with_system
 from gxpo.segments import Segmenter, SegmentTools
+from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of
+from gxpo.trainer.culprit import largest_slope
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -245,3 +253,219 @@ def _unpack(blob: bytes) -> list[list[Completion]]:
         return np.asarray(found["values"], dtype=found["dtype"]).reshape(found["shape"])
 
     return [[Completion(**row) for row in group] for group in json.loads(blob, object_hook=array)]
+
+
+# ---------------------------------------------------------------- optimiser steps of one method
+@dataclass(frozen=True)
+class Batch:
+    """The trajectories of one optimiser step, and everything that the method's loss reads of them.
+
+    proximal  [P] log-probs of the proximal policy; None: stop_gradient(current)
+    """
+
+    method: Method
+    forest: Forest
+    credit: Tensor
+    weight: Tensor
+    signals: Signals
+    proximal: Tensor | None
+    step: int
+
+    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
+        """The outputs, and what is known of the other policies."""
+        return PolicyTokens(
+            x["logprob"],
+            self.forest.path_behaviour_logprob,
+            self.signals.get("reference_logprob"),
+            x.get("entropy"),
+            proximal_logprob=x["logprob"].detach() if self.proximal is None else self.proximal,
+            value=x.get("value"),
+            outputs=x,
+        )
+
+    def evaluate(self, x: Mapping[str, Tensor], method: Method | None = None) -> Loss:
+        """L(x), of this method or of another one, and what its terms report."""
+        read = self.credit, self.weight, self.signals, self.step
+        return (method or self.method).evaluate(self.forest, self.policy(x), *read)
+
+    def loss(self, x: Mapping[str, Tensor], method: Method | None = None) -> Tensor:
+        """L(x) alone."""
+        return self.evaluate(x, method).value
+
+    @cached_property
+    def active(self) -> Tensor:
+        """[P] bool: entries whose outputs the loss reads."""
+        return self.method.active(self.forest, self.credit, self.weight, self.signals)
+
+    def figures(self, x: Mapping[str, Tensor]) -> dict[str, float]:
+        """What the terms report, and the mean entropy (nats) of the trained tokens that went through the model."""
+        # rows without credit were not run; whatever stands for them is multiplied by zero
+        filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
+        found = self.evaluate(filled).metrics
+        entropy = x["entropy"][self.forest.path_trainable]
+        entropy = entropy[entropy.isfinite()]
+        return found | ({"entropy": float(entropy.mean())} if entropy.numel() else {})
+
+
+class BoundLearner:
+    """The learner with the step's method and signals bound to it: what an `Update` moves parameters with.
+
+    Implements `protocols.StepRunner`. The proximal policy is the learner's at the start of the step. On the first
+    optimiser step it is stop_gradient(current): the ratio is exactly 1 and costs no forward pass. Afterwards it is what
+    that first step saw, or, where the first step saw a part of the rollouts only, a forward pass made before anything
+    moved (`proximal`, where the step's signals have needed it already).
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        method: Method,
+        forest: Forest,
+        signals: Signals,
+        step: int,
+        proximal: Tensor | None = None,
+    ) -> None:
+        self.learner, self.method, self.forest, self.signals, self.step_number = learner, method, forest, signals, step
+        self.proximal = proximal
+        self.infos: list[StepInfo] = []
+        self.metrics: list[dict[str, float]] = []
+        self.trouble = ""  # why the last of the optimiser steps that were skipped was
+        self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
+        # an output whose own signal is nan throughout is one that nobody reads in this step
+        unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
+        self._names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
+
+    def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
+        """One optimiser step on these trajectories (all of the forest by default)."""
+        first, whole = self._unmoved, trajectories is None
+        if first and not whole and self.proximal is None:
+            self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
+        batch = self._batch(forest, credit, weight, None if first else self.proximal, trajectories)
+        info = self.learner.step(batch.forest, batch.loss, active=batch.active, **self._reads(batch))
+        if first and whole and self.proximal is None and not (info.empty or info.nonfinite):
+            self.proximal = info.outputs["logprob"].nan_to_num(nan=0.0)
+        return self._counted(batch, info, info.outputs.get("logprob"))
+
+    def logprob(self) -> Tensor:
+        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass.
+
+        Asked for before the first optimiser step, it is the proximal policy.
+        """
+        return self._now(self.forest, ("logprob",))["logprob"]
+
+    def renew(self) -> None:
+        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
+        self.proximal = None
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the parameters."""
+        return self.learner.snapshot()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Set the parameters to a snapshot's."""
+        self.learner.restore(snapshot)
+
+    # ------------------------------------------------------------ for updates that take their own steps
+    def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
+        """The objective (`loss`) and the outputs of the policy as it is now: a forward pass, no step.
+
+        Asked for before the first step, it is the proximal policy.
+        """
+        x = self._now(forest, self._names, **self.given(self.signals))
+        return StepInfo(empty=False, loss=float(self._batch(forest, credit, weight, self.proximal).loss(x)), outputs=x)
+
+    def gradient(
+        self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """By parameter name, for the policy as it is now, without a step: of the objective, or, with `slope` [P], of
+        sum_p slope_p logprob_p."""
+        short = [p.dtype for p in self.learner.optimiser.named.values() if torch.finfo(p.dtype).bits < 32]
+        if short:
+            raise ConfigError(
+                f"this update moves parameters by less than {short[0]} can tell: set learner.dtype=float32, or train "
+                "with another update"
+            )
+        if slope is not None:
+            return self.learner.gradient(forest, lambda x: (slope * x["logprob"]).sum(), active=slope != 0)
+        batch = self._batch(forest, credit, weight, self.proximal)
+        return self.learner.gradient(forest, batch.loss, active=batch.active, **self._reads(batch))
+
+    def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """dL/dx of each output [P] for the policy as it is now: the objective's gradient is the sum of slope times
+        gradient of the output."""
+        x = self.learner.outputs(forest, self._names, **self.given(self.signals))
+        return gradient_of(self._batch(forest, credit, weight, self.proximal).loss, x)
+
+    def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
+        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
+        return self._counted(self._batch(forest, credit, weight, self.proximal), info, self.proximal)
+
+    # ------------------------------------------------------------ what a step is made of
+    @property
+    def _unmoved(self) -> bool:
+        """Whether no optimiser step has been taken: one that was skipped has moved nothing."""
+        return all(i.nonfinite for i in self.infos)
+
+    def _batch(
+        self,
+        forest: Forest,
+        credit: Tensor,
+        weight: Tensor,
+        proximal: Tensor | None,
+        trajectories: Tensor | None = None,
+    ) -> Batch:
+        if trajectories is None:
+            return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)
+        entries = forest.entries_of(trajectories)
+        return Batch(
+            self.method,
+            forest.select(trajectories),
+            credit[entries],
+            weight[entries],
+            self.signals.select(forest, trajectories),
+            None if proximal is None else proximal[entries],
+            self.step_number,
+        )
+
+    def _reads(self, batch: Batch) -> dict[str, Any]:
+        """What the learner is to compute for the loss."""
+        return {"names": self._names, "couples": self.method.couples, **self.given(batch.signals)}
+
+    def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
+        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
+        names = dict.fromkeys(n for term in self.method.terms.values() for n in getattr(term, "given", ()))
+        return {"given": {name: held[name] for name in names}} if names else {}
+
+    def _now(self, forest: Forest, names: Iterable[str], **given: Any) -> dict[str, Tensor]:
+        """Outputs of the policy as it is now; before the first optimiser step it is the proximal one."""
+        found = self.learner.outputs(forest, tuple(names), **given)
+        if not self.infos and self.proximal is None:
+            self.proximal = found["logprob"]
+        return found
+
+    def _counted(self, batch: Batch, info: StepInfo, before: Tensor | None) -> StepInfo:
+        """Notes an optimiser step, its figures and, of the first one, how far the sampler is from `before` [P]."""
+        first = self._unmoved
+        self.infos.append(info)
+        if info.nonfinite:
+            steepest = largest_slope(batch.method, batch.loss, info.outputs, batch.active, batch.forest)
+            self.trouble = (
+                f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at "
+                "that reward and log-prob, or lower optim.lr"
+            )
+            warnings.warn(f"step {self.step_number}: no optimiser step was taken: {self.trouble}", stacklevel=4)
+        elif not info.empty:
+            self.metrics.append(batch.figures(info.outputs))
+            if first and before is not None:
+                self.sampler_gap = self._gap(before, batch.forest)
+        return info
+
+    def _gap(self, logprob: Tensor, forest: Forest) -> float:
+        """Largest difference to the sampler among trained tokens that it sampled in this step, in this context."""
+        node = forest.token_node[forest.path_token]
+        same = (forest.policy_version[node] == self.step_number - 1) & forest.path_trainable
+        if self.method.context == "trained":
+            same &= forest.sampled_under[node] < 0
+        gap = (logprob - forest.path_behaviour_logprob)[same].abs()
+        gap = gap[gap.isfinite()]
+        return float(gap.max()) if gap.numel() else 0.0

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gxpo import runtime
+from gxpo import former, runtime
 from gxpo.config import Resolved
-from gxpo.errors import ConfigError
+from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
-from gxpo.learners.packing import gradient_of
-from gxpo.pipeline import Loss, Method
-from gxpo.protocols import Budget, PolicyTokens, Sampling, StepInfo
+from gxpo.pipeline import Method, silent_groups
+from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
 from gxpo.runtime import give_back
+from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
-from gxpo.trainer.culprit import largest_slope
-from gxpo.trainer.figures import PATIENCE, Clock, Tally, of_rollouts, of_sources, of_updates, peak_megabytes
 from gxpo.trainer.measured import measured
-from gxpo.trainer.session import Session, decoder
+from gxpo.trainer.session import BoundLearner, Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
 from gxpo.trainer.start import start_from
 
@@ -274,217 +274,194 @@ class Stages:
             warnings.warn(problem, stacklevel=3)
 
 
-# ---------------------------------------------------------------- optimiser steps of one method
-@dataclass(frozen=True)
-class Batch:
-    """The trajectories of one optimiser step, and everything that the method's loss reads of them.
+# ---------------------------------------------------------------- figures
+def _mean(x: Tensor) -> float | None:
+    """Mean of the known values."""
+    known = x[x.isfinite()]
+    return float(known.mean()) if known.numel() else None
 
-    proximal  [P] log-probs of the proximal policy; None: stop_gradient(current)
+
+BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that the policy is not to be judged by
+
+
+def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
+    """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
+    reads none: 1 at the entries that it reads). Borrowed rollouts are counted, but earn nothing here."""
+    silent = silent_groups(forest, credit)
+    lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
+    own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
+    return {
+        "reward_mean": _mean(forest.outcome[own]),
+        "success_rate": _mean(forest.success[own]),
+        "zero_signal_groups": _mean(silent.to(torch.float64)),
+        "groups": silent.numel(),
+        "trajectories": forest.n_trajectories,
+        "unscored": int((~forest.scored).sum()),
+        "length_mean": _mean(lengths[own]),
+        "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
+        **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
+        **of_labels(forest),
+        **of_episodes(forest),
+    }
+
+
+def of_labels(forest: Forest) -> dict[str, Any]:
+    """The share of turns in which the segmenter has labelled nothing; nothing where it gives no labels."""
+    if LABEL not in forest.extras:
+        return {}
+    tagged = torch.zeros(forest.n_steps, dtype=torch.float64)
+    tagged[forest.path_step[forest.extras[LABEL][forest.path_token] > 0]] = 1.0
+    return {"untagged_turns": _mean(1.0 - tagged)}
+
+
+def of_sources(forest: Forest, version: int) -> dict[str, Any]:
+    """Where the step's rollouts come from: how many updates old they are, and the shares of origins but the policy's.
+
+    version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
     """
-
-    method: Method
-    forest: Forest
-    credit: Tensor
-    weight: Tensor
-    signals: Signals
-    proximal: Tensor | None
-    step: int
-
-    def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
-        """The outputs, and what is known of the other policies."""
-        return PolicyTokens(
-            x["logprob"],
-            self.forest.path_behaviour_logprob,
-            self.signals.get("reference_logprob"),
-            x.get("entropy"),
-            proximal_logprob=x["logprob"].detach() if self.proximal is None else self.proximal,
-            value=x.get("value"),
-            outputs=x,
-        )
-
-    def evaluate(self, x: Mapping[str, Tensor], method: Method | None = None) -> Loss:
-        """L(x), of this method or of another one, and what its terms report."""
-        read = self.credit, self.weight, self.signals, self.step
-        return (method or self.method).evaluate(self.forest, self.policy(x), *read)
-
-    def loss(self, x: Mapping[str, Tensor], method: Method | None = None) -> Tensor:
-        """L(x) alone."""
-        return self.evaluate(x, method).value
-
-    @cached_property
-    def active(self) -> Tensor:
-        """[P] bool: entries whose outputs the loss reads."""
-        return self.method.active(self.forest, self.credit, self.weight, self.signals)
-
-    def figures(self, x: Mapping[str, Tensor]) -> dict[str, float]:
-        """What the terms report, and the mean entropy (nats) of the trained tokens that went through the model."""
-        # rows without credit were not run; whatever stands for them is multiplied by zero
-        filled = {name: torch.nan_to_num(v, nan=0.0) for name, v in x.items()}
-        found = self.evaluate(filled).metrics
-        entropy = x["entropy"][self.forest.path_trainable]
-        entropy = entropy[entropy.isfinite()]
-        return found | ({"entropy": float(entropy.mean())} if entropy.numel() else {})
+    known = forest.path_trainable & forest.path_behaviour_logprob.isfinite()
+    node = forest.token_node[forest.path_token[known]]
+    age = (version - forest.policy_version[node]).to(torch.float64)
+    shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
+    stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
+    return {**stale, **({} if set(forest.origin) <= {"policy"} else shares)}
 
 
-class BoundLearner:
-    """The learner with the step's method and signals bound to it: what an `Update` moves parameters with.
+def of_episodes(forest: Forest) -> dict[str, Any]:
+    """How the episodes of an environment went; nothing where tasks are prompts."""
+    ends = [info["end"] for info in forest.info if "end" in info]
+    if not ends:
+        return {}
+    ended = ["end" in info for info in forest.info]  # others are single steps that belong to no episode
+    steps = zip(forest.step_info, forest.step_trajectory.tolist(), strict=True)
+    moves = [info for info, r in steps if ended[r] and not {"summary", "aside"} & info.keys()]
+    errors = [info.get("action_error") for info in moves]
+    return {
+        "turns_mean": len(moves) / len(ends),
+        "malformed_rate": errors.count("malformed") / max(1, len(moves)),
+        "illegal_rate": errors.count("illegal") / max(1, len(moves)),
+        "cut_action_rate": forest.step_finish.count("length") / max(1, forest.n_steps),
+        "turn_limit_rate": (ends.count("turns") + ends.count("truncated")) / len(ends),
+        "context_limit_rate": ends.count("context") / len(ends),
+        "summaries": sum("summary" in info for info in forest.step_info),
+        "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),
+        "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
+        **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
+    }
 
-    Implements `protocols.StepRunner`. The proximal policy is the learner's at the start of the step. On the first
-    optimiser step it is stop_gradient(current): the ratio is exactly 1 and costs no forward pass. Afterwards it is what
-    that first step saw, or, where the first step saw a part of the rollouts only, a forward pass made before anything
-    moved (`proximal`, where the step's signals have needed it already).
-    """
 
-    def __init__(
-        self,
-        learner: Any,
-        method: Method,
-        forest: Forest,
-        signals: Signals,
-        step: int,
-        proximal: Tensor | None = None,
-    ) -> None:
-        self.learner, self.method, self.forest, self.signals, self.step_number = learner, method, forest, signals, step
-        self.proximal = proximal
-        self.infos: list[StepInfo] = []
-        self.metrics: list[dict[str, float]] = []
-        self.trouble = ""  # why the last of the optimiser steps that were skipped was
-        self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
-        # an output whose own signal is nan throughout is one that nobody reads in this step
-        unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
-        self._names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
+def of_updates(infos: Sequence[StepInfo], metrics: Sequence[Mapping[str, float]], sampler_gap: float) -> dict[str, Any]:
+    """What the optimiser steps that were taken did, averaged over them."""
+    run = [i for i in infos if not i.empty]
+    taken = [i for i in run if not i.nonfinite]
+    forward, flat = sum(i.tokens_forward for i in run), sum(i.tokens_flat for i in run)
+    names = dict.fromkeys(k for m in metrics for k in m)
+    return {
+        **{name: _average([m[name] for m in metrics if name in m]) for name in names},
+        "sampler_gap": sampler_gap,
+        "loss": _average([i.loss for i in taken]),
+        "grad_norm": _average([i.grad_norm for i in taken]),
+        "optimiser_steps": len(taken),
+        **({"weights_moved": _average(moved)} if (moved := [i.moved for i in taken if i.moved is not None]) else {}),
+        "tokens_forward": forward,
+        "unique_token_ratio": flat / forward if forward else None,
+    }
 
-    def step(self, forest: Forest, credit: Tensor, weight: Tensor, trajectories: Tensor | None = None) -> StepInfo:
-        """One optimiser step on these trajectories (all of the forest by default)."""
-        first, whole = self._unmoved, trajectories is None
-        if first and not whole and self.proximal is None:
-            self.proximal = self.learner.outputs(forest, ("logprob",))["logprob"]
-        batch = self._batch(forest, credit, weight, None if first else self.proximal, trajectories)
-        info = self.learner.step(batch.forest, batch.loss, active=batch.active, **self._reads(batch))
-        if first and whole and self.proximal is None and not (info.empty or info.nonfinite):
-            self.proximal = info.outputs["logprob"].nan_to_num(nan=0.0)
-        return self._counted(batch, info, info.outputs.get("logprob"))
 
-    def logprob(self) -> Tensor:
-        """[P] detached log-probs of all the step's rollouts by the policy as it is now; one more forward pass.
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
-        Asked for before the first optimiser step, it is the proximal policy.
-        """
-        return self._now(self.forest, ("logprob",))["logprob"]
 
-    def renew(self) -> None:
-        """From here on the proximal policy of a step is the policy before it: its ratio is exactly 1."""
-        self.proximal = None
+def peak_megabytes() -> float:
+    """Largest resident memory of the process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """A copy of the parameters."""
-        return self.learner.snapshot()
 
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Set the parameters to a snapshot's."""
-        self.learner.restore(snapshot)
+class Clock:
+    """How long the phases of a step take, in seconds."""
 
-    # ------------------------------------------------------------ for updates that take their own steps
-    def evaluate(self, forest: Forest, credit: Tensor, weight: Tensor) -> StepInfo:
-        """The objective (`loss`) and the outputs of the policy as it is now: a forward pass, no step.
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
 
-        Asked for before the first step, it is the proximal policy.
-        """
-        x = self._now(forest, self._names, **self.given(self.signals))
-        return StepInfo(empty=False, loss=float(self._batch(forest, credit, weight, self.proximal).loss(x)), outputs=x)
+    def lap(self, phase: str) -> None:
+        """Ends a phase that began with the one before."""
+        before, self._last = self._last, time.perf_counter()
+        self._laps[phase] = self._last - before
 
-    def gradient(
-        self, forest: Forest, credit: Tensor, weight: Tensor, slope: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """By parameter name, for the policy as it is now, without a step: of the objective, or, with `slope` [P], of
-        sum_p slope_p logprob_p."""
-        short = [p.dtype for p in self.learner.optimiser.named.values() if torch.finfo(p.dtype).bits < 32]
-        if short:
-            raise ConfigError(
-                f"this update moves parameters by less than {short[0]} can tell: set learner.dtype=float32, or train "
-                "with another update"
-            )
-        if slope is not None:
-            return self.learner.gradient(forest, lambda x: (slope * x["logprob"]).sum(), active=slope != 0)
-        batch = self._batch(forest, credit, weight, self.proximal)
-        return self.learner.gradient(forest, batch.loss, active=batch.active, **self._reads(batch))
+    def figures(self, generated: int, forward: int) -> dict[str, float]:
+        """The phases, the whole, and tokens a second of sampling and updating."""
+        return {
+            **{f"time_{phase}_s": seconds for phase, seconds in self._laps.items()},
+            "time_step_s": time.perf_counter() - self._began,
+            "time_sample_tokens_per_s": generated / self._laps["sample"],
+            "time_update_tokens_per_s": forward / self._laps["update"],
+        }
 
-    def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """dL/dx of each output [P] for the policy as it is now: the objective's gradient is the sum of slope times
-        gradient of the output."""
-        x = self.learner.outputs(forest, self._names, **self.given(self.signals))
-        return gradient_of(self._batch(forest, credit, weight, self.proximal).loss, x)
 
-    def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
-        """Counts a step that the update has taken by itself; its figures are of `info.outputs`."""
-        return self._counted(self._batch(forest, credit, weight, self.proximal), info, self.proximal)
+# ---------------------------------------------------------------- whether there is anything to learn from
+PATIENCE = 10  # steps of silent groups before a warning: at first a weak policy may get all of them wrong
 
-    # ------------------------------------------------------------ what a step is made of
+
+@dataclass
+class Tally:
+    """What the lines of metrics.jsonl say of steps 1 to `steps`."""
+
+    steps: int = 0
+    rollouts: int = 0
+    unscored: int = 0
+    groups: int = 0
+    silent: float = 0.0
+    updates: int = 0
+    labelled: int = 0  # steps whose turns could have tags
+    tagged: float = 0.0  # the sum of their shares of turns that have some
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self.rollouts += row["trajectories"]
+        self.unscored += row["unscored"]
+        self.groups += row["groups"]
+        self.silent += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
+        self.updates += row["optimiser_steps"]
+        if (untagged := row.get("untagged_turns")) is not None:
+            self.labelled += 1
+            self.tagged += 1.0 - untagged
+
     @property
-    def _unmoved(self) -> bool:
-        """Whether no optimiser step has been taken: one that was skipped has moved nothing."""
-        return all(i.nonfinite for i in self.infos)
+    def all_unscored(self) -> bool:
+        return self.unscored == self.rollouts > 0
 
-    def _batch(
-        self,
-        forest: Forest,
-        credit: Tensor,
-        weight: Tensor,
-        proximal: Tensor | None,
-        trajectories: Tensor | None = None,
-    ) -> Batch:
-        if trajectories is None:
-            return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)
-        entries = forest.entries_of(trajectories)
-        return Batch(
-            self.method,
-            forest.select(trajectories),
-            credit[entries],
-            weight[entries],
-            self.signals.select(forest, trajectories),
-            None if proximal is None else proximal[entries],
-            self.step_number,
-        )
+    def problem(self, method: Method, why: Mapping[str, str] | None = None) -> str | None:
+        """Why nothing, or not what the method says, can have been learned in these steps, in a line; None where it can.
 
-    def _reads(self, batch: Batch) -> dict[str, Any]:
-        """What the learner is to compute for the loss."""
-        return {"names": self._names, "couples": self.method.couples, **self.given(batch.signals)}
+        why  messages of what could not be scored, by kind
 
-    def given(self, held: Signals) -> dict[str, dict[str, Tensor]]:
-        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
-        names = dict.fromkeys(n for term in self.method.terms.values() for n in getattr(term, "given", ()))
-        return {"given": {name: held[name] for name in names}} if names else {}
-
-    def _now(self, forest: Forest, names: Iterable[str], **given: Any) -> dict[str, Tensor]:
-        """Outputs of the policy as it is now; before the first optimiser step it is the proximal one."""
-        found = self.learner.outputs(forest, tuple(names), **given)
-        if not self.infos and self.proximal is None:
-            self.proximal = found["logprob"]
-        return found
-
-    def _counted(self, batch: Batch, info: StepInfo, before: Tensor | None) -> StepInfo:
-        """Notes an optimiser step, its figures and, of the first one, how far the sampler is from `before` [P]."""
-        first = self._unmoved
-        self.infos.append(info)
-        if info.nonfinite:
-            steepest = largest_slope(batch.method, batch.loss, info.outputs, batch.active, batch.forest)
-            self.trouble = (
-                f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at "
-                "that reward and log-prob, or lower optim.lr"
+        Groups without credit are no problem where a term of the objective teaches without it.
+        """
+        steps = "step 1" if self.steps == 1 else f"the first {self.steps} steps"
+        if self.all_unscored:
+            said = "; ".join(why.values()) if why else "see the run's warnings"
+            return f"nothing is learned: all {self.rollouts} rollouts of {steps} were unscored ({said})"
+        if self.labelled and not self.tagged:
+            return (
+                f"no turn of {steps} has anything that segment.patterns look for, so what the method does with it is "
+                "left out: ask for that form of replies in the prompt or chat.system, or change the patterns"
             )
-            warnings.warn(f"step {self.step_number}: no optimiser step was taken: {self.trouble}", stacklevel=4)
-        elif not info.empty:
-            self.metrics.append(batch.figures(info.outputs))
-            if first and before is not None:
-                self.sampler_gap = self._gap(before, batch.forest)
-        return info
-
-    def _gap(self, logprob: Tensor, forest: Forest) -> float:
-        """Largest difference to the sampler among trained tokens that it sampled in this step, in this context."""
-        node = forest.token_node[forest.path_token]
-        same = (forest.policy_version[node] == self.step_number - 1) & forest.path_trainable
-        if self.method.context == "trained":
-            same &= forest.sampled_under[node] < 0
-        gap = (logprob - forest.path_behaviour_logprob)[same].abs()
-        gap = gap[gap.isfinite()]
-        return float(gap.max()) if gap.numel() else 0.0
+        if any(map(former.learns_from_equal_groups, method.terms.values())):
+            return None
+        if self.groups and self.silent > self.groups - 0.5:
+            return (
+                f"nothing is learned: all {self.groups} groups of {steps} were silent, the credit of their rollouts 0 "
+                "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
+            )
+        if self.steps and not self.updates:
+            return f"nothing is learned: no parameter has moved in {steps}, no rollout had credit and weight"
+        return None
