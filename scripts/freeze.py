@@ -46,7 +46,7 @@ LEFT_OUT = ("time_", "memory_")  # metrics that no two runs share
 
 # pattern of KIND/NAME/... -> why it differs from the code before
 DIFFERS: dict[str, str] = {
-    "steps/step_grpo_router/*": "its task is named by a path from the root, so that tasks are the same in any checkout",
+    "steps/step_grpo_router/*": "its tasks' ids name their file without the path to it: the same in any checkout",
 }
 
 BATTERIES: tuple[dict[str, Any], ...] = (

@@ -258,7 +258,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     "seed_grpo": {"weight.answer_entropy.alpha": 0.5},  # a cold model never says the same twice
     **{name: {"sampling.max_new_tokens": 24} for name in ("himac", "pta_grpo", "luffy", "gcpo_gold", "tempsamp_r1")},
     **{name: DOORS for name in ("thor", "hi_agent")},
-    "step_grpo_router": {"task": "tests/rollouts/expert_env.py:Asked"},  # from the root: tasks are drawn by this name
+    "step_grpo_router": {"task": f"{Path(__file__).parent / 'rollouts' / 'expert_env.py'}:Asked"},
     "deepsearch": {"rollout.width": 2},  # of four ends that a cold model reaches one is right, and that one is kept
     # steps of an episode: a cold model says nothing that a world understands, so what it is judged by is made up
     "arpo_agentic": {**LAKE, "rollout.group_size": 4},

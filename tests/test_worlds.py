@@ -10,6 +10,7 @@ import gxpo
 from gxpo import worlds
 from gxpo.envs import WORLDS
 from gxpo.errors import ConfigError, TaskError
+from gxpo.trainer import checkpoint
 
 STEPS = f"{Path(__file__).parent / 'rollouts' / 'countdown_env.py'}:Steps"
 SMALL = {"tasks.per_step": 4, "rollout.group_size": 2, "eval.tasks": 4, "sampling.max_new_tokens": 3}
@@ -23,6 +24,40 @@ def test_a_prompt_task_has_no_environment():
 def test_a_name_that_is_almost_a_world_is_told():
     with pytest.raises(TaskError, match="did you mean 'sokoban'"):
         worlds.make("sokobn", seed=0)
+
+
+def test_tasks_of_a_file_are_the_same_wherever_it_lies(tmp_path, monkeypatch):
+    file, _, kind = STEPS.rpartition(":")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/countdown_env.py").write_text(Path(file).read_text())
+    monkeypatch.chdir(tmp_path)
+    names = [STEPS, f"there/countdown_env.py:{kind}", f"./there/../there/countdown_env.py:{kind}"]
+    made = [worlds.make(name, seed=0, workers=0, options={"pool": 2}) for name in names]
+    first, *others = [(w.source.draw(4, 1), w.source.held_out(3)) for w in made]
+    assert others == [first, first] and first[0][0].id.startswith(f"countdown_env.py:{kind}/")
+    for world in made:
+        world.close()
+
+
+def test_a_run_from_before_goes_on_with_the_tasks_that_its_path_gave():
+    """A checkpoint of 0.1.0 says nothing of its source: its tasks' ids began with the path as it was typed."""
+    source = worlds.make(STEPS, seed=0, workers=0, options={"pool": 2}).source
+    now = [t.id for t in source.pool_tasks]
+    kept = source.state_dict()
+    source.load_state_dict({})
+    assert [t.id for t in source.pool_tasks] == [i.replace("countdown_env.py", STEPS.rpartition(":")[0]) for i in now]
+    assert source.state_dict() == {}
+    source.load_state_dict(kept)
+    assert [t.id for t in source.pool_tasks] == now
+
+
+def test_paths_give_no_other_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(STEPS).parent)
+    there = gxpo.train("tiny:cold", STEPS, "grpo", 2, out=tmp_path / "there", set=SMALL)
+    here = gxpo.train("tiny:cold", Path(STEPS).name, "grpo", 2, out=tmp_path / "here", set=SMALL)
+    assert there.samples == here.samples
+    state = {run: checkpoint.newest_state(run.path)["source"] for run in (there, here)}
+    assert state[there] == {"label": Path(STEPS).name} and state[here] == {}
 
 
 @pytest.mark.parametrize("name", ["frozenlake", "sokoban", "keydoor", "shop"])

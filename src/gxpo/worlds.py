@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from gxpo import envs, tasks
@@ -51,7 +52,8 @@ def make(
     pool = options.get("pool")
     made = EnvPool(spec, workers=workers, timeout=timeout)
     try:
-        return World(SeedTasks(name, made.contents, seed, pool, made.answers), made)
+        label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
+        return World(SeedTasks(name, made.contents, seed, pool, made.answers, label), made)
     except BaseException:
         made.close()
         raise

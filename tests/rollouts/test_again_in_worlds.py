@@ -228,7 +228,7 @@ def test_episodes_go_on_where_they_were_in_a_later_step(world: EnvPool) -> None:
 
 
 # ---------------------------------------------------------------- whole runs
-FILE = "tests/rollouts/lenient_worlds.py"  # from the root: tasks are drawn by this name
+FILE = Path(__file__).with_name("lenient_worlds.py")
 WORLDS: dict[str, dict[str, Any]] = {
     "LenientLake": {"tasks.options": {"style": "bare", "size": 3, "pool": 2}, "env.max_turns": 3},
     "LenientShop": {"tasks.options": {"pool": 2}, "env.max_turns": 3},

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,12 +19,15 @@ POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and h
 
 @dataclass
 class SeedTasks(GeneratedTasks):
-    """Tasks `NAME/DIGEST` of the environment called `name`, with `info["seed"]`.
+    """Tasks `LABEL/DIGEST` of the environment called `name`, with `info["seed"]`.
 
     contents  contents of the instances of some seeds, as texts: equal texts are one instance, and one task
     pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
               `pool_tasks` against `held_out` shows); None: a new one for every draw
     answers   right answers in the instances of some seeds, as texts; None if the environment does not say
+    label     what the tasks' ids begin with, and with that their random numbers: of a file its last name, so that the
+              tasks are the same wherever it lies; "": the name. Checkpoints hold it: a run of 0.1.0 goes on with the
+              path as it was typed
     """
 
     name: str
@@ -32,6 +35,7 @@ class SeedTasks(GeneratedTasks):
     seed: int = 0
     pool: int | None = None
     answers: Callable[[Sequence[int]], Sequence[str | None]] | None = None
+    label: str = ""
     _known: dict[int, str] = field(default_factory=dict, repr=False)
 
     scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
@@ -41,6 +45,7 @@ class SeedTasks(GeneratedTasks):
     def __post_init__(self) -> None:
         if self.pool is not None and (type(self.pool) is not int or self.pool < 1):
             raise TaskError(f"task {self.name!r}: option 'pool' must be a number of instances, not {self.pool!r}")
+        self.label = self.label or self.name
 
     def propose(self, random: np.random.Generator) -> Task:
         seed = int(random.integers(2**31))
@@ -49,7 +54,7 @@ class SeedTasks(GeneratedTasks):
         if len(self._known) > 4096:
             self._known.clear()
         self._known[seed] = content
-        return Task(f"{self.name}/{digest}", "", info={"seed": seed})
+        return Task(f"{self.label}/{digest}", "", info={"seed": seed})
 
     def content(self, task: Task) -> str:
         seed = task.info["seed"]
@@ -80,3 +85,11 @@ class SeedTasks(GeneratedTasks):
                 )
             found[task.id] = task
         return list(found.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.label == self.name else {"label": self.label}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.label = state.get("label", self.name)
+        vars(self).pop("pool_tasks", None)
+        super().load_state_dict({k: v for k, v in state.items() if k != "label"})

@@ -231,12 +231,13 @@ class Trainer(Stages):
         )
 
     def load(self, path: Path) -> dict[str, Any]:
-        """The parameters of a checkpoint, and what the method's parts remember; gives its state."""
+        """The parameters of a checkpoint, and what the method's parts and the task source remember; gives its state."""
         tensors, state = checkpoint.load(path)
         own = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
         self.learner.load_tensors(own, state["learner"])
         self.method.load_tensors(tensors)
         self.method.load_state_dict(state["method"])
+        self.source.load_state_dict(state["source"])
         return state
 
     def resume(self, config_text: str, *, allow_changed_data: bool = False) -> None:
@@ -253,7 +254,6 @@ class Trainer(Stages):
         if not allow_changed_data:
             recorded = {k: v for k, v in state.get("inputs", {}).items() if k in self.inputs}
             inputs.refuse_changes(self.out, recorded, {k: self.inputs[k] for k in recorded})
-        self.source.load_state_dict(state["source"])
         self.step_number, self.empty_steps = state["step"], state["empty_steps"]
         self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
