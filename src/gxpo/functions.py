@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields, make_dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from gxpo.errors import ConfigError, did_you_mean
@@ -33,10 +34,15 @@ class Signature(NamedTuple):
 @cache
 def signature(function: Callable[..., Any]) -> Signature:
     """Columns and options of a function, from its signature."""
-    given, hints = inspect.signature(function).parameters.values(), get_type_hints(function, include_extras=True)
+    given = inspect.signature(function).parameters.values()
+    options = {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
+    typed = SimpleNamespace(
+        __annotations__={k: p.annotation for k, p in options.items() if p.annotation is not p.empty}
+    )
+    hints = get_type_hints(typed, getattr(inspect.unwrap(function), "__globals__", None), include_extras=True)
     return Signature(
         tuple(p.name for p in given if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)),
-        {p.name: (hints.get(p.name, Any), p.default) for p in given if p.kind is p.KEYWORD_ONLY},
+        {k: (hints.get(k, Any), p.default) for k, p in options.items()},
         any(p.kind is p.VAR_KEYWORD for p in given),
     )
 
@@ -49,7 +55,10 @@ def known(module: str) -> dict[str, Callable[..., Any]]:
 
 
 def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
-    """Decorator: validate the options of a function together; `check(**options)` says what does not fit, or None."""
+    """Decorator: validate the options of a function together; `check(**options)` says what does not fit, or None.
+
+    Of a part that is the function, the text begins with the name of an option.
+    """
 
     def mark(function: F) -> F:
         function.check = check  # type: ignore[attr-defined]
@@ -58,12 +67,13 @@ def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
     return mark
 
 
-def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
+def named(value: Any, module: str, key: str, *, free: bool | Collection[str] = False) -> Any:
     """Look up the function that a setting names.
 
-    module  whose functions have names;   free  other names are left as they are: those of columns
+    module  whose functions have names, imported where one is asked for
+    free    other names are left as they are: those of columns; some may be given, which are then never functions
     """
-    if callable(value):
+    if callable(value) or (not isinstance(free, bool) and value in free):
         return value
     names = known(module)
     if value in names:
@@ -81,10 +91,12 @@ def named(value: Any, module: str, key: str, *, free: bool = False) -> Any:
 class Formula(Part):
     """Mixin for frozen parts that apply functions; their options are in the field `options`, a mapping.
 
+    An option with the name of one of the part's fields is that field.
+
     functions  field -> (module whose functions it takes by name, whether other names are those of columns)
     """
 
-    functions: Mapping[str, tuple[str, bool]] = {}
+    functions: Mapping[str, tuple[str, bool | Collection[str]]] = {}
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -94,20 +106,23 @@ class Formula(Part):
             )
         chosen = [getattr(self, name) for name in self.functions]
         known = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
-        title = f"{key_of(type(self)).partition('.')[0]}.{getattr(chosen[-1], '__name__', chosen[-1])}"
+        title = self.slot.replace("NAME", getattr(chosen[-1], "__name__", chosen[-1]))
         for name in self.options:
             if name not in known:
                 raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, known)}")
-        stated = {name: self.options.get(name, default) for name, (_, default) in known.items()}
+        own = {f.name for f in fields(self)}  # type: ignore[arg-type]  # a dataclass
+        stated = {
+            k: getattr(self, k) if k in own else self.options.get(k, default) for k, (_, default) in known.items()
+        }
         for name, value in stated.items():
             rule = rule_of(known[name][0], known[name][1] == math.inf)
             if rule is not None and not rule.holds(value):
                 raise ConfigError(refusal(f"{title}.{name}", value, rule))
         for function in chosen:
-            own = {k: stated[k] for k in signature(function).options} if hasattr(function, "check") else {}
-            if own and (wrong := function.check(**own)):
+            asked = {k: stated[k] for k in signature(function).options} if hasattr(function, "check") else {}
+            if asked and (wrong := function.check(**asked)):
                 raise ConfigError(f"{title}: {wrong}")
-        object.__setattr__(self, "options", stated)
+        object.__setattr__(self, "options", {k: value for k, value in stated.items() if k not in own})
 
     def apply(self, function: Callable[..., Any], columns: list[Any]) -> Any:
         """Call a function with the part's options that it accepts."""
@@ -129,6 +144,11 @@ class FunctionPart(Part):
         return {}
 
     @classmethod
+    def asked(cls, function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+        """Options of the part: (type, default) by name."""
+        return signature(function).options
+
+    @classmethod
     def bases(cls, function: Callable[..., Any]) -> tuple[type, ...]:
         """Base classes of the part, by which it has further options: those that a function passes on as `**NAME`."""
         return (cls,)
@@ -146,7 +166,7 @@ class FunctionPart(Part):
         super().__post_init__()
         check = getattr(self.function, "check", None)
         if check is not None and (wrong := check(**self.options)):
-            raise ConfigError(f"{key_of(type(self))}: {wrong}")
+            raise ConfigError(f"{key_of(type(self))}.{wrong}")
         for name in self._settled:
             object.__setattr__(self, name, getattr(type(self), f"_{name}")(**self.options))
 
@@ -159,9 +179,7 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     facts  attributes of the part such as `requires`, in addition to those that follow from the signature; a function
            gives them by the options: `learns_from_equal_groups=lambda center, **_: center == "none"`
     """
-    options = [
-        (k, hint, field(default=default, kw_only=True)) for k, (hint, default) in signature(function).options.items()
-    ]
+    options = [(k, hint, field(default=default, kw_only=True)) for k, (hint, default) in base.asked(function).items()]
     stated = {**base.facts(function), **facts}
     by_options = {name: value for name, value in stated.items() if inspect.isfunction(value)}
     space = {

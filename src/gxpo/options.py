@@ -171,6 +171,8 @@ class Keys:
             fields[name] = functions.named(fields[name], module, f"{prefix}.{name}", free=free)
             if callable(fields[name]):
                 for option, (hint, default) in functions.signature(fields[name]).options.items():
+                    if option in fields:
+                        continue
                     out[option] = self.field(f"{prefix}.{option}", default, hint, default == math.inf)
                     rule, key = ranges.rule_of(hint, default == math.inf), f"{prefix}.{option}"
                     if rule is not None and not rule.holds(out[option]):

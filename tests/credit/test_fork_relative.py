@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from tests import strategies
 
 from gxpo.credit import GroupRelative
-from gxpo.credit.fork_relative import ForkRelative, Forks, fork_relative, forks_of, step_value
+from gxpo.credit.fork_relative import Forks, fork_relative, forks_of, step_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+ForkRelative = CREDITS["fork_relative"]
 
 
 def tree(*rows) -> Forest:

@@ -30,7 +30,7 @@ from gxpo.credit.shrunk import prior_weight, shrunk
 from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_delta import value_delta
-from gxpo.credit.value_trend import trend, value_trend
+from gxpo.credit.value_trend import trend, trend_return
 from gxpo.credit.virtual_members import virtual_members
 from gxpo.errors import ConfigError
 from gxpo.parts import CREDITS
@@ -81,7 +81,7 @@ DEFAULTS = [
     (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
     (value_delta, (X, Y), {"best_of": 1, "form": "prob"}),
     (trend, (X - 0.45, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
-    (value_trend, (X, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
+    (trend_return, (X, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
     (virtual_members, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
 ]
 NAMES = [f"{i}-{f.__name__}" for i, (f, *_) in enumerate(DEFAULTS)]
@@ -109,7 +109,7 @@ DIVIDED = [
     (decoupled_sum, (torch.stack([PAIR, PAIR], 1), torch.ones(2), ONE), UNIT, 2 * 0.5),
     (batch_normalized, (PAIR, ONE == 0, ONE == 0), UNIT, 0.5),
     (segment_relative, (PAIR, TWO, ONE, ONE), UNIT, 0.5),
-    (segment_relative, (PAIR, TWO, ONE, ONE, "batch_std"), UNIT, 0.5),
+    (segment_relative, (PAIR, TWO, ONE, ONE), {**UNIT, "scale": "batch_std"}, 0.5),
     (turn_relative, (PAIR, ONE, ONE), {**UNIT, "fairness": 0.0}, 0.5),
     (batch_whiten, (PAIR, ONE == 0), {"ddof": 0, "eps": 0.75}, 0.5),  # .5 / sqrt(.25 + .75)
     (mixed_scale, (PAIR, ONE, torch.ones(2)), {"ddof": 0, "eps": 0.5}, 0.5),  # the mean is .5, too
@@ -137,7 +137,7 @@ def test_the_quantile_that_is_asked_for():
 
 def test_words_of_functions():
     with pytest.raises(ConfigError, match=r"^credit\.form is 'other'; it is one of paper, released, edge$"):
-        node_value(PAIR, ONE, Visits(ONE, ONE, ONE), ONE, "other")
+        node_value(PAIR, ONE, (Visits(ONE, ONE, ONE), ONE), form="other")
 
 
 # ---------------------------------------------------------------- parts

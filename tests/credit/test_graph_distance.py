@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
-from gxpo.credit import GraphDistance, GroupRelative, StateRelative
-from gxpo.credit.graph_distance import GraphReturn, graph_distance, graph_return
+from gxpo.credit import GraphDistance, GraphReturn, GroupRelative, StateRelative
+from gxpo.credit.graph_distance import graph_distance
+from gxpo.credit.state_keys import Moves
+from gxpo.credit.values import graph_return
 from gxpo.errors import ConfigError
 
 SEEDS = st.integers(0, 10**6)
@@ -154,15 +156,15 @@ def test_a_trajectory_that_is_not_compared_adds_no_edge(grow):
     short = [("a", 1.0, [1], {"states": ["s0"], "success": True, "compared": False})]
     worth, _ = GraphReturn().values(grow(CARD + short), {})
     assert worth.tolist() == pytest.approx([1.0, 10.0, 0.01, 0.01, 10.0])  # s0 stays two steps away
-    before, after, group = torch.tensor([0, 0]), torch.tensor([1, 1]), torch.zeros(2, dtype=torch.int64)
-    ends = torch.tensor([False, True])
-    assert graph_return(before, after, group, ends).tolist() == pytest.approx([0.1, 10.0])  # s0 is 1 away, 1 is 1 + 1
+    moves, group = Moves(*torch.tensor([[0, 0], [1, 1], [1, -1]])), torch.zeros(2, dtype=torch.int64)
+    found = graph_return(moves, group, torch.ones(2, dtype=torch.bool))
+    assert found.tolist() == pytest.approx([0.1, 10.0])  # s0 is 1 away, 1 is 1 + 1
 
 
 def test_the_method_and_its_settings():
     m = gxpo.method("graph_gpo", {"credit.unit": "step", "credit.single": "raw"})
     assert m.credit == GroupRelative(unit="step", singleton="raw") + GraphReturn() and m.requires == ("states",)
-    assert GraphReturn() != StateRelative() and GraphReturn().worth == 10.0
+    assert GraphReturn() != StateRelative() and GraphReturn().options["worth"] == 10.0
     for wrong in ({"form": "path"}, {"discount": 1.0}, {"discount": 0.0}, {"worth": 0.0}, {"center": "middle"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             GraphReturn(**wrong)

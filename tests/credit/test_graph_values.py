@@ -10,8 +10,11 @@ from tests.credit.walks import walks_of, wandering
 
 import gxpo
 from gxpo.credit.gae import gae
-from gxpo.credit.graph_values import GraphValues, graph_advantage, graph_values
+from gxpo.credit.graph_values import graph_advantage, graph_values
 from gxpo.errors import ConfigError
+from gxpo.parts import CREDITS
+
+GraphValues = CREDITS["graph_values"]
 
 SEEDS = st.integers(0, 10**6)
 ROWS = [
@@ -31,7 +34,7 @@ def test_a_graph_by_hand(grow):
     assert returns.tolist() == pytest.approx([5 / 9, 1 / 3, -4 / 9, -2 / 3, -4 / 9, 0, 1 / 3])
     half = GraphValues(lam=0.5)(forest, {}, 0)
     assert half.tolist() == pytest.approx([2 / 9 + 1 / 6, 1 / 3, 2 / 9 - 1 / 3, -2 / 3, -4 / 9, 0, 1 / 3])
-    assert torch.equal(GraphValues()(forest, {}, 0), GraphValues(1.0, 0.95)(forest, {}, 0))
+    assert torch.equal(GraphValues()(forest, {}, 0), GraphValues(discount=1.0, lam=0.95)(forest, {}, 0))
 
 
 def test_a_cycle():
@@ -83,7 +86,7 @@ def test_it_agrees_with_the_solution_of_the_equations(seed, discount, lam):
         for row, paid, before, after in reversed(chain):
             onward = paid + discount * after - before + discount * lam * onward
             expected[row] = onward
-    found = GraphValues(discount, lam)(forest, {}, 0)
+    found = GraphValues(discount=discount, lam=lam)(forest, {}, 0)
     assert found.tolist() == pytest.approx([expected[s] for s in forest.path_step.tolist()], abs=1e-7)
 
 
@@ -141,7 +144,7 @@ def test_what_is_passed_over(grow):
 
 def test_the_method_and_its_settings():
     m = gxpo.method("graft", {"credit.lam": 0.5})
-    assert m.credit == GraphValues(0.99, 0.5, "std") and m.requires == ("states",)
+    assert m.credit == GraphValues(discount=0.99, lam=0.5, scale="std") and m.requires == ("states",)
     for wrong in ({"lam": 1.1}, {"discount": -0.1}, {"state": "text"}, {"scale": "batch_std"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
             GraphValues(**wrong)

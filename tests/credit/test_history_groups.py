@@ -12,8 +12,11 @@ from tests.credit.walks import walks_of, wandering, z
 
 import gxpo
 from gxpo.credit import AnchorState
-from gxpo.credit.history_groups import HistoryGroups, history_groups
+from gxpo.credit.history_groups import history_groups
 from gxpo.errors import ConfigError
+from gxpo.parts import CREDITS
+
+HistoryGroups = CREDITS["history_groups"]
 
 SEEDS = st.integers(0, 10**6)
 CARD = [
@@ -73,7 +76,7 @@ def loop(forest, history, alpha, offset, ignore, scaled) -> list[float]:
 def test_it_agrees_with_a_loop(seed, history, alpha, offset, leaves_out, scaled):
     forest = wandering(seed)
     ignore = "equal" if leaves_out else "none"
-    part = HistoryGroups(history, alpha, offset, ignore, scale="std" if scaled else "none")
+    part = HistoryGroups(history=history, alpha=alpha, offset=offset, ignore=ignore, scale="std" if scaled else "none")
     expected = loop(forest, history, alpha, offset, ignore, scaled)
     assert part(forest, {}, 0).tolist() == pytest.approx([expected[s] for s in forest.path_step.tolist()], abs=1e-9)
 
@@ -83,7 +86,7 @@ def test_without_history_it_is_gigpos_step_level(seed, scaled):
     forest, scale = wandering(seed), "std" if scaled else "none"
     both = AnchorState(scale=scale, ddof=0)(forest, {}, 0)
     step = both - AnchorState(scale=scale, ddof=0, step_weight=0.0)(forest, {}, 0)
-    found = HistoryGroups(0, scale=scale)(forest, {}, 0)
+    found = HistoryGroups(history=0, scale=scale)(forest, {}, 0)
     assert torch.allclose(found, step, rtol=0, atol=1e-9)
 
 
@@ -114,7 +117,9 @@ def test_a_level_of_equal_returns_and_a_step_that_is_average():
 def test_defaults_and_float64():
     x, keys = torch.tensor([0.1, 0.7, 0.3]), [torch.zeros(3, dtype=torch.int64)]
     found = history_groups(x, keys)
-    assert found.dtype == torch.float64 and torch.equal(found, history_groups(x.double(), keys, 1.0, 1, "equal", "std"))
+    assert found.dtype == torch.float64 and torch.equal(
+        found, history_groups(x.double(), keys, alpha=1.0, offset=1, ignore="equal", scale="std")
+    )
     assert torch.equal(found, history_groups(x, keys, ddof=0, eps=1e-6, where=torch.ones(3, dtype=torch.bool)))
     # std of 1 and 0 over both is .5
     assert history_groups(torch.tensor([1.0, 0.0]), [torch.zeros(2).long()], eps=0.5).tolist() == [0.5, -0.5]

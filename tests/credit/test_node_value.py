@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.node_value import NodeValue, node_value, visits_of
+from gxpo.credit.node_value import node_value, visits_of
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+NodeValue = CREDITS["node_value"]
 
 
 def tree(*rows) -> Forest:
@@ -111,7 +114,7 @@ def test_the_card():
 def test_the_card_as_released():
     # leave-one-out leaves 1 - .5, 1 - .5, 0 - 1; W: n1 .5 / sqrt(2) = .353553, a and b .5, c -1, root 0
     # W + (W - W above): .707107, .5 + .146447, -2
-    credit = NodeValue("released")(tree(*CARD), {}, 0)
+    credit = NodeValue(form="released")(tree(*CARD), {}, 0)
     assert credit.tolist() == pytest.approx(([0.707107] * 2 + [0.646447]) * 2 + [-2.0] * 2, abs=1e-6)
 
 
@@ -119,7 +122,7 @@ def test_the_card_as_released():
 @given(st.integers(0, 10**6), st.sampled_from(["paper", "released"]))
 def test_it_agrees_with_a_loop(seed, form):
     forest = strategies.random_forest(seed, groups=3, rollouts=6, unscored=False)
-    assert NodeValue(form)(forest, {}, 0).tolist() == pytest.approx(loop(forest, form), abs=1e-9)
+    assert NodeValue(form=form)(forest, {}, 0).tolist() == pytest.approx(loop(forest, form), abs=1e-9)
 
 
 @given(st.integers(0, 10**6))
@@ -148,9 +151,11 @@ def test_local_changes_add_up_to_the_leaf_against_the_root(outcomes):
 def test_order_and_a_shift_of_the_outcome_do_not_matter(seed, form):
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False)
     order = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(seed))
-    credit = NodeValue(form)(forest, {}, 0)
-    assert torch.allclose(NodeValue(form)(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9)
-    moved = NodeValue(form)(forest.replace(outcome=forest.outcome + 3.0), {}, 0)
+    credit = NodeValue(form=form)(forest, {}, 0)
+    assert torch.allclose(
+        NodeValue(form=form)(forest.select(order), {}, 0), credit[forest.entries_of(order)], atol=1e-9
+    )
+    moved = NodeValue(form=form)(forest.replace(outcome=forest.outcome + 3.0), {}, 0)
     assert torch.allclose(moved, credit, atol=1e-9)
 
 
@@ -159,7 +164,7 @@ def test_a_cut_that_no_branch_is_left_of_changes_nothing(form):
     whole = tree(("a", 1.0, [2, 3, 4], None), ("c", 0.0, [6, 7], None))
     cut = tree(("a", 1.0, [2, 3, 4], None), ("b", 0.3, [5], ("a", 1)), ("c", 0.0, [6, 7], None)).select([0, 2])
     assert cut.n_nodes > whole.n_nodes
-    assert torch.equal(NodeValue(form)(cut, {}, 0), NodeValue(form)(whole, {}, 0))
+    assert torch.equal(NodeValue(form=form)(cut, {}, 0), NodeValue(form=form)(whole, {}, 0))
 
 
 @pytest.mark.parametrize("form", ["paper", "released"])
@@ -167,7 +172,7 @@ def test_nothing_to_compare_is_exactly_zero(form):
     equal = tree(("a", 0.1, [2, 3, 4], None), ("b", 0.1, [5], ("a", 2)), ("c", 0.1, [6, 7], None))
     alone = tree(("a", 1.0, [2, 3], None))
     for forest in (equal, alone):
-        assert NodeValue(form)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
+        assert NodeValue(form=form)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_an_uncompared_leaf_is_measured_where_compared_ones_went_and_moves_nothing():
@@ -188,13 +193,13 @@ def test_equal_prompts_of_two_groups_are_two_trees():
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"set credit\.form=edge"):
-        NodeValue("paper", scale="sibling_std")
+        NodeValue(form="paper", scale="sibling_std")
     with pytest.raises(ConfigError, match=r"set credit\.value=leaf_mean"):
-        NodeValue("released", "child_mean")
+        NodeValue(form="released", value="child_mean")
     with pytest.raises(ConfigError, match=r"credit\.value is 'max'"):
-        NodeValue("edge", "max")  # type: ignore[arg-type]
+        NodeValue(form="edge", value="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is 'code'"):
-        NodeValue("code")  # type: ignore[arg-type]
+        NodeValue(form="code")  # type: ignore[arg-type]
     assert NodeValue.requires == ("forks",)
 
 
@@ -208,9 +213,9 @@ def test_spo_tree() -> None:
     # V(root) = .75; n1 (leaves 1, 0): .5, n2 (1, 1): 1; leaves .5, -.5, 0, 0
     # by the siblings' std: n1, n2 over .25: -1, 1; a, b over .5: 1, -1; c and d do not differ
     forest = tree(*SPO_TREE)
-    credit = NodeValue("edge", "child_mean")(forest, {}, 0)
+    credit = NodeValue(form="edge", value="child_mean")(forest, {}, 0)
     assert credit.tolist() == pytest.approx([-0.25, 0.5, -0.25, -0.5, 0.25, 0.0, 0.25, 0.0], abs=1e-12)
-    scaled = NodeValue("edge", "child_mean", "sibling_std")(forest, {}, 0)
+    scaled = NodeValue(form="edge", value="child_mean", scale="sibling_std")(forest, {}, 0)
     assert scaled.tolist() == pytest.approx([-1.0, 1.0, -1.0, -1.0, 1.0, 0.0, 1.0, 0.0], abs=1e-6)
 
 
@@ -218,7 +223,9 @@ def test_a_node_counts_once_however_many_leaves_it_has() -> None:
     # leaves 1, 0, 0 below n1 (b and c leave a after its first token), 1 beside it: V(root) is (1/3 + 1) / 2, or 2/4
     rows = [("a", 1.0, [2, 3], None), ("b", 0.0, [4], ("a", 1)), ("c", 0.0, [5], ("a", 1)), ("d", 1.0, [6], None)]
     forest = tree(*rows)
-    by_child, by_leaf = (NodeValue("edge", value)(forest, {}, 0).tolist() for value in ("child_mean", "leaf_mean"))
+    by_child, by_leaf = (
+        NodeValue(form="edge", value=value)(forest, {}, 0).tolist() for value in ("child_mean", "leaf_mean")
+    )
     assert by_child == pytest.approx([-1 / 3, 2 / 3, -1 / 3, -1 / 3, -1 / 3, -1 / 3, 1 / 3], abs=1e-12)
     assert by_leaf == pytest.approx([-1 / 6, 2 / 3, -1 / 6, -1 / 3, -1 / 6, -1 / 3, 1 / 2], abs=1e-12)
 
@@ -277,7 +284,7 @@ PLAIN = {"contexts": False, "after": False, "sampled_under": False, "agents": ("
 @given(st.integers(0, 10**6), st.sampled_from(["leaf_mean", "child_mean"]), st.booleans())
 def test_edges_agree_with_a_recursion(seed, value, scaled):
     forest = strategies.random_forest(seed, groups=2, rollouts=8, unscored=False, **PLAIN)
-    found = NodeValue("edge", value, "sibling_std" if scaled else "none")(forest, {}, 0)
+    found = NodeValue(form="edge", value=value, scale="sibling_std" if scaled else "none")(forest, {}, 0)
     assert found.tolist() == pytest.approx(edge_loop(forest, value, scaled), rel=1e-6, abs=1e-9)
 
 
@@ -289,7 +296,7 @@ def test_edges_of_a_path_add_up_to_the_leaf_against_the_root(outcomes, value):
     forest = tree(*rows)
     a, b, c, d = outcomes
     root = sum(outcomes) / 4 if value == "leaf_mean" else (((a + d) / 2 + c) / 2 + b) / 2
-    credit, nodes = NodeValue("edge", value)(forest, {}, 0), forest.token_node[forest.path_token]
+    credit, nodes = NodeValue(form="edge", value=value)(forest, {}, 0), forest.token_node[forest.path_token]
     for r, outcome in enumerate(outcomes):
         of_node = {int(nodes[p]): float(credit[p]) for p in forest.path_of(r)}
         assert sum(of_node.values()) == pytest.approx(outcome - root, abs=1e-9)
@@ -298,7 +305,7 @@ def test_edges_of_a_path_add_up_to_the_leaf_against_the_root(outcomes, value):
 def test_by_itself_the_function_counts_everybody_and_goes_by_the_paper():
     # root .5; (1 - .5) twice, over the root of one leaf
     forest = tree(("a", 1.0, [2], None), ("b", 0.0, [3], None))
-    found = node_value(forest.outcome, torch.tensor([0, 0]), *visits_of(forest))
+    found = node_value(forest.outcome, torch.tensor([0, 0]), visits_of(forest))
     assert found.tolist() == [1.0, -1.0]
-    small = node_value(1e-9 * forest.outcome, torch.tensor([0, 0]), *visits_of(forest))
+    small = node_value(1e-9 * forest.outcome, torch.tensor([0, 0]), visits_of(forest))
     assert small.tolist() == pytest.approx([1e-9, -1e-9], rel=1e-9)  # what is rounding goes by the size of the values

@@ -15,10 +15,13 @@ from tests.strategies import forests
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.pooled_turns import PooledTurns, pooled_turns
+from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+PooledTurns = CREDITS["pooled_turns"]
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

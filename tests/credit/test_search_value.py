@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from gxpo.credit.search_value import SearchValue, against_ends, search_value
+from gxpo.credit.search_value import against_ends, search_value
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
 from gxpo.reshape import pieces_of
+
+SearchValue = CREDITS["search_value"]
 
 F64 = torch.float64
 

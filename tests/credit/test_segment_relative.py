@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from tests.rollouts.flow_session import TASKS, grown
 
 from gxpo.credit import GroupRelative, group_relative
-from gxpo.credit.segment_relative import SegmentRelative, segment_relative
+from gxpo.credit.segment_relative import segment_relative
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
 from gxpo.rollouts.denoise import Denoise, DenoiseTree
+
+SegmentRelative = CREDITS["segment_relative"]
 
 
 def column(*x):
@@ -105,7 +108,7 @@ def test_agrees_with_a_loop(kind, scale, ddof, bound, seed):
     n = forest.n_trajectories
     outcome = torch.randint(0, 3, (n,), generator=random).double()
     forest = forest.replace(outcome=outcome, compared=torch.rand(n, generator=random) < 0.8)
-    found = SegmentRelative(scale, ddof, 1e-4, bound)(forest, {}, 1)
+    found = SegmentRelative(scale=scale, ddof=ddof, eps=1e-4, bound=bound)(forest, {}, 1)
     assert torch.allclose(found, by_loop(forest, scale, ddof, 1e-4, bound), atol=1e-9)
 
 
@@ -159,7 +162,7 @@ def test_unscored_samples_are_in_no_comparison():
 
 def test_settings_that_cannot_be():
     with pytest.raises(ConfigError, match=r"credit\.scale is 'global'"):
-        SegmentRelative("global")
+        SegmentRelative(scale="global")
     with pytest.raises(ConfigError, match=r"credit\.bound"):
         SegmentRelative(bound=0.0)
 
@@ -179,12 +182,12 @@ def test_a_trajectory_is_compared_in_each_of_its_segments_apart():
         }
         for i, (r, t) in enumerate(zip((1.0, 0.0, 0.5), trained, strict=True))
     ]
-    found = SegmentRelative("none")(Forest.from_records(records), {}, 1)
+    found = SegmentRelative(scale="none")(Forest.from_records(records), {}, 1)
     assert found.tolist() == pytest.approx([0.5, 0.5, 0.25, -0.5, -0.5, 0, 0, 0, -0.25])
 
 
 def test_whoever_is_measured_against_equal_outcomes_has_nothing():
     rows, one = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     for scale in ("std", "batch_std"):
-        found = segment_relative(column(1, 1, 3), rows, one, one, scale, where=rows < 2)
+        found = segment_relative(column(1, 1, 3), rows, one, one, scale=scale, where=rows < 2)
         assert found.tolist() == [0, 0, 0]

@@ -10,9 +10,12 @@ from tests.credit.walks import walks_of, wandering
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.shared_edges import SharedEdges, shared_edges
+from gxpo.credit.shared_edges import shared_edges
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+SharedEdges = CREDITS["shared_edges"]
 
 SEEDS = st.integers(0, 10**6)
 

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit.step_potential import StepPotential, saturation, shaping, step_potential
+from gxpo.credit.step_potential import saturation, shaping, step_potential
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+StepPotential = CREDITS["step_potential"]
 
 Grow = Callable[..., Forest]
 F64 = torch.float64

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative, Relative, TokenNormalised
-from gxpo.credit.penalised_steps import PenalisedSteps, voted_wrong
+from gxpo.credit import GroupRelative, PenalisedSteps, Relative, TokenNormalised
+from gxpo.credit.values import penalised_outcome
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -48,9 +48,9 @@ def test_capo_card(grow: Grow) -> None:
 def test_votes_of_four_critiques() -> None:
     """The share that finds nothing wrong: nobody, one of four, two, three, all; and nobody could be read."""
     share = column(0, 0.25, 0.5, 0.75, 1, math.nan)
-    assert voted_wrong(share, "intersection").tolist() == [True, False, False, False, False, False]
-    assert voted_wrong(share, "majority").tolist() == [True, True, False, False, False, False]
-    assert voted_wrong(share, "union").tolist() == [True, True, True, True, False, False]
+    for vote, wrong in (("intersection", 1), ("majority", 2), ("union", 4)):
+        found = penalised_outcome(torch.ones(6), share, reward=5.0, penalty=3.0, vote=vote)
+        assert found.tolist() == [2.0] * wrong + [5.0] * (6 - wrong)
 
 
 # ---------------------------------------------------------------- loops

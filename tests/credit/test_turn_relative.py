@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit import GroupRelative
-from gxpo.credit.turn_relative import TurnRelative, turn_relative
+from gxpo.credit.turn_relative import turn_relative
 from gxpo.errors import ConfigError
+from gxpo.parts import CREDITS
+
+TurnRelative = CREDITS["turn_relative"]
 
 
 def test_a_fleet_of_three_at_two_times(grow):

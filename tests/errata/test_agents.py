@@ -14,10 +14,13 @@ import torch
 
 from gxpo.credit import AnchorState, CreditPart, GraphDistance, group_relative
 from gxpo.credit.gae import gae
-from gxpo.credit.history_groups import HistoryGroups, history_groups
-from gxpo.credit.node_value import NodeValue
+from gxpo.credit.history_groups import history_groups
 from gxpo.credit.state_keys import alike
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
+
+HistoryGroups = CREDITS["history_groups"]
+NodeValue = CREDITS["node_value"]
 
 ONE = torch.zeros(3, dtype=torch.int64)
 
@@ -149,7 +152,7 @@ def test_two_deviations_of_one_lineage() -> None:
     rows = [("a", ("s",), (1.0,)), ("a", ("s",), (0.0,))]
     step = AnchorState()(episodes(rows), {}, 0) - AnchorState(step_weight=0.0)(episodes(rows), {}, 0)
     assert step.tolist() == pytest.approx([0.707106, -0.707106], abs=1e-6)
-    assert credit(HistoryGroups(0), rows) == pytest.approx([0.999998, -0.999998], abs=1e-6)
+    assert credit(HistoryGroups(history=0), rows) == pytest.approx([0.999998, -0.999998], abs=1e-6)
 
 
 def test_a_distance_that_counts_the_step_itself() -> None:
@@ -336,7 +339,7 @@ def planted() -> Forest:
 def test_a_root_before_the_difference() -> None:
     """TreeRL: (GA + LA) / sqrt(leaves) in the paper; the script divides values. Leaves 1 1 0 are scored leave-one-out,
     .5 .5 -1: W of the node is .5 / sqrt 2, of a leaf in it .5."""
-    paper, released = (NodeValue(form)(planted(), {}, 0) for form in ("paper", "released"))
+    paper, released = (NodeValue(form=form)(planted(), {}, 0) for form in ("paper", "released"))
     assert [float(paper[p]) for p in (0, 1)] == pytest.approx([0.471405, 0.333333], abs=1e-6)
     node, leaf = 0.5 / math.sqrt(2), 0.5
     assert [float(released[p]) for p in (0, 1)] == pytest.approx([2 * node, leaf + leaf - node], abs=1e-9)

@@ -21,16 +21,19 @@ from gxpo.credit.gae import Gae
 from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
 from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.credit.recursion import next_in
-from gxpo.credit.search_value import SearchValue, search_value
+from gxpo.credit.search_value import search_value
 from gxpo.credit.value_delta import VALUE, ValueDelta
-from gxpo.credit.value_trend import value_trend
+from gxpo.credit.value_trend import trend_return
 from gxpo.forest import Forest
+from gxpo.parts import CREDITS
 from gxpo.rewards.agreement import cosine
 from gxpo.rollouts.branching import surprise
 from gxpo.rollouts.regenerate import first_failing
 from gxpo.rollouts.search_nodes import uct
 from gxpo.signals.effective_rank import rank_bonus
 from gxpo.weighting.token_curves import raised
+
+SearchValue = CREDITS["search_value"]
 
 F64 = torch.float64
 NAN = math.nan
@@ -153,7 +156,7 @@ def test_a_reward_at_the_wrong_end_of_a_step() -> None:
     for t in reversed(range(4)):
         released[t] = written[t] + (released[t + 1] if t < 3 else 0.0)
     assert released == [1.0, 0.0, 0.0, 0.0]
-    found = value_trend(column(0.0, NAN, 1.0, NAN), torch.zeros(4, dtype=torch.int64))
+    found = trend_return(column(0.0, NAN, 1.0, NAN), torch.zeros(4, dtype=torch.int64))
     assert found.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -163,7 +166,7 @@ def test_a_thought_that_did_not_end() -> None:
     ended, endless = "two and two</think> 4", "two and two are"
     assert ended[: ended.find(end) + len(end)] == "two and two</think>"
     assert endless[: endless.find(end) + len(end)] == "two and"
-    assert value_trend(column(0.25, NAN), torch.zeros(2, dtype=torch.int64)).tolist() == [0.0, 0.0]
+    assert trend_return(column(0.25, NAN), torch.zeros(2, dtype=torch.int64)).tolist() == [0.0, 0.0]
 
 
 # ---------------------------------------------------------------- trees

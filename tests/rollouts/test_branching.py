@@ -12,15 +12,17 @@ from tests.rollouts.branching_session import kinds, pool, replay, session, tasks
 
 from gxpo import worlds
 from gxpo.credit import TreeRelative
-from gxpo.credit.fork_relative import ForkRelative
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
+from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Reply
 from gxpo.rollouts import Independent
 from gxpo.rollouts.branching import BranchAtSurprise, ForkOpen, branch_probability, surprise
 from gxpo.rollouts.tree import Tree
+
+ForkRelative = CREDITS["fork_relative"]
 
 PARTS = {
     "tree": Tree(trees=2, rounds=2, expansions=2, branches=2),

@@ -25,6 +25,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import character_tokenizer
+from gxpo.parts import CREDITS
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 from gxpo.rewards import RewardSet
 from gxpo.rollouts import Independent
@@ -32,6 +33,8 @@ from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Chunks, Delimiter, Segmenter, SegmentTools
 from gxpo.tasks.seeds import SeedTasks
 from gxpo.trainer.session import Session
+
+NodeValue = CREDITS["node_value"]
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
 

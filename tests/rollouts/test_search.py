@@ -20,18 +20,20 @@ from tests.rollouts.team_session import TeamSession, decoded, encoded
 from tests.rollouts.tree_session import END, EngineSession, TreeSession, logprobs_of, tokens_of
 
 import gxpo
-from gxpo.credit.search_value import SearchValue
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
+from gxpo.parts import CREDITS
 from gxpo.protocols import Completion, EpisodeRules, Request, Sampling, StreamKey, Task
 from gxpo.rollouts.graph import Graph, Role
 from gxpo.rollouts.search import Search
 from gxpo.rollouts.search_nodes import Grower, Node, SearchTree, backed_up, depth_weight, uct
 from gxpo.rollouts.search_replay import SearchReplay
 from gxpo.rollouts.team_search import TeamSearch
+
+SearchValue = CREDITS["search_value"]
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
 PLAIN: dict[str, Any] = {"values": "mean", "backup": "all", "following": "root"}

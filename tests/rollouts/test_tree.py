@@ -13,14 +13,16 @@ from tests.rollouts.branching_session import kinds, pool, replay, session, steps
 from tests.rollouts.tree_session import COMMA, END, EngineSession, TreeSession, logprobs_of, tokens_of
 
 from gxpo.credit import TreeRelative
-from gxpo.credit.node_value import NodeValue
 from gxpo.errors import ConfigError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import tiny_model
+from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Sampling, StreamKey, Task
 from gxpo.rollouts import Independent
 from gxpo.rollouts.tree import Tree, step_ends
+
+NodeValue = CREDITS["node_value"]
 
 A, B = Task("a", "a?"), Task("b", (4, 5))
 WHERE = st.sampled_from(["step", "surprisal"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
+from gxpo.credit.columns import column
 from gxpo.credit.relative import group_relative
 from gxpo.errors import one_of
 from gxpo.registry import part
@@ -18,7 +17,6 @@ from gxpo.trees import dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 class Forks(NamedTuple):
@@ -95,39 +93,44 @@ def forks_of(forest: Forest, first_steps: bool = False) -> Forks:
     return Forks(own, place, fork if first_steps else torch.where(goes_on, fork, -1))
 
 
-@part("fork_relative", stage="credit")
-@dataclass(frozen=True)
-class ForkRelative(CreditPart):
-    """A = trajectory_weight * z_group(outcome) + fork_weight * `fork_relative`, the same for every token of a step.
+@column("")
+def forks(forest: Forest, *, first_steps: bool = False) -> Forks:
+    """Steps of the forest."""
+    return forks_of(forest, first_steps)
 
-    decay, discount_from  of the outcome of each trajectory through a step: see `step_value`
-    well_formed           bonus of a step whose action the environment could carry out (it noted no
-                          "action_error")
-    first_steps           whether the first steps of a group's trajectories are compared at a fork, too
+
+@column("")
+def bonus(forest: Forest, *, well_formed: float = 0.0) -> Tensor | None:
+    """[S] for actions that the environment could carry out, which noted no "action_error"."""
+    carried_out = forest.ids("step_info.action_error", axis="S") < 0 if well_formed else None
+    return None if carried_out is None else well_formed * carried_out.to(torch.float64)
+
+
+@part("fork_relative", stage="credit", axis="R", gives="S", requires=("forks",))
+def fork_advantage(
+    outcome: Tensor,
+    group: Tensor,
+    forks: Forks,
+    bonus: Tensor | None,
+    where: Tensor | None = None,
+    *,
+    trajectory_weight: float = 1.0,
+    fork_weight: float = 1.0,
+    decay: Annotated[float, Interval(ge=0, le=1)] = 0.95,
+    discount_from: Literal["end", "begin"] = "end",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """A = trajectory_weight * z_group(outcome) + fork_weight * `fork_relative` (PORTool), [S] float64.
+
+    outcome, group, where  [R]: see `group_relative`
+    forks                  with `first_steps`, the first steps of a group's trajectories are compared at a fork, too
+    bonus                  [S], `well_formed` for a step whose action the environment could carry out
+    decay, discount_from   of the outcome of each trajectory through a step: see `step_value`
 
     Trajectories of equal outcome have the first summand 0, but their steps may differ: the decay pays for what leads
     to the end sooner. Without forks the second summand is 0, and with `trajectory_weight` 1 this is GRPO.
     """
-
-    trajectory_weight: float = 1.0
-    fork_weight: float = 1.0
-    decay: Annotated[float, Interval(ge=0, le=1)] = 0.95
-    discount_from: Literal["end", "begin"] = "end"
-    well_formed: float = 0.0
-    first_steps: bool = False
-    ddof: int = 1
-    eps: float = 1e-6
-
-    requires = ("forks",)
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        outcome, compared, forks = forest.outcome, forest.compared, forks_of(forest, self.first_steps)
-        group = forest.ids("group", axis="R")
-        over = group_relative(outcome, group, ddof=self.ddof, eps=self.eps, where=compared)
-        bonus = None
-        if self.well_formed:
-            carried_out = forest.ids("step_info.action_error", axis="S") < 0
-            bonus = self.well_formed * carried_out.to(torch.float64)
-        value = step_value(outcome, forks, self.decay, self.discount_from, bonus, compared)
-        local = fork_relative(value, forks, self.ddof, self.eps, compared)
-        return forest.to_path(self.trajectory_weight * over[forks.trajectory] + self.fork_weight * local, "S")
+    over = group_relative(outcome, group, ddof=ddof, eps=eps, where=where)
+    local = fork_relative(step_value(outcome, forks, decay, discount_from, bonus, where), forks, ddof, eps, where)
+    return trajectory_weight * over[forks.trajectory] + fork_weight * local

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gxpo.credit.graph_distance import GraphReturn
 from gxpo.credit.relative import Relative
 from gxpo.credit.state_relative import StateRelative
 from gxpo.former import Former
@@ -24,7 +23,11 @@ FORMER = {
     ),
     "graph_distance": Former(
         Relative,
-        {"credit.add.graph": GraphReturn},
+        {
+            "credit.add.graph": StateRelative,
+            "credit.add.graph.value": "graph_return",
+            "credit.add.graph.discount": 0.1,
+        },
         {
             "step_weight": "credit.add.graph.weight",
             "single_state": "credit.add.graph.singleton",
@@ -34,6 +37,8 @@ FORMER = {
             },
         },
     ),
+    "graph_return": Former(StateRelative, {"value": "graph_return", "discount": 0.1}),
+    "penalised_steps": Former(Relative, {"value": "penalised_outcome", "unit": "token", "ddof": 0}),
     "agent_relative": Former(
         Relative,
         {"among": ("agent",), "unit": "step"},

@@ -1,16 +1,17 @@
-"""Advantages that are pure functions of per-trajectory columns: how a function becomes a part of `credit`."""
+"""Advantages that are pure functions of columns: how a function becomes a part of `credit`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from gxpo import grouped, named_columns
 from gxpo.credit.base import CreditPart
+from gxpo.credit.columns import STATES, Columns, needed, read_by
 from gxpo.credit.relative import Statistic
+from gxpo.credit.state_keys import StateKeyed
 from gxpo.definition import kind_of
 from gxpo.functions import FunctionPart, signature
 from gxpo.registry import of_function
@@ -20,39 +21,35 @@ if TYPE_CHECKING:
     from gxpo.protocols import Signals
 
 
-class Columns(named_columns.Columns):
-    """Arguments of advantage functions by parameter name, [R] each: `gxpo.named_columns`, signals, and
-
-    rate    success rate of the group's compared trajectories
-    forest  the forest itself
-    """
-
-    made = ("rate", "forest")
-
-    def of(self, name: str, axis: str) -> Any:
-        if name == "forest":
-            return self.forest
-        if name == "rate":
-            return grouped.mean(self.of("correct", axis), self.of("group", axis), self.of("compared", axis))
-        return super().of(name, axis)
-
-
 class Advantage(FunctionPart, CreditPart):
-    """Advantage that is a function of columns [R], by the names of its parameters; the same for all of a trajectory.
+    """Advantage that is a function of columns (see `Columns`) by the names of its parameters.
 
-    The function gives [R] float64. What it reads as a signal is in `needs`. A function is one of columns if it states a
-    part's name, or if it has a parameter `outcome`, `success`, `correct` or `group` and none named `signals`; any other
-    is called with (forest, signals, step). One with a parameter `**statistic` has the options of `Statistic`, too.
+    axis   of the columns: "R", "S" or "P"
+    gives  axis of the advantage, where it is another: the same for all tokens of a trajectory or step
+
+    What it reads as a signal is in `needs`. A function is one of columns if it states a part's name, or if it has a
+    parameter `outcome`, `success`, `correct` or `group`, and none named `signals`; any other is called with (forest,
+    signals, step). One with a parameter `**statistic`, or `advantage`, has the options of `Statistic`, too; one that
+    reads `state` or `moves` those of `StateKeyed`.
     """
+
+    axis: ClassVar[str] = "R"
+    gives: ClassVar[str] = ""
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
-        names = signature(function).columns
-        return {"needs": Columns.needs(names), "requires": Columns.requires(names)}
+        return dict(zip(("needs", "requires"), needed(function), strict=True))
 
     @classmethod
     def bases(cls, function: Callable[..., Any]) -> tuple[type, ...]:
-        return (cls, Statistic) if signature(function).passes_on else (cls,)
+        names = {name for name, _ in read_by(function)}
+        compares = signature(function).passes_on or "advantage" in names
+        return (cls, *([StateKeyed] if names & STATES else []), *([Statistic] if compares else []))
+
+    @classmethod
+    def asked(cls, function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+        made = [signature(column).options for _, column in read_by(function) if column is not None]
+        return {**super().asked(function), **{k: option for options in made for k, option in options.items()}}
 
     @classmethod
     def accepts(cls, function: Callable[..., Any]) -> bool:
@@ -61,8 +58,9 @@ class Advantage(FunctionPart, CreditPart):
 
     @torch.no_grad()
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        columns = Columns(forest, signals).given(self.function, "R")
-        return forest.to_path(self.function(*columns, **self.options).to(torch.float64), "R")
+        found = Columns(forest, signals, self, self.options).call(self.function, self.axis).to(torch.float64)
+        at = self.gives or self.axis
+        return found if at == "P" else forest.to_path(found, at)
 
 
 def advantage(function: Callable[..., Tensor], **options: Any) -> CreditPart:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,12 +10,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.gae import Share, gae, on_tokens
 from gxpo.credit.recursion import linear_recursion, next_in
-from gxpo.credit.state_keys import StateKeyed
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 TOLERANCE = 1e-10  # a sweep that changes no value by more, relative to the largest, is the last
 UNSOLVED = 1e-8  # of the largest payment: a change of value within it may be what the sweeps left over
@@ -58,30 +52,38 @@ def graph_values(
         value = swept
 
 
-@torch.no_grad()
+@part("graph_values", stage="credit", axis="S")
 def graph_advantage(
-    payment: Tensor,
+    paid: Tensor,
     state: Tensor,
     trajectory: Tensor,
-    discount: float = 1.0,
-    lam: float = 0.95,
     where: Tensor | None = None,
+    *,
+    discount: Share = 1.0,
+    lam: Share = 0.95,
+    scale: Literal["none", "std"] = "none",
 ) -> Tensor:
-    """delta_t = payment_t + discount V(s_{t+1}) - V(s_t);  A_t = delta_t + discount lam A_{t+1}, along each trajectory.
+    """GAE over turns with state values of the group's graph (GRAFT), the same for every token of a step.
 
-    V are the `graph_values` of the steps of all trajectories, 0 at a trajectory's end.
+    delta_t = paid_t + discount V(s_{t+1}) - V(s_t);  A_t = delta_t + discount lam A_{t+1}, along each trajectory
 
-    payment     [S] step rewards, the outcome on the last step where there are none
+    V are the `graph_values` of the steps of all trajectories, 0 at a trajectory's end, and where it was cut off.
+
+    paid        [S] step rewards, the outcome on the last step where there are none
     state       [S] int64 dense ids of (group, state), -1 unknown
     trajectory  [S], steps by trajectory, then time
     where       [S] bool, compared (default: all): whose steps make values
+    discount    per turn; below 1, equal outcomes after more or fewer turns differ
+    lam         lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
+    scale       "none": with outcomes of 0 and 1, values are success rates and advantages their changes; "std": less the
+                mean and over the std (1 degree of freedom, eps 1e-6) of the steps out of the same state (eq. 11)
 
-    Returns [S] float64. With lam 0 it is the edge's own advantage, whose sum over the compared steps of a state is 0;
-    with lam 1 it is return - V(s_t), which differs from GiGPO's A^S (with the mean alone) where trajectories met later
-    on. With discount 1 and lam 0 a trajectory's advantages sum to its return - V(s_0). Steps without a value (in an
-    unknown state, or in one that no compared trajectory was in) are passed over and given 0; what they were paid goes
-    to the step before. Exactly 0 where it is within 1e-12 of the largest return of the batch: with discount 1, where
-    all of a group return the same.
+    Returns [S] float64. With lam 0 it is the edge's own advantage, whose sum over the compared steps of a state is 0,
+    and which is 0 for a step that no other rollout took from its state; with lam 1 it is return - V(s_t), which differs
+    from GiGPO's A^S (with the mean alone) where trajectories met later on. With discount 1 and lam 0 a trajectory's
+    advantages sum to its return - V(s_0). Steps without a value (in an unknown state, or in one that no compared
+    trajectory was in) are passed over and given 0; what they were paid goes to the step before. Exactly 0 where it is
+    within 1e-12 of the largest return of the batch: with discount 1, where all of a group return the same.
 
     Source: GRAFT, arXiv 2609.28963, eq. 5 to 8. Its sum over the graph (eq. 9, 10) adds, k steps on, the mean delta of
     all edges out of the states that can be reached: under values that solve Bellman's equation that is 0 for every
@@ -92,7 +94,7 @@ def graph_advantage(
     enters = torch.ones_like(state, dtype=torch.bool) if where is None else where
     counted = (state >= 0) & (grouped.count(state, enters) > 0)
     following = next_in(trajectory, counted)
-    payment = on_tokens(payment, trajectory, torch.arange(len(payment)), counted)  # of others to the step before
+    payment = on_tokens(paid, trajectory, torch.arange(len(paid)), counted)  # of others to the step before
     onward = linear_recursion(payment, discount, following)  # Monte-Carlo returns: the values to start at
     n = int(state.max()) + 1 if len(state) else 0
     start = torch.zeros(n, dtype=torch.float64)
@@ -103,33 +105,8 @@ def graph_advantage(
     value = torch.where(counted, value[state.clamp_min(0)], 0.0) if n else torch.zeros_like(payment)
     advantage = gae(payment, value, trajectory, counted, discount, lam)
     rounding = grouped.DEGENERATE * float(onward.abs().max()) if len(onward) else 0.0
-    return torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
-
-
-@part("graph_values", stage="credit")
-@dataclass(frozen=True)
-class GraphValues(StateKeyed):
-    """`graph_advantage` (GRAFT) of the step rewards, or of the outcome, the same for every token of a step.
-
-    discount  per turn
-    lam       lambda: 0 trusts the graph's values alone, 1 each trajectory's own return against them
-    scale     "none": with outcomes of 0 and 1, values are success rates and advantages their changes; "std": less the
-              mean and over the std (1 degree of freedom, eps 1e-6) of the steps out of the same state (eq. 11)
-
-    A trajectory that was cut off is over: value 0 beyond it. A step that no other rollout took from its state changes
-    no value: with lam 0 its advantage is 0. With a discount below 1, equal outcomes after more or fewer turns differ.
-    """
-
-    discount: Share = 1.0
-    lam: Share = 0.95
-    scale: Literal["none", "std"] = "none"
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        own = forest.step_trajectory
-        paid, state, compared = forest.returns(0.0), self.states(forest), forest.compared[own]
-        found = graph_advantage(paid, state, own, self.discount, self.lam, compared)
-        if self.scale == "std":
-            left_over = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
-            settled = torch.where(found.abs() > left_over, found, 0.0)
-            found = grouped.normalize(settled, state, compared)
-        return forest.to_path(found, "S")
+    advantage = torch.where(counted & (advantage.abs() > rounding), advantage, 0.0)
+    if scale == "none":
+        return advantage
+    left_over = UNSOLVED * float(paid.abs().max()) if len(paid) else 0.0
+    return grouped.normalize(torch.where(advantage.abs() > left_over, advantage, 0.0), state, enters)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
+from gxpo.credit.columns import column
 from gxpo.credit.value_delta import value_delta
-from gxpo.errors import ConfigError, one_of
+from gxpo.errors import one_of
+from gxpo.functions import checked_by
 from gxpo.registry import part
 from gxpo.trees import dense, last_before, place_in, sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 Form = Literal["paper", "released", "edge"]
 Value = Literal["leaf_mean", "child_mean"]
@@ -38,19 +37,38 @@ class Visits(NamedTuple):
     above: Tensor
 
 
-@torch.no_grad()
+@column("")
+def tree(forest: Forest) -> tuple[Visits, Tensor]:
+    """Visits of the forest, and the row of each action token."""
+    return visits_of(forest)
+
+
+def _fits(form: str, value: str, scale: str, eps: float) -> str | None:
+    if scale != "none" and form != "edge":
+        return f"scale={scale} divides a difference to the parent: set credit.form=edge"
+    if value == "child_mean" and form == "released":
+        return "form=released counts leaves: set credit.value=leaf_mean, or another form"
+    return None
+
+
+@part("node_value", stage="credit", axis="R", gives="P", requires=("forks",))
+@checked_by(_fits)
 def node_value(
     outcome: Tensor,
     group: Tensor,
-    visits: Visits,
-    row: Tensor,
-    form: str = "paper",
+    tree: tuple[Visits, Tensor],
     where: Tensor | None = None,
-    value: str = "leaf_mean",
-    scale: str = "none",
+    *,
+    form: Form = "paper",
+    value: Value = "leaf_mean",
+    scale: EdgeScale = "none",
     eps: float = 1e-8,
 ) -> Tensor:
-    """Advantage of each action token from node values V(s) = mean outcome of the leaves below s.
+    """Node-value advantage (TreeRL, SPO-tree): V(s), the mean outcome of the leaves below a token's node, against the
+    root's and the parent's; the same in all trajectories through the node.
+
+    The tree is that of `Forest.parent`: what tokens are conditioned on. An observation between two actions has a value
+    of its own, so that the environment's part has no advantage.
 
     GA(s) = V(s) - V(root),  LA(s) = V(s) - V(parent of s);  V(root) is the mean outcome of the group
     "paper"     (GA + LA) / sqrt(leaves below s)
@@ -61,8 +79,7 @@ def node_value(
 
     outcome  [R] any float dtype; the arithmetic is in float64
     group    [R] int64 dense ids, -1 = in no group
-    visits   see `Visits`
-    row      [P] which row of `visits` each path token belongs to
+    tree     `visits_of` the forest: see `Visits`, and [P] the row of them that each action token belongs to
     where    [R] bool, compared (default: all): the leaves that make values
     value    "leaf_mean" | "child_mean": V(s) is the mean of the values of its children, however many leaves each has; a
              trajectory that ends at s is one of them. V(root) likewise. Not with "released", which counts leaves
@@ -78,6 +95,7 @@ def node_value(
     is one of the children whose mean it is measured against; "sibling_std" is its "grpo".
     """
     one_of("credit.form", form, ("paper", "released", "edge"))
+    visits, row = tree
     members = (group >= 0) if where is None else (group >= 0) & where
     leaf = visits.trajectory
     odds = None if value == "leaf_mean" else _chance(group, visits, members)
@@ -173,41 +191,3 @@ def _rows_above(key: Tensor, begin: Tensor, parent: Tensor) -> Tensor:
     missed = ((parent >= 0) & (above < 0)).nonzero().squeeze(1)
     above[missed] = place_in(key, wanted[missed])
     return above
-
-
-@part("node_value", stage="credit")
-@dataclass(frozen=True)
-class NodeValue(CreditPart):
-    """Node-value advantage (TreeRL, SPO-tree): every token has its node's advantage, in all trajectories through it.
-
-    The tree is that of `Forest.parent`: what tokens are conditioned on. An observation between two actions has a value
-    of its own, so that the environment's part has no advantage.
-    """
-
-    form: Form = "paper"
-    value: Value = "leaf_mean"
-    scale: EdgeScale = "none"
-    eps: float = 1e-8
-
-    requires = ("forks",)
-
-    def __post_init__(self) -> None:
-        if self.scale != "none" and self.form != "edge":
-            raise ConfigError(f"credit.scale={self.scale} divides a difference to the parent: set credit.form=edge")
-        if self.value == "child_mean" and self.form == "released":
-            raise ConfigError("credit.form=released counts leaves: set credit.value=leaf_mean, or another form")
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        visits, row = visits_of(forest)
-        group = forest.ids("group", axis="R")
-        return node_value(
-            forest.outcome,
-            group,
-            visits,
-            row,
-            self.form,
-            where=forest.compared,
-            value=self.value,
-            scale=self.scale,
-            eps=self.eps,
-        )

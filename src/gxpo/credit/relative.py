@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from gxpo import former, grouped
 from gxpo.credit.base import CreditPart
+from gxpo.credit.columns import Columns, needed
 from gxpo.credit.recursion import next_in
 from gxpo.errors import ConfigError, GxpoError
+from gxpo.functions import Formula
 from gxpo.registry import part
 from gxpo.reshape import pieces_of
 
@@ -203,7 +205,7 @@ def rows_of(forest: Forest, unit: str) -> Rows:
 # ---------------------------------------------------------------- the part
 @part("relative", stage="credit")
 @dataclass(frozen=True)
-class Relative(Statistic):
+class Relative(Statistic, Formula):
     """A = weight * (value - center - shift) / (scale + eps) among peers, the same for every token of a unit.
 
     value     what is compared
@@ -213,6 +215,8 @@ class Relative(Statistic):
                 "return_before_last"  likewise, but the last turn of a trajectory has none
                 "reward.NAME"         of the trajectory: one of the named rewards that the outcome is made of
                 NAME                  a signal, on its own axis; nan: unknown, in no statistic and given 0
+                a function            in `gxpo.credit.values` by name, `file.py:function` or a function of columns (see
+                                      `Columns`), which gives one value for each unit; its options are the part's
     among     levels of `Forest.ids` that peers have in common: ("group",), ("agent",), ("turn",), ("info.tree",)...,
               always inside a group; ("batch",): all rows of the batch
     unit      what counts once in the statistic: "trajectory", "step", "segment" (of a turn; a turn without any), or
@@ -232,7 +236,7 @@ class Relative(Statistic):
       REINFORCE with a baseline (ReMax, POISE, PVPO): center baseline, scale none
     """
 
-    value: str = "outcome"
+    value: Any = "outcome"
     among: tuple[str, ...] = ("group",)
     unit: Unit = "own"
     discount: Annotated[float, Interval(ge=0, le=1)] = 1.0
@@ -241,14 +245,21 @@ class Relative(Statistic):
     center: Literal["mean", "leave_one_out", "median", "lower_median", "quantile", "none", "baseline"] = field(  # type: ignore[assignment]  # one more than its base's
         default="mean", kw_only=True
     )
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True, hash=False)
+
+    functions: ClassVar[Mapping[str, tuple[str, bool | Collection[str]]]] = {"value": ("gxpo.credit.values", VALUES)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        Formula.__post_init__(self)
         if self.center == "baseline" and self.scale != "none":
             raise ConfigError(f"credit.scale is {self.scale!r}; with credit.center=baseline it is 'none'")
-        read = () if self.value in VALUES or self.value.startswith("reward.") else (self.value,)
+        if callable(self.value):
+            read, carried = needed(self.value)
+        else:
+            read, carried = () if self.value in VALUES or self.value.startswith("reward.") else (self.value,), ()
         needs = (*self.needs, *read, *(["baseline"] if self.center == "baseline" else []))
-        requires = (*self.requires, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
+        requires = (*self.requires, *carried, *(_REQUIRES[level] for level in self.among if level in _REQUIRES))
         object.__setattr__(self, "needs", tuple(dict.fromkeys(needs)))
         object.__setattr__(self, "requires", tuple(dict.fromkeys(requires)))
 
@@ -258,6 +269,9 @@ class Relative(Statistic):
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
         """Values to compare, and their axis."""
+        if callable(self.value):
+            axis = getattr(self.value, "axis", {"own": "R", "trajectory": "R", "step": "S"}.get(self.unit, "P"))
+            return Columns(forest, signals, self, {**vars(self), **self.options}).call(self.value, axis), axis
         if self.value in VALUES:
             axis, compute = VALUES[self.value]
             return compute(forest, self.discount), axis

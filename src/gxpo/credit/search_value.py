@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -10,14 +9,11 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
-from gxpo.credit.success_rate import succeeds
 from gxpo.registry import part
 from gxpo.reshape import pieces_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -74,11 +70,21 @@ def against_ends(
     return torch.where(flat[trajectory], 0.0, centred)
 
 
-@part("search_value", stage="credit")
-@dataclass(frozen=True)
-class SearchValue(CreditPart):
+@part("search_value", stage="credit", axis="R", gives="P", requires=("forks",))
+def searched(
+    correct: Tensor,
+    group: Tensor,
+    forest: Forest,
+    where: Tensor,
+    *,
+    temperature: Annotated[float, Gt(0)] = 1.0,
+    bound: Annotated[float, Gt(0)] = 1.0,
+    floor: Annotated[float, Interval(ge=0, le=1)] = 0.1,
+    scale: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
     """Search-tree advantage (DeepSearch): `against_ends` of bound * tanh(`search_value` / temperature) at every piece
-    but a trajectory's last, whose score is the value itself, +-1.
+    but a trajectory's last, whose score is the value itself, +-1; [P] float64.
 
     A piece is a segment of an action, or a turn without segments: in a forest of rollout `search` a node of the search.
     Values are worked out from the forest's attempts, which are all that was backed up. Success is the verdict (where
@@ -88,30 +94,10 @@ class SearchValue(CreditPart):
     floor                least weight of an outcome, at the top of a long attempt
     scale                divide by the group's spread
     """
-
-    temperature: Annotated[float, Gt(0)] = 1.0
-    bound: Annotated[float, Gt(0)] = 1.0
-    floor: Annotated[float, Interval(ge=0, le=1)] = 0.1
-    scale: bool = True
-    eps: float = 1e-6
-
-    requires = ("forks",)
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        pieces, owner = pieces_of(forest), forest.path_trajectory
-        sign = succeeds(forest).to(torch.float64) * 2 - 1
-        deepest = torch.zeros(forest.n_trajectories, dtype=torch.int64).scatter_reduce_(
-            0, owner, pieces.number + 1, "amax"
-        )
-        last = deepest[owner] == pieces.number + 1
-        value = search_value(
-            sign[owner],
-            pieces.number + 1,
-            deepest[owner],
-            forest.ids("group", "token", axis="P"),
-            forest.to_path(forest.compared, "R"),
-            self.floor,
-        )
-        score = torch.where(last, sign[owner], self.bound * (value / self.temperature).tanh())
-        group = forest.ids("group", axis="R")
-        return against_ends(score, sign, group, owner, forest.compared, self.scale, self.eps)
+    pieces, owner, sign = pieces_of(forest), forest.path_trajectory, correct.to(torch.float64) * 2 - 1
+    depth = pieces.number + 1
+    deepest = torch.zeros(len(sign), dtype=torch.int64).scatter_reduce_(0, owner, depth, "amax")[owner]
+    place = forest.ids("group", "token", axis="P")
+    value = search_value(sign[owner], depth, deepest, place, where[owner], floor)
+    score = torch.where(deepest == depth, sign[owner], bound * (value / temperature).tanh())
+    return against_ends(score, sign, group, owner, where, scale, eps)

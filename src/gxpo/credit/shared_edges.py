@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -10,21 +9,31 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.relative import Statistic
-from gxpo.credit.state_keys import StateKeyed, action_ids, combined, history_ids
+from gxpo.credit.columns import column
+from gxpo.credit.state_keys import Moves, action_ids, combined, history_ids
 from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
-@torch.no_grad()
+@column("S")
+def edge(forest: Forest, moves: Moves, *, history: Annotated[int, Ge(0)] = 1) -> Tensor:
+    """Ids of (history, state, action, next state). Actions are equal token by token; a step with fewer states before it
+    is equal to those that began their trajectory in the same way. The last action leads to `final_state`."""
+    here = history_ids(moves.before, moves.following, history, whole=False)[-1]
+    return combined(here, action_ids(forest), moves.after)
+
+
+@part("shared_edges", stage="credit", axis="S")
 def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -> Tensor:
-    """Mean advantage over the steps that are the same edge.
+    """Edge-averaged group-relative advantage (SALT): the mean over the steps that are the same edge.
 
-    advantage  [S] of each step's trajectory
-    edge       [S] int64 dense ids of (history, state, action, next state) inside a group; -1: like no other
+    advantage  [S] of each step's trajectory, `group_relative` with `center`, `scale`, `ddof` and `eps`: GRPO's here;
+               "leave_one_out" and "none" are RLOO's
+    edge       [S] int64 dense ids of (history, state, action, next state) inside a group, `history` states before the
+               step; -1: like no other, as the last step is where the state after it is not known, or where states are
+               told by observations
     where      [S] bool, compared (default: all): which enter the means; another step is averaged with those of its edge
                that do, and changes no other
 
@@ -44,26 +53,3 @@ def shared_edges(advantage: Tensor, edge: Tensor, where: Tensor | None = None) -
     guest = torch.where(enters, 0.0, 1.0)
     total = grouped.sum(advantage, edge, enters) + guest * advantage
     return torch.where(edge >= 0, total / (grouped.count(edge, enters) + guest), advantage)
-
-
-@part("shared_edges", stage="credit")
-@dataclass(frozen=True)
-class SharedEdges(StateKeyed, Statistic):
-    """Edge-averaged group-relative advantage (SALT): `shared_edges` of the outcome, the same for every token of a step.
-
-    center, scale, ddof, eps  of `group_relative`: GRPO's here; "leave_one_out" and "none" are RLOO's
-    history                   states before the step that must be equal too. A step with fewer before it is equal to
-                              those that began their trajectory in the same way
-
-    Actions are equal token by token. The last action of a trajectory leads to `final_state`; where that is not known
-    (and where states are told by observations) it is like no other.
-    """
-
-    history: Annotated[int, Ge(0)] = 1
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        moves = self.moves(forest)
-        here = history_ids(moves.before, moves.following, self.history, whole=False)[-1]
-        edge = combined(here, action_ids(forest), moves.after)
-        own = forest.step_trajectory
-        return forest.to_path(shared_edges(self.of_outcome(forest)[own], edge, forest.compared[own]), "S")

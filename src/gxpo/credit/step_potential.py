@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -10,7 +9,6 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import next_in
 from gxpo.credit.relative import group_relative
@@ -19,7 +17,6 @@ from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -61,10 +58,24 @@ def shaping(change: Tensor, where: Tensor | None = None) -> Tensor:
     return torch.where(known & ~flat, raised - grouped.mean(raised, one, enters), 0.0)
 
 
-@part("step_potential", stage="credit")
-@dataclass(frozen=True)
-class StepPotential(CreditPart):
-    """A = whiten(A_group f + xi g), Phi the `step_potential` after each segment: SPAE.
+@part(
+    "step_potential",
+    stage="credit",
+    axis="P",
+    requires=("segments",),
+    learns_from_equal_groups=lambda xi, **_: bool(xi),
+)
+def potential_shaped(
+    belief_after: Tensor,
+    answer_confidence: Tensor,
+    forest: Forest,
+    *,
+    xi: Annotated[float, Ge(0)] = 0.5,
+    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+    threshold: float = 0.9,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Step-potential advantage (SPAE): A = whiten(A_group f + xi g), Phi the `step_potential` after each segment.
 
     A_group    outcome - mean of the group, no std
     f          `saturation` of the segments: the outcome's advantage fades, of either sign, once the answer was found
@@ -72,38 +83,25 @@ class StepPotential(CreditPart):
                batch's segments, each once, whatever its length
     whiten     over the batch's trainable tokens, as REINFORCE++-baseline: see `batch_whiten`
 
-    Reads "belief_after" and "answer_confidence" (nan: f = 1, g = 0) and the forest's segments; a token without one has
-    f = 1 and g = 0. With alpha and xi 0 this is `batch_whiten` of the outcomes less their group's mean.
+    Signals [P]: nan is f = 1, g = 0. Segments are the forest's; a token without one has f = 1 and g = 0. Returns [P]
+    float64. With alpha and xi 0 this is `batch_whiten` of the outcomes less their group's mean.
     """
-
-    xi: Annotated[float, Ge(0)] = 0.5
-    alpha: Annotated[float, Interval(ge=0, le=1)] = 0.5
-    threshold: float = 0.9
-    eps: float = 1e-8
-
-    needs = ("belief_after", "answer_confidence")
-    requires = ("segments",)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "learns_from_equal_groups", bool(self.xi))
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, compared = forest.ids("group", axis="R"), forest.compared
-        outcome = forest.to_path(group_relative(forest.outcome, group, "mean", "none", where=compared), "R")
-        segment, place = forest.ids("step", "segment", axis="P"), torch.arange(forest.n_entries)
-        held = segment >= 0
-        n = int(segment.max()) + 1 if len(segment) else 0
-        first = torch.full((n,), forest.n_entries).scatter_reduce_(0, segment[held], place[held], "amin").sort().values
-        of = torch.zeros_like(segment)
-        of[first] = 1  # where segments begin, in time: each entry's is the newest
-        of = of.cumsum(0) - 1
-        phi = step_potential(signals["belief_after"][first], signals["answer_confidence"][first])
-        following = next_in(forest.path_trajectory[first])
-        previous = torch.full((n,), -1)
-        previous[following[following >= 0]] = (following >= 0).nonzero().squeeze(1)
-        change = torch.where(previous >= 0, phi - phi[previous.clamp_min(0)], 0.0 * phi)
-        fading = saturation(phi, previous, self.threshold, self.alpha)
-        gain = shaping(change, compared[forest.path_trajectory[first]])
-        if n:
-            outcome = torch.where(held, outcome * fading[of.clamp_min(0)] + self.xi * gain[of.clamp_min(0)], outcome)
-        return batch_whiten(outcome, forest.path_trainable, forest.to_path(compared, "R"), self.eps)
+    group, compared = forest.ids("group", axis="R"), forest.compared
+    total = forest.to_path(group_relative(forest.outcome, group, "mean", "none", where=compared), "R")
+    segment, place = forest.ids("step", "segment", axis="P"), torch.arange(forest.n_entries)
+    held = segment >= 0
+    n = int(segment.max()) + 1 if len(segment) else 0
+    first = torch.full((n,), forest.n_entries).scatter_reduce_(0, segment[held], place[held], "amin").sort().values
+    of = torch.zeros_like(segment)
+    of[first] = 1  # where segments begin, in time: each entry's is the newest
+    of = of.cumsum(0) - 1
+    phi = step_potential(belief_after[first], answer_confidence[first])
+    following = next_in(forest.path_trajectory[first])
+    previous = torch.full((n,), -1)
+    previous[following[following >= 0]] = (following >= 0).nonzero().squeeze(1)
+    change = torch.where(previous >= 0, phi - phi[previous.clamp_min(0)], 0.0 * phi)
+    fading = saturation(phi, previous, threshold, alpha)
+    gain = shaping(change, compared[forest.path_trajectory[first]])
+    if n:
+        total = torch.where(held, total * fading[of.clamp_min(0)] + xi * gain[of.clamp_min(0)], total)
+    return batch_whiten(total, forest.path_trainable, forest.to_path(compared, "R"), eps)

@@ -2,93 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
-from gxpo.errors import ConfigError
+from gxpo.credit.columns import column
+from gxpo.functions import checked_by
 from gxpo.registry import part
 from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
-@torch.no_grad()
+@column("S")
+def reward(forest: Forest, *, discount: Annotated[float, Interval(ge=0, le=1)] = 0.0) -> Tensor:
+    """Reward of the step, and of those after it, discounted."""
+    return forest.returns(discount)
+
+
+@column("S")
+def before(forest: Forest, paid: Tensor) -> Tensor:
+    """Sum of the trajectory's rewards until the step."""
+    return sum_before(forest.step_previous, paid)
+
+
+@column("S")
+def times(forest: Forest, *, time: str = "turn") -> Tensor:
+    """Ids of (group, time)."""
+    return forest.ids("group", time, axis="S")
+
+
+def _known(time: str, **_: Any) -> str | None:
+    known = time == "turn" or time.startswith("step_info.")
+    return None if known else f"time is {time!r}; it is 'turn' or 'step_info.KEY'"
+
+
+@part("turn_relative", stage="credit", axis="S", learns_from_equal_groups=True)
+@checked_by(_known)
 def turn_relative(
     reward: Tensor,
     before: Tensor,
-    time: Tensor,
+    times: Tensor,
+    where: Tensor | None = None,
+    *,
     fairness: float = 1.0,
     ddof: int = 0,
     eps: float = 1e-8,
-    where: Tensor | None = None,
 ) -> Tensor:
-    """A = (reward - mean) / (std + eps) - fairness * (std(before + reward) - std(before)), over the steps of one time.
+    """Step advantage among simultaneous agents, with a fairness term (OSPO).
 
-    reward    [S] of each step by itself, or what follows it, discounted
+    A = (reward - mean) / (std + eps) - fairness * (std(before + reward) - std(before)), over the steps of one time
+
+    A group is a fleet of like agents in one environment, each trajectory an agent.
+
+    reward    [S] of each step by itself (`discount` 0), or what follows it too, discounted
     before    [S] the sum of its trajectory's rewards until then
-    time      [S] int64 dense ids of (group, time), -1 = in no group
+    times     [S] int64 dense ids of (group, `time`), -1 = in no group: "turn", or a level that steps note, such as
+              "step_info.time"
+    where     [S] bool, compared (default: all); the others are measured against the compared
     fairness  of the second part, the same for all at a time: what has made earnings more unequal costs
     ddof      of the first std; the others are the population's
-    where     [S] bool, compared (default: all); the others are measured against the compared
 
     Returns [S] float64; sum 0 at each time without `fairness`. Exactly 0 for an agent alone at a time, or where all
-    rewards of a time are equal. For attempts of one turn and without `fairness` this is `group_relative`.
+    rewards of a time are equal. Rewards are the steps' own; where a trajectory has none, its outcome on its last turn
+    (`Forest.returns`), so that attempts of one turn are compared as usual (`group_relative`, but for `fairness`), while
+    of longer ones without step rewards those that end at a time are compared with 0.
 
     Source: OSPO, arXiv 2507.15351, and its code, whose earnings are of the whole fleet, idle agents included.
     """
-    relative = grouped.normalize(reward, time, where, ddof=ddof, eps=eps)
+    relative = grouped.normalize(reward, times, where, ddof=ddof, eps=eps)
     if not fairness:
         return relative
     after = before.to(torch.float64) + reward
-    spread = grouped.std(after, time, where, ddof=0) - grouped.std(before, time, where, ddof=0)
-    flat = grouped.degenerate(reward, time, where) | (grouped.count(time, where) <= ddof)
+    spread = grouped.std(after, times, where, ddof=0) - grouped.std(before, times, where, ddof=0)
+    flat = grouped.degenerate(reward, times, where) | (grouped.count(times, where) <= ddof)
     return relative - torch.where(flat, 0.0, fairness * spread)
-
-
-@part("turn_relative", stage="credit")
-@dataclass(frozen=True)
-class TurnRelative(CreditPart):
-    """OSPO: `turn_relative`, the same for every token of a step. A group is a fleet of like agents in one environment,
-    each trajectory an agent.
-
-    time      which steps are at the same time: "turn", or a level that steps note, such as "step_info.time"
-    discount  of later rewards; 0: a step is judged by its own reward
-
-    Rewards are the steps' own; where a trajectory has none, its outcome on its last turn (`Forest.returns`), so that
-    attempts of one turn are compared as usual, while of longer ones without step rewards those that end at a time are
-    compared with 0.
-    """
-
-    time: str = "turn"
-    fairness: float = 1.0
-    discount: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    ddof: int = 0
-    eps: float = 1e-8
-
-    learns_from_equal_groups = True
-
-    def __post_init__(self) -> None:
-        if self.time != "turn" and not self.time.startswith("step_info."):
-            raise ConfigError(f"credit.time is {self.time!r}; it is 'turn' or 'step_info.KEY'")
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        reward = forest.returns(self.discount)
-        own = reward if self.discount == 0 else forest.returns(0.0)
-        advantage = turn_relative(
-            reward,
-            sum_before(forest.step_previous, own),
-            forest.ids("group", self.time, axis="S"),
-            self.fairness,
-            self.ddof,
-            self.eps,
-            where=forest.compared[forest.step_trajectory],
-        )
-        return forest.to_path(advantage, "S")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
+from gxpo.credit.columns import column
 from gxpo.credit.recursion import linear_recursion, next_in
 from gxpo.credit.value_delta import known, state_values
 from gxpo.registry import part
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -44,7 +42,7 @@ def trend(change: Tensor, chain: Tensor, decay: float = 0.7, lookahead: int = 4,
 
 
 @torch.no_grad()
-def value_trend(
+def trend_return(
     value: Tensor, trajectory: Tensor, decay: float = 0.7, lookahead: int = 4, tolerance: float = 1e-5
 ) -> Tensor:
     """Return of the `trend` rewards: the sum over each token's stretch and all later ones of its trajectory.
@@ -65,31 +63,34 @@ def value_trend(
     return linear_recursion(paid, 1.0, next_in(trajectory))
 
 
-@part("value_trend", stage="credit")
-@dataclass(frozen=True)
-class ValueTrend(CreditPart):
-    """outcome + `value_trend` of the values in `forest.extras["state_value"]`: the return from each token on.
+@column("P")
+def state_value(forest: Forest) -> Tensor:
+    """Values of the states before the action tokens, nan unknown."""
+    return state_values(forest, "credit=value_trend")
 
-    decay, lookahead, tolerance   see `trend`
-    whiten                        "token": (x - mean) / sqrt(var + 1e-8) over the trainable entries of the batch, as
-                                  REINFORCE++ does | "none"
+
+@part("value_trend", stage="credit", axis="P", requires=("state_values",), learns_from_equal_groups=True)
+def value_trend(
+    state_value: Tensor,
+    outcome: Tensor,
+    trajectory: Tensor,
+    trainable: Tensor,
+    where: Tensor | None = None,
+    *,
+    decay: Annotated[float, Interval(ge=0, le=1)] = 0.7,
+    lookahead: Annotated[int, Ge(0)] = 4,
+    tolerance: Annotated[float, Gt(0)] = 1e-5,
+    whiten: Literal["token", "none"] = "token",
+) -> Tensor:
+    """Stepwise rewards by change of value (VSRM): outcome + `trend_return`, the return from each token on; [P] float64.
+
+    state_value                  [P] of the state just before each token: `forest.extras["state_value"]`
+    decay, lookahead, tolerance  see `trend`
+    whiten                       "token": (x - mean) / sqrt(var + 1e-8) over the trainable entries of the batch, as
+                                 REINFORCE++ does | "none"
 
     The rewards are added to those of later steps (a return, discount 1), so an early step has all that came after it.
     Nothing else is taken off: without whitening there is no baseline.
     """
-
-    decay: Annotated[float, Interval(ge=0, le=1)] = 0.7
-    lookahead: Annotated[int, Ge(0)] = 4
-    tolerance: Annotated[float, Gt(0)] = 1e-5
-    whiten: Literal["token", "none"] = "token"
-
-    requires = ("state_values",)
-    learns_from_equal_groups = True
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        value = state_values(forest, "credit=value_trend")
-        ahead = value_trend(value, forest.path_trajectory, self.decay, self.lookahead, self.tolerance)
-        total = ahead + forest.to_path(forest.outcome, "R")
-        if self.whiten == "none":
-            return total
-        return batch_whiten(total, forest.path_trainable, forest.to_path(forest.compared, "R"))
+    total = trend_return(state_value, trajectory, decay, lookahead, tolerance) + outcome
+    return total if whiten == "none" else batch_whiten(total, trainable, where)

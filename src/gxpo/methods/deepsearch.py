@@ -16,7 +16,7 @@ is backed up before a failure, a tree is better than the policy: on tasks that a
 teaches nothing.
 """
 
-from gxpo.credit.search_value import SearchValue
+from gxpo.credit.search_value import searched
 from gxpo.definition import Definition
 from gxpo.rollouts.search import Search
 
@@ -31,7 +31,7 @@ deepsearch = Definition(
     formula="A_t = (tanh Q_d - mean v) / std v over the tree; Q_d = sum max((d+1)/(D+1), .1) over successes below d, "
     "without any - over failures",
     evidence="reference-code",
-    keys={"credit": SearchValue, "rollout": Search},
+    keys={"credit": searched, "rollout": Search},
     paper_defaults={"rollout.chunks": 32},
     refuses={"objective.kl.place": ("reward",)},
     cost="every expansion samples 4 pieces, of which most lead to no attempt; a sampling call for every piece",

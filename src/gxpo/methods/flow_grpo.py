@@ -11,7 +11,7 @@ noise level a is `sampling.temperature`, which the run gives. KL: the estimator 
 closed form (mean difference squared over 2 std_k^2, without dt), whose coefficient 0.04 therefore means another thing.
 """
 
-from gxpo.credit.segment_relative import SegmentRelative
+from gxpo.credit.segment_relative import segment_relative
 from gxpo.definition import Definition
 from gxpo.rollouts.denoise import Denoise
 
@@ -26,7 +26,7 @@ flow_grpo = Definition(
     evidence="reference-code",
     keys={
         "rollout": Denoise,
-        "credit": SegmentRelative,
+        "credit": segment_relative,
         "credit.scale": "batch_std",
         "objective.aggregate": "token_mean",
         "objective.clip_low": 1e-4,

@@ -13,7 +13,7 @@ state is given its sign in the paper: its delta is 0. The std has one degree of 
 here over trajectories. States are equal by the environment's word (`credit.similar` merges texts).
 """
 
-from gxpo.credit.graph_values import GraphValues
+from gxpo.credit.graph_values import graph_advantage
 from gxpo.definition import Definition
 
 graft = Definition(
@@ -27,7 +27,7 @@ graft = Definition(
     formula="V(s) = mean of r + 0.99 V(s') over the steps out of s; A_t = z of r_t + 0.99 V(s_{t+1}) - V(s_t) at s_t",
     evidence="paper",
     keys={
-        "credit": GraphValues,
+        "credit": graph_advantage,
         "credit.discount": 0.99,
         "credit.lam": 0.0,
         "credit.scale": "std",

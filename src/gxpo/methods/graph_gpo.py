@@ -13,7 +13,7 @@ equal, and this is GRPO. With `credit.add.graph.form: progress` R_t = 10 * 0.1^(
 """
 
 from gxpo.credit import Relative
-from gxpo.credit.graph_distance import GraphReturn
+from gxpo.credit.state_relative import StateRelative
 from gxpo.definition import Definition
 
 graph_gpo = Definition(
@@ -25,7 +25,12 @@ graph_gpo = Definition(
     year=2026,
     formula="A = (R - mean_g) / std_g + (R_t - mean_state) / std_state, R_t = 10 * 0.1^d(s_{t+1})",
     evidence="reference-code",
-    keys={"credit": Relative, "credit.add.graph": GraphReturn},
+    keys={
+        "credit": Relative,
+        "credit.add.graph": StateRelative,
+        "credit.add.graph.value": "graph_return",
+        "credit.add.graph.discount": 0.1,
+    },
     renamed={
         "credit.step_weight": "credit.add.graph.weight",
         "credit.single_state": "credit.add.graph.singleton",

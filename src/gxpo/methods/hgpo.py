@@ -11,7 +11,7 @@ zero`); here levels are left out at which all returns are equal, and there is no
 trajectories, as by default there. K is the window of history that the policy sees.
 """
 
-from gxpo.credit.history_groups import HistoryGroups
+from gxpo.credit.history_groups import history_groups
 from gxpo.definition import Definition
 
 hgpo = Definition(
@@ -23,7 +23,7 @@ hgpo = Definition(
     year=2026,
     formula="A = sum_h w_h A_h / sum_h w_h, A_h over steps with equal (s_{t-h}, ..., s_t), w_h = h + 1, h = 0..2",
     evidence="reference-code",
-    keys={"credit": HistoryGroups},
+    keys={"credit": history_groups},
     paper_defaults={"objective.kl.coef": 0.01, "rollout.group_size": 8, "optim.lr": 1e-6},
     code="zzj1111/alfworldauto@37aec781da7f377874516e22d7f32c1932215eb4 recipe/hgpo/core_hgpo.py",
 )

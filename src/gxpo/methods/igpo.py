@@ -17,7 +17,7 @@ it is the task's. `signal.answer_belief.cue` should be how the policy answers; t
 tags.
 """
 
-from gxpo.credit.pooled_turns import PooledTurns
+from gxpo.credit.pooled_turns import pooled_turns
 from gxpo.definition import Definition
 from gxpo.signals.answer_belief import AnswerBelief
 
@@ -33,7 +33,7 @@ igpo = Definition(
     evidence="reference-code",
     code="GuoqingWang1/IGPO@745078b5a35d0b84d3d9184e0f0de05ed04e11ad verl/trainer/ppo/core_algos.py "
     "scrl/llm_agent/generation.py verl/utils/reward_score/info_gain.py train.sh",
-    keys={"credit": PooledTurns, "signal.answer_belief": AnswerBelief, "signal.answer_belief.answered": True},
+    keys={"credit": pooled_turns, "signal.answer_belief": AnswerBelief, "signal.answer_belief.answered": True},
     paper_defaults={"credit.ddof": 0, "objective.kl.coef": 0.001, "rollout.group_size": 16, "optim.lr": 1e-6},
     cost="a forward pass over the rollouts and, after every turn, over cue and answer",
 )

@@ -8,7 +8,7 @@ by default and not built. The paper's GRPO for fleets: `credit.discount` above 0
 the reward of the last turn.
 """
 
-from gxpo.credit.turn_relative import TurnRelative
+from gxpo.credit.turn_relative import turn_relative
 from gxpo.definition import Definition
 
 ospo = Definition(
@@ -20,7 +20,7 @@ ospo = Definition(
     authors="Zhao, Zijian and Li, Sen",
     year=2025,
     evidence="reference-code",
-    keys={"credit": TurnRelative},
+    keys={"credit": turn_relative},
     paper_defaults={"objective.clip_high": 0.28, "objective.entropy.coef": 0.05},
     code="RS2002/OSPO@02ed2da285833bf9cf3e28a81859c22c8688c836 OSPO/Platform.py OSPO/Worker.py",
 )

@@ -10,7 +10,7 @@ end (`credit.discount_from: begin` from its beginning): the summaries leave it o
 that without forks this is GRPO (`credit.first_steps: true` compares them).
 """
 
-from gxpo.credit.fork_relative import ForkRelative
+from gxpo.credit.fork_relative import fork_advantage
 from gxpo.definition import Definition
 from gxpo.rollouts.branching import ForkOpen
 
@@ -24,6 +24,6 @@ portool = Definition(
     year=2025,
     formula="A = z_g(R_i) + z_fork(R(s)), R(s) = mean over attempts through s of 0.95^(turns after s) R_i",
     evidence="reconstruction",
-    keys={"credit": ForkRelative, "rollout": ForkOpen},
+    keys={"credit": fork_advantage, "rollout": ForkOpen},
     cost="the turns of open attempts that are not chosen; the environment is restored for every fork",
 )

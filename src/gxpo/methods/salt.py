@@ -13,7 +13,7 @@ in the paper, and its values are not known: here the state before the step (`cre
 are equal token by token. RLOO as the base: `credit.center: leave_one_out`, `credit.scale: none`.
 """
 
-from gxpo.credit.shared_edges import SharedEdges
+from gxpo.credit.shared_edges import shared_edges
 from gxpo.definition import Definition
 
 salt = Definition(
@@ -26,5 +26,5 @@ salt = Definition(
     year=2025,
     formula="A'_it = mean of A_j over the group's steps with the same (history, state, action, next state)",
     evidence="secondary",
-    keys={"credit": SharedEdges},
+    keys={"credit": shared_edges},
 )

@@ -17,7 +17,7 @@ sign. Steps end with ".\n\n" in the whole answer, not inside <think> alone. The 
 xi = alpha = 0 it is REINFORCE++-baseline.
 """
 
-from gxpo.credit.step_potential import StepPotential
+from gxpo.credit.step_potential import potential_shaped
 from gxpo.definition import Definition
 from gxpo.segments import Delimiter
 from gxpo.signals.answer_belief import AnswerBelief
@@ -35,7 +35,7 @@ spae = Definition(
     keys={
         "segment": Delimiter,
         "segment.text": ".\n\n",
-        "credit": StepPotential,
+        "credit": potential_shaped,
         "signal.answer_belief": AnswerBelief,
         "signal.answer_belief.at": "segment",
         "signal.answer_belief.cue": "\n**Final Answer**\n\\boxed{",

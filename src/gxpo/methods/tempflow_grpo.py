@@ -13,7 +13,7 @@ in the code; `rollout.by_seed: true` compares those of one initial noise, as the
 column (the authors' setting for it), not of the batch. KL as in `flow_grpo`.
 """
 
-from gxpo.credit.segment_relative import SegmentRelative
+from gxpo.credit.segment_relative import segment_relative
 from gxpo.definition import Definition
 from gxpo.rollouts.denoise import DenoiseTree
 from gxpo.weighting.token_weight import TokenWeight
@@ -29,7 +29,7 @@ tempflow_grpo = Definition(
     evidence="reference-code",
     keys={
         "rollout": DenoiseTree,
-        "credit": SegmentRelative,
+        "credit": segment_relative,
         "weight.noise_level": TokenWeight,
         "weight.noise_level.by": "noise_scale",
         "weight.noise_level.keep": "over_mean",

@@ -13,7 +13,7 @@ learning rate are under `tree_rl@paper`. TreePO, which averages a leaf's advanta
 ancestors, is `tree_po`.
 """
 
-from gxpo.credit.node_value import NodeValue
+from gxpo.credit.node_value import node_value
 from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
@@ -31,7 +31,7 @@ tree_rl = Definition(
         "openrlhf/trainer/ppo_utils/tree_node.py openrlhf/trainer/ppo_utils/parallel_mcts.py"
     ),
     keys={
-        "credit": NodeValue,
+        "credit": node_value,
         "rollout": Tree,
         "rollout.where": "surprisal",
         "rollout.trees": 6,

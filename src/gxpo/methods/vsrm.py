@@ -13,7 +13,7 @@ cue are those of the built-in arithmetic (a comma; "#" opens the result). For mo
 `rollout.answer_cue: "</think>"`, `rollout.answer_tokens: 768`.
 """
 
-from gxpo.credit.value_trend import ValueTrend
+from gxpo.credit.value_trend import value_trend
 from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
 from gxpo.segments import Delimiter
@@ -28,7 +28,7 @@ vsrm = Definition(
     formula="A = whiten(R + sum of later r_j), r_j the next change of the answers' success rate, 0.7 a step away",
     evidence="reference-code",
     keys={
-        "credit": ValueTrend,
+        "credit": value_trend,
         "rollout": MonteCarloValues,
         "rollout.samples": 5,
         "rollout.prompt": False,
