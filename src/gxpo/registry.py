@@ -42,6 +42,7 @@ STAGES = (
 )
 OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
     "credit": "gxpo.credit.function:Advantage",
+    "signal": "gxpo.signals.function:Computed",
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

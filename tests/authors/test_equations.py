@@ -14,11 +14,12 @@ import torch
 from tests.rollouts.growing_session import GrowingSession, tasks
 
 import gxpo
+from gxpo.definition import kind_of
 from gxpo.forest import Forest
 from gxpo.rollouts.refine import BestDraft
 from gxpo.segments import SegmentTools
 from gxpo.signals import Signals
-from gxpo.signals.first_match import FirstMatch
+from gxpo.signals.texts import first_match
 
 F64 = torch.float64
 EXACT = {"credit.eps": 0.0}  # the papers divide by the std alone
@@ -130,7 +131,7 @@ def test_aspo() -> None:
         decode = staticmethod(lambda ids: "".join(map(chr, ids)))
 
     part = m.signals["first_match"]
-    assert isinstance(part, FirstMatch)
+    assert isinstance(part, kind_of(first_match))
     signals = part.compute(forest, {}, Tools())  # type: ignore[arg-type]
     credit = m.advantages(forest, signals)
     found = [row[0] for row in by_row(forest, credit * m.token_weights(forest, credit, signals))]

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import gxpo
+from gxpo.definition import kind_of
 from gxpo.forest import Forest
-from gxpo.signals.improvement import Improvement
+from gxpo.signals.improvement import improvement
 
 F64 = torch.float64
 MEANS = [0.30, 0.42, 0.35, 0.35, 0.55, 0.41, 0.60, 0.38, 0.52, 0.33, 0.47]
@@ -41,7 +42,7 @@ def theirs(window: int = 8, least: int = 8, falling: float = 0.1) -> list[float]
 def ours(**fields: float) -> list[float]:
     m = gxpo.method("pipo", {f"signal.improvement.{k}": v for k, v in fields.items()})
     part = m.signals["improvement"]
-    assert isinstance(part, Improvement)
+    assert isinstance(part, kind_of(improvement))
     out = []
     for now in MEANS:
         forest = Forest.from_completions([[1]], [[[2], [3]]], [now - 0.01, now + 0.01])

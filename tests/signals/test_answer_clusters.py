@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.answers import ANSWER, compiled, extract
+from gxpo.definition import kind_of
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.rewards.majority import vote
-from gxpo.signals.answer_clusters import AnswerClusters, clusters
+from gxpo.signals.texts import answer_clusters, clusters
+
+AnswerClusters = kind_of(answer_clusters)
 
 TEXTS = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from(["#1", "so #1", "#2 #1", "#2", r"\boxed{2}", "one", " one ", ""])),

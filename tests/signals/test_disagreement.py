@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
 
+from gxpo.definition import kind_of
 from gxpo.errors import ConfigError, ModelError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals.disagreement import Disagreement, divergence, positions
+from gxpo.signals.hidden_states import disagreement, divergence, positions
+
+Disagreement = kind_of(disagreement)
 
 LEARNER = TorchLearner(clean_llama(), lr=0.0)
 TOOLS = SimpleNamespace(learner=LEARNER, decode=str, blank_id=0, step=1, seed=0)

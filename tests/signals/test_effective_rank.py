@@ -13,10 +13,13 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
+from gxpo.definition import kind_of
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals.effective_rank import EffectiveRank, effective_rank, rank_bonus, rank_dynamics
+from gxpo.signals.effective_rank import effective_rank, rank_bonus, rank_dynamics, spectral_rank
+
+EffectiveRank = kind_of(effective_rank)
 
 F64 = torch.float64
 
@@ -31,8 +34,8 @@ def noise(n: int, width: int, seed: int = 0) -> torch.Tensor:
 
 def test_card_spectrum() -> None:
     """p = [3/4, 1/4, 0]: exp(.75 ln(4/3) + .25 ln 4)."""
-    assert effective_rank(column(3, 1, 0)) == pytest.approx(1.754765, abs=1e-6)
-    assert effective_rank(column(2, 2, 2, 2)) == pytest.approx(4.0) and effective_rank(column(0, 0)) == 1.0
+    assert spectral_rank(column(3, 1, 0)) == pytest.approx(1.754765, abs=1e-6)
+    assert spectral_rank(column(2, 2, 2, 2)) == pytest.approx(4.0) and spectral_rank(column(0, 0)) == 1.0
 
 
 def by_hand(states: np.ndarray) -> float:

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gxpo.definition import kind_of
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.signals.first_match import FirstMatch, first_match
+from gxpo.signals.texts import first_match, match_place
+
+FirstMatch = kind_of(first_match)
 
 PIECES = ["", "a", "b", "ab", "<co", "de>", "x<code>y", "``", "`python"]
 
@@ -23,10 +26,10 @@ def decode(ids):
 
 def test_worked() -> None:
     default = re.compile(FirstMatch().pattern)
-    assert first_match([1, 2, 4, 5, 6], default, decode) == 2.0  # "<co" brings the first character
-    assert first_match([6], default, decode) == 0.0 and first_match([3, 7, 8], default, decode) == 1.0
-    assert math.isnan(first_match([1, 2, 3], default, decode)) and math.isnan(first_match([], default, decode))
-    assert first_match([1, 2], re.compile("$"), decode) == 1.0  # after the last character: the last token
+    assert match_place([1, 2, 4, 5, 6], default, decode) == 2.0  # "<co" brings the first character
+    assert match_place([6], default, decode) == 0.0 and match_place([3, 7, 8], default, decode) == 1.0
+    assert math.isnan(match_place([1, 2, 3], default, decode)) and math.isnan(match_place([], default, decode))
+    assert match_place([1, 2], re.compile("$"), decode) == 1.0  # after the last character: the last token
 
 
 @settings(max_examples=100, deadline=None)
@@ -40,7 +43,7 @@ def test_equals_a_loop(tokens, pattern):
         if shown > at:
             wanted = float(n)
             break
-    assert first_match(tokens, re.compile(pattern), decode) == pytest.approx(wanted, nan_ok=True)
+    assert match_place(tokens, re.compile(pattern), decode) == pytest.approx(wanted, nan_ok=True)
 
 
 def test_of_a_forest_turns_follow_each_other() -> None:
@@ -54,4 +57,4 @@ def test_of_a_forest_turns_follow_each_other() -> None:
     assert found.tolist() == pytest.approx([3.0, math.nan, 0.0], nan_ok=True)  # prompts and observations do not count
     assert part.axes == {"first_use": "R"}
     with pytest.raises(ConfigError, match="regular expression"):
-        FirstMatch("(")
+        FirstMatch(pattern="(")

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gxpo.definition import kind_of
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
-from gxpo.signals.improvement import Improvement, improvement
+from gxpo.signals.improvement import improvement, standardised_gain
+
+Improvement = kind_of(improvement)
 
 TOOLS: Any = None  # it uses none
 
@@ -29,7 +32,7 @@ def grown(*rewards: float | None, **borrowed: float) -> Forest:
     )  # fmt: skip
 
 
-def seen(part: Improvement, forest: Forest) -> float:
+def seen(part: Any, forest: Forest) -> float:
     found = part.compute(forest, {}, TOOLS)["improvement"]
     assert found.shape == (forest.n_trajectories,) and len(set(found.tolist())) == 1
     part.learn(forest, {}, TOOLS)
@@ -62,12 +65,12 @@ def test_only_the_policys_own_scored_rollouts_count() -> None:
     part = Improvement(window=2)
     for forest in (grown(0.0, 1.0, None, replay=9.0), grown(1.0, 0.75, demonstration=1.0, baseline=0.0)):
         seen(part, forest)
-    assert part.memory == [0.5, 0.875]
-    assert seen(part, grown(None, replay=1.0)) == 0.0 and part.memory == [0.5, 0.875]  # nothing to judge by
+    assert part.memory == {"means": [0.5, 0.875]}
+    assert seen(part, grown(None, replay=1.0)) == 0.0 and part.memory == {"means": [0.5, 0.875]}  # nothing to judge by
 
 
 def test_a_history_that_does_not_vary_says_nothing_and_the_bound_holds() -> None:
-    assert improvement([0.1, 0.1, 0.1], 0.9) == 0.0
+    assert standardised_gain([0.1, 0.1, 0.1], 0.9) == 0.0
     # mean .0005, std .001 / sqrt 2 = .000707107: .4995 / .000708107 = 705.4
     for bound, expected in ((5.0, 5.0), (float("inf"), pytest.approx(705.4, abs=0.1))):
         part = Improvement(window=2, bound=bound)
@@ -79,7 +82,7 @@ def test_read_back_it_goes_on_and_parts_share_no_memory() -> None:
     part, other = Improvement(window=3), Improvement(window=3)
     for r in (0.1, 0.4, 0.2, 0.7):
         seen(part, grown(r))
-    assert part == other and other.memory == [] and "memory" not in repr(part)
+    assert part == other and other.memory == {} and "memory" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     assert [seen(part, grown(r)) for r in (0.3, 0.9)] == [seen(other, grown(r)) for r in (0.3, 0.9)]
     with pytest.raises(CheckpointError, match="improvement"):

@@ -5,10 +5,13 @@ import torch
 from tests.learners.llamas import clean_llama, random_forest
 
 import gxpo
+from gxpo.definition import kind_of
 from gxpo.errors import ConfigError, ModelError
 from gxpo.learners.torch import TorchLearner
 from gxpo.signals import Signals, SignalTools
-from gxpo.signals.layer_logprob import LayerLogprob
+from gxpo.signals.policy_outputs import layer_logprob
+
+LayerLogprob = kind_of(layer_logprob)
 
 
 class Counting(TorchLearner):

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama, random_forest
 
+from gxpo.definition import kind_of
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals import mean_hidden as module
-from gxpo.signals.mean_hidden import MeanHidden, mean_hidden
+from gxpo.signals import hidden_states as module
+from gxpo.signals.hidden_states import mean_hidden
+
+MeanHidden = kind_of(mean_hidden)
 
 LEARNER = TorchLearner(clean_llama(), lr=0.0)
 

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from tests.learners.llamas import clean_llama, random_forest
 
+from gxpo.definition import kind_of
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals.mean_logprob import MeanLogprob
+from gxpo.signals.policy_outputs import mean_logprob
+
+MeanLogprob = kind_of(mean_logprob)
 
 
 def test_it_is_what_the_learner_says_under_that_name():
@@ -23,7 +26,7 @@ def test_it_is_what_the_learner_says_under_that_name():
 
     tools: Any = SimpleNamespace(learner=SimpleNamespace(outputs=outputs))
     found = MeanLogprob().compute(forest, {}, tools)
-    assert set(found) == set(MeanLogprob.provides) == {"start_mean_logprob"}
+    assert set(found) == set(MeanLogprob().provides) == {"start_mean_logprob"}
     assert torch.equal(found["start_mean_logprob"], said)
     assert len(asked) == 1 and asked[0][0] is forest and asked[0][1] == ("mean_logprob",)
 

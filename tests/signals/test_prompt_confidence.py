@@ -8,10 +8,13 @@ import pytest
 import torch
 from tests.learners.llamas import VOCABULARY, clean_llama, random_forest
 
+from gxpo.definition import kind_of
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals.prompt_confidence import PromptConfidence, prompts_of
+from gxpo.signals.policy_outputs import prompt_confidence, prompts_of
+
+PromptConfidence = kind_of(prompt_confidence)
 
 LEARNER = TorchLearner(clean_llama(), lr=0.0)
 TOOLS = SimpleNamespace(learner=LEARNER, decode=str, blank_id=0, step=1, seed=0)

@@ -10,8 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gxpo.definition import kind_of
 from gxpo.forest import Forest
-from gxpo.signals.rollout_baseline import RolloutBaseline, measured_baseline
+from gxpo.signals.rollout_baseline import measured_baseline, rollout_baseline
+
+RolloutBaseline = kind_of(rollout_baseline)
 
 TOOLS: Any = None  # it uses none
 
@@ -32,7 +35,7 @@ row = st.tuples(st.sampled_from("ab"), st.sampled_from([None, 0.0, 0.5, 1.0]), s
 
 @given(st.lists(row, min_size=1, max_size=10), st.booleans())
 def test_it_equals_a_loop(rows: list[tuple[str, float | None, str]], paired: bool) -> None:
-    found = RolloutBaseline(paired).compute(grown(rows), {}, TOOLS)["baseline"].tolist()
+    found = RolloutBaseline(paired=paired).compute(grown(rows), {}, TOOLS)["baseline"].tolist()
     for i, (g, r, origin) in enumerate(rows):
         own = 0.0 if r is None else r
         if origin == "baseline":

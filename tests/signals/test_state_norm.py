@@ -8,10 +8,13 @@ import pytest
 import torch
 from tests.learners.llamas import clean_llama
 
+from gxpo.definition import kind_of
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
-from gxpo.signals.state_norm import StateNorm, state_norm
+from gxpo.signals.hidden_states import norm_before, state_norm
+
+StateNorm = kind_of(state_norm)
 
 LEARNER = TorchLearner(clean_llama(), lr=0.0)
 TOOLS = SimpleNamespace(learner=LEARNER, decode=str, blank_id=0, step=1, seed=0)
@@ -30,7 +33,7 @@ def said(ids):
 
 def test_worked() -> None:
     hidden = torch.tensor([[1.0, -2.0], [0.5, 0.0], [-3.0, -4.0]])
-    assert state_norm(hidden, torch.tensor([-1, 0, 2, 1])).tolist() == [0.0, 3.0, 7.0, 0.5]
+    assert norm_before(hidden, torch.tensor([-1, 0, 2, 1])).tolist() == [0.0, 3.0, 7.0, 0.5]
 
 
 def test_it_is_of_the_token_before_over_turns_and_forks() -> None:

@@ -14,7 +14,7 @@ from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
 from gxpo.objectives.surrogate import Unclipped
 from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import RolloutBaseline
+from gxpo.signals.rollout_baseline import rollout_baseline
 
 aapo = Definition(
     name="aapo",
@@ -33,7 +33,7 @@ aapo = Definition(
         "rollout": BaselineRollouts,
         "rollout.of": "reference",
         "rollout.baselines": 0,
-        "signal.rollout_baseline": RolloutBaseline,
+        "signal.rollout_baseline": rollout_baseline,
         "signal.rollout_baseline.paired": True,
         "objective.surrogate": Unclipped,
         "objective.aggregate": "token_mean",

@@ -10,7 +10,7 @@ are over the group's right answers with code. With A of 0, as in a group of righ
 """
 
 from gxpo.definition import Definition
-from gxpo.signals.first_match import FirstMatch
+from gxpo.signals.texts import first_match
 from gxpo.weighting.token_weight import TokenWeight
 
 aspo = Definition(
@@ -28,7 +28,7 @@ aspo = Definition(
         "weight.early_use.keep": "bonus",
         "weight.early_use.strength": -2.0,
         "weight.early_use.bound": 0.7,
-        "signal.first_match": FirstMatch,
+        "signal.first_match": first_match,
     },
     paper_defaults={"rollout.group_size": 8, "tasks.per_step": 96},
     renamed={"weight.early_use.delta": "weight.early_use.strength"},

@@ -13,7 +13,7 @@ or a share). The inner ratio does not correct for the sampler: no rollout is sam
 from gxpo.definition import Definition
 from gxpo.objectives.inner_layer import InnerLayer
 from gxpo.objectives.surrogate import DualClip
-from gxpo.signals.layer_logprob import LayerLogprob
+from gxpo.signals.policy_outputs import layer_logprob
 
 bupo = Definition(
     name="bupo",
@@ -25,7 +25,7 @@ bupo = Definition(
     year=2025,
     formula="rho = pi^k / pi^k_old, pi^k = softmax(head(norm(h_k))), for 30 steps; then GRPO",
     evidence="reference-code",
-    keys={"objective": InnerLayer, "signal.layer_logprob": LayerLogprob, "signal.layer_logprob.steps": 30},
+    keys={"objective": InnerLayer, "signal.layer_logprob": layer_logprob, "signal.layer_logprob.steps": 30},
     paper_defaults={
         "objective.normed": False,
         "signal.layer_logprob.normed": False,

@@ -15,7 +15,7 @@ denominator too, here they stay, as with their Dr. GRPO.
 """
 
 from gxpo.definition import Definition
-from gxpo.signals.state_norm import StateNorm
+from gxpo.signals.hidden_states import state_norm
 from gxpo.weighting.token_weight import TokenWeight
 
 capo_curvature = Definition(
@@ -34,7 +34,7 @@ capo_curvature = Definition(
         "weight.curvature.by": "credit",
         "weight.curvature.keep": "curvature",
         "weight.curvature.sign": "nonzero",
-        "signal.state_norm": StateNorm,
+        "signal.state_norm": state_norm,
     },
     paper_defaults={
         "weight.curvature.max_gain": 0.01,

@@ -13,7 +13,7 @@ Answers are compared as strings, an attempt without one is an answer of its own.
 
 from gxpo.credit.consistency import ConsistencyBlended
 from gxpo.definition import Definition
-from gxpo.signals.answer_clusters import AnswerClusters
+from gxpo.signals.texts import answer_clusters
 
 copo = Definition(
     name="copo",
@@ -26,6 +26,6 @@ copo = Definition(
     formula="A = w A_GRPO + (1 - w)(mean_g r - mean)/std over groups, w = sigmoid(20 (H(answers) - 1.5))",
     evidence="reference-code",
     code="hijih/copo-code@f66883fb89271d4664bfdd9ca98acf6d28d3887b verl/trainer/ppo/core_algos.py",
-    keys={"credit": ConsistencyBlended, "signal.answer_clusters": AnswerClusters},
+    keys={"credit": ConsistencyBlended, "signal.answer_clusters": answer_clusters},
     paper_defaults={"rollout.group_size": 6},
 )

@@ -10,7 +10,7 @@ provides "embedding", in the place of `signal.mean_hidden`.
 
 from gxpo.credit.redundancy import DiversityAdjusted
 from gxpo.definition import Definition
-from gxpo.signals.mean_hidden import MeanHidden
+from gxpo.signals.hidden_states import mean_hidden
 
 dra_grpo = Definition(
     name="dra_grpo",
@@ -21,7 +21,7 @@ dra_grpo = Definition(
     "and Sotiras, Aristeidis and Wang, Yalin and Razi, Abolfazl",
     year=2025,
     evidence="reference-code",
-    keys={"credit": DiversityAdjusted, "signal.mean_hidden": MeanHidden},
+    keys={"credit": DiversityAdjusted, "signal.mean_hidden": mean_hidden},
     paper_defaults={"credit.eps": 1e-4, "rollout.group_size": 6, "optim.lr": 1e-6, "sampling.temperature": 0.7},
     cost="a forward pass over the rollouts before the update",
     code="xiwenc1/DRA-GRPO@088266167eb844482be2f0b98b5a60f7951b7050 src/open_r1/trl/trainer/grpo_trainer.py "

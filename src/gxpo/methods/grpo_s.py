@@ -12,7 +12,7 @@ of 1. The reward models that they learn by inverse reinforcement learning are yo
 """
 
 from gxpo.definition import Definition
-from gxpo.signals.mean_hidden import MeanHidden
+from gxpo.signals.hidden_states import mean_hidden
 from gxpo.weighting.group_weight import GroupWeight
 
 grpo_s = Definition(
@@ -29,7 +29,7 @@ grpo_s = Definition(
         "weight.hardness": GroupWeight,
         "weight.hardness.statistic": "dissimilarity",
         "weight.hardness.curve": "hardness",
-        "signal.mean_hidden": MeanHidden,
+        "signal.mean_hidden": mean_hidden,
     },
     cost="a forward pass over the rollouts before the update",
 )

@@ -19,7 +19,7 @@ from gxpo.credit.replayed import Retrospective
 from gxpo.definition import Definition
 from gxpo.learners.base import Epochs
 from gxpo.rollouts.stored_groups import LastStepAgain
-from gxpo.signals.improvement import Improvement
+from gxpo.signals.improvement import improvement
 
 pipo = Definition(
     name="pipo",
@@ -36,7 +36,7 @@ pipo = Definition(
     keys={
         "credit": Retrospective,
         "rollout": LastStepAgain,
-        "signal.improvement": Improvement,
+        "signal.improvement": improvement,
         "update": Epochs,
         "update.first": "replay",
         "objective.ratio_over": "behaviour",

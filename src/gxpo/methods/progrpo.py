@@ -11,7 +11,7 @@ and groups in which all are correct learn. The bonus is added to the base's adva
 
 from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
-from gxpo.signals.prompt_confidence import PromptConfidence
+from gxpo.signals.policy_outputs import prompt_confidence
 
 progrpo = Definition(
     name="progrpo",
@@ -27,7 +27,7 @@ progrpo = Definition(
         "credit.add.confidence_gap": Bonus,
         "credit.add.confidence_gap.value": "confidence_gap",
         "credit.add.confidence_gap.factor": 0.3,
-        "signal.prompt_confidence": PromptConfidence,
+        "signal.prompt_confidence": prompt_confidence,
     },
     renamed={
         "credit.add.confidence_gap.alpha": "credit.add.confidence_gap.factor",

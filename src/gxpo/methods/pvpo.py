@@ -14,7 +14,7 @@ given.
 
 from gxpo.definition import Definition
 from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import RolloutBaseline
+from gxpo.signals.rollout_baseline import rollout_baseline
 
 pvpo = Definition(
     name="pvpo",
@@ -32,7 +32,7 @@ pvpo = Definition(
         "rollout.of": "reference",
         "rollout.baselines": 8,
         "rollout.once": True,
-        "signal.rollout_baseline": RolloutBaseline,
+        "signal.rollout_baseline": rollout_baseline,
     },
     paper_defaults={
         "rollout.baselines": 16,

@@ -15,7 +15,7 @@ answer has the same reward.
 
 from gxpo.definition import Definition
 from gxpo.rollouts.baseline import BaselineRollouts
-from gxpo.signals.rollout_baseline import RolloutBaseline
+from gxpo.signals.rollout_baseline import rollout_baseline
 
 remax = Definition(
     name="remax",
@@ -32,7 +32,7 @@ remax = Definition(
         "credit.scale": "none",
         "rollout": BaselineRollouts,
         "rollout.temperature": 0.0,
-        "signal.rollout_baseline": RolloutBaseline,
+        "signal.rollout_baseline": rollout_baseline,
     },
     paper_defaults={"rollout.group_size": 1},
     cost="one more generated answer a prompt, not trained on",

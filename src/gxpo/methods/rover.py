@@ -14,7 +14,7 @@ optional forms, by response and clipped, are not here. Advantages are not read.
 
 from gxpo.definition import Definition
 from gxpo.objectives.uniform_value import UniformValue
-from gxpo.signals.mean_logprob import MeanLogprob
+from gxpo.signals.policy_outputs import mean_logprob
 
 rover = Definition(
     name="rover",
@@ -25,7 +25,7 @@ rover = Definition(
     year=2025,
     formula="L = mean_t (Q_t - stop(r - mean_g r + u_{t+1}))^2, Q = log(pi/old), u = change of mean_v log pi(v|s)",
     evidence="reference-code",
-    keys={"objective": UniformValue, "signal.mean_logprob": MeanLogprob},
+    keys={"objective": UniformValue, "signal.mean_logprob": mean_logprob},
     refuses={"objective.kl.place": ("reward",)},
     cost="a forward pass over the rollouts before the update",
     code="tinnerhrhe/ROVER@b0fa5878a0c7a29a9d18205b19d024b779b0609c Countdown/verl/trainer/ppo/core_algos.py "

@@ -14,7 +14,7 @@ The authors' repository (Dreamer312/SEED-GRPO) has no code yet.
 """
 
 from gxpo.definition import Definition
-from gxpo.signals.answer_clusters import AnswerClusters
+from gxpo.signals.texts import answer_clusters
 from gxpo.weighting.group_weight import GroupWeight
 
 seed_grpo = Definition(
@@ -31,7 +31,7 @@ seed_grpo = Definition(
         "weight.answer_entropy": GroupWeight,
         "weight.answer_entropy.statistic": "answer_entropy",
         "weight.answer_entropy.curve": "damped",
-        "signal.answer_clusters": AnswerClusters,
+        "signal.answer_clusters": answer_clusters,
     },
     paper_defaults={
         "weight.answer_entropy.alpha": 0.02,

@@ -11,7 +11,7 @@ sets and question-answer inversion are rewards and data of multiple-choice video
 """
 
 from gxpo.definition import Definition
-from gxpo.signals.disagreement import Disagreement as DisagreementSignal
+from gxpo.signals.hidden_states import disagreement
 from gxpo.weighting.token_weight import TokenWeight
 
 tw_grpo = Definition(
@@ -29,7 +29,7 @@ tw_grpo = Definition(
         "weight.disagreement.by": "disagreement",
         "weight.disagreement.keep": "stretched",
         "weight.disagreement.scope": "group",
-        "signal.disagreement": DisagreementSignal,
+        "signal.disagreement": disagreement,
     },
     paper_defaults={"objective.aggregate": "token_mean", "objective.clip_high": 0.28, "credit.eps": 1e-4},
     cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",

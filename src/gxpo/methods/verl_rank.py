@@ -13,7 +13,7 @@ The last layer's states. Answers shorter than 80 tokens have ERV = ERA = 0. Noth
 
 from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
-from gxpo.signals.effective_rank import EffectiveRank
+from gxpo.signals.effective_rank import effective_rank
 
 verl_rank = Definition(
     name="verl_rank",
@@ -29,7 +29,7 @@ verl_rank = Definition(
         "credit.add.bonus": Bonus,
         "credit.add.bonus.low": 0.0,
         "credit.add.bonus.kappa": 2.0,
-        "signal.effective_rank": EffectiveRank,
+        "signal.effective_rank": effective_rank,
     },
     renamed={
         "credit.kappa": "credit.add.bonus.kappa",

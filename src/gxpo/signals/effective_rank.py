@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import CheckpointError
 from gxpo.registry import part
-from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 NAMES = ("effective_rank", "rank_velocity", "rank_acceleration")
 SMALL = 1e-12  # eigenvalues of a Gram matrix, relative to the largest, that are rounding
 BOUND = 5.0  # of a relative deviation
 
 
-@torch.no_grad()
-def effective_rank(singular: Tensor) -> float:
+def spectral_rank(singular: Tensor) -> float:
     """exp(-sum p ln p), p the singular values [k] (not squared) over their sum; 1 where all are 0.
 
-    >>> round(effective_rank(torch.tensor([3.0, 1.0, 0.0])), 6)
+    >>> round(spectral_rank(torch.tensor([3.0, 1.0, 0.0])), 6)
     1.754765
     """
     total = singular.to(torch.float64).sum()
@@ -35,7 +30,6 @@ def effective_rank(singular: Tensor) -> float:
     return float(torch.special.entr(p).sum().exp())
 
 
-@torch.no_grad()
 def rank_dynamics(hidden: Tensor, stride: int) -> tuple[float, float, float]:
     """Effective rank, velocity and acceleration of the states [n, H] of n tokens; all 0 for fewer than two.
 
@@ -63,10 +57,9 @@ def _rank(x: Tensor, width: int) -> float:
     """Effective rank of rows about their mean, by the smaller Gram matrix."""
     centred = x - x.mean(0)
     square = torch.linalg.eigvalsh(centred @ centred.T if len(x) < width else centred.T @ centred).clamp_min(0.0)
-    return effective_rank(torch.where(square > SMALL * square.max(), square, 0.0).sqrt())
+    return spectral_rank(torch.where(square > SMALL * square.max(), square, 0.0).sqrt())
 
 
-@torch.no_grad()
 def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1e-8) -> Tensor:
     """beta tanh(dev rank) + (1 - beta) tanh(dev velocity), beta = sigmoid(gain dev acceleration); [R] float64.
 
@@ -80,11 +73,20 @@ def rank_bonus(figures: Tensor, usual: Tensor, gain: float = 2.0, eps: float = 1
     return beta * rank.tanh() + (1 - beta) * velocity.tanh()
 
 
-@part("effective_rank", stage="signal")
-@dataclass(frozen=True)
-class EffectiveRank(SignalPart):
+@part("effective_rank", stage="signal", gives={"bonus": "R"}, remembers=("usual",))
+def effective_rank(
+    forest: Forest,
+    hidden: Tensor,
+    past: Mapping[str, list[float]],
+    *,
+    stride: Annotated[int, Ge(2)] = 40,
+    gain: float = 2.0,
+    rate: Annotated[float, Interval(gt=0, le=1)] = 0.3,
+    scale: float = 1.0,
+    layer: int = -1,
+) -> tuple[Tensor, dict[str, Any], dict[str, float]]:
     """The signal "bonus" [R]: `scale` times `rank_bonus` of `rank_dynamics` against its running mean; 0 in the first
-    step.
+    step (VERL).
 
     The running mean is over earlier steps, of each step's mean over its scored trajectories with tokens:
     usual <- usual + rate (mean - usual), initially the first step's mean.
@@ -97,46 +99,14 @@ class EffectiveRank(SignalPart):
 
     Source: VERL, arXiv 2509.23808, and its code, where the average begins at 0 and lags a step behind.
     """
-
-    stride: Annotated[int, Ge(2)] = 40
-    gain: float = 2.0
-    rate: Annotated[float, Interval(gt=0, le=1)] = 0.3
-    scale: float = 1.0
-    layer: int = -1
-    memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
-    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
-
-    provides = ("bonus",)
-    axes = {"bonus": "R"}  # noqa: RUF012  never changed
-
-    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        hidden = tools.learner.hidden(forest, layer=self.layer)
-        rows = [
-            rank_dynamics(hidden[forest.path_token[forest.path_of(r)]], self.stride)
-            for r in range(forest.n_trajectories)
-        ]
-        figures = torch.tensor(rows, dtype=torch.float64).reshape(-1, len(NAMES))
-        acts = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories) > 0
-        self.latest["figures"] = figures[acts & forest.scored]
-        if "usual" not in self.memory:
-            return {"bonus": torch.zeros(forest.n_trajectories, dtype=torch.float64)}
-        usual = torch.tensor(self.memory["usual"], dtype=torch.float64)
-        return {"bonus": self.scale * rank_bonus(figures, usual, self.gain)}
-
-    def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        figures = self.latest["figures"]
-        if not len(figures):
-            return {}
-        mean = figures.mean(0)
-        usual = torch.tensor(self.memory.get("usual", mean.tolist()), dtype=torch.float64)
-        self.memory["usual"] = (usual + self.rate * (mean - usual)).tolist()
-        return dict(zip(NAMES, mean.tolist(), strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: list(values) for name, values in self.memory.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not set(state) <= {"usual"}:
-            raise CheckpointError(f"the checkpoint's signal effective_rank holds {sorted(state)}, not 'usual'")
-        self.memory.clear()
-        self.memory.update({name: [float(x) for x in values] for name, values in state.items()})
+    n = forest.n_trajectories
+    rows = [rank_dynamics(hidden[forest.path_token[forest.path_of(r)]], stride) for r in range(n)]
+    figures = torch.tensor(rows, dtype=torch.float64).reshape(-1, len(NAMES))
+    usual = torch.tensor(past["usual"], dtype=torch.float64) if "usual" in past else None
+    bonus = torch.zeros(n, dtype=torch.float64) if usual is None else scale * rank_bonus(figures, usual, gain)
+    counted = figures[(torch.bincount(forest.path_trajectory, minlength=n) > 0) & forest.scored]
+    if not len(counted):
+        return bonus, {}, {}
+    mean = counted.mean(0)
+    usual = mean if usual is None else usual
+    return bonus, {"usual": (usual + rate * (mean - usual)).tolist()}, dict(zip(NAMES, mean.tolist(), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.registry import part
-from gxpo.signals.base import SignalPart, SignalTools
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 BASELINE = "baseline"  # the origin of such rollouts, and where the info of others notes what an earlier step measured
 
@@ -48,23 +45,15 @@ def measured_baseline(outcome: Tensor, group: Tensor, measures: Tensor, paired: 
     return torch.where(~measures & (levels.count(ids, used) > 0), levels.mean(held, ids, used), held)
 
 
-@part("rollout_baseline", stage="signal")
-@dataclass(frozen=True)
-class RolloutBaseline(SignalPart):
+@part("rollout_baseline", stage="signal", gives={"baseline": "R"})
+def rollout_baseline(forest: Forest, *, paired: bool = False) -> Tensor:
     """The signal "baseline" [R]: `measured_baseline` of the group's rollouts of origin "baseline".
 
     A trajectory whose info holds a number "baseline" has that: it was measured in an earlier step.
 
     paired  see `measured_baseline`
     """
-
-    paired: bool = False
-
-    provides = ("baseline",)
-    axes = {"baseline": "R"}  # noqa: RUF012  never changed
-
-    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        measures = torch.tensor([origin == BASELINE for origin in forest.origin], dtype=torch.bool)
-        found = measured_baseline(forest.outcome, forest.ids("group", axis="R"), measures, self.paired)
-        noted = torch.tensor([info.get(BASELINE, math.nan) for info in forest.info], dtype=torch.float64)
-        return {"baseline": torch.where(noted.isfinite(), noted, found)}
+    measures = torch.tensor([origin == BASELINE for origin in forest.origin], dtype=torch.bool)
+    found = measured_baseline(forest.outcome, forest.ids("group", axis="R"), measures, paired)
+    noted = torch.tensor([info.get(BASELINE, math.nan) for info in forest.info], dtype=torch.float64)
+    return torch.where(noted.isfinite(), noted, found)
