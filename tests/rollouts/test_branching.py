@@ -19,16 +19,28 @@ from gxpo.models import tiny_model
 from gxpo.parts import CREDITS
 from gxpo.protocols import EpisodeRules, Reply
 from gxpo.rollouts import Independent
-from gxpo.rollouts.branching import BranchAtSurprise, ForkOpen, branch_probability, surprise
+from gxpo.rollouts.branching import TurnBranches, branch_probability, surprise
 from gxpo.rollouts.tree import Tree
 
 ForkRelative = CREDITS["fork_relative"]
+FIELDS = {"group_size", "initial", "token_budget", "call_budget"}
+
+
+def branching(choose="at_surprise", **given):
+    """`TurnBranches` with options of its function beside its own."""
+    options = {k: v for k, v in given.items() if k not in FIELDS}
+    return TurnBranches(choose=choose, options=options, **{k: v for k, v in given.items() if k in FIELDS})
+
+
+def fork_open(group_size=8, forks=2):
+    return branching("uniform", group_size=group_size, initial="all", forks=forks)
+
 
 PARTS = {
     "tree": Tree(trees=2, rounds=2, expansions=2, branches=2),
     "explored": Tree(trees=2, rounds=2, explore=0.5, keep=3),
-    "surprise": BranchAtSurprise(group_size=6, initial=2, weight=5.0),
-    "open": ForkOpen(group_size=4, forks=2),
+    "surprise": branching(group_size=6, initial=2, weight=5.0),
+    "open": fork_open(group_size=4, forks=2),
 }
 
 
@@ -99,7 +111,7 @@ def test_what_is_grown_depends_on_nothing_else_in_the_batch(model, steps, which)
 @pytest.mark.parametrize("context", ["full", "window"])
 def test_contexts_and_supports_go_with_the_turns(model, steps, context, top_k):
     s = session(model, steps, rules=EpisodeRules(6, context, 1), top_k=top_k)
-    forest = BranchAtSurprise(group_size=6, initial=2, probability=1.0).grow(tasks_of(s), s)
+    forest = branching(group_size=6, initial=2, probability=1.0).grow(tasks_of(s), s)
     assert max(inherited(forest)) > 0
     found = TorchLearner(model, lr=0.0).outputs(forest)["logprob"]
     assert torch.allclose(found, forest.path_behaviour_logprob, rtol=0, atol=1e-9)
@@ -118,7 +130,7 @@ def test_the_card():
 @pytest.mark.parametrize("initial", [4, 1])
 def test_a_beam_of_one_is_independent_attempts(model, steps, initial):
     s, plain = session(model, steps), session(model, steps)
-    forest = BranchAtSurprise(group_size=4, initial=initial, beam=1).grow(tasks_of(s), s)
+    forest = branching(group_size=4, initial=initial, beam=1).grow(tasks_of(s), s)
     assert kinds(forest) == kinds(Independent(4).grow(tasks_of(plain), plain))
     assert sorted(map(str, s.streams)) == sorted(map(str, plain.streams))
 
@@ -126,7 +138,7 @@ def test_a_beam_of_one_is_independent_attempts(model, steps, initial):
 def test_where_every_turn_branches_attempts_double_until_there_are_enough(model):
     with pool(start=5, good="") as envs:  # nobody gets anywhere: every episode has all its turns
         s = session(model, envs)
-        forest = BranchAtSurprise(group_size=5, initial=1, probability=1.0, weight=0.0).grow(tasks_of(s, (0,)), s)
+        forest = branching(group_size=5, initial=1, probability=1.0, weight=0.0).grow(tasks_of(s, (0,)), s)
     # after turn 1: one branch; after turn 2 two more, of the first and of its branch; after turn 3 the last one
     found = {tuple(info["path"]): n for info, n in zip(forest.info, inherited(forest), strict=True)}
     assert found == {(): 0, (0,): 1, (1,): 2, (0, 0): 2, (2,): 3}
@@ -136,7 +148,7 @@ def test_where_every_turn_branches_attempts_double_until_there_are_enough(model)
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_turn_is_left_exactly_where_it_surprised_more_than_the_first(model, steps, step):
     s = session(model, steps, step=step, rules=EpisodeRules(5))
-    part = BranchAtSurprise(group_size=200, initial=2, probability=0.0, weight=1e9, tokens=2)
+    part = branching(group_size=200, initial=2, probability=0.0, weight=1e9, tokens=2)
     # the first episodes and their branches; those that are begun afterwards are others' trees
     forest = part.grow(tasks_of(s, (0,)), s)
     assert forest.n_trajectories == 200
@@ -163,7 +175,7 @@ def test_a_turn_is_left_exactly_where_it_surprised_more_than_the_first(model, st
 def test_attempts_that_are_over_are_followed_by_fresh_ones(model):
     with pool(start=1) as envs:  # one letter and it is over: seldom anything to branch from
         s = session(model, envs)
-        forest = BranchAtSurprise(group_size=7, initial=2, probability=0.0, weight=0.0).grow(tasks_of(s), s)
+        forest = branching(group_size=7, initial=2, probability=0.0, weight=0.0).grow(tasks_of(s), s)
     assert Counter(forest.group) == dict.fromkeys(set(forest.group), 7)
     assert sorted(i["tree"] for i, g in zip(forest.info, forest.group, strict=True) if g == forest.group[0]) == [
         *range(7)
@@ -174,7 +186,7 @@ def test_attempts_that_are_over_are_followed_by_fresh_ones(model):
 def test_as_many_are_open_as_there_are_attempts_to_come(model, steps):
     for step in range(1, 6):
         s = session(model, steps, step=step)
-        part = ForkOpen(group_size=4, forks=3)
+        part = fork_open(group_size=4, forks=3)
         forest = part.grow(tasks_of(s), s)
         assert Counter(forest.group) == dict.fromkeys(set(forest.group), 4)  # all of them have come to an end
         assert all(info["end"] in ("done", "turns") for info in forest.info)
@@ -187,7 +199,7 @@ def test_as_many_are_open_as_there_are_attempts_to_come(model, steps):
 
 def test_one_fork_is_independent_attempts(model, steps):
     s, plain = session(model, steps), session(model, steps)
-    forest = ForkOpen(group_size=4, forks=1).grow(tasks_of(s), s)
+    forest = fork_open(group_size=4, forks=1).grow(tasks_of(s), s)
     assert kinds(forest) == kinds(Independent(4).grow(tasks_of(plain), plain))
     assert s.budget.discarded == 0
 
@@ -197,7 +209,7 @@ def test_forks_are_chosen_uniformly(model):
         taken = Counter()
         for step in range(1, 61):
             s = session(model, envs, step=step, rules=EpisodeRules(2), tokens=1)
-            forest = ForkOpen(group_size=4, forks=2).grow(tasks_of(s, (0, 2)), s)
+            forest = fork_open(group_size=4, forks=2).grow(tasks_of(s, (0, 2)), s)
             first = [
                 tuple(forest.path_token[forest.path_step == step].tolist())
                 for step in range(forest.n_steps)
@@ -218,7 +230,7 @@ BUDGETS = [("call_budget", 30), ("token_budget", 90)]
 
 
 @pytest.mark.parametrize(("name", "budget"), BUDGETS)
-@pytest.mark.parametrize("part", [Tree(trees=2, rounds=9), BranchAtSurprise(group_size=40, initial=2)], ids=str)
+@pytest.mark.parametrize("part", [Tree(trees=2, rounds=9), branching(group_size=40, initial=2)], ids=str)
 def test_a_budget_is_never_exceeded_and_used(model, part, name, budget):
     with pool(start=4) as envs:
         s = session(model, envs)
@@ -239,7 +251,7 @@ def test_what_is_under_way_is_reserved(model):
     with pool(start=9, good="") as envs:  # all episodes have six turns: what is reserved is spent
         for budget in range(12, 40):
             s = session(model, envs)
-            part = BranchAtSurprise(group_size=99, initial=2, probability=1.0, call_budget=budget)
+            part = branching(group_size=99, initial=2, probability=1.0, call_budget=budget)
             forest = part.grow(tasks_of(s, (0,)), s)
             assert sum(info["calls"] for info in forest.info) <= budget
             own = 6 - torch.tensor(inherited(forest))
@@ -248,7 +260,7 @@ def test_what_is_under_way_is_reserved(model):
             assert int(own.sum()) == budget or int(own.sum()) >= budget - 5
 
 
-@pytest.mark.parametrize("part", [Tree, BranchAtSurprise])
+@pytest.mark.parametrize("part", [Tree, branching])
 def test_budgets_that_can_not_be_kept_are_refused(model, steps, part):
     first = {"trees": 2} if part is Tree else {"initial": 2}
     s = session(model, steps)
@@ -300,7 +312,7 @@ def test_attempts_whose_environment_breaks_are_unscored_and_the_others_go_on(mod
     assert not any(info["end"] == "raised" for info, b in zip(forest.info, broken, strict=True) if not b)
 
 
-@pytest.mark.parametrize("part", [BranchAtSurprise(), ForkOpen()])
+@pytest.mark.parametrize("part", [branching(), fork_open()])
 def test_tasks_of_prompts_are_refused(model, part):
     s = session(model, None)
     with pytest.raises(
@@ -311,10 +323,10 @@ def test_tasks_of_prompts_are_refused(model, part):
 
 @pytest.mark.parametrize(
     ("part", "field", "value"),
-    [(BranchAtSurprise, "group_size", 0), (BranchAtSurprise, "initial", -1), (BranchAtSurprise, "initial", 17),
-     (BranchAtSurprise, "beam", 0), (BranchAtSurprise, "tokens", 0), (BranchAtSurprise, "probability", 1.5),
-     (BranchAtSurprise, "token_budget", -1), (BranchAtSurprise, "call_budget", -1), (ForkOpen, "group_size", 0),
-     (ForkOpen, "forks", 0), (Tree, "call_budget", -1), (Tree, "explore", 1.1), (Tree, "explore", -0.1)],
+    [(branching, "group_size", 0), (branching, "initial", -1), (branching, "initial", 17),
+     (branching, "beam", 0), (branching, "tokens", 0), (branching, "probability", 1.5),
+     (branching, "token_budget", -1), (branching, "call_budget", -1), (fork_open, "group_size", 0),
+     (fork_open, "forks", 0), (Tree, "call_budget", -1), (Tree, "explore", 1.1), (Tree, "explore", -0.1)],
 )  # fmt: skip
 def test_impossible_settings_are_refused(part, field, value):
     with pytest.raises(ConfigError, match=rf"rollout.{field}"):
@@ -325,7 +337,7 @@ def test_impossible_settings_are_refused(part, field, value):
 def test_the_first_surprise_is_the_episodes_own(model, steps):
     """ARPO's code keeps the first entropy it ever saw in a row of the batch: there, a second step would compare with
     the first step's. Here a step's branches are the same whatever was grown before."""
-    part = BranchAtSurprise(group_size=6, initial=2, weight=5.0)
+    part = branching(group_size=6, initial=2, weight=5.0)
     fresh = session(model, steps, step=2)
     expected = kinds(part.grow(tasks_of(fresh), fresh))
     for step in (1, 2):

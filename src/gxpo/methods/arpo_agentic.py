@@ -13,7 +13,7 @@ it with a threshold. The weight is the scripts' 0.2 (the code's default 0.5).
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.branching import BranchAtSurprise
+from gxpo.rollouts.branching import TurnBranches
 
 arpo_agentic = Definition(
     name="arpo_agentic",
@@ -26,7 +26,7 @@ arpo_agentic = Definition(
     year=2025,
     formula="P(branch) = clip(p_b + w (H_t - H_1), 0, 1), p_b 0.5, w 0.2; A = (R - mean_g) / std_g over all attempts",
     evidence="reference-code",
-    keys={"rollout": BranchAtSurprise},
+    keys={"rollout": TurnBranches},
     cost="fewer generated tokens an attempt: turns before a branch are shared; the environment is restored for each",
     code="dongguanting/ARPO@e257337d1f105ba685057cb662c75e509d1c7b34 "
     "ARPO/verl_arpo_entropy/verl/workers/rollout/vllm_rollout/vllm_rollout_with_tools.py "

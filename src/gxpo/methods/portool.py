@@ -12,7 +12,7 @@ that without forks this is GRPO (`credit.first_steps: true` compares them).
 
 from gxpo.credit.fork_relative import fork_advantage
 from gxpo.definition import Definition
-from gxpo.rollouts.branching import ForkOpen
+from gxpo.rollouts.branching import TurnBranches
 
 portool = Definition(
     name="portool",
@@ -24,6 +24,12 @@ portool = Definition(
     year=2025,
     formula="A = z_g(R_i) + z_fork(R(s)), R(s) = mean over attempts through s of 0.95^(turns after s) R_i",
     evidence="reconstruction",
-    keys={"credit": fork_advantage, "rollout": ForkOpen},
+    keys={
+        "credit": fork_advantage,
+        "rollout": TurnBranches,
+        "rollout.choose": "uniform",
+        "rollout.initial": "all",
+        "rollout.group_size": 8,
+    },
     cost="the turns of open attempts that are not chosen; the environment is restored for every fork",
 )
