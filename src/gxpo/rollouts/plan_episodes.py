@@ -1,9 +1,8 @@
-"""Plan and execute in environments (HiMAC): a planner writes sub-goals, an executor acts under one at a time."""
+"""Plan, then execute: a planner writes the beginning of an answer, or sub-goals that an executor acts under in turn."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,20 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, ContextUpdate, Message, Reply, Request, Sampling, Session, Task
-from gxpo.rollouts.build import Episode, Limit, RolloutPart, Text, action, group_of, name_draws, stream
+from gxpo.protocols import Completion, ContextUpdate, Message, Reply, Request, Sampling, Session, Task, TimeStep
+from gxpo.rollouts.build import (
+    Episode,
+    Limit,
+    Prompt,
+    RolloutPart,
+    Text,
+    action,
+    group_of,
+    name_draws,
+    requests,
+    sample_within,
+    stream,
+)
 from gxpo.rollouts.context import Context, messages_of, opened, with_system
 from gxpo.rollouts.episodes import Play
 
@@ -91,20 +102,17 @@ class Guided(Context):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a planner wrote under `prompt` in a state, and the sub-goals in it."""
+    """What a planner wrote under `prompt` in a state; in an environment with the sub-goals in it."""
 
     number: int
     prompt: tuple[int, ...]
     said: Completion
-    goals: tuple[str, ...]
+    goals: tuple[str, ...] = ("",)
     state: str | None = None
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self, **columns: Any) -> dict[str, Any]:
         """The first turn of a record."""
-        state = None if self.state is None else f"plan:{self.state}"
-        return {"agent": PLANNER, "context": list(self.prompt), "state": state, "info": {"aside": "plan"}} | action(
-            self.said
-        )
+        return {"agent": PLANNER, "context": list(self.prompt), "state": self.state, **action(self.said), **columns}
 
 
 @dataclass(frozen=True)
@@ -130,18 +138,48 @@ def check_prompts(plan_prompt: str, execute_prompt: str) -> None:
 
 
 class GuidedPlay(Play):
-    """Episodes whose first turn is a plan."""
+    """Attempts whose first turn is a plan."""
 
     def __init__(self, session: Session, how: Planning) -> None:
         super().__init__(session)
         self.how = how
 
+    # ------------------------------------------------------------ planning
     def plan(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
-        """`samples` plans of each draw, whose episodes are given; one whose episodes all broke has empty plans."""
+        """`samples` plans of each draw, whose attempts are given; one whose attempts all broke has empty plans."""
+        return self._sub_goals(begun, samples) if self.world else self._beginnings(begun, samples)
+
+    def _planned(self, requests: Sequence[Request], *stop: str) -> list[list[Completion]]:
+        sampling, limit = self.session.sampling, min(self.how.plan_tokens, self.session.sampling.max_new_tokens)
+        short = dataclasses.replace(sampling, max_new_tokens=limit, stop=(*sampling.stop, *stop))
+        return self.session.sample(requests, short) if requests else []
+
+    def _beginnings(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
+        firsts = [attempts[0] for attempts in begun]
+        prompts = [self._asked(e.task, self.how.plan_prompt, "") for e in firsts]
+        found = self._planned(
+            requests(prompts, [e.key.task for e in firsts], samples, self.session), self.how.delimiter
+        )
+        return [
+            [Plan(i, prompt, said, state=e.task.id) for i, said in enumerate(plans)]
+            for e, prompt, plans in zip(firsts, prompts, found, strict=True)
+        ]
+
+    def _asked(self, task: Task, template: str, plan: str) -> tuple[int, ...]:
+        if not template:
+            return self.session.encode(task)
+        if not isinstance(task.prompt, str):
+            raise ConfigError(
+                f"rollout.plan_prompt and execute_prompt need a text, and the prompt of {task.id} is none"
+            )
+        text = template.replace("{prompt}", task.prompt).replace("{plan}", plan)
+        return self.session.encode(dataclasses.replace(task, prompt=text))
+
+    def _sub_goals(self, begun: Sequence[Sequence[Episode]], samples: int) -> list[list[Plan]]:
         session, how = self.session, self.how
         limit = min(how.plan_tokens, session.sampling.max_new_tokens)
-        out = [[Plan(i, (), Completion([], [], "none"), ("",)) for i in range(samples)] for _ in begun]
-        asked = []
+        out = [[Plan(i, (), Completion([], [], "none")) for i in range(samples)] for _ in begun]
+        asked: list[tuple[int, str | None, Request]] = []
         for at, episodes in enumerate(begun):
             alive = next((e for e in episodes if e.end is None), None)
             if alive is None:
@@ -151,32 +189,57 @@ class GuidedPlay(Play):
             if len(start.context) + limit <= self.rules.max_context:
                 keys = tuple(dataclasses.replace(alive.key, attempt=i, path=()) for i in range(samples))
                 asked.append((at, alive.said.state, Request(tuple(start.context), keys)))
-        short = dataclasses.replace(session.sampling, max_new_tokens=limit)
-        found = session.sample([request for _, _, request in asked], short) if asked else []
+        found = self._planned([request for _, _, request in asked])
         for (at, state, request), plans in zip(asked, found, strict=True):
+            state = None if state is None else f"plan:{state}"
             out[at] = [
                 Plan(i, request.prompt, said, sub_goals(session.decode(said.tokens), how.delimiter), state)
                 for i, said in enumerate(plans)
             ]
         return out
 
+    # ------------------------------------------------------------ executing
     def guide(self, episode: Episode, plan: Plan, first: Episode | None) -> None:
-        """The episode follows the plan, which it has from `first`, another episode under it, where there is one."""
-        how = self.how
-        context = Guided(
-            episode.context.chat,
-            self.rules,
-            self.envs.instructions,
-            self.envs.tools,
-            self.session.system,
-            goals=plan.goals,
-            done=how.done,
-            template=how.execute_prompt or TOLD,
-        )
-        episode.context, episode.opening = context, context.open(episode.said.observation)
-        episode.turns, episode.replies = [plan.turn()], [None]
+        """The attempt follows the plan, which it has from `first`, another attempt under it, where there is one."""
+        how, session = self.how, self.session
+        if self.world:
+            context = Guided(
+                episode.context.chat, self.rules, self.envs.instructions, self.envs.tools, session.system,
+                goals=plan.goals, done=how.done, template=how.execute_prompt or TOLD,
+            )  # fmt: skip
+            episode.context, episode.opening = context, context.open(episode.said.observation)
+            episode.turns = [plan.turn(info={"aside": "plan"})]
+        else:
+            shown = (*plan.prompt, *plan.said.tokens)
+            if how.execute_prompt:
+                shown = self._asked(episode.task, how.execute_prompt, session.decode(plan.said.tokens))
+            episode.context, episode.opening = Prompt(shown), ContextUpdate(shown, rebuilt=True)
+            episode.said = TimeStep("", f"{episode.task.id}:{'.'.join(map(str, plan.said.tokens))}")
+            episode.turns, episode.sampled = [plan.turn()], plan.said
+        episode.replies = [None]
         if first is not None:
             episode.base, episode.inherited = first, 1
+
+    def finish(self, episodes: Sequence[Episode], sampling: Sampling | None = None) -> None:
+        """Executes every plan; where it has ended an answer, the execution is empty."""
+        if self.world:
+            return super().finish(episodes, sampling)
+        rooms = {e: room for e in episodes if (room := self._room(e, self.session.sampling.max_new_tokens))}
+        found = sample_within(self.session, [e.request() for e in rooms], [*rooms.values()], sampling)
+        executed = {e: completion for e, (completion,) in zip(rooms, found, strict=True)}
+        for episode in episodes:
+            plan = episode.sampled
+            assert plan is not None
+            episode.act(executed.get(episode) or Completion([], [], plan.finish, policy_version=plan.policy_version))
+
+    def _room(self, episode: Episode, limit: int) -> int:
+        """How many tokens an execution may have; none where the plan has ended the answer."""
+        plan = episode.sampled
+        assert plan is not None
+        if self.how.execute_prompt:
+            return limit
+        ended = plan.finish == "stop" and self.how.delimiter not in self.session.decode(plan.tokens)
+        return 0 if ended else limit - len(plan.tokens)
 
     def take(self, running: Sequence[Episode], actions: Sequence[Completion]) -> None:
         moves: dict[str, Reply] = {}
@@ -209,24 +272,23 @@ def attempts(
     copies: int,
     session: Session,
     *,
-    sampling: Sampling,
     phase: str,
     trained: tuple[bool, bool],
+    sampling: Sampling | None = None,
     plans: Sequence[Sequence[Plan]] | None = None,
 ) -> tuple[Forest, list[list[Plan]]]:
-    """`copies` executions of each of `samples` plans of every task, not scored, and the plans.
+    """`copies` executions of each of `samples` plans of every task, scored, and the plans.
 
-    sampling  of the executions
+    sampling  of the executions; None: the run's
     trained   whether plans and executions are
     plans     of each task, instead of new ones: then the group is (task, plan), else the task
 
     Execution j of plan i is sampled under (seed, step, draw, i, path (j,), turn), turns counted from 1; the plan under
     (seed, step, draw, i), and so are the turns of its trial.
     """
-    draws = name_draws(tasks)
+    draws, each = name_draws(tasks), samples * copies
     play = GuidedPlay(session, how)
     with play:
-        each = samples * copies
         every = play.start(tasks, draws, each)
         begun = [every[i : i + each] for i in range(0, len(every), each)]
         own = play.plan(begun, samples) if plans is None else [list(given) for given in plans]
@@ -234,17 +296,19 @@ def attempts(
             for i, plan in enumerate(made):
                 first = None
                 for j, episode in enumerate(episodes[i * copies : (i + 1) * copies]):
-                    path = () if phase == "macro" else (j,)
-                    episode.key = stream(session, draw, plan.number, path)
+                    episode.key = stream(session, draw, plan.number, () if phase == "macro" else (j,))
                     if plans is not None:
                         episode.group = f"{group_of(session, draw)}/z{plan.number}"
+                        episode.label = None if play.world else f"{episode.group}/{j}"
                     if episode.end is None:
                         play.guide(episode, plan, first)
                         first = first or episode
-        play.finish(every, sampling)
+        play.finish(every, sampling or session.sampling)
     recorded = dataclasses.asdict(session.sampling)
-    rows = [_record(e, recorded, phase, trained) for e in every]
-    return Forest.from_records(rows), own
+    forest = Forest.from_records([_record(e, recorded, phase, trained) for e in every])
+    if play.world or not how.execute_prompt:
+        return session.score(forest), own
+    return session.score(forest, [session.decode(e.sampled.tokens) for e in every if e.sampled is not None]), own
 
 
 def _record(episode: Episode, sampling: Mapping[str, Any], phase: str, trained: tuple[bool, bool]) -> dict[str, Any]:
@@ -252,31 +316,7 @@ def _record(episode: Episode, sampling: Mapping[str, Any], phase: str, trained: 
     for turn in row["turns"]:
         planned = turn["agent"] == PLANNER
         turn |= {"agent": PLANNER if planned else EXECUTOR, "trainable": trained[0 if planned else 1]}
-    goals = getattr(episode.context, "goals", ())  # none where the environment broke before the first action
-    row["info"] |= {"phase": phase, "plan": episode.key.attempt, "sub_goals": list(goals)}
+    row["info"] = {**row["info"], "phase": phase, "plan": episode.key.attempt}
+    if not isinstance(episode.context, Prompt):  # it has no sub-goals where the environment broke before an action
+        row["info"]["sub_goals"] = list(getattr(episode.context, "goals", ()))
     return row
-
-
-def two_phases(
-    how: Planning,
-    tasks: Sequence[Task],
-    sizes: tuple[int, int],
-    phase: str,
-    trial: Sampling,
-    session: Session,
-) -> Forest:
-    """The episodes of one of `PlanExecute`'s phases, scored; sizes: plans of a task, executions of the best of them."""
-    blueprints, group_size = sizes
-    trials, plans = attempts(how, tasks, blueprints, 1, session, sampling=trial, phase="macro", trained=(True, False))
-    trials = session.score(trials)
-    if phase == "macro":
-        return trials
-    session.budget.discarded += trials.n_trajectories
-    outcome = [-math.inf if math.isnan(x) else x for x in trials.outcome.tolist()]
-    best = []
-    for begin, made in zip(range(0, len(outcome), blueprints), plans, strict=True):
-        best.append([made[max(range(blueprints), key=lambda i: outcome[begin + i])]])
-    forest, _ = attempts(
-        how, tasks, 1, group_size, session, sampling=session.sampling, phase=phase, trained=(False, True), plans=best
-    )
-    return session.score(forest)
