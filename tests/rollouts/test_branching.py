@@ -312,15 +312,6 @@ def test_attempts_whose_environment_breaks_are_unscored_and_the_others_go_on(mod
     assert not any(info["end"] == "raised" for info, b in zip(forest.info, broken, strict=True) if not b)
 
 
-@pytest.mark.parametrize("part", [branching(), fork_open()])
-def test_tasks_of_prompts_are_refused(model, part):
-    s = session(model, None)
-    with pytest.raises(
-        ConfigError, match=r"tasks of prompts have none: choose a task with an environment, or rollout="
-    ):
-        part.grow(tasks_of(s), s)
-
-
 @pytest.mark.parametrize(
     ("part", "field", "value"),
     [(branching, "group_size", 0), (branching, "initial", -1), (branching, "initial", 17),

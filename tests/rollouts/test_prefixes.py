@@ -97,5 +97,3 @@ def test_refusals():
         Prefixes(group_size=0)
     with pytest.raises(ConfigError, match="chunks"):
         Prefixes(chunks=0)
-    with pytest.raises(ConfigError, match="episodes"):
-        Prefixes().grow([A], TreeSession(envs=object()))

@@ -416,8 +416,6 @@ def test_a_frozen_role_says_one_thing():
 
 def test_held_out_tasks_are_attempted_by_the_team():
     assert TeamSearch(graph=PAIR).evaluation(3).group_size == 3 and TeamSearch(graph=PAIR).max_turns == 2
-    with pytest.raises(ConfigError, match="prompts"):
-        TeamSearch(graph=PAIR).grow([A], TreeSession(envs=object()))
 
 
 # ---------------------------------------------------------------- replay

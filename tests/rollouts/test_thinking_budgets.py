@@ -144,5 +144,3 @@ def test_refusals():
         ThinkingBudgets(closing="")
     with pytest.raises(ConfigError, match="fewer tokens to think"):
         grow(sampling=Sampling(max_new_tokens=5))
-    with pytest.raises(ConfigError, match="episodes"):
-        grow(envs=object())

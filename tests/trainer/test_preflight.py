@@ -65,6 +65,8 @@ def test_states_are_the_environments_to_give(name):
         ("dr_mas", {}),
         ("at_grpo", {}),
         ("masprm", {}),
+        ("tree_opo", {}),
+        ("anytime_brpo", {}),
         ("soft_grpo", {}),
         ("ttrl", {"rollout.team": "solver_verifier"}),
     ],
@@ -74,11 +76,11 @@ def test_rollouts_of_prompts_are_refused_in_an_environment(name, keys):
         check_world(gxpo.method(name, keys), episodes("states", "expert", "legal"), "world")
 
 
-@pytest.mark.parametrize("name", ["thor", "step_grpo_router", "hi_agent"])
+@pytest.mark.parametrize("name", ["thor", "step_grpo_router", "hi_agent", "arpo_agentic", "portool", "slate"])
 def test_rollouts_of_environments_are_refused_for_prompts(name):
     with pytest.raises(ConfigError, match=f"{name} requires (restarts|expert), which neither .* provides: choose"):
         check_world(gxpo.method(name), World(SimpleNamespace(provides=())), "prompts")
-    if name != "thor":
+    if "expert" in gxpo.method(name).requires:
         with pytest.raises(ConfigError, match="requires expert"):
             check_world(gxpo.method(name), episodes("states"), "world")
 
@@ -88,6 +90,7 @@ def test_rollouts_of_environments_are_refused_for_prompts(name):
     [
         ("step_grpo_router", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
         ("hi_agent", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
+        ("slate", {"env.context": "summary"}, "a summary is none: set env.context to full or window"),
         ("luffy", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
         ("gcpo_gold", {"env.context": "summary"}, "no summaries: set env.context to full or window"),
         ("t_ppo", {"sampling.top_k": 4}, "the whole vocabulary: set sampling.top_k to 0"),

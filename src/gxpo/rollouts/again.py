@@ -13,7 +13,7 @@ from torch import Tensor
 from gxpo import levels
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
-from gxpo.protocols import Message, Session, Task
+from gxpo.protocols import Message, Task
 
 
 def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -75,14 +75,6 @@ class Wording:
                 content = self.template.format(prompt=message["content"], **self.said)
                 return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
         return [*messages, {"role": "user", "content": self.template.format(prompt="", **self.said).strip()}]
-
-
-def need_single_turn(session: Session, rollout: str, what: str) -> None:
-    """Refuse tasks that are episodes."""
-    if session.envs is not None:
-        raise ConfigError(
-            f"rollout {rollout} {what} of tasks with one answer, but these tasks are episodes: set rollout=independent"
-        )
 
 
 def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from gxpo.functions import Formula
 from gxpo.registry import part
 from gxpo.rollouts.build import Attempts, Count, Draw, Episode, Fork, Limit
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.grow import DROPPED, AttemptTree, Grow, Point, need_episodes
+from gxpo.rollouts.grow import DROPPED, AttemptTree, Grow, Point
 
 
 def surprise(turn: Mapping[str, Any], tokens: int) -> float:
@@ -84,7 +84,6 @@ class TurnBranches(Formula, Grow):
         return self.initial or (self.group_size + 1) // 2
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
-        need_episodes(play.session, "turn_branches")
         return self.plant(draws, self._initial, play)
 
     def after_turn(self, episodes: Sequence[Episode], play: Play) -> list[Attempts | Fork]:

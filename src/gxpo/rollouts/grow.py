@@ -9,21 +9,11 @@ from typing import NamedTuple
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Session
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, dotted
 from gxpo.rollouts.episodes import Play
 
 DROPPED = "dropped"  # end of an attempt that is given up
-
-
-def need_episodes(session: Session, rollout: str) -> None:
-    """Refuse tasks of prompts."""
-    if session.envs is None:
-        raise ConfigError(
-            f"rollout={rollout} branches between the turns of episodes, and tasks of prompts have none: choose a task "
-            "with an environment, or rollout=tree"
-        )
 
 
 class Point(NamedTuple):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from gxpo.errors import ConfigError
@@ -13,7 +14,6 @@ from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.records import load
 from gxpo.registry import part
-from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, keyed, name_draws, record, sample_within, stream
 from gxpo.rollouts.search import Search
 
@@ -86,16 +86,15 @@ class Prefixes(RolloutPart):
         return beginnings(forest)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "prefixes", "goes on from the middle")
         known = self._given if self.tree else self._searched(tasks, session)
-        limit, attempts = session.sampling.max_new_tokens, []
+        limit, groups = session.sampling.max_new_tokens, []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             usable = [p for p in known.get(task.id, [Prefix()]) if len(p.tokens) < limit]
             draws = keyed(session, draw, "prefix")
             prompt = session.encode(task)
-            attempts += [_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)]
-        self._completed(attempts, session)
-        forest = Forest.from_records([line for group in _groups(attempts) for line in _records(group, session)])
+            groups.append([_Attempt(task, draw, i, prompt, draws.choice(usable)) for i in range(self.group_size)])
+        self._completed([attempt for group in groups for attempt in group], session)
+        forest = Forest.from_records([line for group in groups for line in _records(group, session)])
         return session.score(forest)
 
     def _searched(self, tasks: Sequence[Task], session: Session) -> dict[str, list[Prefix]]:
@@ -121,13 +120,6 @@ class _Attempt:
     prompt: tuple[int, ...]
     prefix: Prefix
     done: Completion | None = None
-
-
-def _groups(attempts: Sequence[_Attempt]) -> Iterator[list[_Attempt]]:
-    by_draw: dict[str, list[_Attempt]] = {}
-    for attempt in attempts:
-        by_draw.setdefault(attempt.draw, []).append(attempt)
-    yield from by_draw.values()
 
 
 def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, Any]]:
@@ -162,9 +154,4 @@ def _records(group: Sequence[_Attempt], session: Session) -> Iterator[dict[str, 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many first tokens are the same."""
-    same = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        same += 1
-    return same
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Interval
 
 from gxpo import levels
-from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
 from gxpo.registry import part
+from gxpo.rollouts.build import Count
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, side_by_side
 from gxpo.rollouts.search import Search
 
@@ -29,18 +32,13 @@ class SearchReplay(Remembers, Search):
     search goes on, and they come in only where it fails.
     """
 
-    replays: int = 1
-    hard: float = 0.25
+    replays: Count = 1
+    hard: Annotated[float, Interval(gt=0, le=1)] = 0.25
     max_stored: int = 8
     max_tasks: int = 10_000
     buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.replays < 1 or not 0 < self.hard <= 1:
-            raise ConfigError(
-                f"rollout.replays is at least 1 and rollout.hard a share above 0, not {self.replays} and {self.hard}"
-            )
         object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,6 @@ from gxpo.protocols import Session, Task, TimeStep
 from gxpo.registry import part
 from gxpo.rollouts.build import Count, Episode, RolloutPart, group_of, keyed, name_draws, record
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.grow import need_episodes
 from gxpo.usercode import Unusable, object_at
 
 REWARD = "reward"
@@ -105,6 +104,7 @@ class StepCandidates(RolloutPart):
 
     provides = ("states",)
     requires = ("restarts",)
+    allows: ClassVar = {"env.context": (("full", "window"), "scores steps, and a summary is none")}
 
     def __post_init__(self) -> None:
         if isinstance(self.score, str) and self.score != REWARD and ":" not in self.score:
@@ -118,11 +118,6 @@ class StepCandidates(RolloutPart):
         return self.candidates
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_episodes(session, "step_candidates")
-        if session.episode.context == "summary":
-            raise ConfigError(
-                "rollout=step_candidates scores steps, and a summary is none: set env.context=full or window"
-            )
         records: list[dict[str, Any]] = []
         with Play(session, restorable=True) as play:
             draws, k = name_draws(tasks), self.candidates

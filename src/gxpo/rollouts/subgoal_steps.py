@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Conversation, EnvFailure, Message, Reply, Request, Session, StreamKey, Task
+from gxpo.protocols import Completion, Conversation, Message, Request, Session, StreamKey, Task
 from gxpo.registry import part
 from gxpo.rollouts.build import (
     Count,
@@ -159,15 +159,9 @@ class SubgoalSteps(RolloutPart):
         wanted = [(t.step.place.episode, t.step.place.turn, t.key, t.name) for t in tried]
         for t, fork in zip(tried, play.fork(wanted), strict=True):
             play.session.budget.rollouts -= fork.inherited > 0  # it was counted when it was sampled
-            t.fork, t.reply = fork, t.executor.copy().act(t.said.tokens)
-        moves = {t.name: t.reply for t in tried if t.fork.end is None}
-        answers = play.envs.step(moves) if moves else {}
-        for t in tried:
-            answer = answers.get(t.name)
-            if isinstance(answer, EnvFailure):
-                t.fork.failure = answer.message
-            elif answer is not None:
-                t.fork.said = answer
+            t.fork = fork
+        whole = [t for t in tried if t.fork.end is None]
+        play.take([t.fork for t in whole], [t.said for t in whole])
 
     def _record(self, t: _Tried, session: Session) -> dict[str, Any]:
         step, place, said = t.step, t.step.place, t.fork.said
@@ -223,7 +217,6 @@ class _Tried:
     said: Completion
     key: StreamKey
     fork: Episode = None  # type: ignore[assignment]  # set before anything reads it
-    reply: Reply = None  # type: ignore[assignment]  # as above
 
     @property
     def name(self) -> str:
@@ -233,11 +226,11 @@ class _Tried:
     @property
     def right(self) -> bool:
         """Whether it led where the expert's action leads."""
-        place = self.step.place
-        if self.fork.failure is not None:
+        place, did = self.step.place, self.fork.replies[-1]
+        if self.fork.failure is not None or did is None:
             return False
         if place.led_to is None or self.fork.said.state is None:
-            return self.reply.content == place.choice.content and self.reply.calls == place.choice.calls
+            return did.content == place.choice.content and did.calls == place.choice.calls
         return self.fork.said.state == place.led_to
 
 

@@ -11,7 +11,6 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.registry import part
-from gxpo.rollouts.again import need_single_turn
 from gxpo.rollouts.build import Count, RolloutPart, Text, action, group_of, name_draws, record, requests, stream
 
 
@@ -66,7 +65,6 @@ class ThinkingBudgets(RolloutPart):
         return dataclasses.replace(self, group_size=samples, budgets=1, summaries=1)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        need_single_turn(session, "thinking_budgets", "cuts the thinking")
         room = session.sampling.max_new_tokens - self.summary_tokens
         if room < self.budgets:
             raise ConfigError(
