@@ -351,8 +351,9 @@ class Rollout(Protocol):
 
     A part may say how held-out tasks are attempted: `evaluation(samples) -> Rollout` (default: independent attempts),
     whose trajectories come task by task, `samples` of each. Before a run starts, `single_turn = True` refuses tasks
-    that are episodes, `allows` states values of settings without which it can't work (see `check_allowed`), and
-    `check_task(task, solution)` raises TaskError for a task that the part can't work with.
+    that are episodes, `allows` states values of settings without which it can't work (see `check_allowed`),
+    `check_sampling(sampling)` raises ConfigError for what the run samples with, and `check_task(task, solution)`
+    TaskError for a task that the part can't work with.
     """
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest: ...

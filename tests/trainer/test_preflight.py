@@ -47,6 +47,29 @@ def test_no_method_is_refused_with_its_own_group_size():
         check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": model}), method)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        (
+            "anytime_brpo",
+            {"sampling.max_new_tokens": 11},
+            "fewer tokens to think than rollout.budgets=4",
+        ),
+        ("tempflow_grpo", {"model": "flow", "sampling.temperature": 0.0}, "noise level, must be above 0"),
+    ],
+)
+def test_sampling_that_a_rollout_can_not_work_with_is_refused_before_a_run(name, keys, message):
+    for refused in (True, False):
+        fine = {} if refused else {"sampling.max_new_tokens": 12, "sampling.temperature": 0.7}
+        given = {"method": name, **keys, **fine}
+        resolved = gxpo.config.resolve({k: Stated(v, "-") for k, v in given.items()})
+        if not refused:
+            check_settings(resolved.settings, resolved.method)
+            continue
+        with pytest.raises(ConfigError, match=message):
+            check_settings(resolved.settings, resolved.method)
+
+
 def episodes(*provides):
     return World(SimpleNamespace(provides=()), SimpleNamespace(provides=provides))
 

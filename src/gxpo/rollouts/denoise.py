@@ -19,7 +19,7 @@ import torch
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, StreamKey, Task
+from gxpo.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout, Round
 from gxpo.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
@@ -77,9 +77,14 @@ class DenoiseTree(RolloutPart):
         """Held-out tasks are sampled without branches."""
         return Denoise(samples)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if not session.sampling.temperature > 0:
+    @staticmethod
+    def check_sampling(sampling: Sampling) -> None:
+        """Refuse a noise level of 0."""
+        if not sampling.temperature > 0:
             raise ConfigError("a branch draws its step: sampling.temperature, its noise level, must be above 0")
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        self.check_sampling(session.sampling)
         draws = name_draws(tasks)
         prompts = [session.encode(task) for task in tasks]
         ode = dataclasses.replace(session.sampling, temperature=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
-from gxpo.protocols import Completion, Request, Session, Task
+from gxpo.protocols import Completion, Request, Sampling, Session, Task
 from gxpo.registry import part
 from gxpo.rollouts.build import Count, RolloutPart, Text, action, group_of, name_draws, record, requests, stream
 
@@ -64,15 +64,18 @@ class ThinkingBudgets(RolloutPart):
         """How held-out tasks are attempted: `samples` uncut thinkings of each, with an answer."""
         return dataclasses.replace(self, group_size=samples, budgets=1, summaries=1)
 
-    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        room = session.sampling.max_new_tokens - self.summary_tokens
-        if room < self.budgets:
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Refuse actions that leave too few tokens to think."""
+        if sampling.max_new_tokens - self.summary_tokens < self.budgets:
             raise ConfigError(
-                f"sampling.max_new_tokens={session.sampling.max_new_tokens} less rollout.summary_tokens="
-                f"{self.summary_tokens} leaves fewer tokens to think than rollout.budgets={self.budgets}: raise the "
-                "first or lower one of the others"
+                f"sampling.max_new_tokens={sampling.max_new_tokens} less rollout.summary_tokens={self.summary_tokens} "
+                f"leaves fewer tokens to think than rollout.budgets={self.budgets}: raise the first or lower "
+                "one of the others"
             )
-        thinkings = self._thought(tasks, room, session)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        self.check_sampling(session.sampling)
+        thinkings = self._thought(tasks, session.sampling.max_new_tokens - self.summary_tokens, session)
         self._answered(thinkings, session)
         forest = Forest.from_records([row for t in thinkings for row in _records(t, self.budgets, session)])
         said = [answer for t in thinkings for cut in reversed(t.answers) for answer in cut]

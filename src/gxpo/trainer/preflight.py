@@ -22,13 +22,14 @@ from gxpo.rewards.named import check_named
 from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
-from gxpo.trainer.setup import device_of
+from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
 
 
 def check_settings(s: RunSettings, method: Method) -> None:
-    """Refuse a device that does not exist, a model of another kind, and groups that can teach the method nothing."""
+    """Refuse a device that does not exist, a model of another kind, groups that can teach the method nothing, and
+    sampling that the rollout can't work with."""
     check_device(device_of(s.learner.device))
     samples_latents = "latents" in getattr(method.rollout, "provides", ())
     if flow.is_flow(s.model) != samples_latents:
@@ -43,6 +44,8 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    if (check_sampling := getattr(method.rollout, "check_sampling", None)) is not None:
+        check_sampling(sampling_of(s))
 
 
 def check_model(s: RunSettings) -> None:
