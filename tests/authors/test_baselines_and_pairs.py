@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.credit.shrunk import shrunk
+from gxpo.credit.baselines import shrinkage_baseline
 from gxpo.protocols import PolicyTokens
 from gxpo.signals.ridge_probe import ridge
 from gxpo.signals.value_probe import cross_fitted
@@ -40,7 +40,9 @@ def test_v05_shrinks_towards_the_prior_in_the_papers_units():
         rewards += [(r + 1) / 2 for r in own]
         prior += [(value + 1) / 2] * len(own)
         group += [g] * len(own)
-    found = shrunk(torch.tensor(rewards, dtype=F64), torch.tensor(group), torch.tensor(prior, dtype=F64), "bound")
+    found = shrinkage_baseline(
+        torch.tensor(rewards, dtype=F64), torch.tensor(group), torch.tensor(prior, dtype=F64), variance="bound"
+    )
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
     assert gxpo.method("v05").credit.variance == "bound"
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.credit.test_node_value import PLAIN, tree
 
-from gxpo.credit.ancestor_groups import AncestorGroups, ancestor_groups
+from gxpo.credit import advantage
+from gxpo.credit.ancestor_groups import ancestor_groups, by_ancestors
 from gxpo.credit.node_value import visits_of
 from gxpo.credit.relative import group_relative
 from gxpo.errors import ConfigError
@@ -101,7 +102,7 @@ def test_nothing_to_compare_is_exactly_zero() -> None:
     equal = tree(*[(name, 0.1, own, base) for name, _, own, base in CARD])
     for forest in (alone, equal):
         assert by_leaf(forest) == [0.0] * forest.n_trajectories
-        assert AncestorGroups()(forest, {}, 0).tolist() == [0.0] * forest.n_entries
+        assert advantage(by_ancestors)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_the_credit_is_whitened_over_tokens_of_whole_paths() -> None:
@@ -109,12 +110,14 @@ def test_the_credit_is_whitened_over_tokens_of_whole_paths() -> None:
     own = [1 / 3, -2 / 3, 1 / 6, 1 / 6]  # two tokens on each path
     over = [x for x in own for _ in range(2)]
     mean, spread = statistics.fmean(over), math.sqrt(statistics.variance(over) + 1e-8)
-    assert AncestorGroups(whiten="none")(forest, {}, 0).tolist() == pytest.approx(over, abs=1e-12)
-    assert AncestorGroups()(forest, {}, 0).tolist() == pytest.approx([(x - mean) / spread for x in over], abs=1e-9)
+    assert advantage(by_ancestors, whiten="none")(forest, {}, 0).tolist() == pytest.approx(over, abs=1e-12)
+    assert advantage(by_ancestors)(forest, {}, 0).tolist() == pytest.approx(
+        [(x - mean) / spread for x in over], abs=1e-9
+    )
 
 
 def test_refusals() -> None:
     for field in ("weight", "whiten"):
         with pytest.raises(ConfigError, match=rf"credit\.{field} is 'x'"):
-            AncestorGroups(**{field: "x"})
-    assert AncestorGroups.requires == ("forks",)
+            advantage(by_ancestors, **{field: "x"})
+    assert advantage(by_ancestors).requires == ("forks",)

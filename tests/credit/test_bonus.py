@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.baselines import constant_advantage
 from gxpo.credit.bonus import Bonus, bounded
-from gxpo.credit.for_origin import ConstantAdvantage
 from gxpo.credit.likelihood import mean_of_lowest
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.forest import Forest
@@ -253,10 +253,12 @@ def test_it_is_added_after_the_group_and_equal_groups_pay_too() -> None:
 
 
 def test_a_credit_by_origin_stands_alone_in_a_group_of_its_own() -> None:
-    m = gxpo.method("grpo", {"credit.add.for_origin": ConstantAdvantage, "credit.scale": "none"})
+    m = gxpo.method("grpo", {"credit.add.for_origin": constant_advantage, "credit.scale": "none"})
     guest = {"origin": "tempered", "group": "t", "compared": False}
     assert m.advantages(forest_of((1.0, 2), (0.0, 1), (0.0, 1, guest))).tolist() == [0.5, 0.5, -0.5, 1.0]
-    other = ConstantAdvantage("replay", -2.0)(forest_of((1.0, 1), (1.0, 1, {"origin": "replay"})), {}, 0)
+    other = advantage(constant_advantage, origin="replay", value=-2.0)(
+        forest_of((1.0, 1), (1.0, 1, {"origin": "replay"})), {}, 0
+    )
     assert other.tolist() == [0.0, -2.0]
 
 
@@ -267,7 +269,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ConfigError, match=rf"credit\.{field} is"):
             Bonus(**{field: value})
     with pytest.raises(ConfigError, match=r"^credit\.value is inf"):
-        ConstantAdvantage(value=math.inf)
+        advantage(constant_advantage, value=math.inf)
 
 
 def test_a_bound_by_the_advantage_scales_with_a_sum() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.budget_relative import BudgetRelative, budget_relative
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.budget_relative import budget_prior, budget_relative, by_budgets
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -131,7 +131,7 @@ def grown(cells, group="g", first=0):
 def test_credit_of_thinking_and_of_answers():
     # thinking 0 goes through all three budgets; thinking 1 ends in the second, whose answers stand for the third too
     forest = Forest.from_records(grown({0: {0: [0, 1], 1: [1, 1], 2: [1, 0]}, 1: {0: [0, 0], 1: [1, 0]}}))
-    found = BudgetRelative()(forest, {}, 1)
+    found = advantage(by_budgets)(forest, {}, 1)
     scores = [[0.5, 1.0, 0.5], [0.0, 0.5, 0.5]]
     own = by_loop(scores, [0, 0], [1 / 3] * 3, 2.0, [True, True], "zero")
     answers = {"g/0.0.0": -0.5, "g/0.0.1": 0.5, "g/0.1.0": 0.0, "g/0.1.1": 0.0, "g/0.2.0": 0.5, "g/0.2.1": -0.5,
@@ -145,7 +145,7 @@ def test_credit_of_thinking_and_of_answers():
 def test_an_answer_alone_at_its_cut_is_compared_with_its_groups_at_that_budget():
     cells = {0: {0: [1.0], 1: [0.0], 2: [1.0]}, 1: {0: [0.0], 1: [0.0], 2: [0.0]}}
     forest = Forest.from_records(grown(cells) + grown({0: {2: [1.0]}}, "h", 1))
-    found = BudgetRelative()(forest, {}, 1)
+    found = advantage(by_budgets)(forest, {}, 1)
     last = {name: float(found[forest.path_of(r)[-1]]) for r, name in enumerate(forest.id)}
     assert [last[f"g/{i}.{s}.0"] for i in (0, 1) for s in (0, 1, 2)] == [0.5, 0.0, 0.5, -0.5, 0.0, -0.5]
     assert last["h/0.2.0"] == 0.0
@@ -171,7 +171,7 @@ def test_answers_without_a_score_are_left_out_and_a_cut_without_any_ends_the_com
 def test_a_thinking_that_is_not_compared_is_measured_against_the_others():
     forest = Forest.from_records(grown({0: {0: [1, 0]}, 1: {0: [1, 1]}, 2: {0: [0, 0]}}))
     compared = torch.tensor([name.split("/")[1][0] != "1" for name in forest.id])
-    found = BudgetRelative()(forest.replace(compared=compared), {}, 1)
+    found = advantage(by_budgets)(forest.replace(compared=compared), {}, 1)
     own = by_loop([[0.5] * 3, [1.0] * 3, [0.0] * 3], [0] * 3, [1 / 3] * 3, 2.0, [True, False, True], "zero")
     for r, name in enumerate(forest.id):
         number = int(name.split("/")[1][0])
@@ -181,24 +181,26 @@ def test_a_thinking_that_is_not_compared_is_measured_against_the_others():
 @given(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=6))
 def test_trajectories_that_are_not_cut_have_the_outcome_less_the_mean(rewards):
     forest = Forest.from_completions([[1]], [[[2 + i, 3] for i in range(len(rewards))]], rewards)
-    assert torch.allclose(BudgetRelative()(forest, {}, 1), GroupRelative(scale="none")(forest, {}, 1), atol=1e-12)
+    assert torch.allclose(advantage(by_budgets)(forest, {}, 1), GroupRelative(scale="none")(forest, {}, 1), atol=1e-12)
 
 
 def test_order_of_trajectories_does_not_matter():
     forest = Forest.from_records(grown({0: {0: [0, 1], 1: [1, 1], 2: [1, 0]}, 1: {0: [0, 0], 1: [1, 0]}}))
     rows = torch.randperm(forest.n_trajectories, generator=torch.Generator().manual_seed(3))
-    credit = BudgetRelative()(forest, {}, 1)
-    assert torch.allclose(BudgetRelative()(forest.select(rows), {}, 1), credit[forest.entries_of(rows)], atol=1e-12)
+    credit = advantage(by_budgets)(forest, {}, 1)
+    assert torch.allclose(
+        advantage(by_budgets)(forest.select(rows), {}, 1), credit[forest.entries_of(rows)], atol=1e-12
+    )
 
 
 def test_priors():
-    assert BudgetRelative().weights(4).tolist() == [0.25] * 4
-    assert BudgetRelative("linear").weights(4).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert BudgetRelative("last").weights(3).tolist() == [0, 0, 1]
+    assert budget_prior(4, "uniform").tolist() == [0.25] * 4
+    assert budget_prior(4, "linear").tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert budget_prior(3, "last").tolist() == [0, 0, 1]
 
 
 def test_refusals():
     for fields, match in (({"prior": "first"}, r"credit\.prior"), ({"singleton": "one"}, r"credit\.singleton"),
                           ({"growth": 0.0}, r"credit\.growth")):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
-            BudgetRelative(**fields)
+            advantage(by_budgets, **fields)

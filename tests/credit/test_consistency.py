@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.consistency import ConsistencyBlended, answer_disagreement, between_groups, blended
+from gxpo.credit import advantage
+from gxpo.credit.consistency import answer_disagreement, between_groups, blended, consistency_blended
 from gxpo.errors import ConfigError
 
 ROWS = st.lists(
@@ -64,7 +65,7 @@ def test_it_equals_a_loop(grow, rows, scale, constants, unit, failures):
             w = 0.0
         between = normal(means[g], list(means.values()), True, scale) if g in means else 0.0
         expected.append(w * normal(r, peers, own, scale) + (1 - w) * between)
-    part = ConsistencyBlended(steepness=steepness, middle=middle, unit=unit, failures=failures, scale=scale)
+    part = advantage(consistency_blended, steepness=steepness, middle=middle, unit=unit, failures=failures, scale=scale)
     assert part(forest, {"answer_cluster": cluster}, 0).tolist() == pytest.approx(expected, abs=1e-9)
 
 
@@ -84,16 +85,16 @@ def test_groups_count_once_each_and_their_credit_sums_to_nothing(rows):
 def test_agreeing_groups_are_measured_against_each_other(grow):
     """All wrong alike, all right alike: -1 / sqrt 2 and 1 / sqrt 2 (means 0 and 1, std .707107)."""
     forest = grow([("a", 0.0, [1])] * 3 + [("b", 1.0, [1])] * 2)
-    found = ConsistencyBlended()(forest, {"answer_cluster": torch.tensor([0, 0, 0, 1, 1])}, 0)
+    found = advantage(consistency_blended)(forest, {"answer_cluster": torch.tensor([0, 0, 0, 1, 1])}, 0)
     assert found.tolist() == pytest.approx([-0.707106] * 3 + [0.707106] * 2, abs=1e-5)
 
 
 def test_one_group_that_agrees_and_groups_of_one_mean_have_no_credit(grow):
     same = torch.tensor([0, 0, 1, 1])
     alone = grow([("a", 1.0, [1])] * 4)
-    assert ConsistencyBlended()(alone, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
+    assert advantage(consistency_blended)(alone, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
     equal = grow([("a", 0.1, [1])] * 2 + [("b", 0.1, [1])] * 2)
-    assert ConsistencyBlended()(equal, {"answer_cluster": same}, 0).tolist() == [0.0] * 4
+    assert advantage(consistency_blended)(equal, {"answer_cluster": same}, 0).tolist() == [0.0] * 4
 
 
 def test_disagreement_by_hand():
@@ -106,11 +107,11 @@ def test_disagreement_by_hand():
 
 def test_the_method():
     m = gxpo.method("copo+dr_grpo")
-    assert m.credit == ConsistencyBlended(scale="none") and m.needs == () and "answer_clusters" in m.signals
+    assert m.credit == advantage(consistency_blended, scale="none") and m.needs == () and "answer_clusters" in m.signals
     with pytest.raises(ConfigError, match="drops"):
         gxpo.method("copo+dapo")
     with pytest.raises(ConfigError, match=r"credit\.scale"):
-        ConsistencyBlended(scale="mad")  # type: ignore[arg-type]  # that is what is tested
+        advantage(consistency_blended, scale="mad")  # type: ignore[arg-type]  # that is what is tested
     for wrong in ({"unit": "dits"}, {"failures": "drop"}):
         with pytest.raises(ConfigError, match=r"credit\."):
-            ConsistencyBlended(**wrong)
+            advantage(consistency_blended, **wrong)

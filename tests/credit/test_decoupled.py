@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import group_relative
-from gxpo.credit.decoupled import Decoupled, decoupled_sum
+from gxpo.credit import advantage, group_relative
+from gxpo.credit.decoupled import decoupled, decoupled_sum
 from gxpo.errors import ConfigError
 
 CARD = [("g", 1.0, 1.0), ("g", 1.0, 0.0), ("g", 0.0, 0.0), ("g", 0.0, 0.0)]
@@ -36,7 +36,7 @@ def test_the_cards_numbers(grow):
     # s = 2.365575 .365975 -1.365775 -1.365775, mean 0, std 1.775816
     both = decoupled_sum(torch.tensor([[1.0, 1], [1, 0], [0, 0], [0, 0]]), torch.ones(2), torch.zeros(4).long())
     assert both.tolist() == pytest.approx([2.365575, 0.365975, -1.365775, -1.365775], abs=1e-6)
-    found = Decoupled()(grown(grow, CARD), {}, 0)
+    found = advantage(decoupled)(grown(grow, CARD), {}, 0)
     assert found.tolist() == pytest.approx([1.332031, 0.206077, -0.769054, -0.769054], abs=2e-6)
     summed = group_relative(torch.tensor([2.0, 1, 0, 0]), torch.zeros(4).long(), eps=1e-4)
     assert summed.tolist() == pytest.approx([1.305446, 0.261089, -0.783268, -0.783268], abs=2e-6)
@@ -47,10 +47,13 @@ def test_the_two_ports_differ_where_lengths_do(grow):
     # mean (2.365575 + .365975 - 6 * 1.365775) / 8 = -.6828875; squares about it 9.293124 + 1.100113 + 6 * .466335
     # = 13.191249; variance 13.191249 / 7 = 1.884464, root 1.372758; so 3.048463, 1.048863 and -.682888 over that
     forest = grown(grow, CARD, [1, 1, 1, 5])
-    trajectories, tokens = Decoupled()(forest, {}, 0), Decoupled(over="tokens")(forest, {}, 0)
+    trajectories, tokens = advantage(decoupled)(forest, {}, 0), advantage(decoupled, over="tokens")(forest, {}, 0)
     assert per_row(forest, trajectories) == pytest.approx([1.332031, 0.206077, -0.769054, -0.769054], abs=2e-6)
     assert tokens.tolist() == pytest.approx([2.220685, 0.764055, *[-0.497456] * 6], abs=3e-6)
-    assert Decoupled(over="tokens").learns_from_equal_groups and not Decoupled().learns_from_equal_groups
+    assert (
+        advantage(decoupled, over="tokens").learns_from_equal_groups
+        and not advantage(decoupled).learns_from_equal_groups
+    )
 
 
 ROWS = st.lists(
@@ -82,43 +85,47 @@ def test_it_equals_a_loop(grow, rows, weight):
     mean = sum(batch) / len(batch) if batch else 0.0
     std = math.sqrt(sum((t - mean) ** 2 for t in batch) / (len(batch) - 1)) if len(batch) > 1 else 0.0
     expected = [(t - mean) / (std + 1e-4) if m and std > 1e-12 else 0.0 for t, m in zip(total, moved, strict=True)]
-    part = Decoupled(weights={"format": weight, "correct": 1.0})
+    part = advantage(decoupled, weights={"format": weight, "correct": 1.0})
     assert per_row(forest, part(forest, {}, 0)) == pytest.approx(expected, abs=1e-8)
 
 
 def test_weights_go_by_name_whatever_the_order(grow):
     # T26
     forest = grown(grow, [*CARD, ("h", 1.0, 0.0), ("h", 0.0, 1.0)])
-    one = Decoupled(weights={"correct": 1.0, "format": 0.25})(forest, {}, 0)
-    other = Decoupled(weights={"format": 0.25, "correct": 1.0})(forest, {}, 0)
+    one = advantage(decoupled, weights={"correct": 1.0, "format": 0.25})(forest, {}, 0)
+    other = advantage(decoupled, weights={"format": 0.25, "correct": 1.0})(forest, {}, 0)
     assert one.tolist() == pytest.approx(other.tolist(), abs=1e-12)
-    swapped = Decoupled(weights={"correct": 0.25, "format": 1.0})(forest, {}, 0)
+    swapped = advantage(decoupled, weights={"correct": 0.25, "format": 1.0})(forest, {}, 0)
     assert one.tolist() != pytest.approx(swapped.tolist(), abs=1e-3)
     flipped = forest.replace(component_names=("format", "correct"), components=forest.components.flip(1))
-    assert Decoupled(weights={"correct": 1.0, "format": 0.25})(flipped, {}, 0).tolist() == pytest.approx(one.tolist())
+    assert advantage(decoupled, weights={"correct": 1.0, "format": 0.25})(flipped, {}, 0).tolist() == pytest.approx(
+        one.tolist()
+    )
 
 
 def test_names_that_are_not_there_are_refused_with_what_there_is(grow):
     forest = grown(grow, CARD)
     with pytest.raises(ConfigError, match=r"names 'fromat'.*did you mean 'format'.*there is correct, format"):
-        Decoupled(weights={"fromat": 1.0})(forest, {}, 0)
+        advantage(decoupled, weights={"fromat": 1.0})(forest, {}, 0)
     with pytest.raises(ConfigError, match="there is none"):
-        Decoupled(weights={"correct": 1.0})(grow([("g", 1.0, [1])]), {}, 0)
+        advantage(decoupled, weights={"correct": 1.0})(grow([("g", 1.0, [1])]), {}, 0)
     for wrong in ({"correct": math.inf}, {"correct": 0.0}, {}):
         with pytest.raises(ConfigError, match=r"credit\.weights"):
-            Decoupled(weights=wrong)
+            advantage(decoupled, weights=wrong)
     with pytest.raises(ConfigError, match=r"credit\.over"):
-        Decoupled(over="rows")
+        advantage(decoupled, over="rows")
 
 
 def test_a_missing_reward_takes_its_row_out(grow):
     # T25
     forest = grown(grow, [*CARD, ("g", 1.0, None)])
-    found = Decoupled()(forest, {}, 0)
-    assert found[:4].tolist() == pytest.approx(Decoupled()(grown(grow, CARD), {}, 0).tolist()) and found[4] == 0
-    unnamed = Decoupled(weights={"correct": 1.0})(forest, {}, 0)  # the missing one has no weight
+    found = advantage(decoupled)(forest, {}, 0)
+    assert (
+        found[:4].tolist() == pytest.approx(advantage(decoupled)(grown(grow, CARD), {}, 0).tolist()) and found[4] == 0
+    )
+    unnamed = advantage(decoupled, weights={"correct": 1.0})(forest, {}, 0)  # the missing one has no weight
     assert bool((unnamed != 0).all())
-    tokens = Decoupled(over="tokens")
+    tokens = advantage(decoupled, over="tokens")
     alone = tokens(grown(grow, CARD), {}, 0).tolist()
     assert tokens(forest, {}, 0).tolist() == pytest.approx([*alone, 0.0])
 
@@ -126,29 +133,31 @@ def test_a_missing_reward_takes_its_row_out(grow):
 def test_one_reward_is_grpo_and_equal_groups_have_exactly_nothing(grow):
     forest = grown(grow, [*CARD, ("h", 1.0, 0.3), ("h", 1.0, 0.3), ("h", 1.0, 0.3)])
     grpo = group_relative(forest.outcome, forest.ids("group", axis="R"), eps=1e-4)
-    assert torch.equal(Decoupled(weights={"correct": 0.5})(forest, {}, 0), 0.5 * grpo)
-    both = Decoupled()(forest, {}, 0)
+    assert torch.equal(advantage(decoupled, weights={"correct": 0.5})(forest, {}, 0), 0.5 * grpo)
+    both = advantage(decoupled)(forest, {}, 0)
     assert both[4:].tolist() == [0, 0, 0] and bool((both[:4] != 0).all())
     bare = grow([("g", r, [1]) for r in (1.0, 0.0, 0.0)])
-    assert torch.equal(Decoupled()(bare, {}, 0), group_relative(bare.outcome, torch.zeros(3).long(), eps=1e-4))
+    assert torch.equal(advantage(decoupled)(bare, {}, 0), group_relative(bare.outcome, torch.zeros(3).long(), eps=1e-4))
 
 
 def test_a_reward_that_is_equal_in_a_group_adds_nothing_whatever_its_weight(grow):
     rows = [("g", 1.0, 0.7), ("g", 0.0, 0.7), ("g", 0.0, 0.7)]
-    light, heavy = (Decoupled(weights={"correct": 1.0, "format": w})(grown(grow, rows), {}, 0) for w in (0.1, 100.0))
+    light, heavy = (
+        advantage(decoupled, weights={"correct": 1.0, "format": w})(grown(grow, rows), {}, 0) for w in (0.1, 100.0)
+    )
     assert torch.equal(light, heavy)
 
 
 def test_scaling_a_reward_changes_nothing_where_a_sum_would_be_drowned(grow):
     rows = [("g", 1.0, 0.0), ("g", 0.0, 1.0), ("g", 1.0, 1.0), ("g", 0.0, 0.0)]
     large = [(g, a, 1000 * b) for g, a, b in rows]
-    one, other = (Decoupled(eps=1e-9)(grown(grow, x), {}, 0) for x in (rows, large))
+    one, other = (advantage(decoupled, eps=1e-9)(grown(grow, x), {}, 0) for x in (rows, large))
     assert one.tolist() == pytest.approx(other.tolist(), abs=1e-6)
 
 
 def test_the_method_and_its_weights():
     m = gxpo.method("gdpo_multi", {"credit.weights": {"correct": 1.0, "format": 0.5}})
-    assert m.credit == Decoupled(weights={"correct": 1.0, "format": 0.5})
+    assert m.credit == advantage(decoupled, weights={"correct": 1.0, "format": 0.5})
 
 
 def batch_by_hand(total, counting, moved):
@@ -168,10 +177,10 @@ def test_a_group_of_one_equal_groups_and_who_is_not_compared(grow, single):
     counting = [len(r) == 3 for r in rows]
     moved = [True] * 4 + [single == "raw", True, False, False, True]
     forest = grown(grow, rows)
-    found = per_row(forest, Decoupled(ddof=0, eps=0.5, singleton=single)(forest, {}, 0))
+    found = per_row(forest, advantage(decoupled, ddof=0, eps=0.5, singleton=single)(forest, {}, 0))
     assert found == pytest.approx(batch_by_hand(total, counting, moved), abs=1e-6)
     missing = grown(grow, [*rows, ("g", 1.0, None)])
-    again = Decoupled(ddof=0, eps=0.5, singleton=single)(missing, {}, 0)
+    again = advantage(decoupled, ddof=0, eps=0.5, singleton=single)(missing, {}, 0)
     assert per_row(missing, again) == pytest.approx([*found, 0.0], abs=1e-12)
 
 
@@ -185,18 +194,18 @@ def test_over_tokens_those_count_that_are_trained_of_those_that_are_compared(gro
             ("g", 0.0, [2], {"rewards": {"correct": 0.0, "format": 1.0}, "compared": False}),
         ]
     )
-    found = Decoupled(over="tokens")(forest, {}, 0)
+    found = advantage(decoupled, over="tokens")(forest, {}, 0)
     expected = [2.365575, 0.365975, -1.365775, 0.0, -1.365775, 0.0, 0.633825, 0.633825]
     assert found.tolist() == pytest.approx([s / 1.775816 for s in expected], abs=2e-6)
 
 
 def test_of_one_reward_whoever_lacks_it_has_nothing(grow):
     rows = [*CARD, ("h", 1.0, 0.0), ("h", 0.0, 1.0), ("g", 1.0, None), ("h", 1.0, None)]
-    found = Decoupled(weights={"format": 1.0})(grown(grow, rows), {}, 0)
+    found = advantage(decoupled, weights={"format": 1.0})(grown(grow, rows), {}, 0)
     assert bool((found[:6] != 0).all()) and found[6:].tolist() == [0.0, 0.0]
 
 
 def test_weights_are_not_rounded(grow):
     forest = grown(grow, CARD)
-    tenth, one = (Decoupled(weights={"correct": w}, eps=0.0)(forest, {}, 0) for w in (0.1, 1.0))
+    tenth, one = (advantage(decoupled, weights={"correct": w}, eps=0.0)(forest, {}, 0) for w in (0.1, 1.0))
     assert torch.equal(tenth, 0.1 * one)

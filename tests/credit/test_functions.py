@@ -10,28 +10,25 @@ import pytest
 import torch
 
 from gxpo import levels
+from gxpo.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.bonus import bounded
 from gxpo.credit.consistency import answer_disagreement, between_groups, blended
 from gxpo.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.credit.gae import gae
-from gxpo.credit.length_weighted import length_weighted
 from gxpo.credit.likelihood import mean_of_lowest
 from gxpo.credit.node_value import Visits, node_value
 from gxpo.credit.pairwise import pairwise_auc
 from gxpo.credit.pass_at_k import max_second, set_leave_one_out, subset_mean
 from gxpo.credit.redundancy import diversity_adjusted
 from gxpo.credit.relative import group_relative
-from gxpo.credit.replayed import shares
 from gxpo.credit.risk_bundle import mixed_value_at_risk
 from gxpo.credit.segment_relative import segment_relative
 from gxpo.credit.set_relative import set_relative
-from gxpo.credit.shrunk import prior_weight, shrunk
 from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_delta import value_delta
 from gxpo.credit.value_trend import trend, trend_return
-from gxpo.credit.virtual_members import virtual_members
 from gxpo.errors import ConfigError
 from gxpo.parts import CREDITS
 
@@ -61,12 +58,16 @@ DEFAULTS = [
     (decoupled_sum, (torch.stack([X, Y], 1), X[:2], torch.arange(7)), {"singleton": "zero"}),
     (batch_normalized, (X, RIGHT, ALL), {"ddof": 1, "eps": 1e-4}),
     (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
-    (difficulty_weighted, (X - 0.4, Y), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
+    (
+        difficulty_weighted,
+        (X, GROUP, Y),
+        {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75, "where": ALL, **GRPO},
+    ),
     (gae, (X, Y, GROUP, ALL), {"discount": 1.0, "lam": 1.0, "cut": ~ALL}),
     (length_weighted, (X, torch.tensor([1, 0, 2, 1, 3, 1, 0]), GROUP), {"where": ALL}),
     (mean_of_lowest, (X, GROUP, 2), {"share": 1.0}),
     (mixed_scale, (X, GROUP, Y), {"ddof": 1, "eps": 1e-6, "where": ALL}),
-    (pairwise_auc, (X, RIGHT, GROUP), {"tau": 0.6, "where": ALL}),
+    (pairwise_auc, (X, RIGHT, GROUP), {"tau": 0.6, "acts": ALL}),
     (subset_mean, (RIGHT, GROUP, 2), {"where": ALL, "eps": 1e-6}),
     (set_leave_one_out, (RIGHT, GROUP, 2), {"where": ALL}),
     (max_second, (X, GROUP), {"where": ALL, "scale": "std", "eps": 1e-6}),
@@ -76,13 +77,13 @@ DEFAULTS = [
     (segment_relative, (X, torch.arange(7), GROUP, 0 * GROUP), {"scale": "std", "ddof": 0, "eps": 1e-4, "where": ALL}),
     (segment_relative, (9 * torch.eye(40)[0], torch.arange(40), *[torch.zeros(40).long()] * 2), {"bound": 5.0}),
     (set_relative, (X, GROUP, TREE, 2), {"where": ALL}),
-    (shrunk, (X, GROUP, Y), {"variance": "prior", "where": ALL}),
+    (shrinkage_baseline, (X, GROUP, Y), {"variance": "prior", "where": ALL}),
     (prior_weight, (X, Y, Y / 10), {}),
     (turn_relative, (X, Y, GROUP), {"fairness": 1.0, "ddof": 0, "eps": 1e-8, "where": ALL}),
     (value_delta, (X, Y), {"best_of": 1, "form": "prob"}),
     (trend, (X - 0.45, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
     (trend_return, (X, GROUP), {"decay": 0.7, "lookahead": 4, "tolerance": 1e-5}),
-    (virtual_members, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
+    (pseudo_rollouts, (X, GROUP), {"value": 1.0, "count": 1, **GRPO, "where": ALL}),
 ]
 NAMES = [f"{i}-{f.__name__}" for i, (f, *_) in enumerate(DEFAULTS)]
 
@@ -218,15 +219,16 @@ PARTS = [
      lambda f, s: torch.where(levels.max(CORRECT, group_of(f), f.compared) > 0,
                               0.7 * (s["prompt_confidence"] - LOGPROB.exp()), 0.0)),
     ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
-    ("difficulty_weighted", {**SET, **CURVE}, "R", lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
+    ("difficulty_weighted", {**SET, **CURVE}, "R", 
+     lambda f, s: difficulty_weighted(f.outcome, group_of(f), RATE, f.compared, **CURVE, **SET)),
     ("diversity_adjusted", SET, "R",
      lambda f, s: advantage(f, diversity_adjusted(f.outcome, s["embedding"], group_of(f), f.compared))),
     ("length_weighted", {}, "R", lambda f, s: length_weighted(f.outcome, f.lengths(), group_of(f), f.compared)),
     ("mixed_scale", {"ddof": 1, "eps": 0.5}, "R",
-     lambda f, s: mixed_scale(f.outcome, group_of(f), RATE, 1, 0.5, f.compared)),
+     lambda f, s: mixed_scale(f.outcome, group_of(f), RATE, f.compared, ddof=1, eps=0.5)),
     ("negative_groups", {**SET, "alpha": 0.6}, "R", negative),
     ("pairwise_auc", {"tau": 0.9}, "R",
-     lambda f, s: pairwise_auc(LOGPROB, CORRECT, group_of(f), 0.9, f.compared)),
+     lambda f, s: pairwise_auc(LOGPROB, CORRECT, group_of(f), f.compared, tau=0.9)),
     ("pass_at_k", {"k": 3, "eps": 0.5}, "R", lambda f, s: subset_mean(CORRECT, group_of(f), 3, f.compared, 0.5)),
     ("pass_at_k", {"kind": "leave_one_out", "k": 3}, "R", by_sets(set_leave_one_out)),
     ("pass_at_k", {"kind": "max_second", "eps": 0.5}, "R",
@@ -235,12 +237,12 @@ PARTS = [
     ("set_relative", {"size": 2, "same": "info.tree"}, "R",
      lambda f, s: set_relative(f.outcome, group_of(f), f.ids("group", "info.tree", axis="R"), 2, f.compared)),
     ("shrinkage_baseline", {"variance": "sample"}, "R",
-     lambda f, s: shrunk(f.outcome, group_of(f), s["baseline"], "sample", f.compared)),
+     lambda f, s: shrinkage_baseline(f.outcome, group_of(f), s["baseline"], f.compared, variance="sample")),
     ("tree_relative", {"ddof": 0, "eps": 0.5}, "R",
      lambda f, s: advantage(f, center="mean") + group_relative(f.outcome, f.ids("info.tree", axis="R"), ddof=0, eps=0.5,
                                                                where=f.compared)),
     ("pseudo_rollouts", {**SET, "value": 2.0, "count": 2}, "R",
-     lambda f, s: virtual_members(f.outcome, group_of(f), 2.0, 2, where=f.compared, **SET)),
+     lambda f, s: pseudo_rollouts(f.outcome, group_of(f), f.compared, value=2.0, count=2, **SET)),
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from tests import strategies
 
-from gxpo.credit.ordered import PrefixOrdered, order_of, ordered, pairs_of, prefixes_of, project
+from gxpo.credit import advantage
+from gxpo.credit.ordered import order_of, ordered, pairs_of, prefix_ordered, prefixes_of, project
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 
@@ -140,7 +141,7 @@ def test_prefixes_are_told_by_stored_tokens():
 
 def test_credit_of_the_family():
     # r0 = [-.2, -.2, .8, -.2, -.2]; z is to stand .01 above x and x2: they give .01 / 3 each, z has the double
-    credit = PrefixOrdered()(prefixed(*FAMILY), {}, 0)
+    credit = advantage(prefix_ordered)(prefixed(*FAMILY), {}, 0)
     forest = prefixed(*FAMILY)
     own = [float(credit[forest.path_of(r)[-1]]) for r in range(5)]
     d = 0.01 / 3
@@ -160,9 +161,9 @@ def test_heuristics_take_off_a_share_of_the_prefixes_value(how, value):
     forest = prefixed(*FAMILY)
     raw = [r - 0.5 * v for r, v in zip((0.0, 0.0, 1.0, 0.0, 0.0), value, strict=True)]
     mean = sum(raw) / 5
-    credit = PrefixOrdered(how)(forest, {}, 0)
+    credit = advantage(prefix_ordered, how=how)(forest, {}, 0)
     assert [float(credit[forest.path_of(r)[-1]]) for r in range(5)] == pytest.approx([x - mean for x in raw], abs=1e-12)
-    scaled = PrefixOrdered(how, scale=True)(forest, {}, 0)
+    scaled = advantage(prefix_ordered, how=how, scale=True)(forest, {}, 0)
     std = math.sqrt(sum((x - mean) ** 2 for x in raw) / 4)
     assert torch.allclose(scaled, credit / (std + 1e-6), atol=1e-12)
 
@@ -172,7 +173,7 @@ def test_heuristics_take_off_a_share_of_the_prefixes_value(how, value):
 def test_without_prefixes_it_is_the_centred_reward(seed, how):
     forest = strategies.random_forest(seed, groups=2, rollouts=5, unscored=False, forks=False)
     forest = forest.replace(trainable=torch.ones_like(forest.trainable), outcome=(forest.outcome > 0).double())
-    found = PrefixOrdered(how)(forest, {}, 0)
+    found = advantage(prefix_ordered, how=how)(forest, {}, 0)
     for r in range(forest.n_trajectories):
         same = [o for o in range(forest.n_trajectories) if forest.group[o] == forest.group[r] and forest.compared[o]]
         equal = len({float(forest.outcome[o]) for o in same}) < 2
@@ -205,13 +206,13 @@ def test_pairs_agree_with_a_loop(seed):
 def test_nothing_to_compare_is_exactly_zero():
     equal = prefixed(*((name, 1.0, lengths, base) for name, _, lengths, base in FAMILY))
     for how in ("projection", "expectation", "optimistic", "pessimistic"):
-        assert PrefixOrdered(how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
+        assert advantage(prefix_ordered, how=how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
         alone = prefixed(FAMILY[0])
-        assert PrefixOrdered(how)(alone, {}, 0).tolist() == [0.0] * alone.n_entries
+        assert advantage(prefix_ordered, how=how)(alone, {}, 0).tolist() == [0.0] * alone.n_entries
 
 
 def test_refusals():
     with pytest.raises((ConfigError, GxpoError), match="how"):
-        PrefixOrdered("mean")  # type: ignore[arg-type]  # refused
+        advantage(prefix_ordered, how="mean")  # type: ignore[arg-type]  # refused
     with pytest.raises(ConfigError, match="margin"):
-        PrefixOrdered(margin=-1.0)
+        advantage(prefix_ordered, margin=-1.0)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gxpo.credit import (
     AnchorState,
-    BatchWhiten,
     CreditSum,
     GroupRelative,
-    LengthWeighted,
+    advantage,
     batch_whiten,
     group_relative,
     length_weighted,
 )
+from gxpo.credit.batch_whiten import batch_relative
 from gxpo.credit.gae import Gae
 from gxpo.credit.risk_bundle import RiskBundle
 from gxpo.errors import ConfigError
@@ -60,7 +60,7 @@ def test_opo_equals_a_loop_and_its_token_sum_is_zero(grow: Grow, rows: list) -> 
         expected += [credit] * n
         if c:
             sums[g] = sums.get(g, 0.0) + n * credit
-    assert LengthWeighted()(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-12)
+    assert advantage(length_weighted)(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-12)
     assert all(abs(total) < 1e-9 for total in sums.values())
 
 
@@ -82,7 +82,7 @@ def test_a_trajectory_without_tokens_does_not_move_the_baseline() -> None:
 
 def test_opo_counts_trainable_tokens_only(grow: Grow) -> None:
     forest = grow([("a", 1.0, [4], {"trainable": [True, False, False, True]}), ("a", 0.0, [6])])
-    assert LengthWeighted()(forest, {}, 0)[0] == pytest.approx(1 - 2 / 8)
+    assert advantage(length_weighted)(forest, {}, 0)[0] == pytest.approx(1 - 2 / 8)
 
 
 # ---------------------------------------------------------------- batch whitening
@@ -90,13 +90,13 @@ def test_reinforce_pp_card(grow: Grow) -> None:
     forest = grow([(g, r, [n]) for g, r, n in zip("abcd", [1.0, 0, 0, 1], [1, 3, 2, 2], strict=True)])
     up, down = 1.207615, -0.724569
     expected = [up] + [down] * 3 + [down] * 2 + [up] * 2
-    assert BatchWhiten()(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-6)
+    assert advantage(batch_relative)(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_reinforce_pp_baseline_card(grow: Grow) -> None:
     forest = grow([("a", r, [1]) for r in (1.0, 0, 0, 0)] + [("b", r, [1]) for r in (1.0, 1, 1, 0)])
     expected = [1.620185] + [-0.540062] * 3 + [0.540062] * 3 + [-1.620185]
-    assert BatchWhiten(center="mean")(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-6)
+    assert advantage(batch_relative, center="mean")(forest, {}, 0).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,18 +119,21 @@ def test_whitening_equals_a_loop(grow: Grow, rows: list, center: str) -> None:
         mean = math.fsum(tokens) / len(tokens)
         root = math.sqrt(math.fsum((t - mean) ** 2 for t in tokens) / (len(tokens) - 1) + 1e-8)
         expected = [(v - mean) / root for v, (_, _, n, _) in zip(value, rows, strict=True) for _ in range(n)]
-    found = BatchWhiten(center=center)(forest, {}, 0)  # type: ignore[arg-type]  # drawn from the allowed words
+    found = advantage(batch_relative, center=center)(forest, {}, 0)  # type: ignore[arg-type]  # drawn from the allowed words
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_batch_of_equal_rewards_gives_exactly_zero_but_differing_groups_move(grow: Grow) -> None:
     for value in (0.1, 0.7, 1 / 3):
         same = grow([(g, value, [n]) for g, n in zip("aabbcc", [1, 2, 3, 4, 5, 6], strict=True)])
-        assert not BatchWhiten()(same, {}, 0).any()
+        assert not advantage(batch_relative)(same, {}, 0).any()
     between = grow([("a", 1.0, [2]), ("a", 1.0, [1]), ("b", 0.0, [3]), ("b", 0.0, [1])])
-    assert (BatchWhiten()(between, {}, 0) != 0).all()
-    assert not BatchWhiten(center="mean")(between, {}, 0).any()
-    assert BatchWhiten().learns_from_equal_groups and not BatchWhiten(center="mean").learns_from_equal_groups
+    assert (advantage(batch_relative)(between, {}, 0) != 0).all()
+    assert not advantage(batch_relative, center="mean")(between, {}, 0).any()
+    assert (
+        advantage(batch_relative).learns_from_equal_groups
+        and not advantage(batch_relative, center="mean").learns_from_equal_groups
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -155,7 +158,7 @@ def test_whitening_over_trajectories_equals_a_loop(grow: Grow, rows: list, cente
         mean = math.fsum(batch) / len(batch)
         std = math.sqrt(math.fsum((v - mean) ** 2 for v in batch) / (len(batch) - ddof))
         expected = [(v - mean) / (std + 1e-4) for v in value]
-    part = BatchWhiten(center=center, over="trajectories", ddof=ddof, singleton=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
+    part = advantage(batch_relative, center=center, over="trajectories", ddof=ddof, singleton=single, eps=1e-4)  # type: ignore[arg-type]  # drawn from the allowed words
     found = part(forest, {}, 0)
     assert found.tolist() == pytest.approx([expected[r] for r in forest.path_trajectory.tolist()], abs=1e-9)
 
@@ -163,17 +166,17 @@ def test_whitening_over_trajectories_equals_a_loop(grow: Grow, rows: list, cente
 def test_the_population_variance_over_tokens(grow: Grow) -> None:
     # mean .375, variance .234375: .625 / .484123
     forest = grow([(g, r, [n]) for g, r, n in zip("abcd", [1.0, 0, 0, 1], [1, 3, 2, 2], strict=True)])
-    assert BatchWhiten(ddof=0)(forest, {}, 0)[0] == pytest.approx(1.290994, abs=1e-6)
+    assert advantage(batch_relative, ddof=0)(forest, {}, 0)[0] == pytest.approx(1.290994, abs=1e-6)
     for wrong in ({"over": "rows"}, {"center": "median"}, {"singleton": "one"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
-            BatchWhiten(**wrong)
+            advantage(batch_relative, **wrong)
 
 
 def test_untrainable_tokens_enter_no_statistic(grow: Grow) -> None:
     # T11: tool tokens in the middle change no action token's credit
     rows = [("a", 1.0, [2]), ("a", 0.0, [3]), ("b", 1.0, [4]), ("b", 0.5, [1])]
     longer = [("a", 1.0, [2]), ("a", 0.0, [5], {"trainable": [True, False, True, False, True]}), *rows[2:]]
-    for part in (BatchWhiten(), BatchWhiten(center="mean")):
+    for part in (advantage(batch_relative), advantage(batch_relative, center="mean")):
         forest, gapped = grow(rows), grow(longer)
         found = part(gapped, {}, 0)
         assert found[gapped.path_trainable].tolist() == pytest.approx(part(forest, {}, 0).tolist(), abs=1e-12)
@@ -301,7 +304,7 @@ def test_a_trajectory_that_is_not_compared_enters_no_anchor(grow: Grow) -> None:
 
 # ---------------------------------------------------------------- common to all
 ALL = [GroupRelative(), GroupRelative(scale="none"), GroupRelative(center="none", scale="none"),
-       LengthWeighted(), BatchWhiten(), BatchWhiten(center="mean"),
+       advantage(length_weighted), advantage(batch_relative), advantage(batch_relative, center="mean"),
        AnchorState(), AnchorState(center="none", scale="none")]  # fmt: skip
 
 
@@ -323,7 +326,7 @@ def test_every_credit_keeps_the_contract(part: Credit, grow: Grow) -> None:
 
 def test_credits_add_and_scale(grow: Grow) -> None:
     forest = grow(CARD)
-    a, b = GroupRelative(scale="none"), BatchWhiten()
+    a, b = GroupRelative(scale="none"), advantage(batch_relative)
     both = 2 * a + b * 0.5 + a
     assert isinstance(both, CreditSum) and len(both.parts) == 3
     expected = 3 * a(forest, {}, 0) + 0.5 * b(forest, {}, 0)
@@ -350,13 +353,13 @@ def test_a_plain_function_adds_to_a_part(grow: Grow) -> None:
 
 def test_a_wrong_word_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"credit\.center is 'median'"):
-        BatchWhiten(center="median")  # type: ignore[arg-type]  # the point of the test
+        advantage(batch_relative, center="median")  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ConfigError, match=r"credit\.center is 'middle'"):
         AnchorState(center="middle")  # type: ignore[arg-type]  # the point of the test
 
 
 def test_the_functions_doctests_hold() -> None:
-    for name in ("relative", "length_weighted", "batch_whiten"):
+    for name in ("relative", "baselines", "batch_whiten"):
         assert doctest.testmod(import_module(f"gxpo.credit.{name}")).failed == 0
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.pass_at_k import PassAtK, max_second, missed, set_leave_one_out, sloo_minus_one, subset_mean
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.pass_at_k import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
 from gxpo.errors import ConfigError
 
 
@@ -96,7 +96,7 @@ GRADED = st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0, 0.1 + 0.2, 0.3, math.nan])
 def test_the_unbiased_one_equals_a_count_over_all_sets(grow, rows, k):
     """Who is not compared is set against all who are, and unscored attempts are nobody's."""
     forest = grow([(g, None if math.isnan(r) else r, [1], {"compared": c}) for g, r, c in rows])
-    found = PassAtK(kind="sloo_minus_one", k=k)(forest, {}, 0).tolist()
+    found = advantage(pass_at_k, kind="sloo_minus_one", k=k)(forest, {}, 0).tolist()
     scored = [i for i, (_, r, _) in enumerate(rows) if not math.isnan(r)]
     for i in scored:
         others = [rows[j][1] for j in scored if j != i and rows[j][2] and rows[j][0] == rows[i][0]]
@@ -130,7 +130,7 @@ rows_of = st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans()
 @given(rows_of, st.integers(1, 4), st.sampled_from(["analytic", "leave_one_out"]))
 def test_they_equal_a_count_over_all_sets(grow, rows, k, kind):
     forest = grow([(g, float(r), [1], {"success": r, "compared": c}) for g, r, c in rows])
-    found = PassAtK(kind=kind, k=k)(forest, {}, 0).tolist()
+    found = advantage(pass_at_k, kind=kind, k=k)(forest, {}, 0).tolist()
     loop = analytic if kind == "analytic" else leave_one_out
     for g in "ab":
         members = [i for i, (h, _, c) in enumerate(rows) if h == g and c]
@@ -155,16 +155,16 @@ def test_max_second_equals_a_loop(grow, rows):
         if len(ranked) > 1 and rows[ranked[0]][1] > rows[ranked[1]][1]:
             gap = rows[ranked[0]][1] - rows[ranked[1]][1]
             expected[ranked[0]] = gap / (statistics.stdev(rows[i][1] for i in members) + 1e-6)
-    assert PassAtK(kind="max_second")(forest, {}, 0).tolist() == pytest.approx(expected)
+    assert advantage(pass_at_k, kind="max_second")(forest, {}, 0).tolist() == pytest.approx(expected)
 
 
 def test_with_one_attempt_they_are_grpo_and_rloo(grow):
     forest = grow([(g, r, [1], {"success": bool(r)}) for g, r in zip("aaaabbb", (1, 0, 0, 1, 0, 0, 1), strict=True)])
-    analytic_one = PassAtK(k=1)(forest, {}, 0).tolist()
+    analytic_one = advantage(pass_at_k, k=1)(forest, {}, 0).tolist()
     assert analytic_one == pytest.approx(GroupRelative(ddof=0)(forest, {}, 0).tolist(), abs=1e-12)
     rloo = gxpo.method("rloo").advantages(forest).tolist()
     for kind in ("leave_one_out", "sloo_minus_one"):
-        assert PassAtK(kind=kind, k=1)(forest, {}, 0).tolist() == pytest.approx(rloo)
+        assert advantage(pass_at_k, kind=kind, k=1)(forest, {}, 0).tolist() == pytest.approx(rloo)
 
 
 @pytest.mark.parametrize("n", [2, 5, 300])
@@ -188,9 +188,9 @@ def test_the_methods_and_the_options(grow):
     unscored = grow([("a", float(i < 2) if i < 8 else None, [1]) for i in range(9)])
     assert gxpo.method("pkpo").advantages(unscored).tolist() == [*gxpo.method("pkpo").advantages(forest).tolist(), 0.0]
     with pytest.raises(ConfigError, match=r"credit\.k is 0"):
-        PassAtK(k=0)
+        advantage(pass_at_k, k=0)
     with pytest.raises(ConfigError, match=r"credit\.kind"):
-        PassAtK(kind="best")
+        advantage(pass_at_k, kind="best")
 
 
 def test_who_is_not_compared_has_nothing_where_the_compared_agree():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.strategies import forests
 
 import gxpo
-from gxpo.credit import GroupRelative
-from gxpo.credit.replayed import ReplayBaseline, replay_baseline
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.baselines import against, replay_baseline
 from gxpo.forest import Forest
 
 F64 = torch.float64
@@ -27,7 +27,7 @@ def column(*values: float) -> torch.Tensor:
 def test_worked() -> None:
     """Outcomes [1, 0], baseline .25: (.75, -.25) / sqrt(1/2); [1, 1] has no std; of the last task nothing is known."""
     group = torch.tensor([0, 0, 1, 1, 2])
-    found = replay_baseline(column(1, 0, 1, 1, 1), column(0.25, 0.25, 0.25, 0.25, math.nan), group, eps=0.0)
+    found = against(column(1, 0, 1, 1, 1), column(0.25, 0.25, 0.25, 0.25, math.nan), group, eps=0.0)
     assert found.tolist() == pytest.approx([0.75 * 2**0.5, -0.25 * 2**0.5, 0.75, 0.75, 0.0])
 
 
@@ -59,5 +59,5 @@ def test_equals_a_loop(forest: Forest, seed: int) -> None:
 
 def test_without_replayed_rollouts_it_is_grpo() -> None:
     forest = Forest.from_completions([[1], [2]], [[[3], [4, 5]], [[6], [7]]], [1.0, 0.0, 0.5, 0.25])
-    found = ReplayBaseline()(forest, {"baseline": column(9, 9, 9, 9)}, 0)
+    found = advantage(replay_baseline)(forest, {"baseline": column(9, 9, 9, 9)}, 0)
     assert torch.equal(found, GroupRelative()(forest, {}, 0))

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.credit import GroupRelative
-from gxpo.credit.replayed import Retrospective, shares
+from gxpo.credit import GroupRelative, advantage
+from gxpo.credit.baselines import retrospective, shares
 from gxpo.errors import ConfigError
 
 
 def credit(forest, value, **fields):
     signals = {"improvement": torch.full((forest.n_trajectories,), value, dtype=torch.float64)}
-    return Retrospective(**fields)(forest, signals, 0).tolist()
+    return advantage(retrospective, **fields)(forest, signals, 0).tolist()
 
 
 @pytest.mark.parametrize(("phi", "expected"), [(3.485685, [6.971370, -2.323790]), (-0.271109, [-0.542218, 0.180739])])
@@ -59,4 +59,4 @@ def test_without_improvement_nothing_comes_of_it_and_worse_turns_it_round(grow):
     assert still[:3] == [0.0] * 3 and up[:3] == [-x for x in down[:3]] and up[0] > 0
     assert still[3:] == up[3:] == down[3:] and up[3] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
     with pytest.raises(ConfigError, match=r"credit\.center"):
-        Retrospective(center="mode")  # type: ignore[arg-type]  # on purpose
+        advantage(retrospective, center="mode")  # type: ignore[arg-type]  # on purpose

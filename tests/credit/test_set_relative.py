@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.set_relative import SetRelative, same_actions, set_relative
+from gxpo.credit import advantage
+from gxpo.credit.set_relative import by_sets, same_actions, set_relative
 from gxpo.errors import ConfigError, GxpoError
 
 
@@ -58,7 +59,7 @@ def test_a_wrong_attempt_that_differs_can_gain(grow):
     records = grow([("a", r, [2]) for r in (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)]).to_records()
     for i, token in enumerate((3, 3, 3, 4, 3, 3)):
         records[i]["turns"][0]["action"] = [3, token]
-    found = SetRelative(size=2)(gxpo.Forest.from_records(records), {}, 0)[::2].tolist()
+    found = advantage(by_sets, size=2)(gxpo.Forest.from_records(records), {}, 0)[::2].tolist()
     assert found[3] > found[4] == found[5] and sum(found) == pytest.approx(0, abs=1e-12)
     # among sets of two: with the odd one d = 1, else .5; f = .5 for 1 and 0 with the odd one, .5 for 1, 1 ...
     assert found[3] == pytest.approx(statistics.fmean([0.5] * 3 + [0.0] * 2) - _mean_of_all())
@@ -81,7 +82,7 @@ def test_equal_rewards_have_credit_only_where_some_are_the_same():
     assert bool((set_relative(one / 3, group, torch.arange(5), 3) == 0).all())
     assert bool((set_relative(one / 3, group, torch.zeros(5).long(), 3) == 0).all())
     assert set_relative(one, group, torch.tensor([0, 0, 0, 0, 1]), 3)[4] > 0
-    assert SetRelative.learns_from_equal_groups
+    assert advantage(by_sets).learns_from_equal_groups
 
 
 def test_order_does_not_matter():
@@ -101,9 +102,9 @@ def test_what_makes_attempts_the_same(grow):
     assert same_actions(forest).tolist() == [0, 0, 1]
     by_actions = set_relative(forest.outcome, torch.zeros(3).long(), torch.tensor([0, 0, 1]), 2)
     by_answers = set_relative(forest.outcome, torch.zeros(3).long(), torch.tensor([0, 1, 0]), 2)
-    assert torch.equal(SetRelative(size=2)(forest, {}, 0)[::2], by_actions)
-    assert torch.equal(SetRelative(size=2, same="info.answer")(forest, {}, 0)[::2], by_answers)
-    unknown = SetRelative(size=2, same="info.nothing")(forest, {}, 0)[::2]  # nobody is like another
+    assert torch.equal(advantage(by_sets, size=2)(forest, {}, 0)[::2], by_actions)
+    assert torch.equal(advantage(by_sets, size=2, same="info.answer")(forest, {}, 0)[::2], by_answers)
+    unknown = advantage(by_sets, size=2, same="info.nothing")(forest, {}, 0)[::2]  # nobody is like another
     assert torch.equal(unknown, set_relative(forest.outcome, torch.zeros(3).long(), torch.arange(3), 2))
 
 
@@ -118,11 +119,11 @@ def test_actions_are_told_apart_by_every_token_and_its_place(grow):
 
 def test_options_and_texts(grow):
     with pytest.raises(ConfigError, match=r"credit\.size is 0"):
-        SetRelative(size=0)
+        advantage(by_sets, size=0)
     text = {"schema": "gxpo.rollouts/1", "group": "a", "reward": 1.0, "turns": [{"action_text": "yes"}]}
     forest = gxpo.Forest.from_records([text | {"id": name} for name in "xy"])
     with pytest.raises(GxpoError, match="set_relative needs token ids"):
-        SetRelative()(forest, {}, 0)
+        advantage(by_sets)(forest, {}, 0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
@@ -137,7 +138,7 @@ def test_what_is_unknown_in_one_group_is_not_what_is_known_in_another(grow):
     # b: three that differ, so Dr. GRPO times 1 / (2 * 2): (1 - 1/3) / 4 and -(1/3) / 4
     rows = [("a", r, [1], {"info": {"answer": x}}) for r, x in ((1.0, "4"), (0.0, "5"), (1.0, "4"))]
     both = grow([*rows, *(("b", r, [1]) for r in (1.0, 0.0, 0.0))])
-    part = SetRelative(size=2, same="info.answer")
+    part = advantage(by_sets, size=2, same="info.answer")
     expected = [*part(grow(rows), {}, 0).tolist(), 1 / 6, -1 / 12, -1 / 12]
     assert part(both, {}, 0).tolist() == pytest.approx(expected, abs=1e-12)
 

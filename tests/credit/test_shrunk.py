@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit.shrunk import ShrinkageBaseline, prior_weight, shrunk
+from gxpo.credit import advantage
+from gxpo.credit.baselines import prior_weight, shrinkage_baseline
 from gxpo.errors import ConfigError
 
 NAN = math.nan
@@ -22,7 +23,12 @@ def column(*values):
 
 def baseline(rewards, prior, variance="prior"):
     outcome = column(*rewards)
-    return (outcome - shrunk(outcome, torch.zeros(len(rewards)).long(), torch.full_like(outcome, prior), variance))[0]
+    return (
+        outcome
+        - shrinkage_baseline(
+            outcome, torch.zeros(len(rewards)).long(), torch.full_like(outcome, prior), variance=variance
+        )
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def test_the_cards_numbers(rewards, prior, variance, expected):
 
 
 def test_all_wrong_against_a_prediction_learns_and_is_negative():
-    a = shrunk(column(0, 0, 0, 0), torch.zeros(4).long(), torch.full((4,), 0.4))
+    a = shrinkage_baseline(column(0, 0, 0, 0), torch.zeros(4).long(), torch.full((4,), 0.4))
     assert a.tolist() == pytest.approx([-0.15] * 4, abs=1e-7)  # the prediction is given in float32
 
 
@@ -52,7 +58,9 @@ row = st.tuples(
 @given(st.lists(row, min_size=1, max_size=10), st.sampled_from(["prior", "sample"]))
 def test_it_equals_a_loop(grow, rows, variance):
     forest = grow([(g, r, [1], {"compared": c}) for g, r, c, _ in rows])
-    found = ShrinkageBaseline(variance)(forest, {"baseline": column(*(v for *_, v in rows))}, 0).tolist()
+    found = advantage(shrinkage_baseline, variance=variance)(
+        forest, {"baseline": column(*(v for *_, v in rows))}, 0
+    ).tolist()
     for value, (g, r, _, v) in zip(found, rows, strict=True):
         peers = [q for h, q, c, _ in rows if h == g and c]
         n = len(peers)
@@ -73,7 +81,7 @@ def test_it_equals_a_loop(grow, rows, variance):
 
 def test_without_predictions_it_is_the_mean_and_equal_groups_are_exactly_zero(grow):
     forest = grow([("a", 0.1, [2])] * 3 + [("b", 1.0, [1]), ("b", 0.1, [1]), ("c", 0.3, [1])])
-    found = ShrinkageBaseline()(forest, {"baseline": torch.full((6,), NAN)}, 0).tolist()
+    found = advantage(shrinkage_baseline)(forest, {"baseline": torch.full((6,), NAN)}, 0).tolist()
     assert found[:6] == [0.0] * 6 and found[6:8] == pytest.approx([0.45, -0.45]) and found[8] == 0.0
 
 
@@ -89,6 +97,6 @@ def test_the_weight_is_between_none_and_all_and_falls_with_distance_and_with_cer
 def test_it_reads_any_baseline_signal_and_refuses_other_variances():
     assert gxpo.method("v05").needs == () and list(gxpo.method("v05").signals) == ["task_mean"]
     other = gxpo.method("grpo", {"credit": "shrinkage_baseline", "signal.value_probe": "value_probe"})
-    assert isinstance(other.credit, ShrinkageBaseline)
+    assert other.credit == advantage(shrinkage_baseline)
     with pytest.raises(ConfigError, match=r"credit\.variance"):
-        ShrinkageBaseline("plugin")  # type: ignore[arg-type]  # on purpose
+        advantage(shrinkage_baseline, variance="plugin")  # type: ignore[arg-type]  # on purpose

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import LengthWeighted, group_relative
-from gxpo.credit.length_weighted import length_weighted
+from gxpo.credit import advantage, group_relative, length_weighted
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 
@@ -74,7 +73,7 @@ def test_token_std_equals_a_loop(rows, bound):
             expected += [(r - sum(rewards) / len(rewards)) / (spread(rewards, 1) + 1e-6)] * n
         else:
             expected += [(r - mean) / (std + 1e-6)] * n
-    found = LengthWeighted("std", bound=bound)(forest_of(rows), {}, 0)
+    found = advantage(length_weighted, scale="std", bound=bound)(forest_of(rows), {}, 0)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
@@ -117,7 +116,11 @@ def test_shift_and_scale_of_rewards_do_not_matter_and_a_batch_of_one_group_is_gr
 
 def test_methods_and_bad_options():
     m = gxpo.method("hapo")
-    assert m.credit == LengthWeighted("std", bound=5.0) and m.couples == "step" and "entropy" in m.outputs
+    assert (
+        m.credit == advantage(length_weighted, scale="std", bound=5.0)
+        and m.couples == "step"
+        and "entropy" in m.outputs
+    )
     for wrong in ({"scale": "mean"}, {"eps": -1.0}, {"bound": 0.0}):
         with pytest.raises(ConfigError, match="credit"):
-            LengthWeighted(**wrong)
+            advantage(length_weighted, **wrong)

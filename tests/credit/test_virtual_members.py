@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gxpo
-from gxpo.credit import GroupRelative, PseudoRollouts, virtual_members
+from gxpo.credit import GroupRelative, advantage, pseudo_rollouts
 from gxpo.errors import ConfigError
 
 
 def of(rewards, **more):
-    return virtual_members(
+    return pseudo_rollouts(
         torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards)).long(), **more
     ).tolist()
 
@@ -50,7 +50,7 @@ def test_it_equals_a_loop(grow, rows, count, best):
         mean = sum(peers) / len(peers)
         std = math.sqrt(sum((q - mean) ** 2 for q in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
         expected.append((r - mean) / (std + 1e-6) if len(set(peers)) > 1 else 0.0)
-    found = PseudoRollouts(value=best, count=count)(forest, {}, 0)
+    found = advantage(pseudo_rollouts, value=best, count=count)(forest, {}, 0)
     assert found[::2].tolist() == pytest.approx(expected, abs=1e-9) and torch.equal(found[::2], found[1::2])
 
 
@@ -66,30 +66,30 @@ def test_the_credit_of_a_group_sums_to_less_than_nothing(rewards, count):
 
 def test_without_a_group_there_is_nothing_to_join():
     outcome, group = torch.tensor([1.0, 0.0]), torch.tensor([-1, -1])
-    assert virtual_members(outcome, group).tolist() == [0.0, 0.0]
-    assert virtual_members(outcome[:0], group[:0]).shape == (0,)
+    assert pseudo_rollouts(outcome, group).tolist() == [0.0, 0.0]
+    assert pseudo_rollouts(outcome[:0], group[:0]).shape == (0,)
 
 
 def test_other_baselines_take_it_in_too(grow):
     forest = grow([("a", r, [1]) for r in (0.0, 0.0)])
     # the others of each: 0 and 1, so that the baseline is 1/2
-    part = PseudoRollouts(center="leave_one_out", scale="none")
+    part = advantage(pseudo_rollouts, center="leave_one_out", scale="none")
     assert part(forest, {}, 0).tolist() == [-0.5, -0.5]
     assert not GroupRelative(center="leave_one_out", scale="none")(forest, {}, 0).any()
 
 
 def test_the_method_and_its_errors():
     m = gxpo.method("ngrpo")
-    assert m.credit == PseudoRollouts() and m.credit.learns_from_equal_groups
+    assert m.credit == advantage(pseudo_rollouts) and m.credit.learns_from_equal_groups
     gate = m.terms["policy"].surrogate
     assert (gate.clip_low, gate.clip_high) == (0.16, 0.24) and m.terms["policy"].aggregate == "token_mean"
     for wrong in ({"count": 0}, {"value": math.inf}, {"scale": "sdt"}):
         with pytest.raises(ConfigError, match=f"credit.{next(iter(wrong))} is"):
-            PseudoRollouts(**wrong)
+            advantage(pseudo_rollouts, **wrong)
     with pytest.raises(ConfigError, match="learns from groups of equal rewards"):
         gxpo.method("ngrpo+dapo", {"objective.clip_low": 0.16, "objective.clip_high": 0.24})
 
 
 def test_equal_to_the_best_that_float32_cannot_say_is_exactly_zero():
-    found = virtual_members(torch.full((3,), 0.1, dtype=torch.float64), torch.zeros(3).long(), value=0.1)
+    found = pseudo_rollouts(torch.full((3,), 0.1, dtype=torch.float64), torch.zeros(3).long(), value=0.1)
     assert found.tolist() == [0.0, 0.0, 0.0]

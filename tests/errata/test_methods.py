@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from gxpo.conformance.own import advantages as ours
-from gxpo.credit.pass_at_k import PassAtK
+from gxpo.credit import advantage
+from gxpo.credit.pass_at_k import pass_at_k
 from gxpo.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4
@@ -199,7 +200,7 @@ def test_a_baseline_taken_off_twice() -> None:
             mine += math.comb(n, c) * float(p**c * (1 - p) ** (n - c)) * found
         assert k * theirs / true == Fraction(biased)
         assert mine / float(true) == pytest.approx(1.0, abs=1e-12)
-        kept = PassAtK(kind="leave_one_out", k=k)
+        kept = advantage(pass_at_k, kind="leave_one_out", k=k)
         forest = Forest.from_completions([[1]], [[[2]] * n], [1.0] * 3 + [0.0] * 5, success=[1.0] * 3 + [0.0] * 5)
         assert kept(forest, {}, 0).tolist() == pytest.approx([float(a) for a in port([1] * 3 + [0] * 5, k)], abs=1e-12)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import gxpo
-from gxpo.credit import CreditPart, group_relative
-from gxpo.credit.ancestor_groups import AncestorGroups
+from gxpo.credit import CreditPart, advantage, group_relative
+from gxpo.credit.ancestor_groups import by_ancestors
 from gxpo.credit.gae import Gae
 from gxpo.credit.gae_hierarchical import Decisions, hierarchical_gae
 from gxpo.credit.pooled_turns import pooled_turns
@@ -175,7 +175,7 @@ def test_a_group_counted_once_a_segment() -> None:
     over 2 leaves, by 8, or once, by 6."""
     forest = answers(("a", 1.0, 3, None), ("b", 0.0, 1, ("a", 2)), ("c", 1.0, 4, None), ("d", 1.0, 1, ("c", 2)))
     released = (4 * 0.25 + 2 * 0.5 + 2 * 0.5) / 8
-    once = by_row(AncestorGroups(whiten="none"), forest)
+    once = by_row(advantage(by_ancestors, whiten="none"), forest)
     assert released == 0.375 and [row[0] for row in once] == pytest.approx([1 / 3, -2 / 3, 1 / 6, 1 / 6])
 
 

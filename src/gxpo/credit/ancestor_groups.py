@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.node_value import Visits, visits_of
 from gxpo.errors import one_of
-from gxpo.forest import ACTION
+from gxpo.forest import ACTION, Forest
 from gxpo.registry import part
 from gxpo.trees import last_before
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -72,28 +66,26 @@ def ancestor_groups(
     return torch.where(share > 0, total / torch.where(share > 0, share, 1.0), 0.0)
 
 
-@part("ancestor_groups", stage="credit")
-@dataclass(frozen=True)
-class AncestorGroups(CreditPart):
-    """Tree advantage (TreePO): `ancestor_groups` of the outcomes, the same for every token on a trajectory's path.
+@part("ancestor_groups", stage="credit", gives="P", requires=("forks",))
+def by_ancestors(
+    outcome: Tensor,
+    group: Tensor,
+    forest: Forest,
+    *,
+    weight: Literal["size", "equal"] = "size",
+    drop_equal: bool = False,
+    whiten: Literal["token", "none"] = "token",
+) -> Tensor:
+    """Tree advantage (TreePO): a leaf's outcome minus the mean outcome below each of its ancestors; [P] float64.
 
+    weight, drop_equal  of `ancestor_groups`
     whiten  "token": (A - mean) / sqrt(var + 1e-8) over the trainable tokens of the batch, unbiased variance, which is
             all the scaling that TreePO does | "none"
     """
-
-    weight: Literal["size", "equal"] = "size"
-    drop_equal: bool = False
-    whiten: Literal["token", "none"] = "token"
-
-    requires = ("forks",)
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        visits, _ = visits_of(forest)
-        group, action = forest.ids("group", axis="R"), forest.kind[forest.visits[1]] == ACTION
-        found = ancestor_groups(
-            forest.outcome, group, visits, action, self.weight, self.drop_equal, where=forest.compared
-        )
-        credit = forest.to_path(found, "R")
-        if self.whiten == "none":
-            return credit
-        return batch_whiten(credit, forest.path_trainable, forest.to_path(forest.compared, "R"))
+    visits, _ = visits_of(forest)
+    action = forest.kind[forest.visits[1]] == ACTION
+    found = ancestor_groups(outcome, group, visits, action, weight, drop_equal, forest.compared)
+    credit = forest.to_path(found, "R")
+    if whiten == "none":
+        return credit
+    return batch_whiten(credit, forest.path_trainable, forest.to_path(forest.compared, "R"))

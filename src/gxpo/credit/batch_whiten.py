@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import Single, group_relative
+from gxpo.forest import Forest
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -38,10 +33,20 @@ def batch_whiten(
     return torch.where(spread > 0, (value.to(torch.float64) - mean) / (spread.square() + eps).sqrt(), 0.0)
 
 
-@part("batch_whiten", stage="credit")
-@dataclass(frozen=True)
-class BatchWhiten(CreditPart):
-    """Batch-whitened advantage (REINFORCE++) of the outcome, or of the outcome minus the group's baseline.
+@part("batch_whiten", stage="credit", gives="P", learns_from_equal_groups=lambda center, **_: center == "none")
+def batch_relative(
+    outcome: Tensor,
+    group: Tensor,
+    forest: Forest,
+    *,
+    center: Literal["none", "mean", "leave_one_out"] = "none",
+    eps: float = 1e-8,
+    over: Literal["tokens", "trajectories"] = "tokens",
+    ddof: int = 1,
+    singleton: Single = "zero",
+    bound: Annotated[float, Gt(0)] = math.inf,
+) -> Tensor:
+    """Batch-whitened advantage (REINFORCE++) of the outcome, or of the outcome minus the group's baseline; [P] float64.
 
     center  "none"  REINFORCE++: no group is needed; groups equal within but not between get an advantage
             "mean"  REINFORCE++-baseline: the group's mean is taken off first, then the batch is whitened
@@ -57,25 +62,12 @@ class BatchWhiten(CreditPart):
 
     Source: REINFORCE++, arXiv 2501.03262; as in verl (masked whitening, eps 1e-8 inside the root).
     """
-
-    center: Literal["none", "mean", "leave_one_out"] = "none"
-    eps: float = 1e-8
-    over: Literal["tokens", "trajectories"] = "tokens"
-    ddof: int = 1
-    singleton: Single = "zero"
-    bound: Annotated[float, Gt(0)] = field(default=math.inf, metadata={"unbounded": True})
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "learns_from_equal_groups", self.center == "none")
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        value, compared = forest.outcome, forest.compared
-        if self.center != "none":
-            group = forest.ids("group", axis="R")
-            value = group_relative(value, group, self.center, "none", where=compared, singleton=self.singleton)
-        if self.over == "trajectories":
-            batch = torch.zeros(value.shape, dtype=torch.int64)
-            found = grouped.normalize(value, batch, compared, ddof=self.ddof, eps=self.eps)
-            return forest.to_path(found.clamp(-self.bound, self.bound), "R")
-        entries = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(compared, "R")
-        return batch_whiten(*entries, self.eps, self.ddof).clamp(-self.bound, self.bound)
+    value, where = outcome, forest.compared
+    if center != "none":
+        value = group_relative(outcome, group, center, "none", where=where, singleton=singleton)
+    if over == "trajectories":
+        found = forest.to_path(grouped.normalize(value, torch.zeros_like(group), where, ddof=ddof, eps=eps), "R")
+    else:
+        entries = forest.to_path(value, "R"), forest.path_trainable, forest.to_path(where, "R")
+        found = batch_whiten(*entries, eps, ddof)
+    return found.clamp(-bound, bound)

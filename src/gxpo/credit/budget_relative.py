@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
+from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.trees import dense
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
-
-Prior = Literal["uniform", "linear", "last"]
 
 
 @torch.no_grad()
@@ -72,9 +65,23 @@ def budget_relative(
     return torch.where(counts[:, None] & ~equal, advantage, 0.0)
 
 
-@part("budget_relative", stage="credit")
-@dataclass(frozen=True)
-class BudgetRelative(CreditPart):
+def budget_prior(budgets: int, prior: str) -> Tensor:
+    """Probabilities P of the budgets, [S]: "uniform", "linear" in the budget, or "last" alone."""
+    if prior == "last":
+        return torch.eye(budgets, dtype=torch.float64)[-1]
+    raw = torch.ones(budgets) if prior == "uniform" else torch.arange(1, budgets + 1)
+    return raw.to(torch.float64) / raw.sum()
+
+
+@part("budget_relative", stage="credit", gives="P")
+def by_budgets(
+    group: Tensor,
+    forest: Forest,
+    *,
+    prior: Literal["uniform", "linear", "last"] = "uniform",
+    growth: Annotated[float, Gt(0)] = 2.0,
+    singleton: Literal["zero", "raw"] = "zero",
+) -> Tensor:
     """Budget-relative advantage: `budget_relative` for thinking tokens; answers against others after the same cut.
 
     prior   P: "uniform", "linear" (in proportion to the budget) or "last" (the whole thinking alone)
@@ -89,47 +96,35 @@ class BudgetRelative(CreditPart):
     A cut's score is the mean of its compared answers. A thinking that has no scored answer at some cut has 0.
     """
 
-    prior: Prior = "uniform"
-    growth: Annotated[float, Gt(0)] = 2.0
-    singleton: Literal["zero", "raw"] = "zero"
-
-    def weights(self, budgets: int) -> Tensor:
-        """Probabilities P of the budgets, [S]."""
-        if self.prior == "last":
-            return torch.eye(budgets, dtype=torch.float64)[-1]
-        raw = torch.ones(budgets) if self.prior == "uniform" else torch.arange(1, budgets + 1)
-        return raw.to(torch.float64) / raw.sum()
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, compared, rows = forest.ids("group", axis="R"), forest.compared, forest.n_trajectories
-        cut = torch.tensor(["thinking" in info for info in forest.info], dtype=torch.bool)
-        budget, covers = _noted(forest, "budget", 0), _noted(forest, "covers", 1)
-        budgets = int((budget + covers).max())
-        # which thinking a trajectory has: one that is not cut is a thinking by itself
-        shared = torch.where(cut, forest.ids("info.thinking", axis="R"), rows)
-        own = dense(shared * (rows + 1) + torch.where(cut, 0, torch.arange(rows)))
-        n = int(own.max()) + 1
-        at_cut, at_budget = own * budgets + budget, group * budgets + budget
-        several = grouped.count(at_cut, compared)
-        mean = torch.where(several > 0, grouped.mean(forest.outcome, at_cut, compared), forest.outcome)
-        column = torch.arange(budgets)
-        stands = (budget[:, None] <= column) & (column < (budget + covers)[:, None]) | ~cut[:, None]
-        row, place = stands.nonzero(as_tuple=True)
-        score = torch.full((n, budgets), torch.nan, dtype=torch.float64)
-        score[own[row], place] = mean[row]
-        task, enters = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
-        task[own] = group
-        enters[own[compared]] = True
-        thinking = budget_relative(score, task, self.weights(budgets), self.growth, enters, self.singleton)
-        answer = torch.where(
-            several > 1,
-            grouped.normalize(forest.outcome, at_cut, compared, scale="none"),
-            grouped.normalize(forest.outcome, at_budget, compared, scale="none"),
-        )
-        owner = forest.path_trajectory
-        segment = torch.where(cut[owner], forest.segment[forest.path_token].clamp(0, budgets - 1), 0)
-        answers = cut[owner] & (forest.step_turn[forest.path_step] > 0)
-        return torch.where(answers, answer[owner], thinking[own[owner], segment])
+    compared, rows = forest.compared, forest.n_trajectories
+    cut = torch.tensor(["thinking" in info for info in forest.info], dtype=torch.bool)
+    budget, covers = _noted(forest, "budget", 0), _noted(forest, "covers", 1)
+    budgets = int((budget + covers).max())
+    # which thinking a trajectory has: one that is not cut is a thinking by itself
+    shared = torch.where(cut, forest.ids("info.thinking", axis="R"), rows)
+    own = dense(shared * (rows + 1) + torch.where(cut, 0, torch.arange(rows)))
+    n = int(own.max()) + 1
+    at_cut, at_budget = own * budgets + budget, group * budgets + budget
+    several = grouped.count(at_cut, compared)
+    mean = torch.where(several > 0, grouped.mean(forest.outcome, at_cut, compared), forest.outcome)
+    column = torch.arange(budgets)
+    stands = (budget[:, None] <= column) & (column < (budget + covers)[:, None]) | ~cut[:, None]
+    row, place = stands.nonzero(as_tuple=True)
+    score = torch.full((n, budgets), torch.nan, dtype=torch.float64)
+    score[own[row], place] = mean[row]
+    task, enters = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
+    task[own] = group
+    enters[own[compared]] = True
+    thinking = budget_relative(score, task, budget_prior(budgets, prior), growth, enters, singleton)
+    answer = torch.where(
+        several > 1,
+        grouped.normalize(forest.outcome, at_cut, compared, scale="none"),
+        grouped.normalize(forest.outcome, at_budget, compared, scale="none"),
+    )
+    owner = forest.path_trajectory
+    segment = torch.where(cut[owner], forest.segment[forest.path_token].clamp(0, budgets - 1), 0)
+    answers = cut[owner] & (forest.step_turn[forest.path_step] > 0)
+    return torch.where(answers, answer[owner], thinking[own[owner], segment])
 
 
 def _noted(forest: Forest, key: str, default: int) -> Tensor:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.relative import group_relative
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -68,41 +62,38 @@ def blended(
     return w * inside + (1.0 - w) * between
 
 
-@part("consistency_blended", stage="credit")
-@dataclass(frozen=True)
-class ConsistencyBlended(CreditPart):
-    """`blended` of `group_relative` and `between_groups` by `answer_disagreement` (COPO), the same for every token.
+@part("consistency_blended", stage="credit", learns_from_equal_groups=True)
+def consistency_blended(
+    outcome: Tensor,
+    group: Tensor,
+    answer_cluster: Tensor,
+    where: Tensor | None = None,
+    *,
+    steepness: float = 20.0,
+    middle: float = 1.5,
+    unit: Literal["bits", "nats"] = "bits",
+    failures: Literal["blend", "between"] = "blend",
+    scale: Literal["std", "none"] = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Intra- and inter-group advantages, blended by answer entropy (COPO); [R] float64.
 
+    `blended` of `group_relative` and `between_groups` by `answer_disagreement`
+
+    answer_cluster  [R] int64 signal, ids of equal answers
     steepness, middle  of the blend
     unit      of H and `middle`: "bits" or "nats". G attempts can disagree by log2 G bits at most, log G nats
     failures  "blend", or "between": an attempt of outcome 0 is measured between groups alone, w = 0 for it
     scale, ddof, eps   of both advantages
 
-    Reads signal "answer_cluster" [R]. A group that agrees is measured by its mean outcome against the other groups of
-    the step, so groups of equal outcomes learn, unless the step has one group or all its groups have one mean.
+    A group that agrees is measured by its mean outcome against the other groups of the step, so groups of equal
+    outcomes learn, unless the step has one group or all its groups have one mean.
 
     Source: COPO, arXiv 2508.04138, and its code, which takes logarithms to base 2.
     """
-
-    steepness: float = 20.0
-    middle: float = 1.5
-    unit: Literal["bits", "nats"] = "bits"
-    failures: Literal["blend", "between"] = "blend"
-    scale: Literal["std", "none"] = "std"
-    ddof: int = 1
-    eps: float = 1e-6
-
-    needs = ("answer_cluster",)
-    learns_from_equal_groups = True
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, compared = forest.ids("group", axis="R"), forest.compared
-        inside = group_relative(forest.outcome, group, "mean", self.scale, self.ddof, self.eps, compared)
-        between = between_groups(forest.outcome, group, compared, self.scale, self.ddof, self.eps)
-        disagreement = answer_disagreement(signals["answer_cluster"], group, compared)
-        if self.unit == "bits":
-            disagreement = disagreement / math.log(2)
-        found = blended(inside, between, disagreement, self.steepness, self.middle)
-        if self.failures == "between":
-            found = torch.where(forest.outcome == 0, between, found)
-        return forest.to_path(found, "R")
+    inside = group_relative(outcome, group, "mean", scale, ddof, eps, where)
+    between = between_groups(outcome, group, where, scale, ddof, eps)
+    disagreement = answer_disagreement(answer_cluster, group, where) / (math.log(2) if unit == "bits" else 1.0)
+    found = blended(inside, between, disagreement, steepness, middle)
+    return torch.where(outcome == 0, between, found) if failures == "between" else found

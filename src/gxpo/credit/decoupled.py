@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.relative import Single, alone, group_relative
 from gxpo.errors import ConfigError, did_you_mean
+from gxpo.forest import Forest
+from gxpo.functions import checked_by
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -59,10 +55,44 @@ def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1,
     return torch.where(moved, out, torch.zeros_like(out))
 
 
-@part("decoupled", stage="credit")
-@dataclass(frozen=True)
-class Decoupled(CreditPart):
-    """GDPO: `decoupled_sum` of `forest.components`, then normalised over the batch; the same for every token.
+def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[Tensor, Tensor]:
+    """Columns [R, K] of the components that have a weight, and the weights [K]."""
+    names = forest.component_names
+    if weights is None:
+        columns = forest.components if names else forest.outcome[:, None]
+        return columns, torch.ones(columns.shape[1], dtype=torch.float64)
+    for name in weights:
+        if name not in names:
+            there = ", ".join(names) or "none"
+            raise ConfigError(
+                f"credit.weights names {name!r}, which is no component of these rollouts"
+                f"{did_you_mean(name, names)}; there is {there}"
+            )
+    weighted = {name: weight for name, weight in weights.items() if weight != 0}
+    chosen = torch.tensor([names.index(name) for name in weighted])
+    return forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)
+
+
+def _some(weights: Mapping[str, float] | None, **_: Any) -> str | None:
+    nothing = weights is not None and not any(weights.values())
+    return "weights: no reward has a weight other than 0" if nothing else None
+
+
+@part("decoupled", stage="credit", gives="P", learns_from_equal_groups=lambda over, **_: over == "tokens")
+@checked_by(_some)
+def decoupled(
+    group: Tensor,
+    forest: Forest,
+    *,
+    weights: Mapping[str, Annotated[float, Interval(gt=-math.inf, lt=math.inf)]] | None = None,
+    over: Literal["trajectories", "tokens"] = "trajectories",
+    ddof: int = 1,
+    eps: float = 1e-4,
+    singleton: Single = "zero",
+) -> Tensor:
+    """Decoupled normalisation of several rewards (GDPO): each in its group, then weighted, summed and normalised.
+
+    `decoupled_sum` of `forest.components`, then normalised over the batch; the same for every token; [P] float64.
 
     weights  {component: weight}; null: every component, each with weight 1 (the outcome, if there are no components)
     over     what the batch is made of. "trajectories": each counts once (TRL, NeMo). "tokens": (s - mean) / sqrt(var +
@@ -79,48 +109,17 @@ class Decoupled(CreditPart):
 
     Source: GDPO (arXiv 2601.05242), both of its ports; eps 1e-4 as in TRL's.
     """
-
-    weights: Mapping[str, Annotated[float, Interval(gt=-math.inf, lt=math.inf)]] | None = None
-    over: Literal["trajectories", "tokens"] = "trajectories"
-    ddof: int = 1
-    eps: float = 1e-4
-    singleton: Single = "zero"
-
-    def __post_init__(self) -> None:
-        if self.weights is not None and not any(self.weights.values()):
-            raise ConfigError("credit.weights: no reward has a weight other than 0")
-        object.__setattr__(self, "learns_from_equal_groups", self.over == "tokens")
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        rewards, weights = self._rewards(forest)
-        usable = rewards.isfinite().all(1)
-        rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
-        enters = forest.compared & usable
-        group = torch.where(usable, forest.ids("group", axis="R"), -1)
-        total = decoupled_sum(rewards, weights, group, enters, self.ddof, self.eps, self.singleton)
-        if len(weights) == 1:
-            return forest.to_path(total, "R")
-        if self.over == "tokens":
-            trained = forest.path_trainable & forest.to_path(usable, "R")
-            return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
-        moved = alone(group, enters) if self.singleton == "raw" else torch.zeros_like(usable)
-        for reward in rewards.unbind(1):
-            moved |= ~grouped.degenerate(reward, group, enters) | ~enters
-        return forest.to_path(batch_normalized(total, moved & usable, enters, self.ddof, self.eps), "R")
-
-    def _rewards(self, forest: Forest) -> tuple[Tensor, Tensor]:
-        """[R, K] the weighted components and their weights [K]."""
-        names = forest.component_names
-        if self.weights is None:
-            columns = forest.components if names else forest.outcome[:, None]
-            return columns, torch.ones(columns.shape[1], dtype=torch.float64)
-        for name in self.weights:
-            if name not in names:
-                there = ", ".join(names) or "none"
-                raise ConfigError(
-                    f"credit.weights names {name!r}, which is no component of these rollouts"
-                    f"{did_you_mean(name, names)}; there is {there}"
-                )
-        weighted = {name: weight for name, weight in self.weights.items() if weight != 0}
-        chosen = torch.tensor([names.index(name) for name in weighted])
-        return forest.components[:, chosen], torch.tensor(list(weighted.values()), dtype=torch.float64)
+    rewards, factors = _rewards(forest, weights)
+    usable = rewards.isfinite().all(1)
+    rewards = torch.where(usable[:, None], rewards, torch.zeros_like(rewards))
+    enters, group = forest.compared & usable, torch.where(usable, group, -1)
+    total = decoupled_sum(rewards, factors, group, enters, ddof, eps, singleton)
+    if len(factors) == 1:
+        return forest.to_path(total, "R")
+    if over == "tokens":
+        trained = forest.path_trainable & forest.to_path(usable, "R")
+        return batch_whiten(forest.to_path(total, "R"), trained, forest.to_path(enters, "R"))
+    moved = alone(group, enters) if singleton == "raw" else torch.zeros_like(usable)
+    for reward in rewards.unbind(1):
+        moved |= ~grouped.degenerate(reward, group, enters) | ~enters
+    return forest.to_path(batch_normalized(total, moved & usable, enters, ddof, eps), "R")

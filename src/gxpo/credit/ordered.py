@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
-from gxpo.credit.success_rate import succeeds
 from gxpo.errors import GxpoError
+from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.reshape import pieces_of
 from gxpo.trees import begins_of, runs_of
 
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
-
 Baseline = Literal["expectation", "optimistic", "pessimistic"]
-HOW = ("projection", "expectation", "optimistic", "pessimistic")
 _ROUNDS, _CLOSE = 20_000, 1e-12
 
 
@@ -204,10 +197,20 @@ def prefix_value(reward: Tensor, pairs: Pairs, known: Tensor, how: Baseline = "e
     return out
 
 
-@part("prefix_ordered", stage="credit")
-@dataclass(frozen=True)
-class PrefixOrdered(CreditPart):
-    """Order-constrained advantage (Tree-OPO) among completions of one tree's prefixes, the same for every token.
+@part("prefix_ordered", stage="credit", requires=("forks",))
+def prefix_ordered(
+    outcome: Tensor,
+    group: Tensor,
+    correct: Tensor,
+    forest: Forest,
+    *,
+    how: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection",
+    margin: Annotated[float, Ge(0)] = 0.01,
+    alpha: Annotated[float, Ge(0)] = 0.5,
+    scale: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Order-constrained advantage (Tree-OPO) among completions of one tree's prefixes; [R] float64.
 
     how      "projection": `ordered` under the constraints of `order_of`. "expectation", "optimistic", "pessimistic":
              reward - alpha `prefix_value`, then less the mean of the group
@@ -220,28 +223,16 @@ class PrefixOrdered(CreditPart):
     Without prefixes the projection is `group_relative` with scale "none", and of one prefix for all the other three
     are, too, since they subtract the same from all.
     """
-
-    how: Literal["projection", "expectation", "optimistic", "pessimistic"] = "projection"
-    margin: Annotated[float, Ge(0)] = 0.01
-    alpha: Annotated[float, Ge(0)] = 0.5
-    scale: bool = False
-    eps: float = 1e-6
-
-    requires = ("forks",)
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, reward, known = forest.ids("group", axis="R"), forest.outcome.to(torch.float64), forest.compared
-        prefixes = prefixes_of(forest)
-        pairs = pairs_of(forest, prefixes)
-        if self.how == "projection":
-            right = succeeds(forest)
-            apart = ~grouped.degenerate(reward, group, known)
-            low, high = order_of(pairs, right, known & apart, prefixes.length)
-            advantage = ordered(reward, group, low, high, self.margin, known)
-        else:
-            advantage = reward - self.alpha * prefix_value(reward, pairs, known, self.how)
-            advantage = advantage - grouped.mean(advantage, group, known)
-        if self.scale:
-            advantage = advantage / (grouped.std(advantage, group, known) + self.eps)
-        flat = grouped.degenerate(reward, group, known) | (grouped.count(group, known) < 2)
-        return forest.to_path(torch.where(flat, 0.0, advantage), "R")
+    reward, known = outcome.to(torch.float64), forest.compared
+    prefixes = prefixes_of(forest)
+    pairs = pairs_of(forest, prefixes)
+    equal = grouped.degenerate(reward, group, known)
+    if how == "projection":
+        low, high = order_of(pairs, correct, known & ~equal, prefixes.length)
+        advantage = ordered(reward, group, low, high, margin, known)
+    else:
+        advantage = reward - alpha * prefix_value(reward, pairs, known, how)
+        advantage = advantage - grouped.mean(advantage, group, known)
+    if scale:
+        advantage = advantage / (grouped.std(advantage, group, known) + eps)
+    return torch.where(equal | (grouped.count(group, known) < 2), 0.0, advantage)

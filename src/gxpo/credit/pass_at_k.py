@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
-from gxpo.credit.success_rate import succeeds
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
-
-KINDS = ("analytic", "sloo_minus_one", "leave_one_out", "max_second")
-Kind = Literal["analytic", "sloo_minus_one", "leave_one_out", "max_second"]
 
 
 @torch.no_grad()
@@ -137,8 +127,16 @@ def max_second(
 
 
 @part("pass_at_k", stage="credit")
-@dataclass(frozen=True)
-class PassAtK(CreditPart):
+def pass_at_k(
+    outcome: Tensor,
+    correct: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    *,
+    kind: Literal["analytic", "sloo_minus_one", "leave_one_out", "max_second"] = "analytic",
+    k: Annotated[int, Ge(1)] = 2,
+    eps: float = 1e-6,
+) -> Tensor:
     """Pass@k advantage, the same for every token, by one of four estimators:
 
     kind "analytic"        `subset_mean`, normalised by the std of the sets' results
@@ -149,18 +147,10 @@ class PassAtK(CreditPart):
 
     "analytic" and "leave_one_out" read verdicts: a trajectory without one is correct where its outcome is above 0.
     """
-
-    kind: Kind = "analytic"
-    k: Annotated[int, Ge(1)] = 2
-    eps: float = 1e-6
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group, where = forest.ids("group", axis="R"), forest.compared
-        if self.kind == "max_second":
-            return forest.to_path(max_second(forest.outcome, group, where, eps=self.eps), "R")
-        if self.kind == "sloo_minus_one":
-            return forest.to_path(sloo_minus_one(forest.outcome, group, self.k, where), "R")
-        correct = succeeds(forest)
-        if self.kind == "analytic":
-            return forest.to_path(subset_mean(correct, group, self.k, where, self.eps), "R")
-        return forest.to_path(set_leave_one_out(correct, group, self.k, where), "R")
+    if kind == "max_second":
+        return max_second(outcome, group, where, eps=eps)
+    if kind == "sloo_minus_one":
+        return sloo_minus_one(outcome, group, k, where)
+    if kind == "leave_one_out":
+        return set_leave_one_out(correct, group, k, where)
+    return subset_mean(correct, group, k, where, eps)

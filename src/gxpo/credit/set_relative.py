@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.credit.base import CreditPart
 from gxpo.credit.pass_at_k import missed
+from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.trees import begins_of, dense
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-    from gxpo.protocols import Signals
 
 
 @torch.no_grad()
@@ -69,10 +64,13 @@ def same_actions(forest: Forest) -> Tensor:
     return dense(torch.zeros(forest.n_trajectories, dtype=torch.int64).index_add_(0, owner, hashed))
 
 
-@part("set_relative", stage="credit")
-@dataclass(frozen=True)
-class SetRelative(CreditPart):
-    """Set-level advantage (polychromic objectives) of the outcome, the same for every token of a trajectory.
+@part("set_relative", stage="credit", learns_from_equal_groups=True)
+def by_sets(
+    outcome: Tensor, group: Tensor, forest: Forest, *, size: Annotated[int, Ge(1)] = 2, same: str = "actions"
+) -> Tensor:
+    """Set-level advantage (polychromic objectives): mean set score (reward times diversity) per rollout.
+
+    `set_relative` of the outcome; [R] float64.
 
     size  members of a set; the group needs more
     same  what makes two members the same: "actions", all their tokens, or a level of the forest such as "info.answer";
@@ -80,15 +78,6 @@ class SetRelative(CreditPart):
 
     A group of equal outcomes has advantages where some of its members are the same.
     """
-
-    size: Annotated[int, Ge(1)] = 2
-    same: str = "actions"
-
-    learns_from_equal_groups = True
-
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        group = forest.ids("group", axis="R")
-        key = same_actions(forest) if self.same == "actions" else forest.ids("group", self.same, axis="R")
-        unknown = torch.arange(len(key)) + len(key)
-        key = torch.where(key < 0, unknown, key)
-        return forest.to_path(set_relative(forest.outcome, group, key, self.size, forest.compared), "R")
+    key = same_actions(forest) if same == "actions" else forest.ids("group", same, axis="R")
+    key = torch.where(key < 0, torch.arange(len(key)) + len(key), key)
+    return set_relative(outcome, group, key, size, forest.compared)

@@ -10,7 +10,7 @@ then. h is an estimate from sampled tokens, not the entropy; H* is 0.5. The firs
 more: ours.
 """
 
-from gxpo.credit.for_origin import ConstantAdvantage
+from gxpo.credit.baselines import constant_advantage
 from gxpo.definition import Definition
 from gxpo.rollouts.hot_cold import HotColdReplay
 
@@ -24,7 +24,7 @@ aepo = Definition(
     year=2025,
     formula="A = 1 on good samples at T = T_high if h <= H* else T_low, in the place of m of GRPO's rollouts",
     evidence="reference-code",
-    keys={"rollout": HotColdReplay, "credit.add.for_origin": ConstantAdvantage},
+    keys={"rollout": HotColdReplay, "credit.add.for_origin": constant_advantage},
     cost="a quarter of the prompts are sampled twice",
     code="597358816/AEPO@b353a05441e9cedaed154d29aa75bcae472a6a27 verl/trainer/ray_trainer.py "
     "examples/qwen-math-7b-AEPO.sh",

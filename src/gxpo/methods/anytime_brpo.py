@@ -11,7 +11,7 @@ micro-batch). S = 4 budgets, evenly spaced; A = 4, P uniform. Answers have 8 tok
 rollout.summary_tokens.
 """
 
-from gxpo.credit.budget_relative import BudgetRelative
+from gxpo.credit.budget_relative import by_budgets
 from gxpo.definition import Definition
 from gxpo.rollouts.thinking_budgets import ThinkingBudgets
 
@@ -26,7 +26,7 @@ anytime_brpo = Definition(
     evidence="reference-code",
     keys={
         "rollout": ThinkingBudgets,
-        "credit": BudgetRelative,
+        "credit": by_budgets,
         "objective.aggregate": "sequence_sum",
         "objective.dedup_shared_tokens": True,
     },

@@ -13,7 +13,7 @@ a task's rollouts come back when the task does), and hints where a hard prompt's
 alone: `grpo` with `weight.u_shape: u_shape`.
 """
 
-from gxpo.credit.replayed import ReplayBaseline
+from gxpo.credit.baselines import replay_baseline
 from gxpo.definition import Definition
 from gxpo.rollouts.replay import Replay
 from gxpo.signals.task_mean import TaskMean
@@ -31,7 +31,7 @@ avatar_tas = Definition(
     keys={
         "rollout": Replay,
         "rollout.choice": "random",
-        "credit": ReplayBaseline,
+        "credit": replay_baseline,
         "signal.newest_mean": TaskMean,
         "signal.newest_mean.prior": 0.0,
         "signal.newest_mean.window": 20,

@@ -11,7 +11,7 @@ advantages are added, which is the same wherever both have one sign or nothing i
 Answers are compared as strings, an attempt without one is an answer of its own.
 """
 
-from gxpo.credit.consistency import ConsistencyBlended
+from gxpo.credit.consistency import consistency_blended
 from gxpo.definition import Definition
 from gxpo.signals.texts import answer_clusters
 
@@ -26,6 +26,6 @@ copo = Definition(
     formula="A = w A_GRPO + (1 - w)(mean_g r - mean)/std over groups, w = sigmoid(20 (H(answers) - 1.5))",
     evidence="reference-code",
     code="hijih/copo-code@f66883fb89271d4664bfdd9ca98acf6d28d3887b verl/trainer/ppo/core_algos.py",
-    keys={"credit": ConsistencyBlended, "signal.answer_clusters": answer_clusters},
+    keys={"credit": consistency_blended, "signal.answer_clusters": answer_clusters},
     paper_defaults={"rollout.group_size": 6},
 )

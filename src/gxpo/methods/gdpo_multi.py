@@ -7,7 +7,7 @@ Choices. Weights are by name (`credit.weights: {correct: 1.0, format: 0.5}`); wi
 weighs long answers more (`credit.over: tokens`). With one reward the batch normalisation is left out, as in TRL.
 """
 
-from gxpo.credit.decoupled import Decoupled
+from gxpo.credit.decoupled import decoupled
 from gxpo.definition import Definition
 
 gdpo_multi = Definition(
@@ -18,7 +18,7 @@ gdpo_multi = Definition(
     authors="Liu, Shih-Yang and Dong, Xin and Lu, Ximing and others",
     year=2026,
     evidence="reference-code",
-    keys={"credit": Decoupled},
+    keys={"credit": decoupled},
     code="NVlabs/GDPO@b080e63d0126870ad08acc8ebc3f04b728175a9e trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py "
     "verl-GDPO/verl/trainer/ppo/ray_trainer.py",
 )

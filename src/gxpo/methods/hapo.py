@@ -11,7 +11,7 @@ are the current policy's, their quantile is of the optimiser step's tokens (the 
 filter of equal groups, which the scripts have, are left out.
 """
 
-from gxpo.credit import LengthWeighted
+from gxpo.credit import length_weighted
 from gxpo.definition import Definition
 from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip
 
@@ -27,7 +27,7 @@ hapo = Definition(
     code="starriver030515/HAPO@7671dde3e268779a949954ec75ed3edda45f7e0a verl/trainer/ppo/core_algos.py "
     "verl/workers/actor/dp_actor.py recipe/qwen2.5_math_7b.sh",
     keys={
-        "credit": LengthWeighted,
+        "credit": length_weighted,
         "credit.scale": "std",
         "credit.bound": 5.0,
         "objective.surrogate": EntropyAdaptiveClip,

@@ -9,7 +9,7 @@ code drops all-correct groups before the loss; here they stay, with advantage 0,
 group of one is measured against the virtual rollout (the code gives it its raw reward).
 """
 
-from gxpo.credit.virtual_members import PseudoRollouts
+from gxpo.credit.baselines import pseudo_rollouts
 from gxpo.definition import Definition
 
 ngrpo = Definition(
@@ -22,7 +22,7 @@ ngrpo = Definition(
     formula="A = (r - mean+) / (std+ + eps) over the group and r_max; clip 0.16 / 0.24",
     evidence="reference-code",
     keys={
-        "credit": PseudoRollouts,
+        "credit": pseudo_rollouts,
         "objective.clip_low": 0.16,
         "objective.clip_high": 0.24,
         "objective.aggregate": "token_mean",

@@ -9,7 +9,7 @@ mean over sequences an answer's score would no longer grow with its length, as t
 advantage 0, as in the authors' code; verl's own port gives it a baseline of 0.
 """
 
-from gxpo.credit import LengthWeighted
+from gxpo.credit import length_weighted
 from gxpo.definition import Definition
 
 opo = Definition(
@@ -21,5 +21,5 @@ opo = Definition(
     year=2025,
     evidence="reference-code",
     code="microsoft/LMOps@4f2a9deb5f08e459fd44c2e4792344d78ca89fc3 opo/verl/trainer/ppo/core_algos.py opo/README.md",
-    keys={"credit": LengthWeighted, "objective.aggregate": "token_mean"},
+    keys={"credit": length_weighted, "objective.aggregate": "token_mean"},
 )

@@ -8,7 +8,7 @@ attempts have no credit. Rewards are verdicts. `pkpo` is another estimator with 
 variants, which draw sets, are not built.
 """
 
-from gxpo.credit.pass_at_k import PassAtK
+from gxpo.credit.pass_at_k import pass_at_k
 from gxpo.definition import Definition
 
 passk = Definition(
@@ -20,6 +20,6 @@ passk = Definition(
     year=2025,
     formula="A = (1 - R) / s or (1 - R - C(n-c-1, k-1) / C(n-1, k-1)) / s, R = 1 - C(n-c, k) / C(n, k)",
     evidence="reference-code",
-    keys={"credit": PassAtK},
+    keys={"credit": pass_at_k},
     code="RUCAIBox/Passk_Training@c3ba575ecb31f47fd9f5c43b18c081d4a295f783 code/passk_adv.py",
 )

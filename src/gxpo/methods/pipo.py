@@ -15,7 +15,7 @@ has no gradient and one that fell is pushed down further. Here, and in its repla
 loss is a token mean. Batches of different tasks differ in difficulty too, which xi cannot tell from improvement.
 """
 
-from gxpo.credit.replayed import Retrospective
+from gxpo.credit.baselines import retrospective
 from gxpo.definition import Definition
 from gxpo.learners.base import Epochs
 from gxpo.rollouts.stored_groups import LastStepAgain
@@ -34,7 +34,7 @@ pipo = Definition(
     code="JacckMa/pipo_verl@8e8e63fbb4dd0b4fa990c46860854cf59fc60145 verl/trainer/ppo/layback_utils.py "
     "verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py",
     keys={
-        "credit": Retrospective,
+        "credit": retrospective,
         "rollout": LastStepAgain,
         "signal.improvement": improvement,
         "update": Epochs,

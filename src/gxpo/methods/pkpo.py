@@ -12,7 +12,7 @@ code: verdicts, without the factor k, and the mean of the others' advantages tak
 results, this does not scale: its size falls with the success rate.
 """
 
-from gxpo.credit.pass_at_k import PassAtK
+from gxpo.credit.pass_at_k import pass_at_k
 from gxpo.definition import Definition
 
 pkpo = Definition(
@@ -24,5 +24,5 @@ pkpo = Definition(
     year=2025,
     formula="A = k mean_J (max(r, max_J r) - max_J r), J of k - 1 others; [correct] k C(n-c, k-1) / C(n-1, k-1)",
     evidence="secondary",
-    keys={"credit": PassAtK, "credit.kind": "sloo_minus_one"},
+    keys={"credit": pass_at_k, "credit.kind": "sloo_minus_one"},
 )

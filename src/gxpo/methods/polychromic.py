@@ -8,7 +8,7 @@ a level such as `credit.same: info.answer` says more. The group is the branching
 and GAE elsewhere, are not built. The paper's KL per state is `objective.kl.coef`.
 """
 
-from gxpo.credit.set_relative import SetRelative
+from gxpo.credit.set_relative import by_sets
 from gxpo.definition import Definition
 
 polychromic = Definition(
@@ -19,5 +19,5 @@ polychromic = Definition(
     authors="Hamid, Jubayer Ibn and Orney, Ifdita Hasan and Xu, Ellen and Finn, Chelsea and Sadigh, Dorsa",
     year=2025,
     evidence="secondary",
-    keys={"credit": SetRelative},
+    keys={"credit": by_sets},
 )

@@ -10,7 +10,7 @@ rewards at +-10 before. The paper takes the KL of token t and after off the retu
 (`objective.kl.place: reward`) is taken off the outcome once, which has the same expected gradient. Coefficient 0.
 """
 
-from gxpo.credit import BatchWhiten
+from gxpo.credit.batch_whiten import batch_relative
 from gxpo.definition import Definition
 
 reinforce_pp = Definition(
@@ -23,6 +23,6 @@ reinforce_pp = Definition(
     evidence="reference-code",
     code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
     "openrlhf/models/loss.py openrlhf/models/utils.py",
-    keys={"credit": BatchWhiten},
+    keys={"credit": batch_relative},
     paper_defaults={"credit.ddof": 0, "objective.aggregate": "token_mean"},
 )

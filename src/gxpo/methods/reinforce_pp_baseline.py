@@ -8,7 +8,7 @@ raw reward). OpenRLHF's population variance and its mean over the tokens of the 
 variance below 1e-8 is raised to it there, and has it added here.
 """
 
-from gxpo.credit import BatchWhiten
+from gxpo.credit.batch_whiten import batch_relative
 from gxpo.definition import Definition
 
 reinforce_pp_baseline = Definition(
@@ -21,6 +21,6 @@ reinforce_pp_baseline = Definition(
     evidence="reference-code",
     code="OpenRLHF/OpenRLHF@3c3be6234e0cb353e76bb8019947db9dfe99fca7 openrlhf/trainer/ppo_utils/experience_maker.py "
     "openrlhf/models/loss.py openrlhf/models/utils.py",
-    keys={"credit": BatchWhiten, "credit.center": "mean"},
+    keys={"credit": batch_relative, "credit.center": "mean"},
     paper_defaults={"credit.ddof": 0, "objective.aggregate": "token_mean"},
 )

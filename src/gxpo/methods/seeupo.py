@@ -13,7 +13,7 @@ one has advantage 0, there its raw outcome (`credit.singleton`). Its launch file
 nothing reads: the ratio is the token's; at rho 1 that is the same. One optimiser step for each turn, over all groups.
 """
 
-from gxpo.credit import BatchWhiten
+from gxpo.credit.batch_whiten import batch_relative
 from gxpo.definition import Definition
 from gxpo.learners.turns_reversed import TurnsReversed
 
@@ -31,7 +31,7 @@ seeupo = Definition(
     "context_manager_templates/cmt_linear_think.py",
     keys={
         "update": TurnsReversed,
-        "credit": BatchWhiten,
+        "credit": batch_relative,
         "credit.center": "mean",
         "credit.over": "trajectories",
         "credit.bound": 3.0,

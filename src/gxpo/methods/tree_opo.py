@@ -12,7 +12,7 @@ the sake of exploration. Both lead from rows whose prefix some success extends t
 constraints that go round in a circle do not come up.
 """
 
-from gxpo.credit.ordered import PrefixOrdered
+from gxpo.credit.ordered import prefix_ordered
 from gxpo.definition import Definition
 from gxpo.rollouts.prefixes import Prefixes
 
@@ -25,6 +25,6 @@ tree_opo = Definition(
     year=2025,
     formula="a = projection of r - mean r on {sum a = 0, |a|^2 <= n, a_i + d <= a_j for ordered prefixes i, j}",
     evidence="secondary",
-    keys={"credit": PrefixOrdered, "rollout": Prefixes},
+    keys={"credit": prefix_ordered, "rollout": Prefixes},
     cost="without a file, a search for prefixes in every step; a small quadratic program a group",
 )

@@ -10,7 +10,7 @@ and branch by budget; here branches leave at ends of steps, two rounds of them, 
 depths.
 """
 
-from gxpo.credit.ancestor_groups import AncestorGroups
+from gxpo.credit.ancestor_groups import by_ancestors
 from gxpo.definition import Definition
 from gxpo.rollouts.tree import Tree
 
@@ -24,7 +24,7 @@ tree_po = Definition(
     year=2025,
     formula="A = whiten(sum_d |G_d| (R - mean_{G_d}) / sum_d |G_d|) over the subtrees d that the leaf is in",
     evidence="reference-code",
-    keys={"credit": AncestorGroups, "rollout": Tree, "rollout.rounds": 2},
+    keys={"credit": by_ancestors, "rollout": Tree, "rollout.rounds": 2},
     paper_defaults={"credit.weight": "equal"},
     cost="fewer generated tokens an attempt: prefixes are shared; a sampling call for every prefix length",
     code="multimodal-art-projection/TreePO@f05552394e734ea2838cf9e3b8191f5093319dcf verl/trainer/ppo/core_algos.py "

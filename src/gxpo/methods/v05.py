@@ -16,7 +16,7 @@ mean. The mean holds the rollout's own reward, as GRPO's. The sequential budget 
 as one more takes 0.0039 off the expected square error) is not built: a stop that looks at rewards biases the mean.
 """
 
-from gxpo.credit.shrunk import ShrinkageBaseline
+from gxpo.credit.baselines import shrinkage_baseline
 from gxpo.definition import Definition
 from gxpo.signals.task_mean import TaskMean
 
@@ -30,7 +30,7 @@ v05 = Definition(
     year=2026,
     formula="A_i = r_i - (w V + (1 - w) mean), w = min(1, 1 / (4 n) / (mean - V)^2)",
     evidence="secondary",
-    keys={"credit": ShrinkageBaseline, "credit.variance": "bound", "signal.task_mean": TaskMean},
+    keys={"credit": shrinkage_baseline, "credit.variance": "bound", "signal.task_mean": TaskMean},
     paper_defaults={"rollout.group_size": 4},
     cost="two numbers a task in the checkpoint; useful only where tasks repeat",
 )
