@@ -10,7 +10,7 @@ from tests.battery import battery, made_up, policy_of
 import gxpo
 from gxpo import parts
 from gxpo.credit import CreditPart, advantage
-from gxpo.credit.pass_at_k import pass_at_k
+from gxpo.credit.sets import pass_at_k
 from gxpo.definition import Stated, show
 from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest

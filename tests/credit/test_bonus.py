@@ -13,8 +13,7 @@ from tests.strategies import forests
 import gxpo
 from gxpo.credit import GroupRelative, advantage
 from gxpo.credit.baselines import constant_advantage
-from gxpo.credit.bonus import Bonus, bounded
-from gxpo.credit.likelihood import mean_of_lowest
+from gxpo.credit.bonus import Bonus, bounded, mean_of_lowest
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.forest import Forest
 from gxpo.signals import Signals

@@ -19,11 +19,6 @@ def w(p):
     return 0.4 + 1.1 / (1 + math.exp(10 * (p - 0.75)))
 
 
-def weighed(outcome, rate):
-    """The outcome itself as the advantage."""
-    return difficulty_weighted(outcome, torch.zeros(len(rate)).long(), rate, center="none", scale="none")
-
-
 def test_the_cards_numbers(grow):
     # R = 1.063151 1 .940600 -1: mean .500938, std 1.001873; w(.75) = .4 + 1.1 / 2 = .95, w(.25) = 1.492638
     rewards = [math.exp(0.05 * 1.5**0.5), 1.0, math.exp(-0.05 * 1.5**0.5), -1.0]
@@ -58,15 +53,15 @@ def test_it_equals_a_loop(grow, rows):
 
 
 def test_the_second_curve_is_w_of_one_minus_rate_not_one_minus_w():
-    found = weighed(torch.tensor([1.0, -1.0]), torch.tensor([0.25, 0.25]))
+    found = difficulty_weighted(torch.tensor([1.0, -1.0]), torch.tensor([0.25, 0.25]))
     assert found.tolist() == pytest.approx([w(0.25), -w(0.75)])
     assert found[1] != pytest.approx(-(1 - w(0.25)))
 
 
 def test_successes_at_hard_tasks_and_failures_at_easy_ones_weigh_more():
     rates = torch.linspace(0, 1, 11)
-    up = weighed(torch.ones(11), rates)
-    down = weighed(-torch.ones(11), rates)
+    up = difficulty_weighted(torch.ones(11), rates)
+    down = difficulty_weighted(-torch.ones(11), rates)
     assert bool((up.diff() < 0).all()) and bool((down.diff() < 0).all())
     assert bool((up >= 0.4).all() and (up <= 1.5).all())
 

@@ -12,19 +12,17 @@ import torch
 from gxpo import levels
 from gxpo.credit.baselines import length_weighted, prior_weight, pseudo_rollouts, shares, shrinkage_baseline
 from gxpo.credit.batch_whiten import batch_whiten
-from gxpo.credit.bonus import bounded
+from gxpo.credit.bonus import bounded, mean_of_lowest
 from gxpo.credit.consistency import answer_disagreement, between_groups, blended
 from gxpo.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.credit.gae import gae
-from gxpo.credit.likelihood import mean_of_lowest
 from gxpo.credit.node_value import Visits, node_value
 from gxpo.credit.pairwise import pairwise_auc
-from gxpo.credit.pass_at_k import max_second, set_leave_one_out, subset_mean
 from gxpo.credit.redundancy import diversity_adjusted
 from gxpo.credit.relative import group_relative
 from gxpo.credit.risk_bundle import mixed_value_at_risk
 from gxpo.credit.segment_relative import segment_relative
-from gxpo.credit.set_relative import set_relative
+from gxpo.credit.sets import max_second, set_leave_one_out, set_relative, subset_mean
 from gxpo.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
 from gxpo.credit.turn_relative import turn_relative
 from gxpo.credit.value_delta import value_delta
@@ -60,8 +58,8 @@ DEFAULTS = [
     (logistic_weight, (X,), {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75}),
     (
         difficulty_weighted,
-        (X, GROUP, Y),
-        {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75, "where": ALL, **GRPO},
+        (X - 0.4, Y),
+        {"low": 0.4, "high": 1.5, "steepness": 10.0, "middle": 0.75},
     ),
     (gae, (X, Y, GROUP, ALL), {"discount": 1.0, "lam": 1.0, "cut": ~ALL}),
     (length_weighted, (X, torch.tensor([1, 0, 2, 1, 3, 1, 0]), GROUP), {"where": ALL}),
@@ -220,7 +218,7 @@ PARTS = [
                               0.7 * (s["prompt_confidence"] - LOGPROB.exp()), 0.0)),
     ("consistency_blended", {"steepness": 2.0, "middle": 0.6, "unit": "nats", "ddof": 0, "eps": 0.5}, "R", consistent),
     ("difficulty_weighted", {**SET, **CURVE}, "R", 
-     lambda f, s: difficulty_weighted(f.outcome, group_of(f), RATE, f.compared, **CURVE, **SET)),
+     lambda f, s: difficulty_weighted(advantage(f), RATE, **CURVE)),
     ("diversity_adjusted", SET, "R",
      lambda f, s: advantage(f, diversity_adjusted(f.outcome, s["embedding"], group_of(f), f.compared))),
     ("length_weighted", {}, "R", lambda f, s: length_weighted(f.outcome, f.lengths(), group_of(f), f.compared)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit import GroupRelative, advantage
-from gxpo.credit.pass_at_k import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
+from gxpo.credit.sets import max_second, missed, pass_at_k, set_leave_one_out, sloo_minus_one, subset_mean
 from gxpo.errors import ConfigError
 
 

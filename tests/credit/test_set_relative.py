@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.credit import advantage
-from gxpo.credit.set_relative import by_sets, same_actions, set_relative
+from gxpo.credit.sets import by_sets, same_actions, set_relative
 from gxpo.errors import ConfigError, GxpoError
 
 

@@ -17,7 +17,7 @@ import torch
 
 from gxpo.conformance.own import advantages as ours
 from gxpo.credit import advantage
-from gxpo.credit.pass_at_k import pass_at_k
+from gxpo.credit.sets import pass_at_k
 from gxpo.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4

@@ -211,14 +211,7 @@ def shares(advantage: Tensor, group: Tensor, eps: float = 1e-6, where: Tensor | 
 
 @part("retrospective", stage="credit")
 def retrospective(
-    outcome: Tensor,
-    group: Tensor,
-    improvement: Tensor,
-    replayed: Tensor,
-    where: Tensor,
-    *,
-    share_eps: float = 1e-6,
-    **statistic: Any,
+    advantage: Tensor, group: Tensor, improvement: Tensor, replayed: Tensor, where: Tensor, *, share_eps: float = 1e-6
 ) -> Tensor:
     """Retrospective advantages (PIPO): `shares` times the improvement since, of replayed rollouts; GRPO of fresh ones.
 
@@ -227,5 +220,4 @@ def retrospective(
 
     Source: PIPO, arXiv 2604.00860.
     """
-    fresh = group_relative(outcome, group, where=where, **statistic)
-    return torch.where(replayed, shares(fresh, group, share_eps, where) * improvement, fresh)
+    return torch.where(replayed, shares(advantage, group, share_eps, where) * improvement, advantage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -10,14 +10,6 @@ from torch import Tensor
 
 from gxpo.credit.relative import group_relative
 from gxpo.registry import part
-
-if TYPE_CHECKING:
-    from gxpo.forest import Forest
-
-
-def succeeds(forest: Forest) -> Tensor:
-    """Successful trajectories, [R] bool: `success` is 1; without a verdict, the outcome is above 0."""
-    return torch.where(forest.success.isfinite(), forest.success >= 1, forest.outcome > 0)
 
 
 # ---------------------------------------------------------------- GRPO-LEAD
@@ -36,31 +28,27 @@ def logistic_weight(
 
 @part("difficulty_weighted", stage="credit")
 def difficulty_weighted(
-    outcome: Tensor,
-    group: Tensor,
+    advantage: Tensor,
     rate: Tensor,
-    where: Tensor | None = None,
     *,
     low: Annotated[float, Ge(0)] = 0.4,
     high: Annotated[float, Ge(0)] = 1.5,
     steepness: float = 10.0,
     middle: float = 0.75,
-    **statistic: Any,
 ) -> Tensor:
     """Difficulty-weighted advantage (GRPO-LEAD): rare successes and rare failures weigh more; [R] float64.
 
-    A w(rate) where A, the group-relative advantage, is positive, A w(1 - rate) elsewhere, w of `logistic_weight`
+    advantage * w(rate) where it is positive, advantage * w(1 - rate) elsewhere, with w of `logistic_weight`.
 
-    outcome  [R];   group  [R] int64 dense ids;   rate  [R] share of the group's attempts that are correct
+    advantage  [R] any float dtype;   rate  [R] share of the group's attempts that are correct
 
     Successes at hard tasks weigh more, and so do failures at easy ones; the second curve is w at 1 - rate, which is not
     1 - w. The sign is the advantage's: a long correct answer of an easy group may be below the mean.
     Source: GRPO-LEAD (arXiv 2504.09696).
     """
     constants, rate = (low, high, steepness, middle), rate.to(torch.float64)
-    advantage = group_relative(outcome, group, where=where, **statistic)
     up, down = logistic_weight(rate, *constants), logistic_weight(1.0 - rate, *constants)
-    return advantage * torch.where(advantage > 0, up, down)
+    return advantage.to(torch.float64) * torch.where(advantage > 0, up, down)
 
 
 # ---------------------------------------------------------------- MAPO

@@ -8,7 +8,7 @@ attempts have no credit. Rewards are verdicts. `pkpo` is another estimator with 
 variants, which draw sets, are not built.
 """
 
-from gxpo.credit.pass_at_k import pass_at_k
+from gxpo.credit.sets import pass_at_k
 from gxpo.definition import Definition
 
 passk = Definition(

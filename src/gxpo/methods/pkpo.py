@@ -12,7 +12,7 @@ code: verdicts, without the factor k, and the mean of the others' advantages tak
 results, this does not scale: its size falls with the success rate.
 """
 
-from gxpo.credit.pass_at_k import pass_at_k
+from gxpo.credit.sets import pass_at_k
 from gxpo.definition import Definition
 
 pkpo = Definition(
