@@ -16,7 +16,7 @@ from gxpo.errors import ConfigError, GxpoError, MethodConflict, MissingSignal
 from gxpo.forest import Forest
 from gxpo.methods import METHODS
 from gxpo.objectives.penalty import Penalty
-from gxpo.objectives.surrogate import Sequence
+from gxpo.parts import RATIOS
 
 
 def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
@@ -76,7 +76,7 @@ def test_methods_that_touch_different_keys_merge():
     both = gxpo.method("dr_grpo+gspo")
     assert both.credit.scale == "none"
     assert both.terms["policy"].aggregate == "sequence_sum"
-    assert both.terms["policy"].ratio == Sequence()
+    assert both.terms["policy"].ratio == RATIOS["sequence"]()
     assert both.keys["credit.scale"].origin == "dr_grpo"
     assert both.keys["objective.ratio"].origin == "gspo"
     assert both.keys["credit.ddof"].origin == "default"

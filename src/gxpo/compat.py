@@ -51,8 +51,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gxpo.objectives import DualClip
-from gxpo.objectives.ratio_trajectory import SequenceSum
-from gxpo.objectives.surrogate import LogLikelihood, Unclipped
+from gxpo.objectives.ratio_trajectory import sequence_sum
+from gxpo.objectives.surrogate import log_likelihood, unclipped
 from gxpo.rollouts.independent import Independent
 
 # the policy loss of verl: clip 0.2, bounded at 3 where A < 0, mean over tokens
@@ -67,7 +67,7 @@ _VERL_DAPO: Mapping[str, Any] = {
 _BOTH_SIDES: Mapping[str, Any] = {"objective.ratio_min": 0.8, "objective.ratio_max": 1.2}
 # RLOOTrainer: one ratio for a sequence, the product of its tokens', and its clip; KL in the reward
 _TRL_RLOO: Mapping[str, Any] = {
-    "objective.ratio": SequenceSum,
+    "objective.ratio": sequence_sum,
     "objective.aggregate": "sequence_sum",
     "objective.horizon": 1.0,
     "objective.kl.coef": 0.05,
@@ -154,7 +154,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "reinforce_pp_baseline": {"credit.ddof": 0, **_TOKENS, **_NEMO_KL},
     },
     # "importance_sampling", its default, clips nothing
-    "tinker": {"grpo": {**_TINKER, "objective.surrogate": Unclipped}, "cispo": {**_TINKER, "objective.ratio_max": 4.0}},
+    "tinker": {"grpo": {**_TINKER, "objective.surrogate": unclipped}, "cispo": {**_TINKER, "objective.ratio_max": 4.0}},
     # a mean over sequences, also of CISPO; a group of one is nan there
     "slime": {"grpo": {}, "cispo": {"objective.aggregate": "sequence_mean", **_BOTH_SIDES}},
     # sample std, eps 1e-6; bounds of CISPO 1 - 1 and 1 + 4
@@ -183,7 +183,7 @@ COMPAT: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             **_TRINITY_KL,
         },
         "grpo": {"credit.singleton": "raw", **_VERL, **_TRINITY_KL},
-        "asymre": {"credit.singleton": "raw", "objective.surrogate": LogLikelihood, **_TOKENS},
+        "asymre": {"credit.singleton": "raw", "objective.surrogate": log_likelihood, **_TOKENS},
         "cispo": {"credit.singleton": "raw", **_TRINITY_KL},  # bounds 1 - 1 and 1 + 0.28
     },
 }

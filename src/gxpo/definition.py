@@ -114,6 +114,7 @@ def kind_of(value: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Equal as settings: the same part or an equal value."""
+    a, b = kind_of(a), kind_of(b)
     return (
         a is b
         or (type(a) is type(b) and a == b)

@@ -20,6 +20,7 @@ from gxpo.ranges import Part, key_of, refusal, rule_of
 from gxpo.usercode import Unusable, object_at
 
 F = TypeVar("F", bound=Callable[..., Any])
+UNBOUNDED = "unbounded"  # in an option's annotation: it may be infinite, `Annotated[float, Gt(1), UNBOUNDED]`
 
 
 class Signature(NamedTuple):
@@ -179,7 +180,10 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     facts  attributes of the part such as `requires`, in addition to those that follow from the signature; a function
            gives them by the options: `learns_from_equal_groups=lambda center, **_: center == "none"`
     """
-    options = [(k, hint, field(default=default, kw_only=True)) for k, (hint, default) in base.asked(function).items()]
+    options = [
+        (name, hint, field(default=default, kw_only=True, metadata=_marks(hint)))
+        for name, (hint, default) in base.asked(function).items()
+    ]
     stated = {**base.facts(function), **facts}
     by_options = {name: value for name, value in stated.items() if inspect.isfunction(value)}
     space = {
@@ -191,3 +195,8 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
         "__module__": function.__module__,
     }
     return make_dataclass(function.__name__, options, bases=base.bases(function), namespace=space, frozen=True)
+
+
+def _marks(hint: Any) -> dict[str, bool]:
+    """Metadata of the field for an option with this annotation."""
+    return {UNBOUNDED: True} if UNBOUNDED in getattr(hint, "__metadata__", ()) else {}

@@ -43,6 +43,8 @@ STAGES = (
 OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
     "credit": "gxpo.credit.function:Advantage",
     "signal": "gxpo.signals.function:Computed",
+    "surrogate": "gxpo.objectives.surrogate:SurrogateFunction",
+    "ratio": "gxpo.objectives.surrogate:RatioFunction",
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -12,7 +12,7 @@ from tests.adapters.fake_trl import Config, Pairs
 from gxpo.adapters import trl as adapter
 from gxpo.errors import CheckpointError, ConfigError, MissingExtra
 from gxpo.methods import METHODS
-from gxpo.objectives.surrogate import Sequence
+from gxpo.parts import RATIOS
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]
@@ -375,7 +375,7 @@ def test_the_model_card_names_the_method(tmp_path):
 
 def test_compositions_and_overrides_are_those_of_gxpo_method():
     made = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
-    assert made.gxpo_method.terms["policy"].ratio == Sequence()
+    assert made.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
     assert made.optimiser_step(PROMPTS)[1].any()
     assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import CovarianceClip, CovariancePenalty
 from tests.objectives.conftest import figures_of, grow_forest
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.objectives.surrogate_clips import CovarianceClip, covariance, draw, quota
-from gxpo.objectives.surrogate_penalties import CovariancePenalty
+from gxpo.objectives.surrogate_clips import covariance, draw, quota
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64
@@ -105,13 +105,19 @@ def test_with_a_share_of_all_every_candidate_goes(rows):
 
 
 # ---------------------------------------------------------------- the draw
+def gone_of(surrogate, x):
+    """Tokens drawn to be dropped: those that count as clipped and that the clip does not cut."""
+    return surrogate.clipped(x) & ~Clip().clipped(x)
+
+
 def test_the_draw_takes_k_candidates_and_depends_on_the_seed():
     x = seen(400)
     surrogate = CovarianceClip(covariance_share=0.02, covariance_low=0.2)
-    cov, gone = covariance(x.logprob, x.credit), surrogate.dropped(x)
+    cov, gone = covariance(x.logprob, x.credit), gone_of(surrogate, x)
     able = (cov > 0.2) & (cov < 5) & ~Clip().clipped(x)
     assert int(gone.sum()) == 8 and bool(able[gone].all()) and int(able.sum()) > 40
-    assert torch.equal(gone, surrogate.dropped(x)) and not torch.equal(gone, replace(surrogate, draw_seed=1).dropped(x))
+    assert torch.equal(gone, gone_of(surrogate, x))
+    assert not torch.equal(gone, gone_of(replace(surrogate, draw_seed=1), x))
     loss, plain = surrogate.loss(x), Clip().loss(x)
     assert bool((loss[gone] == 0).all()) and torch.equal(loss[~gone], plain[~gone])
 
@@ -121,7 +127,7 @@ def test_every_candidate_is_drawn_alike():
     surrogate = CovarianceClip(covariance_share=0.05, covariance_low=0.0)
     able = int(((covariance(x.logprob, x.credit) > 0) & ~Clip().clipped(x)).sum())
     for seed in range(2000):
-        times += replace(surrogate, draw_seed=seed).dropped(x)
+        times += gone_of(replace(surrogate, draw_seed=seed), x)
     expected = 2000 * 3 / able
     drawn = times[times > 0]
     assert len(drawn) == able and float((drawn - expected).abs().max()) < 6 * math.sqrt(expected)
@@ -133,7 +139,7 @@ def test_the_draw_is_of_the_entries_and_not_of_their_order():
     moved = replace(x, **{k: getattr(x, k)[order] for k in ("logprob", "below", "log_ratio", "ratio", "credit")})
     assert torch.equal(draw(moved, 3), draw(x, 3)[order])
     surrogate = CovarianceClip(covariance_share=0.03, covariance_low=0.1)
-    assert torch.equal(surrogate.dropped(moved), surrogate.dropped(x)[order])
+    assert torch.equal(gone_of(surrogate, moved), gone_of(surrogate, x)[order])
     # nor of what the policy is now, so that a step's updates draw alike; nor of rounding in the old log-probs
     now = replace(x, logprob=x.logprob + 0.1, below=x.below + 1e-13)
     assert torch.equal(draw(now, 3), draw(x, 3)) and len(set(draw(x, 3).tolist())) == 100

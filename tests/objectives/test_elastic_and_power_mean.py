@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import ElasticClip
 from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, Entries, PolicyGradient
 from gxpo.objectives.power_mean import PowerMean, feedback, log_power_mean
-from gxpo.objectives.surrogate_clips import ElasticClip, binary_variance
+from gxpo.objectives.surrogate_clips import binary_variance
 from gxpo.protocols import PolicyTokens
 
 F64 = torch.float64
@@ -36,7 +37,8 @@ def test_the_variance_is_read_off_the_credit(right, size):
 def test_worked_bounds():
     """A = 1: tanh 1 = .761594, p = 1/2: .2 * 1.380797 * 1.5 = .414239. A = 0: .2."""
     surrogate = ElasticClip()
-    assert surrogate.room(column(0.0, 1.0, -1.0)).tolist() == pytest.approx([1.0, 2.071196, 2.071196], abs=1e-6)
+    far = surrogate.loss(Entries.of(column(9.0, 0.1), column(1.0, -1.0)))
+    assert far.tolist() == pytest.approx([-1 - 0.2 * 2.071196, 1 - 0.2 * 2.071196], abs=1e-6)
     ratio = column(1.3, 1.5, 0.7, 0.5)
     credit = column(1.0, 1.0, -1.0, -1.0)
     loss = surrogate.loss(Entries.of(ratio, credit))
@@ -71,7 +73,9 @@ def test_without_elasticity_it_is_the_plain_clip_and_room_grows_with_credit():
     rigid = ElasticClip(0.2, 0.28, 0.0, 0.0)
     assert torch.equal(rigid.loss(Entries.of(ratio, credit)), Clip(0.2, 0.28).loss(Entries.of(ratio, credit)))
     assert torch.equal(rigid.clipped(Entries.of(ratio, credit)), Clip(0.2, 0.28).clipped(Entries.of(ratio, credit)))
-    room = ElasticClip(elastic_variance=0.0).room(torch.linspace(0, 3, 20, dtype=F64))
+    credit = torch.linspace(0, 3, 21, dtype=F64)[1:]
+    held = ElasticClip(elastic_variance=0.0).loss(Entries.of(torch.full_like(credit, 99.0), credit)) / -credit
+    room = (held - 1) / 0.2
     assert bool((room.diff() > 0).all()) and float(room.max()) < 1.5
     m = gxpo.method("etr+dapo")
     assert m.terms["policy"].surrogate == ElasticClip(clip_high=0.28)

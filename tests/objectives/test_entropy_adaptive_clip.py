@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import EntropyAdaptiveClip
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives import DualClip, Entries, PolicyGradient
-from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip, entropy_score
+from gxpo.objectives.surrogate_clips import entropy_score
 
 F64 = torch.float64
 
@@ -35,8 +36,8 @@ def test_cards_bounds():
     # h = [-.8 0 .6] between extremes of -1 and 1; of five log-entropies the median is 0
     entropy = given_scores(-0.8, 0.0, 0.6, -1.0, 1.0)
     assert entropy_score(entropy, 0.5).tolist() == pytest.approx([-0.8, 0.0, 0.6, -1.0, 1.0])
-    one = torch.ones(5, dtype=F64)
-    low, high = EntropyAdaptiveClip(entropy_quantile=0.5).bounds(seen(one, one, entropy))
+    one, surrogate = torch.ones(5, dtype=F64), EntropyAdaptiveClip(entropy_quantile=0.5, credit_gain=0.0)
+    low, high = surrogate.loss(seen(0.01 * one, -one, entropy)), -surrogate.loss(seen(9 * one, one, entropy))
     assert low.tolist()[:3] == pytest.approx([0.64, 0.8, 0.8])
     assert high.tolist()[:3] == pytest.approx([1.2, 1.2, 1.32])
 
@@ -46,7 +47,7 @@ def test_credit_by_region():
     entropy = given_scores(0.6, 0.6, -0.8, -0.8, 0.0, -1.0, 1.0)
     ratio = column(1.17, 1.15, 0.81, 0.83, 1.0, 1.0, 1.0)
     surrogate = EntropyAdaptiveClip(entropy_quantile=0.5)
-    scale = surrogate.factor(seen(ratio, 1 + 0 * ratio, entropy))
+    scale = surrogate.loss(seen(ratio, 1 + 0 * ratio, entropy)) / -ratio
     assert scale.tolist() == pytest.approx([1.6, 1.0, 1.0, 0.2, 1.0, 0.0, 1.0])
     loss = surrogate.loss(seen(ratio, 1 + 0 * ratio, entropy))
     assert loss.tolist() == pytest.approx([-1.6 * 1.17, -1.15, -0.81, -0.2 * 0.83, -1.0, 0.0, -1.0])

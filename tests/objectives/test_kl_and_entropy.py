@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.objectives.by_position import Unclipped
 from tests.objectives.conftest import figures_of, grow_forest
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import KL, Entropy, KLReward, PolicyGradient, kl_estimate, penalised_outcome
 from gxpo.objectives.kl import ESTIMATORS
-from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 
 BERNOULLI = (torch.tensor([0.4, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64).log())

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from tests.objectives.by_position import Truncate
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
@@ -21,9 +22,9 @@ from gxpo.objectives.power_mean import PowerMean
 from gxpo.objectives.preference_pairs import PreferencePairs
 from gxpo.objectives.sequence_losses import GroupVariance, group_variance
 from gxpo.objectives.sequence_score import SequenceTerm
-from gxpo.objectives.surrogate import Entries, LogClip, Turn
+from gxpo.objectives.surrogate import Entries, LogClip
 from gxpo.objectives.value import ValueRegression
-from gxpo.parts import SURROGATES, TERMS
+from gxpo.parts import RATIOS, SURROGATES, TERMS
 from gxpo.protocols import PolicyTokens
 
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
@@ -93,8 +94,8 @@ EDGES = [
     (surrogate.Clip, {"clip_low": 0.0, "clip_high": 0.0}),
     (surrogate.LogClip, {"log_clip_low": 0.0, "log_clip_high": 0.0}),
     (surrogate.DualClip, {"ratio_max": 1.01}),
-    (surrogate.Truncate, {"ratio_max": float("inf")}),
-    (surrogate.Truncate, {"ratio_max": 0.01}),
+    (Truncate, {"ratio_max": float("inf")}),
+    (Truncate, {"ratio_max": 0.01}),
     (SURROGATES["elastic_clip"], {"elastic_credit": 0.0, "elastic_variance": 0.0}),
     (TERMS["policy_gradient"], {"shaping_gamma": 0.01}),
     (TERMS["masked_kl"], {"coef": 0.0, "entropy_coef": 0.0, "kl_max": 0.01}),
@@ -118,7 +119,7 @@ OUTSIDE = [
     (surrogate.LogClip, {"log_clip_high": -0.1}, "objective.log_clip_high is -0.1; it is 0 or more"),
     (surrogate.DualClip, {"ratio_max": 1.0}, "objective.ratio_max is 1.0; it is above 1"),
     (surrogate.DualClip, {"clip_low": -0.1}, "objective.clip_low is -0.1; it is 0 or more"),
-    (surrogate.Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is above 0"),
+    (Truncate, {"ratio_max": 0.0}, "objective.ratio_max is 0.0; it is above 0"),
     *(
         (
             SURROGATES["elastic_clip"],
@@ -352,7 +353,7 @@ def test_the_hidden_observation_by_default_and_by_the_longest_answer(toy) -> Non
 
 def test_the_ratio_of_a_turn_is_its_geometric_mean() -> None:
     log_ratio, turn = torch.tensor([0.1, 0.3, -0.4, 0.2]), torch.tensor([0, 0, 1, 1])
-    found = Turn().level(log_ratio, torch.zeros(4, dtype=torch.int64), turn)
+    found = RATIOS["turn"]().level(log_ratio, torch.zeros(4, dtype=torch.int64), turn)
     assert found.tolist() == pytest.approx([0.2, 0.2, -0.1, -0.1])
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import HybridClip, NestedClip
 from tests.objectives.conftest import figures_of
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal, evaluate
 
 import gxpo
 from gxpo.errors import ConfigError, MissingSignal
 from gxpo.objectives import Clip, Entries, PolicyGradient, Surrogate
-from gxpo.objectives.surrogate_clips import HybridClip, NestedClip, relative_entropy
+from gxpo.objectives.surrogate_clips import relative_entropy
 
 F64 = torch.float64
 

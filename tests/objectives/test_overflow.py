@@ -5,23 +5,32 @@ import math
 
 import pytest
 import torch
+from tests.objectives.by_position import (
+    CovariancePenalty,
+    DivergenceMask,
+    Drift,
+    ElasticClip,
+    Gamma,
+    HybridClip,
+    LogLikelihood,
+    NestedClip,
+    PreservingClip,
+    QuadraticPenalty,
+    RatioMask,
+    RatioTarget,
+    Sigmoid,
+    Tapered,
+    Truncate,
+    Unclipped,
+)
 
 import gxpo
 from gxpo.objectives import KL, PolicyGradient
 from gxpo.objectives import surrogate as surrogates
 from gxpo.objectives.masked_kl import masked_kl
 from gxpo.objectives.mirror_kl import mirror_kl
-from gxpo.objectives.surrogate import LogLikelihood
-from gxpo.objectives.surrogate_clips import ElasticClip, FutureDrift, HybridClip, NestedClip, PreservingClip
-from gxpo.objectives.surrogate_penalties import (
-    CovariancePenalty,
-    Drift,
-    QuadraticPenalty,
-    RatioTarget,
-    RatioVariance,
-    Sigmoid,
-)
-from gxpo.objectives.surrogate_weights import DivergenceMask, Gamma, RatioMask, Tapered
+from gxpo.objectives.surrogate_clips import FutureDrift
+from gxpo.objectives.surrogate_penalties import RatioVariance
 
 INF = float("inf")
 FOREST = gxpo.Forest.from_completions([[1]], [[[2, 3]]], [1.0])
@@ -40,11 +49,11 @@ def slopes(surrogate, credit, log_ratio, *, weight=(1.0, 1.0), ratio="token"):
 
 # slope of the far token at A = 1 and A = -1, each at log-ratios 200 and -200; then of the ordinary one, over -A
 BY_HAND = [
-    (surrogates.Unclipped(), (-INF, 0.0, INF, 0.0), 1.0),
+    (Unclipped(), (-INF, 0.0, INF, 0.0), 1.0),
     (surrogates.Clip(), (0.0, 0.0, INF, 0.0), 1.0),
     (surrogates.DualClip(), (0.0, 0.0, 0.0, 0.0), 1.0),
     (surrogates.LogClip(), (0.0, 0.0, INF, 0.0), 1.0),
-    (surrogates.Truncate(), (-1.28, 0.0, 1.28, 0.0), 1.0),
+    (Truncate(), (-1.28, 0.0, 1.28, 0.0), 1.0),
     (CovariancePenalty(), (-INF, 0.0, INF, 0.0), 1.0),  # of equal covariances the first is held, on policy
     (DivergenceMask(), (0.0, 0.0, 20.0, 0.0), 1.0),
     (Drift(), (0.0, 0.0, INF, -1.0), 1.0),  # |A| (rho - tanh^2)
@@ -80,7 +89,7 @@ def test_slopes_of_a_far_token_and_of_its_neighbour(surrogate, far, ordinary):
 
 
 @pytest.mark.parametrize(
-    "surrogate", [surrogates.Unclipped(), surrogates.Clip(), QuadraticPenalty(), RatioTarget(), HybridClip()], ids=repr
+    "surrogate", [Unclipped(), surrogates.Clip(), QuadraticPenalty(), RatioTarget(), HybridClip()], ids=repr
 )
 @pytest.mark.parametrize(
     "silence", [{"credit": (-1.0, 0.0)}, {"credit": -1.0, "weight": (1.0, 0.0)}], ids=["credit", "weight"]

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import Filtered, Prefix, Truncate
 from tests.objectives.coupled_rows import ROWS, agrees, diagonal
 
 import gxpo
 from gxpo.errors import ConfigError
-from gxpo.objectives import Clip, PolicyGradient, Truncate
+from gxpo.objectives import Clip, PolicyGradient
 from gxpo.objectives.prefix import before, gains, kalman, minimum, places, recursion
-from gxpo.objectives.ratio_trajectory import Filtered, Prefix, prefix_ratio
+from gxpo.objectives.ratio_trajectory import prefix_ratio
 
 F64 = torch.float64
 CARD = torch.tensor([0.1, -0.3, 0.2, 0.05], dtype=F64)

@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.objectives.by_position import SequenceSum, Unclipped
 
 from gxpo.errors import ConfigError
 from gxpo.objectives import Clip, PolicyGradient
-from gxpo.objectives.ratio_trajectory import SequenceSum
-from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 
 

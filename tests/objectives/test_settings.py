@@ -10,15 +10,13 @@ import re
 
 import pytest
 import torch
+from tests.objectives.by_position import DivergenceMask, Filtered, NestedClip, RatioMask
 
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import Entries
 from gxpo.objectives.base import coefficients
 from gxpo.objectives.control import AdaptiveKl, Annealed, ByAccuracy, DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
 from gxpo.objectives.kl_reward import KLReward
-from gxpo.objectives.ratio_trajectory import Filtered
-from gxpo.objectives.surrogate_clips import NestedClip
-from gxpo.objectives.surrogate_weights import DivergenceMask, RatioMask
 from gxpo.parts import RATIOS, SURROGATES, TERMS
 
 
@@ -88,7 +86,7 @@ REFUSED = [
     ),
     (lambda: EntropyTarget(target=0.0), "control.target is 0.0; it is above 0"),
     (lambda: Annealed(least=1.5), "control.least is 1.5; it is above 0, up to 1"),
-    (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
+    (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective: ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
     (
         lambda: DivergenceMask(ratio_max=0.0),
         "objective.ratio_max is 0.0; it is above 0",
@@ -115,7 +113,7 @@ REFUSED = [
     ),
     (
         lambda: RatioMask(clip_low=0.7),
-        "objective.clip_low (0.7) is at most ring_low (0.6), and clip_high (0.2) at most ring_high (2.0)",
+        "objective: clip_low (0.7) is at most ring_low (0.6), and clip_high (0.2) at most ring_high (2.0)",
     ),
     (
         lambda: NestedClip(-0.1),

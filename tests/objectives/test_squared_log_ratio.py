@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.objectives import labelled_groups as groups
+from tests.objectives.by_position import Unclipped
 from tests.objectives.conftest import Toy, figures_of
 
 from gxpo.credit import group_relative
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import PolicyGradient
 from gxpo.objectives.sequence_losses import GroupVariance, SquaredLogRatio, baseline_of, squared_log_ratio
-from gxpo.objectives.surrogate import Unclipped
 from gxpo.protocols import PolicyTokens
 
 

@@ -9,11 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import (
+    DivergenceMask,
+    Drift,
+    Gamma,
+    PreservingClip,
+    QuadraticPenalty,
+    RatioMask,
+    RatioTarget,
+    Sigmoid,
+    Tapered,
+)
 
 from gxpo.objectives import Entries
-from gxpo.objectives.surrogate_clips import PreservingClip
-from gxpo.objectives.surrogate_penalties import Drift, QuadraticPenalty, RatioTarget, RatioVariance, Sigmoid
-from gxpo.objectives.surrogate_weights import DivergenceMask, Gamma, RatioMask, Tapered
+from gxpo.objectives.surrogate_penalties import RatioVariance
 
 Token = tuple[float, float, float]  # ratio, credit, log-prob below
 ByHand = Callable[[float, float, float], tuple[float, float]]  # value, and slope in the token's log-prob

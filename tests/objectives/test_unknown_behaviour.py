@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.by_position import Truncate, Unclipped
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.objectives.base import PolicyGradient
-from gxpo.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, Truncate, Unclipped, shaped
+from gxpo.objectives.surrogate import Clip, DualClip, LogClip, Surrogate, shaped
 from gxpo.protocols import PolicyTokens
 
 NAN = float("nan")

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from tests.objectives.by_position import Truncate
 from tests.objectives.conftest import figures_of
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.objectives import Clip, DualClip, LogClip, PolicyGradient, Surrogate, Truncate
+from gxpo.objectives import Clip, DualClip, LogClip, PolicyGradient, Surrogate
 from gxpo.protocols import PolicyTokens
 from gxpo.weighting import truncated
 

@@ -12,7 +12,6 @@ from gxpo.compose import method as compose
 from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
 from gxpo.learners.base import Epochs
-from gxpo.objectives.surrogate import Truncate
 from gxpo.pipeline import Method, controls
 
 # TRL's settings of the stages that gxpo takes over and that have no key here, and what does the same.
@@ -93,7 +92,7 @@ def _asked(args: Any, composed: Method) -> tuple[dict[str, tuple[str, Any]], lis
         reasons.append(f"loss_type={loss!r} is not known here: leave it out and give a method")
     if "importance_sampling_level" in changed:
         ask("importance_sampling_level", ratio=changed["importance_sampling_level"])
-    if loss == "cispo" or isinstance(getattr(composed.terms.get("policy"), "surrogate", None), Truncate):
+    if loss == "cispo" or show(getattr(composed.terms.get("policy"), "surrogate", None)) == "truncate":
         bounds: dict[str, tuple[str, ...]] = {"epsilon": ("ratio_max",), "epsilon_high": ("ratio_max",)}
     else:
         bounds = {"epsilon": ("clip_low", "clip_high"), "epsilon_high": ("clip_high",)}

@@ -12,7 +12,7 @@ has no gap. Groups of equal rewards learn where the reference's rewards differ.
 
 from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import Unclipped
+from gxpo.objectives.surrogate import unclipped
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.signals.rollout_baseline import rollout_baseline
 
@@ -35,7 +35,7 @@ aapo = Definition(
         "rollout.baselines": 0,
         "signal.rollout_baseline": rollout_baseline,
         "signal.rollout_baseline.paired": True,
-        "objective.surrogate": Unclipped,
+        "objective.surrogate": unclipped,
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"rollout.group_size": 6, "credit.eps": 1e-4, "optim.lr": 1e-6},

@@ -15,7 +15,7 @@ head in the search, beam search by steps at inference.
 
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import LogLikelihood
+from gxpo.objectives.surrogate import log_likelihood
 from gxpo.objectives.value import ValueRegression
 from gxpo.rollouts.search import Search
 
@@ -45,7 +45,7 @@ alphamath = Definition(
         "rollout.exploration": 1.5,
         "rollout.width": 5,
         "rollout.greedy": True,
-        "objective.surrogate": LogLikelihood,
+        "objective.surrogate": log_likelihood,
         "objective.add.value": ValueRegression,
     },
     renamed={

@@ -16,7 +16,7 @@ over.
 
 from gxpo.credit.twin_critic import TwinCritic
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import Unclipped
+from gxpo.objectives.surrogate import unclipped
 from gxpo.objectives.value import ValueRegression
 
 HEADS = ("q1", "q2", "v1", "v2", "baseline")
@@ -32,7 +32,7 @@ archer = Definition(
     evidence="reference-code",
     keys={
         "credit": TwinCritic,
-        "objective.surrogate": Unclipped,
+        "objective.surrogate": unclipped,
         **{f"objective.add.{name}": ValueRegression for name in HEADS},
         **{f"objective.add.{name}.head": name for name in HEADS},
     },

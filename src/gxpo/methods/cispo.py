@@ -10,7 +10,7 @@ meaning.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives import Truncate
+from gxpo.objectives import truncate
 
 cispo = Definition(
     name="cispo",
@@ -20,5 +20,5 @@ cispo = Definition(
     authors="MiniMax",
     year=2025,
     evidence="paper",
-    keys={"objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
+    keys={"objective.surrogate": truncate, "objective.aggregate": "token_mean"},
 )

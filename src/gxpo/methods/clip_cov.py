@@ -13,7 +13,7 @@ update of a step; theirs has no generator of its own. KL-Cov's share is 2e-4 in 
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import CovarianceClip
+from gxpo.objectives.surrogate_clips import covariance_clip
 
 clip_cov = Definition(
     name="clip_cov",
@@ -27,7 +27,7 @@ clip_cov = Definition(
     code="PRIME-RL/Entropy-Mechanism-of-RL@88505792fd97 verl/trainer/ppo/core_algos.py recipe/dapo/7b_clip_cov.sh "
     "recipe/dapo/7b_kl_cov.sh",
     keys={
-        "objective.surrogate": CovarianceClip,
+        "objective.surrogate": covariance_clip,
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"objective.clip_low": 1.0, "objective.clip_high": 1.0},

@@ -9,8 +9,8 @@ each. How entropies are brought to [0, 1] is ours. The sequence ratio is in GSPO
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import Filtered, Prefix
-from gxpo.objectives.surrogate_clips import HybridClip
+from gxpo.objectives.ratio_trajectory import filtered, prefix_level
+from gxpo.objectives.surrogate_clips import hybrid_clip
 
 dhpo = Definition(
     name="dhpo",
@@ -22,6 +22,6 @@ dhpo = Definition(
     year=2026,
     formula="L = mean_i mean_t -A (w clip(rho, 1 +- 0.2) + (1 - w) clip(s, 1 - 3e-4, 1 + 4e-4)), w = 1/2",
     evidence="secondary",
-    keys={"objective.surrogate": HybridClip},
-    refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
+    keys={"objective.surrogate": hybrid_clip},
+    refuses={"objective.ratio": ("sequence", "turn", filtered, prefix_level)},
 )

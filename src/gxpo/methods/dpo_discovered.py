@@ -11,7 +11,7 @@ group-relative, where theirs is GAE standardised over the minibatch.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import Drift
+from gxpo.objectives.surrogate_penalties import drift
 
 dpo_discovered = Definition(
     name="dpo_discovered",
@@ -23,5 +23,5 @@ dpo_discovered = Definition(
     formula="J = A rho - relu(z - s tanh(z / s)), z = (rho - 1) A, s = 2 | z = A log rho, s = 0.6",
     evidence="reference-code",
     code="luchris429/purejaxrl@31756b197773 purejaxrl/dpo_continuous_action.py",
-    keys={"objective.surrogate": Drift, "objective.aggregate": "token_mean"},
+    keys={"objective.surrogate": drift, "objective.aggregate": "token_mean"},
 )

@@ -15,7 +15,7 @@ policies.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_weights import DivergenceMask
+from gxpo.objectives.surrogate_weights import divergence_mask
 
 dppo_divergence = Definition(
     name="dppo_divergence",
@@ -29,7 +29,7 @@ dppo_divergence = Definition(
     evidence="reference-code",
     code="sail-sg/Stable-RL@c6af1d119c0f verl/trainer/ppo/core_algos.py verl/workers/config/actor.py",
     keys={
-        "objective.surrogate": DivergenceMask,
+        "objective.surrogate": divergence_mask,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },

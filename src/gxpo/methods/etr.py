@@ -9,7 +9,7 @@ two factors are tied, and partly oppose.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import ElasticClip
+from gxpo.objectives.surrogate_clips import elastic_clip
 
 etr = Definition(
     name="etr",
@@ -20,5 +20,5 @@ etr = Definition(
     "Jiang, Guanjun and Wang, Xiaozhao",
     year=2026,
     evidence="reconstruction",
-    keys={"objective.surrogate": ElasticClip},
+    keys={"objective.surrogate": elastic_clip},
 )

@@ -10,8 +10,8 @@ are not built.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import Filtered, Prefix
-from gxpo.objectives.surrogate_clips import NestedClip
+from gxpo.objectives.ratio_trajectory import filtered, prefix_level
+from gxpo.objectives.surrogate_clips import nested_clip
 
 fiberpo = Definition(
     name="fiberpo",
@@ -22,6 +22,6 @@ fiberpo = Definition(
     year=2026,
     formula="L = mean_i mean_t -A exp(clip(a, d) + clip(log rho - a, e)), a = mean_t log rho, d = e = 0.2",
     evidence="secondary",
-    keys={"objective.surrogate": NestedClip},
-    refuses={"objective.ratio": ("sequence", "turn", Filtered, Prefix)},
+    keys={"objective.surrogate": nested_clip},
+    refuses={"objective.ratio": ("sequence", "turn", filtered, prefix_level)},
 )

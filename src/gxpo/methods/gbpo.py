@@ -12,7 +12,7 @@ on the median then have no pull. A group of one, which the code trains by its ra
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import RatioTarget
+from gxpo.objectives.surrogate_penalties import ratio_target
 
 gbpo = Definition(
     name="gbpo",
@@ -24,5 +24,5 @@ gbpo = Definition(
     formula="L = mean |A| |rho - (1 + e sign(r - median))|, A = (r - mean) / std, e = 0.2",
     evidence="reference-code",
     code="bounded-ratio-rl/bounded_ratio_rl@64ff1cd src/verl/trainer/ppo/core_algos.py ttrl/Qwen2.5-Math/math.sh",
-    keys={"objective.surrogate": RatioTarget},
+    keys={"objective.surrogate": ratio_target},
 )

@@ -10,7 +10,7 @@ else: its alpha is B over the number of non-zero rewards.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import LogLikelihood
+from gxpo.objectives.surrogate import log_likelihood
 from gxpo.weighting.group_weight import GroupWeight
 
 gpg = Definition(
@@ -24,7 +24,7 @@ gpg = Definition(
     evidence="reference-code",
     keys={
         "credit.scale": "none",
-        "objective.surrogate": LogLikelihood,
+        "objective.surrogate": log_likelihood,
         "weight.valid_share": GroupWeight,
         "weight.valid_share.statistic": "credited",
         "weight.valid_share.curve": "over_share",

@@ -13,7 +13,7 @@ the general one, with factors of 1, is the same.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import PreservingClip
+from gxpo.objectives.surrogate_clips import preserving_clip
 
 gppo = Definition(
     name="gppo",
@@ -26,7 +26,7 @@ gppo = Definition(
     evidence="reference-code",
     code="Kwai-Klear/KlearReasoner@3422f6d36a8251cb1c86a7b943c7c815850864fd verl/trainer/ppo/core_algos.py "
     "verl/workers/actor/dp_actor.py verl/trainer/config/ppo_trainer.yaml recipe/dapo/perf_run_dapo_ours_math.sh",
-    keys={"objective.surrogate": PreservingClip, "objective.aggregate": "token_mean"},
+    keys={"objective.surrogate": preserving_clip, "objective.aggregate": "token_mean"},
     paper_defaults={
         "objective.clip_high": 0.28,
         "objective.ratio_max": 10.0,

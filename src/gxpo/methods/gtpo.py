@@ -13,7 +13,7 @@ would count a 50th. Its ratio exp(lp - stop lp) is 1 always: the plain policy gr
 
 from gxpo.credit.bonus import Bonus
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import LogLikelihood
+from gxpo.objectives.surrogate import log_likelihood
 from gxpo.weighting.token_weight import TokenWeight
 
 gtpo = Definition(
@@ -37,7 +37,7 @@ gtpo = Definition(
         "weight.entropy_ceiling.by": "mean_entropy",
         "weight.entropy_ceiling.keep": "between",
         "weight.entropy_ceiling.high": 0.7,
-        "objective.surrogate": LogLikelihood,
+        "objective.surrogate": log_likelihood,
     },
     renamed={
         "weight.conflict": "weight.shared_affix_mask",

@@ -13,7 +13,7 @@ filter of equal groups, which the scripts have, are left out.
 
 from gxpo.credit import length_weighted
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_clips import EntropyAdaptiveClip
+from gxpo.objectives.surrogate_clips import entropy_adaptive_clip
 
 hapo = Definition(
     name="hapo",
@@ -30,7 +30,7 @@ hapo = Definition(
         "credit": length_weighted,
         "credit.scale": "std",
         "credit.bound": 5.0,
-        "objective.surrogate": EntropyAdaptiveClip,
+        "objective.surrogate": entropy_adaptive_clip,
         "objective.aggregate": "token_mean",
     },
 )

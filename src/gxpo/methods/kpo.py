@@ -9,7 +9,7 @@ authors' code. Gains are exact, where the code holds them in [1e-6, 1 - 1e-6], a
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import Filtered
+from gxpo.objectives.ratio_trajectory import filtered
 
 kpo = Definition(
     name="kpo",
@@ -20,7 +20,7 @@ kpo = Definition(
     year=2026,
     formula="s_t = exp(Kalman(log rho_1 .. log rho_t; Q = 1e-6, V = 1)); L = mean_i mean_t max(-A s, -A clip(s))",
     evidence="reference-code",
-    keys={"objective.ratio": Filtered, "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
+    keys={"objective.ratio": filtered, "objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
     paper_defaults={"update.minibatches": 4, "rollout.group_size": 8, "tasks.per_step": 32, "optim.lr": 1e-6},
     code="shuohe1995/verl-kpo@c3135943a0cda7ec2733530855040aedf67380b6 verl/trainer/ppo/core_algos.py "
     "examples/kpo_trainer/kpo_qwen3_4b.sh",

@@ -16,7 +16,7 @@ group that is all right, the reference answer included, teaches nothing.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate import Unclipped
+from gxpo.objectives.surrogate import unclipped
 from gxpo.rollouts.reference import ReferenceInGroup
 
 luffy = Definition(
@@ -33,7 +33,7 @@ luffy = Definition(
     keys={
         "rollout": ReferenceInGroup,
         "credit.scale": "none",
-        "objective.surrogate": Unclipped,
+        "objective.surrogate": unclipped,
         "objective.aggregate": "sequence_sum",
         "objective.on_unknown_behaviour": "shaped",
     },

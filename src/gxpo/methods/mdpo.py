@@ -13,7 +13,7 @@ it overflows (a log-ratio above 88 in float32) L has no finite gradient, and the
 
 from gxpo.definition import Definition
 from gxpo.objectives.mirror_kl import MirrorKl
-from gxpo.objectives.surrogate import Unclipped
+from gxpo.objectives.surrogate import unclipped
 
 mdpo = Definition(
     name="mdpo",
@@ -26,7 +26,7 @@ mdpo = Definition(
     evidence="reference-code",
     code="manantomar/Mirror-Descent-Policy-Optimization@c9bd3ba080e3 mdpo_on/mdpo.py mdpo_on/run_mujoco.py",
     keys={
-        "objective.surrogate": Unclipped,
+        "objective.surrogate": unclipped,
         "objective.aggregate": "token_mean",
         "objective.add.mirror_kl": MirrorKl,
         "objective.add.mirror_kl.aggregate": "token_mean",

@@ -11,8 +11,8 @@ floor near 1 would undo what an unlikely prefix is to do. The prefix is exclusiv
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives import Truncate
-from gxpo.objectives.ratio_trajectory import Prefix
+from gxpo.objectives import truncate
+from gxpo.objectives.ratio_trajectory import prefix_level
 
 minpro = Definition(
     name="minpro",
@@ -23,5 +23,5 @@ minpro = Definition(
     year=2026,
     formula="L = mean over tokens of -stop(min(rho_t min_{u<t} rho_u, 1.28)) A log pi",
     evidence="secondary",
-    keys={"objective.ratio": Prefix, "objective.surrogate": Truncate, "objective.aggregate": "token_mean"},
+    keys={"objective.ratio": prefix_level, "objective.surrogate": truncate, "objective.aggregate": "token_mean"},
 )

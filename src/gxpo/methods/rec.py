@@ -11,7 +11,7 @@ and takes the mean again, is not here.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_weights import RatioMask
+from gxpo.objectives.surrogate_weights import ratio_mask
 
 rec = Definition(
     name="rec",
@@ -22,7 +22,7 @@ rec = Definition(
     authors="Yao, Chaorui and Chen, Yanxi and Sun, Yuchang and others",
     year=2025,
     evidence="reference-code",
-    keys={"objective.surrogate": RatioMask, "objective.aggregate": "token_mean", "credit.scale": "none"},
+    keys={"objective.surrogate": ratio_mask, "objective.aggregate": "token_mean", "credit.scale": "none"},
     code="agentscope-ai/Trinity-RFT@1d7fae4a63f5e3a30e1927559d28a348a2167dd6 "
     "trinity/algorithm/policy_loss_fn/rec_policy_loss.py",
 )

@@ -8,7 +8,7 @@ of SAPO also belongs to swarm sampling.
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import Sigmoid
+from gxpo.objectives.surrogate_penalties import sigmoid
 
 sapo_gate = Definition(
     name="sapo_gate",
@@ -19,5 +19,5 @@ sapo_gate = Definition(
     year=2025,
     formula="l = -A (4 / tau) sigmoid(tau (rho - 1)), tau 1.0 | 1.05",
     evidence="secondary",
-    keys={"objective.surrogate": Sigmoid},
+    keys={"objective.surrogate": sigmoid},
 )

@@ -8,7 +8,7 @@ Choices. The loss only; with a learned critic, as in the paper, it is `gae+spo_s
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.surrogate_penalties import QuadraticPenalty
+from gxpo.objectives.surrogate_penalties import quadratic_penalty
 
 spo_simple = Definition(
     name="spo_simple",
@@ -18,6 +18,6 @@ spo_simple = Definition(
     authors="Xie, Zhengpeng and Zhang, Qiang and Yang, Fan and Hutter, Marco and Xu, Renjing",
     year=2024,
     evidence="reference-code",
-    keys={"objective.surrogate": QuadraticPenalty},
+    keys={"objective.surrogate": quadratic_penalty},
     code="MyRepositories-hub/Simple-Policy-Optimization@9fdeda315b00cee82d1dc4e10c01db200c97e909 mujoco/trainer.py",
 )

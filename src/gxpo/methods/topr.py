@@ -11,8 +11,8 @@ it gives. A ratio's logarithm is held in [-20, 20].
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import SequenceSum
-from gxpo.objectives.surrogate_weights import Tapered
+from gxpo.objectives.ratio_trajectory import sequence_sum
+from gxpo.objectives.surrogate_weights import tapered
 
 topr = Definition(
     name="topr",
@@ -23,8 +23,8 @@ topr = Definition(
     year=2025,
     evidence="secondary",
     keys={
-        "objective.surrogate": Tapered,
-        "objective.ratio": SequenceSum,
+        "objective.surrogate": tapered,
+        "objective.ratio": sequence_sum,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "sequence_sum",
         "objective.horizon": 1.0,

@@ -14,7 +14,7 @@ GAE standardised over the step. `optim.lr` is not used.
 
 from gxpo.definition import Definition
 from gxpo.learners.natural_gradient import NaturalGradient
-from gxpo.objectives.surrogate import Unclipped
+from gxpo.objectives.surrogate import unclipped
 
 trpo = Definition(
     name="trpo",
@@ -30,7 +30,7 @@ trpo = Definition(
     "baselines/common/cg.py",
     keys={
         "update": NaturalGradient,
-        "objective.surrogate": Unclipped,
+        "objective.surrogate": unclipped,
         "objective.aggregate": "token_mean",
     },
     cost="11 gradients and some 25 forward passes a step; four copies of the trained parameters",

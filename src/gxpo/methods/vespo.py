@@ -11,8 +11,8 @@ would count it twice. k and lambda depend on the sign of each token's advantage 
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.ratio_trajectory import SequenceSum
-from gxpo.objectives.surrogate_weights import Gamma
+from gxpo.objectives.ratio_trajectory import sequence_sum
+from gxpo.objectives.surrogate_weights import gamma
 
 vespo = Definition(
     name="vespo",
@@ -25,8 +25,8 @@ vespo = Definition(
     evidence="reference-code",
     code="FloyedShen/VESPO@aa1f3045c346 recipe/vespo/code/core_algos.py recipe/vespo/run/sync/vespo_N_8.sh",
     keys={
-        "objective.surrogate": Gamma,
-        "objective.ratio": SequenceSum,
+        "objective.surrogate": gamma,
+        "objective.ratio": sequence_sum,
         "objective.ratio_over": "behaviour",
         "objective.aggregate": "token_mean",
     },

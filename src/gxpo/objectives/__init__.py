@@ -1,5 +1,6 @@
 """Policy losses: importance ratio, surrogate (PPO clip and others), aggregation, KL, entropy."""
 
+from gxpo import former
 from gxpo.objectives.base import PolicyGradient, TermPart, TermSum, coefficients, evaluate
 from gxpo.objectives.entropy import Entropy
 from gxpo.objectives.kl import KL, kl_estimate, penalised_outcome
@@ -12,9 +13,12 @@ from gxpo.objectives.surrogate import (
     LogClip,
     Ratio,
     Surrogate,
-    Truncate,
+    clip_loss,
     denominator,
     sequence_ratio,
+    truncate,
+    unclipped,
+    weighted_loss,
 )
 
 __all__ = [
@@ -31,11 +35,16 @@ __all__ = [
     "Surrogate",
     "TermPart",
     "TermSum",
-    "Truncate",
+    "clip_loss",
     "coefficients",
     "denominator",
     "evaluate",
     "kl_estimate",
     "penalised_outcome",
     "sequence_ratio",
+    "truncate",
+    "unclipped",
+    "weighted_loss",
 ]
+
+__getattr__ = former.classes("objectives", "Truncate")

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.definition import kind_of
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.surrogate import (
     Clip,
     Entries,
     Positive,
     Ratio,
-    Sequence,
     Surrogate,
     Token,
-    Turn,
     denominator,
     ratio_of,
+    sequence,
     shaped,
+    turn,
 )
 from gxpo.ranges import Part
 from gxpo.registry import part
@@ -178,7 +180,7 @@ def _summands(term: Term) -> tuple[Term, ...]:
 
 # ---------------------------------------------------------------- the policy gradient
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum"]
-_RATIOS = {"token": Token, "sequence": Sequence, "turn": Turn}
+_RATIOS: Mapping[str, Any] = {"token": Token, "sequence": kind_of(sequence), "turn": kind_of(turn)}
 
 
 @torch.no_grad()
@@ -313,8 +315,8 @@ class PolicyGradient(TermPart):
         below = denominator(policy, trainable, self.ratio_over, self.on_unknown_behaviour)
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         logprob, given = policy.logprob[entries], credit[entries].to(policy.logprob)
-        log_ratio, owner, turn = logprob - below[entries], trajectory[entries], forest.path_step[entries]
-        held = self._level.level(self.surrogate.before(log_ratio, given), owner, turn)
+        log_ratio, owner, step = logprob - below[entries], trajectory[entries], forest.path_step[entries]
+        held = self._level.level(self.surrogate.before(log_ratio, given), owner, step)
         entropy = None
         if "entropy" in self.surrogate.outputs:
             if policy.entropy is None:
@@ -325,7 +327,7 @@ class PolicyGradient(TermPart):
             known = ~policy.behaviour_logprob[entries].isnan()
         above = standing(forest, credit)[entries].to(logprob) if self.surrogate.couples == "group" else None
         ratio = ratio_of(held)
-        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, turn, entropy, held, above)
+        seen = Entries(logprob, below[entries], log_ratio, ratio, given, owner, step, entropy, held, above)
         out = self.surrogate.left_out(seen)
         counted = trainable if out is None else trainable.index_fill(0, entries[out], False)
         shared = forest.path_token if self.dedup_shared_tokens else None

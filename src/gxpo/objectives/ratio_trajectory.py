@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError
+from gxpo import former
+from gxpo.functions import checked_by
 from gxpo.objectives.prefix import before, kalman, minimum, places, recursion
-from gxpo.objectives.surrogate import Positive, Ratio, Width
+from gxpo.objectives.surrogate import Positive, Width
 from gxpo.registry import part
 
 _BOUND = 60.0  # nats: e^60 is beyond every clip, and finite in float32
@@ -37,9 +37,8 @@ def prefix_ratio(log_ratio: Tensor, trajectory: Tensor, prefix: str = "min") -> 
     return before(found, trajectory).clamp(-_BOUND, _BOUND)
 
 
-@part("prefix", stage="ratio")
-@dataclass(frozen=True)
-class Prefix(Ratio):
+@part("prefix", stage="ratio", couples="trajectory")
+def prefix_level(log_ratio: Tensor, trajectory: Tensor, *, prefix: Literal["min", "mean", "sum"] = "min") -> Tensor:
     """Prefix importance ratio (MinPRO): log w_t = log rho_t + stop(`prefix_ratio`); each token keeps its own gradient.
 
     prefix  "min" | "mean" | "sum" over the earlier tokens of the trajectory, 0 (a factor of 1) for the first
@@ -48,18 +47,25 @@ class Prefix(Ratio):
 
     Source: MinPRO, arXiv 2601.22718 ("min").
     """
-
-    prefix: Literal["min", "mean", "sum"] = "min"
-
-    couples = "trajectory"
-
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        return log_ratio + prefix_ratio(log_ratio.detach(), trajectory, self.prefix).to(log_ratio)
+    return log_ratio + prefix_ratio(log_ratio.detach(), trajectory, prefix).to(log_ratio)
 
 
-@part("filtered", stage="ratio")
-@dataclass(frozen=True)
-class Filtered(Ratio):
+def _moves(process_noise: float, initial_variance: float, **_: float) -> str | None:
+    if process_noise or initial_variance:
+        return None
+    return "with process_noise and initial_variance 0 the ratio is always 1: raise one"
+
+
+@part("filtered", stage="ratio", couples="trajectory")
+@checked_by(_moves)
+def filtered(
+    log_ratio: Tensor,
+    trajectory: Tensor,
+    *,
+    process_noise: Width = 1e-6,
+    observation_noise: Positive = 1.0,
+    initial_variance: Width = 0.0,
+) -> Tensor:
     """Kalman-filtered importance ratio (KPO): log s_t = stop(x_t) + log rho_t - stop(log rho_t), x from `kalman`.
 
     process_noise      variance Q by which the latent log-ratio may change from token to token
@@ -72,26 +78,15 @@ class Filtered(Ratio):
 
     Source: KPO, arXiv 2602.10609, and its code.
     """
-
-    process_noise: Width = 1e-6
-    observation_noise: Positive = 1.0
-    initial_variance: Width = 0.0
-
-    couples = "trajectory"
-
-    def __post_init__(self) -> None:
-        if self.process_noise == 0 and self.initial_variance == 0:
-            raise ConfigError("objective: with process_noise and initial_variance 0 the ratio is always 1: raise one")
-
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        now = log_ratio.detach()
-        held = kalman(now, trajectory, self.process_noise, self.observation_noise, self.initial_variance)
-        return held.to(log_ratio) + (log_ratio - now)
+    now = log_ratio.detach()
+    held = kalman(now, trajectory, process_noise, observation_noise, initial_variance)
+    return held.to(log_ratio) + (log_ratio - now)
 
 
-@part("sequence_sum", stage="ratio")
-@dataclass(frozen=True)
-class SequenceSum(Ratio):
+@part("sequence_sum", stage="ratio", couples="trajectory")
+def sequence_sum(
+    log_ratio: Tensor, trajectory: Tensor, *, log_ratio_max: Annotated[float, Interval(gt=0, le=80)] = 20.0
+) -> Tensor:
     """Sequence importance ratio without length normalisation (TOPR, VESPO).
 
     log s_{i,t} = stop(sum over trajectory i of log rho) + log rho_t - stop(log rho_t).
@@ -102,14 +97,10 @@ class SequenceSum(Ratio):
     that of the product. Not normalised by length: a long trajectory's ratio is soon far from 1, so it is for surrogates
     that bound it. Source: TOPR, arXiv 2503.14286; VESPO, arXiv 2602.10693.
     """
+    held = log_ratio.detach()
+    n = int(trajectory.max()) + 1 if trajectory.numel() else 0
+    total = held.new_zeros(n, dtype=torch.float64).index_add_(0, trajectory, held.to(torch.float64))
+    return total.clamp(-log_ratio_max, log_ratio_max).to(held)[trajectory] + (log_ratio - held)
 
-    log_ratio_max: Annotated[float, Interval(gt=0, le=80)] = 20.0
 
-    couples = "trajectory"
-
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        held = log_ratio.detach()
-        n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-        total = held.new_zeros(n, dtype=torch.float64).index_add_(0, trajectory, held.to(torch.float64))
-        whole = total.clamp(-self.log_ratio_max, self.log_ratio_max).to(held)
-        return whole[trajectory] + (log_ratio - held)
+__getattr__ = former.classes("objectives", "Prefix", "Filtered", "SequenceSum")

@@ -13,6 +13,7 @@ from torch.nn.functional import softplus
 
 from gxpo import levels
 from gxpo.errors import ConfigError
+from gxpo.functions import UNBOUNDED
 from gxpo.objectives.sequence_score import (
     Figures,
     LabelledLoss,
@@ -27,7 +28,7 @@ from gxpo.objectives.sequence_score import (
     token_coefficients,
     weighted,
 )
-from gxpo.objectives.surrogate import UNBOUNDED, Positive, Width
+from gxpo.objectives.surrogate import Positive, Width
 from gxpo.registry import part
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Discriminative(LabelledLoss):
     """
 
     score: Literal["logprob", "ratio"] = "logprob"
-    tau: Positive | None = field(default=None, metadata=UNBOUNDED)
+    tau: Positive | None = field(default=None, metadata={UNBOUNDED: True})
     delta: Width = 1e-4
     beta: Width = 1e3
     constrained: Literal["all", "contrasted"] = "all"

@@ -1,23 +1,25 @@
-"""Importance ratios (token, turn, GSPO's sequence) and surrogate losses: PPO clip, detached weights, their bases.
+"""Importance ratios (token, turn, GSPO's sequence) and surrogate losses: PPO clip, detached weights, unclipped.
 
-With rho the ratio and A the credit, a surrogate is a loss per entry, to be minimised. There are three kinds: a `Clip`
-says which bounds rho is held in, a `Weighted` how much the log-likelihood counts, and any other is a function of rho
-and A of its own. `shaped` is the loss of a token without a ratio, because its rollout policy is unknown.
+With rho the ratio and A the advantage, a surrogate is a loss per entry, to be minimised: a function of `Entries`, often
+by `clip_loss` (rho held between bounds) or `weighted_loss` (a detached weight on the log-likelihood). `shaped` is the
+loss of a token without a ratio, because its rollout policy is unknown.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError
+from gxpo import former
+from gxpo.errors import GxpoError
+from gxpo.functions import UNBOUNDED, FunctionPart, checked_by, signature
 from gxpo.ranges import Part
 from gxpo.registry import part
 
@@ -28,7 +30,6 @@ Width = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 AboveOne = Annotated[float, Gt(1)]
 Share = Annotated[float, Interval(gt=0, le=1)]
-UNBOUNDED = {"unbounded": True}  # metadata of a field that may be infinite
 RATIO_OVER = ("proximal", "behaviour")
 ON_UNKNOWN = ("error", "one", "shaped")
 
@@ -119,6 +120,14 @@ class Ratio(Part, ABC):
         raise NotImplementedError
 
 
+class RatioFunction(FunctionPart, Ratio):
+    """A ratio that is one pure function: log-ratio, trajectory and turn [n] of the tokens -> log-ratio at its level."""
+
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+        columns = {"log_ratio": log_ratio, "trajectory": trajectory, "turn": turn}
+        return self.function(*(columns[name] for name in signature(self.function).columns), **self.options)
+
+
 @part("token", stage="ratio")
 @dataclass(frozen=True)
 class Token(Ratio):
@@ -128,29 +137,19 @@ class Token(Ratio):
         return log_ratio
 
 
-@part("sequence", stage="ratio")
-@dataclass(frozen=True)
-class Sequence(Ratio):
+@part("sequence", stage="ratio", couples="trajectory")
+def sequence(log_ratio: Tensor, trajectory: Tensor) -> Tensor:
     """Sequence-level importance ratio (GSPO-token): geometric mean over the trajectory, see `sequence_ratio`."""
-
-    couples = "trajectory"
-
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        return sequence_ratio(log_ratio, trajectory)
+    return sequence_ratio(log_ratio, trajectory)
 
 
-@part("turn", stage="ratio")
-@dataclass(frozen=True)
-class Turn(Ratio):
+@part("turn", stage="ratio", couples="trajectory")
+def turn(log_ratio: Tensor, turn: Tensor) -> Tensor:
     """Turn-level importance ratio: geometric mean over the turn (a step), each token with its own gradient.
 
-    With one turn a trajectory it is `Sequence`. Source: segment ratios of ROLL; SeeUPO's ratio of a turn.
+    With one turn a trajectory it is `sequence`. Source: segment ratios of ROLL; SeeUPO's ratio of a turn.
     """
-
-    couples = "trajectory"
-
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        return sequence_ratio(log_ratio, turn)
+    return sequence_ratio(log_ratio, turn)
 
 
 # ---------------------------------------------------------------- surrogates
@@ -214,7 +213,7 @@ class Entries:
         return cls(own, (own - ratio.log()).detach(), ratio.log(), ratio, credit, alone, alone)
 
 
-class Surrogate(Part, ABC):  # those that are built on it add abstract methods
+class Surrogate(Part):
     """Base class of surrogates: the unclipped importance-weighted loss -A rho.
 
     couples   "token" | "trajectory" | "group" | "step": whose outputs an entry's derivative may depend on, through
@@ -256,13 +255,33 @@ class Surrogate(Part, ABC):  # those that are built on it add abstract methods
 Gate = Surrogate  # former name
 
 
+class SurrogateFunction(FunctionPart, Surrogate):
+    """A surrogate that is one pure function: `Entries` -> loss [n], or (loss, clipped tokens [n] bool).
+
+    A user's function is one, too: `objective.surrogate: my_parts.py:fading`, its keyword arguments options under
+    `objective`.
+    """
+
+    @classmethod
+    def accepts(cls, function: Callable[..., Any]) -> bool:
+        return True
+
+    def loss(self, x: Entries) -> Tensor:
+        found = self.function(x, **self.options)
+        return found[0] if isinstance(found, tuple) else found
+
+    def clipped(self, x: Entries) -> Tensor:
+        found = self.function(x, **self.options)
+        return found[1] if isinstance(found, tuple) else super().clipped(x)
+
+
 @part("unclipped", stage="surrogate")
-@dataclass(frozen=True)
-class Unclipped(Surrogate):
+def unclipped(x: Entries) -> Tensor:
     """Unclipped surrogate: -A rho, however far the policy has moved.
 
     Source: LUFFY's recipe (arXiv 2504.14945) for on-policy tokens.
     """
+    return -x.credit * x.ratio
 
 
 # ---------------------------------------------------------------- a ratio held between bounds
@@ -277,6 +296,28 @@ def beyond(ratio: Tensor, credit: Tensor, low: float | Tensor, high: float | Ten
     return ((credit > 0) & (ratio > high)) | ((credit < 0) & (ratio < low))
 
 
+def clip_loss(
+    x: Entries,
+    low: float | Tensor,
+    high: float | Tensor,
+    ratio_max: float = math.inf,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate -A rho, rho held by `hold` between bounds, [n], and the tokens that are clipped, [n] bool.
+
+    low, high  of the ratio, for all or [n], detached
+    ratio_max  absolute, for A < 0: no gradient beyond it either (dual clip)
+    factor     [n] detached, multiplies the loss; None: 1
+    """
+    ratio = x.ratio
+    if ratio_max < math.inf:
+        ratio = torch.where(x.credit < 0, ratio.clamp_max(ratio_max), ratio)
+    loss = -x.credit * hold(ratio, x.credit, low, high)
+    if factor is not None:
+        loss = torch.where(factor == 0, torch.zeros_like(loss), factor * loss)
+    return loss, beyond(x.ratio, x.credit, low, high) | ((x.credit < 0) & (x.ratio > ratio_max))
+
+
 @part("clip", stage="surrogate")
 @dataclass(frozen=True)
 class Clip(Surrogate):
@@ -284,9 +325,6 @@ class Clip(Surrogate):
     clip_high, or A < 0 and rho < 1 - clip_low; -A rho elsewhere, bounds included.
 
     clip_low, clip_high   relative to 1
-
-    `bounds` says where each entry is held, `factor` what its loss is multiplied by: clips of other bounds override
-    these.
 
     Source: PPO, arXiv 1707.06347, eq. 7. Clip-higher (DAPO, arXiv 2503.14476) is 0.2 / 0.28; GSPO (arXiv 2507.18071)
     is 3e-4 / 4e-4 on the sequence ratio, where 0.2 would never bind. No clamp on the log-ratio (verl: +-20).
@@ -301,20 +339,11 @@ class Clip(Surrogate):
         """Lower and upper bound of the ratio, for all or [n], detached."""
         return 1 - self.clip_low, 1 + self.clip_high
 
-    def factor(self, x: Entries) -> Tensor | None:
-        """Detached factor of the loss, [n]; None: 1."""
-        return None
-
     def loss(self, x: Entries) -> Tensor:
-        ratio = x.ratio
-        if self.ratio_max < math.inf:
-            ratio = torch.where(x.credit < 0, ratio.clamp_max(self.ratio_max), ratio)
-        loss = -x.credit * hold(ratio, x.credit, *self.bounds(x))
-        factor = self.factor(x)
-        return loss if factor is None else torch.where(factor == 0, torch.zeros_like(loss), factor * loss)
+        return clip_loss(x, *self.bounds(x), self.ratio_max)[0]
 
     def clipped(self, x: Entries) -> Tensor:
-        return beyond(x.ratio, x.credit, *self.bounds(x)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
+        return clip_loss(x, *self.bounds(x), self.ratio_max)[1]
 
 
 @part("dual_clip", stage="surrogate")
@@ -354,28 +383,26 @@ class LogClip(Surrogate):
 
 
 # ---------------------------------------------------------------- a weight on the log-likelihood
-class Weighted(Surrogate):
-    """Base class of detached weights, -stop(w) A logprob: the gradient is -w A grad logprob; the value has no meaning.
+def weighted_loss(x: Entries, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Detached weight on the log-likelihood, -stop(w) A logprob, [n], and the tokens that weigh less than their ratio,
+    [n] bool: they count as clipped.
 
-    With w = rho it has the gradient of -A rho, with w = 1 that of REINFORCE.
+    weight  [n], 0 or more. With w = rho the gradient is that of -A rho, with w = 1 REINFORCE's
+
+    The value has no meaning.
     """
+    return -weight.detach() * x.credit * x.logprob, (x.credit != 0) & (weight < x.ratio)
 
-    @abstractmethod
-    def weight(self, x: Entries) -> Tensor:
-        """Weights w [n], 0 or more."""
-        raise NotImplementedError
 
-    def loss(self, x: Entries) -> Tensor:
-        return -self.weight(x).detach() * x.credit * x.logprob
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Clipped tokens: those that weigh less than their ratio."""
-        return (x.credit != 0) & (self.weight(x) < x.ratio)
+def _ordered(ratio_max: float, ratio_min: float) -> str | None:
+    return None if ratio_min <= ratio_max else f"ratio_min is {ratio_min}; it is from 0 to ratio_max ({ratio_max})"
 
 
 @part("truncate", stage="surrogate")
-@dataclass(frozen=True)
-class Truncate(Weighted):
+@checked_by(_ordered)
+def truncate(
+    x: Entries, *, ratio_max: Annotated[Positive, UNBOUNDED] = 1.28, ratio_min: Width = 0.0
+) -> tuple[Tensor, Tensor]:
     """Truncated importance weight (CISPO): -stop(clip(rho, ratio_min, ratio_max)) A logprob.
 
     The weight is bounded, every token keeps its gradient.
@@ -387,30 +414,18 @@ class Truncate(Weighted):
     Source: CISPO, MiniMax-M1, arXiv 2506.13585, eq. 4-5; the paper disables the lower bound and does not publish the
     upper one: 1.28 is the bound of clip-higher.
     """
-
-    ratio_max: Positive = field(default=1.28, metadata=UNBOUNDED)
-    ratio_min: Width = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.ratio_min <= self.ratio_max:
-            raise ConfigError(f"objective.ratio_min is {self.ratio_min}; it is from 0 to ratio_max ({self.ratio_max})")
-
-    def weight(self, x: Entries) -> Tensor:
-        return x.ratio.clamp(self.ratio_min, self.ratio_max)
+    return weighted_loss(x, x.ratio.clamp(ratio_min, ratio_max))
 
 
 @part("log_likelihood", stage="surrogate")
-@dataclass(frozen=True)
-class LogLikelihood(Weighted):
+def log_likelihood(x: Entries) -> Tensor:
     """REINFORCE: -A logprob, without a ratio. The gradient is -A grad logprob, on policy that of every surrogate.
 
     Nothing bounds how far the policy moves: made for one update per batch. No entry counts as clipped.
 
     Source: Williams (1992); GPG, arXiv 2504.02546.
     """
+    return -x.credit * x.logprob
 
-    def weight(self, x: Entries) -> Tensor:
-        return torch.ones_like(x.ratio)
 
-    def clipped(self, x: Entries) -> Tensor:
-        return torch.zeros_like(x.ratio, dtype=torch.bool)
+__getattr__ = former.classes("objectives", "Sequence", "Turn", "Unclipped", "Truncate", "LogLikelihood")

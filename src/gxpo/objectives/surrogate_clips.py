@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import levels
-from gxpo.errors import ConfigError
+from gxpo import former, levels
+from gxpo.functions import UNBOUNDED, checked_by
 from gxpo.objectives.prefix import places, recursion
 from gxpo.objectives.sequence_score import per_trajectory
 from gxpo.objectives.surrogate import (
-    UNBOUNDED,
     AboveOne,
-    Clip,
     DualClip,
     Entries,
     Positive,
     Share,
-    Surrogate,
     Width,
     beyond,
+    clip_loss,
     hold,
     ratio_of,
     sequence_ratio,
@@ -49,8 +47,14 @@ def binary_variance(credit: Tensor) -> Tensor:
 
 
 @part("elastic_clip", stage="surrogate")
-@dataclass(frozen=True)
-class ElasticClip(Clip):
+def elastic_clip(
+    x: Entries,
+    *,
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    elastic_credit: Width = 0.5,
+    elastic_variance: Width = 0.5,
+) -> tuple[Tensor, Tensor]:
     """PPO clip whose range widens with the size of the advantage (ETR).
 
     Both widths are times (1 + elastic_credit tanh |A|) (1 + elastic_variance 4 p (1 - p)) of the token.
@@ -63,18 +67,8 @@ class ElasticClip(Clip):
     In a binary group the two partly oppose: |A| is greatest where p is extreme, the variance at p = 1/2. With both at
     0 this is `Clip`. A reconstruction of ETR, arXiv 2601.03723, from its abstract.
     """
-
-    elastic_credit: Width = 0.5
-    elastic_variance: Width = 0.5
-
-    def room(self, credit: Tensor) -> Tensor:
-        """Factor of the clip's width, 1 at advantage 0, never smaller; shaped as `credit`."""
-        by_credit = 1.0 + self.elastic_credit * credit.abs().tanh()
-        return by_credit * (1.0 + self.elastic_variance * binary_variance(credit))
-
-    def bounds(self, x: Entries) -> tuple[Tensor, Tensor]:
-        room = self.room(x.credit)
-        return 1 - self.clip_low * room, 1 + self.clip_high * room
+    wider = (1.0 + elastic_credit * x.credit.abs().tanh()) * (1.0 + elastic_variance * binary_variance(x.credit))
+    return clip_loss(x, 1 - clip_low * wider, 1 + clip_high * wider)
 
 
 # ---------------------------------------------------------------- widths by the entropy
@@ -95,9 +89,17 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     return gap / torch.where(size > 0, size, 1.0)
 
 
-@part("entropy_adaptive_clip", stage="surrogate")
-@dataclass(frozen=True)
-class EntropyAdaptiveClip(DualClip):
+@part("entropy_adaptive_clip", stage="surrogate", couples="step", outputs=("entropy",))
+def entropy_adaptive_clip(
+    x: Entries,
+    *,
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    ratio_max: AboveOne = 10.0,
+    entropy_quantile: Fraction = 0.8,
+    clip_gain: Width = 1.0,
+    credit_gain: Fraction = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Entropy-adaptive dual clip (HAPO): widths and advantages follow each token's `entropy_score` h.
 
     h is detached, over the optimiser step.
@@ -112,32 +114,13 @@ class EntropyAdaptiveClip(DualClip):
 
     Source: HAPO, arXiv 2509.16591, and its code.
     """
-
-    ratio_max: AboveOne = 10.0
-    entropy_quantile: Fraction = 0.8
-    clip_gain: Width = 1.0
-    credit_gain: Fraction = 1.0
-
-    couples = "step"
-    outputs = ("entropy",)
-
-    def _score(self, x: Entries) -> Tensor:
-        assert x.entropy is not None
-        return entropy_score(x.entropy.detach(), self.entropy_quantile).to(x.credit)
-
-    def _bounds(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        low = self.clip_low * (1 - self.clip_gain * score.clamp_max(0))
-        return 1 - low, 1 + self.clip_high * (1 + self.clip_gain * score.clamp_min(0))
-
-    def bounds(self, x: Entries) -> tuple[Tensor, Tensor]:
-        return self._bounds(self._score(x))
-
-    @torch.no_grad()
-    def factor(self, x: Entries) -> Tensor:
-        score = self._score(x)
-        low, high = self._bounds(score)
-        inside = (x.ratio > (1 + low) / 2) & (x.ratio < (1 + high) / 2)
-        return torch.where(inside == (score <= 0), 1 + self.credit_gain * score, torch.ones_like(score))
+    assert x.entropy is not None
+    score = entropy_score(x.entropy.detach(), entropy_quantile).to(x.credit)
+    low = 1 - clip_low * (1 - clip_gain * score.clamp_max(0))
+    high = 1 + clip_high * (1 + clip_gain * score.clamp_min(0))
+    inside = (x.ratio > (1 + low) / 2) & (x.ratio < (1 + high) / 2)
+    factor = torch.where(inside == (score <= 0), 1 + credit_gain * score, torch.ones_like(score))
+    return clip_loss(x, low, high, ratio_max, factor)
 
 
 # ---------------------------------------------------------------- tokens of great covariance
@@ -174,9 +157,24 @@ def quota(share: float, n: int) -> int:
     return max(1, int(share * n))
 
 
-@part("covariance_clip", stage="surrogate")
-@dataclass(frozen=True)
-class CovarianceClip(Clip):
+def _window(covariance_low: float, covariance_high: float, **_: object) -> str | None:
+    if covariance_low < covariance_high:
+        return None
+    return f"covariance_low ({covariance_low}) must be below covariance_high ({covariance_high})"
+
+
+@part("covariance_clip", stage="surrogate", couples="step")
+@checked_by(_window)
+def covariance_clip(
+    x: Entries,
+    *,
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    covariance_share: Share = 2e-4,
+    covariance_low: float = 1.0,
+    covariance_high: float = 5.0,
+    draw_seed: int = 0,
+) -> tuple[Tensor, Tensor]:
     """Clip-Cov: `Clip`, and no loss for a few tokens drawn among those of high `covariance`.
 
     covariance_share   k = max(1, share of the step's trained tokens) of them are dropped; they stay in denominators
@@ -188,37 +186,13 @@ class CovarianceClip(Clip):
 
     Source: arXiv 2505.22617, as in verl, where the set is a micro-batch.
     """
-
-    covariance_share: Share = 2e-4
-    covariance_low: float = 1.0
-    covariance_high: float = 5.0
-    draw_seed: int = 0
-
-    couples = "step"
-
-    def __post_init__(self) -> None:
-        if not self.covariance_low < self.covariance_high:
-            raise ConfigError(
-                f"objective.covariance_low ({self.covariance_low}) must be below covariance_high "
-                f"({self.covariance_high})"
-            )
-
-    @torch.no_grad()
-    def dropped(self, x: Entries) -> Tensor:
-        """Tokens drawn to be dropped, [n] bool."""
-        found = covariance(x.logprob, x.credit)
-        able = (found > self.covariance_low) & (found < self.covariance_high) & ~super().clipped(x)
-        candidates = able.nonzero().squeeze(1)
-        order = torch.argsort(draw(x, self.draw_seed)[candidates], stable=True)
-        taken = torch.zeros_like(able)
-        taken[candidates[order[: quota(self.covariance_share, len(able))]]] = True
-        return taken
-
-    def factor(self, x: Entries) -> Tensor:
-        return 1.0 - self.dropped(x).to(x.credit)
-
-    def clipped(self, x: Entries) -> Tensor:
-        return super().clipped(x) | self.dropped(x)
+    loss, cut = clip_loss(x, 1 - clip_low, 1 + clip_high)
+    found = covariance(x.logprob, x.credit)
+    candidates = ((found > covariance_low) & (found < covariance_high) & ~cut).nonzero().squeeze(1)
+    order = torch.argsort(draw(x, draw_seed)[candidates], stable=True)
+    dropped = torch.zeros_like(cut)
+    dropped[candidates[order[: quota(covariance_share, len(cut))]]] = True
+    return torch.where(dropped, torch.zeros_like(loss), loss), cut | dropped
 
 
 # ---------------------------------------------------------------- a factor by the rest of the trajectory
@@ -270,6 +244,9 @@ class FutureDrift(DualClip):
         unsafe = (x.credit < 0) & (x.ratio > self.safe_ratio)
         return torch.where(unsafe, factor.clamp(0.8, 1.0), factor).to(x.credit)
 
+    def loss(self, x: Entries) -> Tensor:
+        return clip_loss(x, *self.bounds(x), self.ratio_max, self.factor(x))[0]
+
     @torch.no_grad()
     def left_out(self, x: Entries) -> Tensor | None:
         if self.dual_clipped_max is None:
@@ -287,8 +264,15 @@ class FutureDrift(DualClip):
 
 # ---------------------------------------------------------------- gradients beyond the bounds
 @part("preserving_clip", stage="surrogate")
-@dataclass(frozen=True)
-class PreservingClip(Clip):
+def preserving_clip(
+    x: Entries,
+    *,
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    slope_low: Width = 1.0,
+    slope_high: Width = 1.0,
+    ratio_max: Annotated[AboveOne, UNBOUNDED] = 3.0,
+) -> tuple[Tensor, Tensor]:
     """Gradient-preserving clip (GPPO): a bound b that clips a token is b rho / stop(rho), so its gradient is -A b.
 
     The value is that of `Clip`.
@@ -296,29 +280,16 @@ class PreservingClip(Clip):
     slope_low, slope_high  factors on the lower and on the upper bound, value and gradient; 0: cut, as in `Clip`
     ratio_max              absolute: as in `DualClip`, no gradient for A < 0 beyond it; inf: no such bound
 
-    Which entries are held is decided by `Clip`, before any factor. Source: GPPO, arXiv 2508.07629, and its code (both
+    Which entries are held is decided by `Clip`, before any factor. Counted as clipped: tokens whose gradient is smaller
+    than that of -A rho; below the lower bound it may be greater. Source: GPPO, arXiv 2508.07629, and its code (both
     1, ratio_max 3); CE-GPPO, arXiv 2509.20712 (slope_low at most slope_high, such as 0.75 and 1).
     """
-
-    slope_low: Width = 1.0
-    slope_high: Width = 1.0
-    ratio_max: AboveOne = field(default=3.0, metadata=UNBOUNDED)
-
-    def _held(self, x: Entries) -> tuple[Tensor, Tensor]:
-        """Tokens that are clipped, [n] bool, and the bound that clips each, [n]."""
-        bound = x.by_sign(self.slope_high * (1 + self.clip_high), self.slope_low * (1 - self.clip_low))
-        return beyond(x.ratio, x.credit, *self.bounds(x)), bound
-
-    def loss(self, x: Entries) -> Tensor:
-        level, (out, bound) = x.log_level, self._held(x)
-        alive = 1 + (level - level.detach())  # rho / stop(rho), in value and slope, whatever rho is
-        held = torch.where(out, bound * alive, x.ratio)
-        return -x.credit * torch.where(x.credit < 0, held.clamp_max(self.ratio_max), held)
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Tokens whose gradient is smaller than that of -A rho: below the lower bound it may be greater."""
-        out, bound = self._held(x)
-        return (out & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > self.ratio_max))
+    out = beyond(x.ratio, x.credit, 1 - clip_low, 1 + clip_high)
+    bound = x.by_sign(slope_high * (1 + clip_high), slope_low * (1 - clip_low))
+    alive = 1 + (x.log_level - x.log_level.detach())  # rho / stop(rho), in value and slope, whatever rho is
+    held = torch.where(out, bound * alive, x.ratio)
+    loss = -x.credit * torch.where(x.credit < 0, held.clamp_max(ratio_max), held)
+    return loss, (out & (bound < x.ratio)) | ((x.credit < 0) & (x.ratio > ratio_max))
 
 
 # ---------------------------------------------------------------- token and sequence, each held
@@ -334,9 +305,22 @@ def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
     return torch.where(flat, 0.5, (entropy.to(torch.float64) - low) / torch.where(flat, 1.0, high - low))
 
 
-@part("hybrid_clip", stage="surrogate")
-@dataclass(frozen=True)
-class HybridClip(Clip):
+def _mixing_reads(mixing: str, **_: object) -> tuple[str, ...]:
+    return ("entropy",) if mixing == "entropy" else ()
+
+
+@part("hybrid_clip", stage="surrogate", couples="trajectory", outputs=_mixing_reads)
+def hybrid_clip(
+    x: Entries,
+    *,
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    sequence_clip_low: Width = 3e-4,
+    sequence_clip_high: Width = 4e-4,
+    mixing: Literal["average", "entropy"] = "average",
+    token_share: Fraction = 0.5,
+    sides: Literal["both", "improving"] = "both",
+) -> tuple[Tensor, Tensor]:
     """Mix of clipped token and sequence ratio (DHPO): -A (w hold(rho_t) + (1 - w) hold(s_t)), s of `sequence_ratio`.
 
     clip_low, clip_high    of the token's ratio, relative to 1
@@ -349,63 +333,28 @@ class HybridClip(Clip):
 
     Reads the tokens' own log-ratios: `objective.ratio` plays no part. Source: DHPO, arXiv 2601.05607.
     """
-
-    sequence_clip_low: Width = 3e-4
-    sequence_clip_high: Width = 4e-4
-    mixing: Literal["average", "entropy"] = "average"
-    token_share: Fraction = 0.5
-    sides: Literal["both", "improving"] = "both"
-
-    couples = "trajectory"
-
-    def __post_init__(self) -> None:
-        if self.mixing == "entropy":
-            object.__setattr__(self, "outputs", ("entropy",))
-
-    def share(self, x: Entries) -> Tensor:
-        """Token ratio's share w, [n]."""
-        if self.mixing == "average":
-            return torch.full_like(x.log_ratio, self.token_share, requires_grad=False)
+    share = torch.full_like(x.credit, token_share)
+    if mixing == "entropy":
         assert x.entropy is not None
-        return relative_entropy(x.entropy.detach(), x.trajectory).to(x.credit)
+        share = relative_entropy(x.entropy.detach(), x.trajectory).to(x.credit)
 
-    def _branches(self, x: Entries) -> tuple[tuple[Tensor, float, float], tuple[Tensor, float, float]]:
-        """Each branch's ratio, and its lowest and highest value."""
-        token, sequence = ratio_of(x.log_ratio), ratio_of(sequence_ratio(x.log_ratio, x.trajectory))
-        own = (1 - self.clip_low, 1 + self.clip_high)
-        return (token, *own), (sequence, 1 - self.sequence_clip_low, 1 + self.sequence_clip_high)
+    def held(log_ratio: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        ratio = ratio_of(log_ratio)
+        if sides == "improving":
+            return hold(ratio, x.credit, low, high), beyond(ratio, x.credit, low, high)
+        return ratio.clamp(low, high), ((ratio > high) | (ratio < low)) & (x.credit != 0)
 
-    def loss(self, x: Entries) -> Tensor:
-        token, sequence = (
-            ratio.clamp(low, high) if self.sides == "both" else hold(ratio, x.credit, low, high)
-            for ratio, low, high in self._branches(x)
-        )
-        share = self.share(x)
-        own = torch.where(share == 0, torch.zeros_like(token), share * token)
-        mixed = own + torch.where(share == 1, torch.zeros_like(sequence), (1 - share) * sequence)
-        return -x.credit * torch.where(x.credit == 0, torch.ones_like(mixed), mixed)
-
-    def clipped(self, x: Entries) -> Tensor:
-        token, sequence = (
-            ((ratio > high) | (ratio < low)) & (x.credit != 0)
-            if self.sides == "both"
-            else beyond(ratio, x.credit, low, high)
-            for ratio, low, high in self._branches(x)
-        )
-        share = self.share(x)
-        return (token & (share > 0)) | (sequence & (share < 1))
+    token, token_cut = held(x.log_ratio, 1 - clip_low, 1 + clip_high)
+    level = sequence_ratio(x.log_ratio, x.trajectory)
+    sequence, sequence_cut = held(level, 1 - sequence_clip_low, 1 + sequence_clip_high)
+    mixed = torch.where(share == 0, torch.zeros_like(token), share * token)
+    mixed = mixed + torch.where(share == 1, torch.zeros_like(sequence), (1 - share) * sequence)
+    loss = -x.credit * torch.where(x.credit == 0, torch.ones_like(mixed), mixed)
+    return loss, (token_cut & (share > 0)) | (sequence_cut & (share < 1))
 
 
-def two_levels(log_ratio: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean log-ratio of the trajectory, and each token's residual from it: [n] and [n], both with gradient."""
-    n = int(trajectory.max()) + 1 if trajectory.numel() else 0
-    base = per_trajectory(log_ratio, trajectory, n)[trajectory]
-    return base, log_ratio - base
-
-
-@part("nested_clip", stage="surrogate")
-@dataclass(frozen=True)
-class NestedClip(Surrogate):
+@part("nested_clip", stage="surrogate", couples="trajectory")
+def nested_clip(x: Entries, *, trajectory_clip: Width = 0.2, residual_clip: Width = 0.2) -> tuple[Tensor, Tensor]:
     """Trajectory and token clip (FiberPO): -A exp(hold(a, trajectory_clip) + hold(log rho - a, residual_clip)).
 
     a is the trajectory's mean log-ratio.
@@ -419,18 +368,15 @@ class NestedClip(Surrogate):
 
     Source: FiberPO, arXiv 2603.08239 (base and fibre gate).
     """
+    n = int(x.trajectory.max()) + 1 if x.trajectory.numel() else 0
+    base = per_trajectory(x.log_ratio, x.trajectory, n)[x.trajectory]
+    residual = x.log_ratio - base
+    out = (base.abs() > trajectory_clip) | (residual.abs() > residual_clip)
+    held = base.clamp(-trajectory_clip, trajectory_clip) + residual.clamp(-residual_clip, residual_clip)
+    return -x.credit * held.exp(), out & (x.credit != 0)
 
-    trajectory_clip: Width = 0.2
-    residual_clip: Width = 0.2
 
-    couples = "trajectory"
-
-    def loss(self, x: Entries) -> Tensor:
-        base, residual = two_levels(x.log_ratio, x.trajectory)
-        base = base.clamp(-self.trajectory_clip, self.trajectory_clip)
-        return -x.credit * (base + residual.clamp(-self.residual_clip, self.residual_clip)).exp()
-
-    def clipped(self, x: Entries) -> Tensor:
-        base, residual = two_levels(x.log_ratio, x.trajectory)
-        held = (base.abs() > self.trajectory_clip) | (residual.abs() > self.residual_clip)
-        return held & (x.credit != 0)
+__getattr__ = former.classes(
+    "objectives",
+    *("ElasticClip", "EntropyAdaptiveClip", "CovarianceClip", "PreservingClip", "HybridClip", "NestedClip"),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import former, levels
 from gxpo.errors import CheckpointError
 from gxpo.objectives.surrogate import Entries, Positive, Share, Surrogate, Width
 from gxpo.objectives.surrogate_clips import covariance, quota
@@ -18,92 +17,58 @@ from gxpo.registry import part
 
 
 @part("sigmoid", stage="surrogate")
-@dataclass(frozen=True)
-class Sigmoid(Surrogate):
+def sigmoid(x: Entries, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> tuple[Tensor, Tensor]:
     """Sigmoid soft clip (SAPO): -A (4 / tau) sigmoid(tau (rho - 1)), tau_positive for A > 0, tau_negative for A < 0.
 
     The slope in log rho is -A rho 4 p (1 - p), p the sigmoid: that of -A rho at ratio 1 and less wherever else. The
-    greater tau, the sooner it fades.
+    greater tau, the sooner it fades. Counted as clipped: all tokens whose ratio is not exactly 1.
 
     Source: SAPO, arXiv 2511.20347. The value at ratio 1 is -2 A / tau, so with two temperatures the loss is not 0 on
     policy.
     """
-
-    tau_positive: Positive = 1.0
-    tau_negative: Positive = 1.05
-
-    def loss(self, x: Entries) -> Tensor:
-        tau = x.by_sign(self.tau_positive, self.tau_negative)
-        return -x.credit * (4 / tau) * torch.sigmoid(tau * (x.ratio - 1))
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Clipped tokens: all of non-zero advantage whose ratio is not exactly 1."""
-        return (x.credit != 0) & (x.ratio != 1)
+    tau = x.by_sign(tau_positive, tau_negative)
+    return -x.credit * (4 / tau) * torch.sigmoid(tau * (x.ratio - 1)), (x.credit != 0) & (x.ratio != 1)
 
 
 @part("drift", stage="surrogate")
-@dataclass(frozen=True)
-class Drift(Surrogate):
+def drift(x: Entries, *, drift_positive: Positive = 2.0, drift_negative: Positive = 0.6) -> tuple[Tensor, Tensor]:
     """Discovered drift: -A rho + relu(z - s tanh(z / s)), with z = (rho - 1) A, s = drift_positive for A > 0, and
     z = A log rho, s = drift_negative for A < 0.
 
     The drift is 0, with gradient 0, at rho = 1 and wherever the policy moved against the advantage. For A > 0 the slope
     in log rho is -A rho (1 - tanh^2(z / s)), never turned; for A < 0 it is |A| (rho - tanh^2(z / s)): tokens whose
-    probability fell far are pulled up again.
+    probability fell far are pulled up again. Counted as clipped: tokens of z > 0.
 
     Source: DPO, arXiv 2210.05639 (constants 2 and 0.6).
     """
-
-    drift_positive: Positive = 2.0
-    drift_negative: Positive = 0.6
-
-    def _gain(self, x: Entries) -> Tensor:
-        """Gain z of the advantage so far."""
-        return x.credit * torch.where(x.credit > 0, x.ratio - 1, x.log_level)
-
-    def loss(self, x: Entries) -> Tensor:
-        gain, scale = self._gain(x), x.by_sign(self.drift_positive, self.drift_negative)
-        kept = scale * (gain / scale).tanh()
-        risen = -x.credit - kept  # the same for A > 0 and a gain, without the ratio, which may have overflowed
-        return torch.where((x.credit > 0) & (gain > 0), risen, (gain - kept).relu() - x.credit * x.ratio)
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Tokens with a gain: their gradient is smaller than that of -A rho, or reversed."""
-        return self._gain(x) > 0
+    gain = x.credit * torch.where(x.credit > 0, x.ratio - 1, x.log_level)
+    scale = x.by_sign(drift_positive, drift_negative)
+    kept = scale * (gain / scale).tanh()
+    risen = -x.credit - kept  # the same for A > 0 and a gain, without the ratio, which may have overflowed
+    loss = torch.where((x.credit > 0) & (gain > 0), risen, (gain - kept).relu() - x.credit * x.ratio)
+    return loss, gain > 0
 
 
-def quadratic(ratio: Tensor, credit: Tensor, coefficient: Tensor) -> Tensor:
-    """Quadratic surrogate, [n]: -A rho + c (rho - 1)^2.
+def quadratic(x: Entries, coefficient: Tensor) -> tuple[Tensor, Tensor]:
+    """Quadratic surrogate -A rho + c (rho - 1)^2, [n], and the tokens that moved in the direction of their advantage,
+    [n] bool: their gradient is smaller than that of -A rho, or reversed, and they count as clipped.
 
-    Its slope in log rho is -rho (A - 2 c (rho - 1)), 0 at rho = 1 + A / (2 c).
+    The slope in log rho is -rho (A - 2 c (rho - 1)), 0 at rho = 1 + A / (2 c).
+
+    coefficient  c [n], 0 or more
 
     >>> one = torch.ones(3, dtype=torch.float64)
-    >>> quadratic(torch.tensor([1.0, 1.2, 2.0], dtype=torch.float64), one, 2.5 * one).tolist()
+    >>> quadratic(Entries.of(torch.tensor([1.0, 1.2, 2.0], dtype=torch.float64), one), 2.5 * one)[0].tolist()
     [-1.0, -1.1, 0.5]
     """
-    off = ratio - 1
+    off = x.ratio - 1
     pull = torch.where(coefficient == 0, torch.zeros_like(off), coefficient * off)
-    return off * (pull - credit) - credit  # the same, without infinity less infinity where the ratio has overflowed
-
-
-class _Quadratic(Surrogate):
-    """Quadratic surrogate with a coefficient for each token."""
-
-    @abstractmethod
-    def coefficient(self, credit: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def loss(self, x: Entries) -> Tensor:
-        return quadratic(x.ratio, x.credit, self.coefficient(x.credit))
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Tokens that moved in the direction of their advantage: gradient smaller than that of -A rho, or reversed."""
-        return (x.credit * (x.ratio - 1) > 0) & (self.coefficient(x.credit) > 0)
+    loss = off * (pull - x.credit) - x.credit  # not infinity less infinity where the ratio has overflowed
+    return loss, (x.credit * off > 0) & (coefficient > 0)
 
 
 @part("quadratic_penalty", stage="surrogate")
-@dataclass(frozen=True)
-class QuadraticPenalty(_Quadratic):
+def quadratic_penalty(x: Entries, *, width: Positive = 0.2) -> tuple[Tensor, Tensor]:
     """Quadratic penalty on the ratio (SPO): -A rho + |A| (rho - 1)^2 / (2 width).
 
     Least at rho = 1 + width for A > 0, at 1 - width for A < 0.
@@ -113,16 +78,12 @@ class QuadraticPenalty(_Quadratic):
     Beyond the optimum the gradient turns round, where PPO's is 0. The value grows with rho^2. Source: SPO,
     arXiv 2401.16025, and its code.
     """
-
-    width: Positive = 0.2
-
-    def coefficient(self, credit: Tensor) -> Tensor:
-        return credit.abs() / (2 * self.width)
+    return quadratic(x, x.credit.abs() / (2 * width))
 
 
 @part("ratio_variance", stage="surrogate")
 @dataclass(frozen=True)
-class RatioVariance(_Quadratic):
+class RatioVariance(Surrogate):
     """Penalty on the ratio's variance (R2VPO): -A rho + c (rho - 1)^2, c the multiplier of mean (rho - 1)^2 <= limit.
 
     c is the same for all tokens of non-zero advantage.
@@ -145,8 +106,14 @@ class RatioVariance(_Quadratic):
     def __post_init__(self) -> None:
         self._memory["penalty"] = self.penalty
 
-    def coefficient(self, credit: Tensor) -> Tensor:
-        return self._memory["penalty"] * (credit != 0).to(credit)
+    def _quadratic(self, x: Entries) -> tuple[Tensor, Tensor]:
+        return quadratic(x, self._memory["penalty"] * (x.credit != 0).to(x.credit))
+
+    def loss(self, x: Entries) -> Tensor:
+        return self._quadratic(x)[0]
+
+    def clipped(self, x: Entries) -> Tensor:
+        return self._quadratic(x)[1]
 
     def metrics(self, x: Entries) -> Mapping[str, float]:
         return {"ratio_variance": float((x.ratio - 1).square().mean())}
@@ -166,9 +133,10 @@ class RatioVariance(_Quadratic):
         self._memory.update(penalty=float(state["penalty"]))
 
 
-@part("ratio_target", stage="surrogate")
-@dataclass(frozen=True)
-class RatioTarget(Surrogate):
+@part("ratio_target", stage="surrogate", couples="group")
+def ratio_target(
+    x: Entries, *, clip_low: Width = 0.2, clip_high: Width = 0.2, temperature: Width = 0.0
+) -> tuple[Tensor, Tensor]:
     """Regression of the ratio on a bounded target (BPO): |A| |rho - rho*|.
 
     rho* = 1 - clip_low + (clip_low + clip_high) sigmoid(m / temperature).
@@ -181,66 +149,35 @@ class RatioTarget(Surrogate):
 
     The gradient is that of -A rho until the target, where the clip's ends, and the opposite beyond it; 0 on the target
     itself, to the precision of two forward passes. A token of median advantage is held at its target. Of all
-    policies of bounded ratio, rho* is the one of greatest advantage.
+    policies of bounded ratio, rho* is the one of greatest advantage. Counted as clipped: tokens on their target, and
+    beyond it.
 
     Source: BPO, arXiv 2604.18578 (the advantage-weighted total variation), and its code.
     """
-
-    clip_low: Width = 0.2
-    clip_high: Width = 0.2
-    temperature: Width = field(default=0.0, kw_only=True)
-
-    couples = "group"
-
-    def target(self, x: Entries) -> Tensor:
-        """Target ratio rho* of each token."""
-        above = x.credit if x.standing is None else x.standing
-        share = (1 + above.sign()) / 2 if self.temperature == 0 else torch.sigmoid(above / self.temperature)
-        return 1 - self.clip_low + (self.clip_low + self.clip_high) * share
-
-    def _off(self, x: Entries) -> Tensor:
-        """rho - rho*, without a gradient where its sign would be that of the rounding."""
-        target = self.target(x)
-        off = x.ratio - target
-        return torch.where(off.detach().abs() <= levels.FORWARD * target, 0.0, off)
-
-    def loss(self, x: Entries) -> Tensor:
-        return x.credit.abs() * self._off(x).abs()
-
-    def clipped(self, x: Entries) -> Tensor:
-        """Tokens on their target, without a gradient, and beyond it, where it is reversed."""
-        off = self._off(x)
-        return ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
+    above = x.credit if x.standing is None else x.standing
+    share = (1 + above.sign()) / 2 if temperature == 0 else torch.sigmoid(above / temperature)
+    target = 1 - clip_low + (clip_low + clip_high) * share
+    off = x.ratio - target
+    off = torch.where(off.detach().abs() <= levels.FORWARD * target, 0.0, off)  # else its sign is that of rounding
+    return x.credit.abs() * off.abs(), ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
 
 
-@part("covariance_penalty", stage="surrogate")
-@dataclass(frozen=True)
-class CovariancePenalty(Surrogate):
+@part("covariance_penalty", stage="surrogate", couples="step")
+def covariance_penalty(x: Entries, *, covariance_share: Share = 2e-4, drift_coef: Width = 1.0) -> tuple[Tensor, Tensor]:
     """KL-Cov: -A rho, and + drift_coef |log rho| for the tokens of highest `covariance`; nothing is clipped.
 
-    covariance_share  max(1, share of the step's trained tokens) of them are held back
+    covariance_share  max(1, share of the step's trained tokens) of them are held back; of equals, the earlier
     drift_coef        of the penalty
 
     On policy the penalty has no gradient: it takes several updates a step to act. -A rho is unbounded where A < 0.
 
     Source: arXiv 2505.22617, as in verl, where the set is a micro-batch.
     """
+    order = torch.argsort(covariance(x.logprob, x.credit), descending=True, stable=True)
+    held = torch.zeros(x.credit.shape, dtype=torch.bool)
+    held[order[: quota(covariance_share, len(order))]] = True
+    loss = -x.credit * x.ratio + torch.where(held, drift_coef * x.log_ratio.abs(), 0.0)
+    return loss, held & (x.log_ratio != 0)
 
-    covariance_share: Share = 2e-4
-    drift_coef: Width = 1.0
 
-    couples = "step"
-
-    @torch.no_grad()
-    def held(self, x: Entries) -> Tensor:
-        """Tokens that are penalised, [n] bool; of equals, the earlier."""
-        order = torch.argsort(covariance(x.logprob, x.credit), descending=True, stable=True)
-        taken = torch.zeros(x.credit.shape, dtype=torch.bool)
-        taken[order[: quota(self.covariance_share, len(order))]] = True
-        return taken
-
-    def loss(self, x: Entries) -> Tensor:
-        return super().loss(x) + torch.where(self.held(x), self.drift_coef * x.log_ratio.abs(), 0.0)
-
-    def clipped(self, x: Entries) -> Tensor:
-        return self.held(x) & (x.log_ratio != 0)
+__getattr__ = former.classes("objectives", "Sigmoid", "Drift", "QuadraticPenalty", "RatioTarget", "CovariancePenalty")

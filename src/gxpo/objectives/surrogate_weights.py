@@ -1,22 +1,21 @@
-"""Detached weights on the log-likelihood: TOPR's taper, VESPO's gamma kernel, DPPO's and REC's masks."""
+"""Detached weights on the log-likelihood: CISPO's truncation, REINFORCE, TOPR, VESPO, masks of DPPO and REC."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError
-from gxpo.objectives.surrogate import Entries, Positive, Weighted, Width
+from gxpo import former
+from gxpo.functions import checked_by
+from gxpo.objectives.surrogate import Entries, Positive, Width, weighted_loss
 from gxpo.registry import part
 
 
 @part("tapered", stage="surrogate")
-@dataclass(frozen=True)
-class Tapered(Weighted):
+def tapered(x: Entries, *, ratio_max: Positive = 1.0) -> tuple[Tensor, Tensor]:
     """Tapered off-policy REINFORCE (TOPR): -A logprob for A > 0; -stop(min(rho, ratio_max)) A logprob for A < 0.
 
     ratio_max  absolute, 1.0: what is punished never counts more than when it was sampled, and less and less as it
@@ -24,11 +23,7 @@ class Tapered(Weighted):
 
     Source: TOPR, arXiv 2503.14286, with the ratio of the whole trajectory (`sequence_sum`); ports take each token's.
     """
-
-    ratio_max: Positive = 1.0
-
-    def weight(self, x: Entries) -> Tensor:
-        return torch.where(x.credit > 0, torch.ones_like(x.ratio), x.ratio.clamp_max(self.ratio_max))
+    return weighted_loss(x, torch.where(x.credit > 0, torch.ones_like(x.ratio), x.ratio.clamp_max(ratio_max)))
 
 
 def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
@@ -43,8 +38,14 @@ def gamma_shaped(ratio: Tensor, power: Tensor, decay: Tensor) -> Tensor:
 
 
 @part("gamma", stage="surrogate")
-@dataclass(frozen=True)
-class Gamma(Weighted):
+def gamma(
+    x: Entries,
+    *,
+    power_positive: Positive = 2.0,
+    decay_positive: Positive = 3.0,
+    power_negative: Positive = 3.0,
+    decay_negative: Positive = 2.0,
+) -> tuple[Tensor, Tensor]:
     """Gamma-shaped importance weight (VESPO): -stop(phi(rho)) A logprob, phi(rho) = rho^k e^(lambda (1 - rho)).
 
     power_positive, decay_positive  k and lambda for A > 0
@@ -54,18 +55,8 @@ class Gamma(Weighted):
 
     Source: VESPO, arXiv 2602.10693, with the ratio of the whole trajectory (`sequence_sum`); constants as in TRL.
     """
-
-    power_positive: Positive = 2.0
-    decay_positive: Positive = 3.0
-    power_negative: Positive = 3.0
-    decay_negative: Positive = 2.0
-
-    def weight(self, x: Entries) -> Tensor:
-        power, decay = (
-            x.by_sign(self.power_positive, self.power_negative),
-            x.by_sign(self.decay_positive, self.decay_negative),
-        )
-        return gamma_shaped(x.ratio, power, decay)
+    power, decay = x.by_sign(power_positive, power_negative), x.by_sign(decay_positive, decay_negative)
+    return weighted_loss(x, gamma_shaped(x.ratio, power, decay))
 
 
 @torch.no_grad()
@@ -83,8 +74,14 @@ def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
 
 
 @part("divergence_mask", stage="surrogate")
-@dataclass(frozen=True)
-class DivergenceMask(Weighted):
+def divergence_mask(
+    x: Entries,
+    *,
+    divergence: Literal["tv", "kl"] = "tv",
+    divergence_low: Width = 0.2,
+    divergence_high: Width = 0.2,
+    ratio_max: Positive = 20.0,
+) -> tuple[Tensor, Tensor]:
     """Mask by divergence (DPPO): -stop(min(rho, ratio_max)) A logprob, 0 for tokens that moved by more than the bound.
 
     divergence  "tv": moved by p - q, "kl": by `binary_kl` of q and p; p and q are the token's probability under the
@@ -95,24 +92,35 @@ class DivergenceMask(Weighted):
     Unlikely tokens go on being trained at ratios that a clip would cut; likely ones are stopped before. Source: DPPO,
     arXiv 2602.04879 (binary forms), and its code.
     """
+    moved = (x.logprob.exp() - x.below.exp()).detach()
+    far = moved.abs() if divergence == "tv" else binary_kl(x.below, x.logprob)
+    up, down = (moved > 0) & (far > divergence_high), (moved < 0) & (far > divergence_low)
+    out = torch.where(x.credit > 0, up, down)
+    return weighted_loss(x, torch.where(out, torch.zeros_like(x.ratio), x.ratio.clamp_max(ratio_max)))
 
-    divergence: Literal["tv", "kl"] = "tv"
-    divergence_low: Width = 0.2
-    divergence_high: Width = 0.2
-    ratio_max: Positive = 20.0
 
-    @torch.no_grad()
-    def weight(self, x: Entries) -> Tensor:
-        moved = x.logprob.exp() - x.below.exp()
-        far = moved.abs() if self.divergence == "tv" else binary_kl(x.below, x.logprob)
-        up, down = (moved > 0) & (far > self.divergence_high), (moved < 0) & (far > self.divergence_low)
-        out = torch.where(x.credit > 0, up, down)
-        return torch.where(out, torch.zeros_like(x.ratio), x.ratio.clamp_max(self.ratio_max))
+def _rings(clip_low: float, clip_high: float, ring_low: float, ring_high: float, **_: object) -> str | None:
+    if clip_low <= ring_low and clip_high <= ring_high:
+        return None
+    return (
+        f"clip_low ({clip_low}) is at most ring_low ({ring_low}), and clip_high ({clip_high}) at most ring_high "
+        f"({ring_high})"
+    )
 
 
 @part("ratio_mask", stage="surrogate")
-@dataclass(frozen=True)
-class RatioMask(Weighted):
+@checked_by(_rings)
+def ratio_mask(
+    x: Entries,
+    *,
+    side: Literal["one", "two", "ring"] = "one",
+    importance: Literal["none", "ratio"] = "none",
+    clip_low: Width = 0.2,
+    clip_high: Width = 0.2,
+    ring_low: Width = 0.6,
+    ring_high: Width = 2.0,
+    ratio_max: Positive = math.inf,
+) -> tuple[Tensor, Tensor]:
     """Mask by ratio (REC): -stop(w) A logprob for tokens that pass, 0 for the others.
 
     side        "one"   rho <= 1 + clip_high for A > 0, rho >= 1 - clip_low for A < 0: what PPO's clip leaves
@@ -124,32 +132,12 @@ class RatioMask(Weighted):
 
     With "one", "ratio" and no ratio_max the gradient is that of the clip. Source: REC, arXiv 2509.24203, and its code.
     """
+    up, high, low = x.credit > 0, x.ratio <= 1 + clip_high, x.ratio >= 1 - clip_low
+    passes = torch.where(up, high, low) if side == "one" else high & low
+    if side == "ring":
+        passes = passes | torch.where(up, x.ratio <= 1 - ring_low, x.ratio >= 1 + ring_high)
+    own = x.ratio.clamp_max(ratio_max) if importance == "ratio" else torch.ones_like(x.ratio)
+    return weighted_loss(x, torch.where(passes, own, torch.zeros_like(own)))
 
-    side: Literal["one", "two", "ring"] = "one"
-    importance: Literal["none", "ratio"] = "none"
-    clip_low: Width = 0.2
-    clip_high: Width = 0.2
-    ring_low: Width = 0.6
-    ring_high: Width = 2.0
-    ratio_max: Positive = math.inf
 
-    def __post_init__(self) -> None:
-        if not (self.clip_low <= self.ring_low and self.clip_high <= self.ring_high):
-            raise ConfigError(
-                f"objective.clip_low ({self.clip_low}) is at most ring_low ({self.ring_low}), and clip_high "
-                f"({self.clip_high}) at most ring_high ({self.ring_high})"
-            )
-
-    def passes(self, x: Entries) -> Tensor:
-        """Tokens that keep their gradient, [n] bool."""
-        up, high, low = x.credit > 0, x.ratio <= 1 + self.clip_high, x.ratio >= 1 - self.clip_low
-        if self.side == "one":
-            return torch.where(up, high, low)
-        inside = high & low
-        if self.side == "two":
-            return inside
-        return inside | torch.where(up, x.ratio <= 1 - self.ring_low, x.ratio >= 1 + self.ring_high)
-
-    def weight(self, x: Entries) -> Tensor:
-        own = x.ratio.clamp_max(self.ratio_max) if self.importance == "ratio" else torch.ones_like(x.ratio)
-        return torch.where(self.passes(x), own, torch.zeros_like(own))
+__getattr__ = former.classes("objectives", "Tapered", "Gamma", "DivergenceMask", "RatioMask")
