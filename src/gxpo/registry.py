@@ -45,6 +45,7 @@ OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a p
     "signal": "gxpo.signals.function:Computed",
     "surrogate": "gxpo.objectives.surrogate:SurrogateFunction",
     "ratio": "gxpo.objectives.surrogate:RatioFunction",
+    "control": "gxpo.objectives.control:ByProgress",
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gxpo.definition import kind_of
 from gxpo.functions import signature
-from gxpo.objectives import Entries, surrogate
+from gxpo.objectives import Entries, control, surrogate
 from gxpo.objectives import ratio_trajectory as ratios
 from gxpo.objectives import surrogate_clips as clips
 from gxpo.objectives import surrogate_penalties as penalties
@@ -46,3 +46,4 @@ QuadraticPenalty, RatioTarget = part_of(penalties.quadratic_penalty), part_of(pe
 Sigmoid = part_of(penalties.sigmoid)
 DivergenceMask, Gamma = part_of(weights.divergence_mask), part_of(weights.gamma)
 RatioMask, Tapered = part_of(weights.ratio_mask), part_of(weights.tapered)
+Annealed, Schedule, TwoPhaseDecay = map(part_of, (control.annealed, control.schedule, control.two_phase_decay))

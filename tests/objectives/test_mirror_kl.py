@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.by_position import Unclipped
+from tests.objectives.by_position import Annealed, Unclipped
 from tests.objectives.conftest import figures_of, grow_forest
 
 import gxpo
 from gxpo.errors import CheckpointError, ConfigError, GxpoError
-from gxpo.objectives.control import Annealed
 from gxpo.objectives.mirror_kl import MirrorKl, mirror_kl
 from gxpo.protocols import PolicyTokens
 

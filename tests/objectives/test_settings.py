@@ -10,12 +10,20 @@ import re
 
 import pytest
 import torch
-from tests.objectives.by_position import DivergenceMask, Filtered, NestedClip, RatioMask
+from tests.objectives.by_position import (
+    Annealed,
+    DivergenceMask,
+    Filtered,
+    NestedClip,
+    RatioMask,
+    Schedule,
+    TwoPhaseDecay,
+)
 
 from gxpo.errors import CheckpointError, ConfigError, GxpoError, MissingSignal
 from gxpo.objectives import Entries
 from gxpo.objectives.base import coefficients
-from gxpo.objectives.control import AdaptiveKl, Annealed, ByAccuracy, DualBudget, EntropyTarget, Schedule, TwoPhaseDecay
+from gxpo.objectives.control import AdaptiveKl, ByAccuracy, DualBudget, EntropyTarget
 from gxpo.objectives.kl_reward import KLReward
 from gxpo.parts import RATIOS, SURROGATES, TERMS
 

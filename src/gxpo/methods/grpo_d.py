@@ -9,7 +9,7 @@ task, 0.04 and 0.1 those of counting. `objective.kl.coef` is b, `objective.kl.co
 """
 
 from gxpo.definition import Definition
-from gxpo.objectives.control import Schedule
+from gxpo.objectives.control import schedule
 
 grpo_d = Definition(
     name="grpo_d",
@@ -21,7 +21,7 @@ grpo_d = Definition(
     formula="L = L_GRPO + beta(step) k3, beta from 0.01 to 0 in the first 0.3 of the run, then to 0.02",
     evidence="paper",
     keys={
-        "objective.kl.control": Schedule,
+        "objective.kl.control": schedule,
         "objective.kl.control.shape": "dip",
         "objective.kl.control.to": 0.02,
     },

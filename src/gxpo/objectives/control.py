@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
+from gxpo import former
 from gxpo.errors import CheckpointError, ConfigError
+from gxpo.functions import FunctionPart, checked_by, signature
 from gxpo.ranges import Part
 from gxpo.registry import part
 
@@ -106,27 +108,49 @@ def progress(step: float, total_steps: int | None) -> float:
 
 
 @dataclass(frozen=True)
-class _ByProgress(_Remembering):
-    """A schedule: the coefficient is a function of the share of the run that is over.
+class ByProgress(FunctionPart, _Remembering):
+    """Schedules: functions of the coefficient that the term was configured with and of the share of the run that is
+    over, to the coefficient.
 
     total_steps  None: the run's
 
-    Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
+    Step 1 + k has the coefficient of progress k / total_steps.
     """
 
     total_steps: Steps | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._memory["progress"] = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in signature(self.function).options}
+
+    def coefficient(self, start: float) -> float:
+        return self.function(start, self._memory["progress"], **self.options)
 
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         self._memory["progress"] = progress(figures["step"], self.total_steps)
         return {"schedule_progress": self._memory["progress"]}
 
 
-@part("schedule", stage="control")
-@dataclass(frozen=True)
-class Schedule(_ByProgress):
+def _ends(to: float, shape: str, **_: float) -> str | None:
+    if shape == "exponential" and to == 0:
+        return "an exponential schedule never reaches 0: set control.shape=cosine"
+    return None
+
+
+@part("schedule", stage="control", from_zero=True)
+@checked_by(_ends)
+def schedule(
+    start: float,
+    done: float,
+    *,
+    to: Width = 0.04,
+    shape: Literal["linear", "cosine", "exponential", "dip"] = "linear",
+    turn: Annotated[float, Interval(gt=0, lt=1)] = 0.3,
+) -> float:
     """Schedule of the coefficient from its start to `to` over `total_steps` steps, and `to` from then on.
 
     to           the last coefficient
@@ -137,35 +161,19 @@ class Schedule(_ByProgress):
 
     Step 1 has the coefficient that the term was configured with, step 1 + k that of progress k / total_steps.
     """
-
-    to: Width = 0.04
-    shape: Literal["linear", "cosine", "exponential", "dip"] = "linear"
-    turn: Annotated[float, Interval(gt=0, lt=1)] = 0.3
-
-    from_zero = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shape == "exponential" and self.to == 0:
-            raise ConfigError("control: an exponential schedule never reaches 0: set control.shape=cosine")
-
-    def coefficient(self, start: float) -> float:
-        done = self._memory["progress"]
-        if self.shape == "exponential":
-            if start == 0:
-                raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
-            return start * (self.to / start) ** done
-        if self.shape == "dip":
-            early = (1 - done / self.turn) / 2
-            done = early if done <= self.turn else (done - self.turn) / (1 - self.turn)
-        elif self.shape == "cosine":
-            done = (1 - math.cos(math.pi * done)) / 2
-        return start + (self.to - start) * done
+    if shape == "exponential":
+        if start == 0:
+            raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
+        return start * (to / start) ** done
+    if shape == "dip":
+        done = (1 - done / turn) / 2 if done <= turn else (done - turn) / (1 - turn)
+    elif shape == "cosine":
+        done = (1 - math.cos(math.pi * done)) / 2
+    return start + (to - start) * done
 
 
 @part("two_phase_decay", stage="control")
-@dataclass(frozen=True)
-class TwoPhaseDecay(_ByProgress):
+def two_phase_decay(start: float, done: float, *, fall: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> float:
     """Two-phase decay of the coefficient, w(p): slow in the first half of `total_steps`, fast in the second.
 
     p is the progress inside the half.
@@ -175,19 +183,14 @@ class TwoPhaseDecay(_ByProgress):
     w falls from 1 to 1 - 0.865 fall, jumps to 1 - fall at the middle, and ends at 0.05 (1 - fall).
     Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs, of the penalty's coefficient.
     """
-
-    fall: Annotated[float, Interval(ge=0, le=1)] = 0.2
-
-    def coefficient(self, start: float) -> float:
-        twice = 2.0 * self._memory["progress"]
-        if twice < 1:
-            return start * (1 - self.fall * (1 - math.exp(-2 * twice)))
-        return start * (1 - self.fall) * math.exp(-3 * (twice - 1))
+    twice = 2.0 * done
+    if twice < 1:
+        return start * (1 - fall * (1 - math.exp(-2 * twice)))
+    return start * (1 - fall) * math.exp(-3 * (twice - 1))
 
 
 @part("annealed", stage="control")
-@dataclass(frozen=True)
-class Annealed(_ByProgress):
+def annealed(start: float, done: float, *, least: Share = 0.05) -> float:
     """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
 
     least        where t stops, above 0
@@ -195,11 +198,7 @@ class Annealed(_ByProgress):
 
     Step 1 has the coefficient that the term was configured with. Source: MDPO, arXiv 2005.09814 (t_k = 1 - k / K).
     """
-
-    least: Share = 0.05
-
-    def coefficient(self, start: float) -> float:
-        return start / max(1.0 - self._memory["progress"], self.least)
+    return start / max(1.0 - done, least)
 
 
 @part("by_accuracy", stage="control")
@@ -306,3 +305,6 @@ class DualBudget(_Walk):
             self._move(self.rate * (figures["kl"] - self.budget))
             return {"kl_over_budget": figures["kl"] - self.budget}
         return {}
+
+
+__getattr__ = former.classes("objectives", "Schedule", "TwoPhaseDecay", "Annealed")

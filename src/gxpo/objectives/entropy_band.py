@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from gxpo.definition import kind_of
 from gxpo.errors import CheckpointError, ConfigError, MissingSignal, one_of
 from gxpo.objectives.base import Evaluated
-from gxpo.objectives.control import Control, TwoPhaseDecay
+from gxpo.objectives.control import Control, two_phase_decay
 from gxpo.objectives.penalty import Penalty
 from gxpo.registry import part
 
@@ -69,7 +70,7 @@ class EntropyBand(Penalty):
     slot = "objective.add.NAME"
     coef: float = 0.001
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum", "turn_mean"] = "turn_mean"  # type: ignore[assignment]  # one more than its base
-    control: Control | None = field(default_factory=TwoPhaseDecay)
+    control: Control | None = field(default_factory=kind_of(two_phase_decay))
     smooth: float = 1.0
     low: float = 0.5
     high: float = 1.5

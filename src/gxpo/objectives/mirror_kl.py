@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gxpo.definition import kind_of
 from gxpo.errors import GxpoError
-from gxpo.objectives.control import Annealed
+from gxpo.objectives.control import annealed
 from gxpo.objectives.penalty import Penalty
 from gxpo.objectives.surrogate import Width
 from gxpo.registry import part
@@ -38,7 +39,7 @@ class MirrorKl(Penalty):
     the step, or the rollout policy where the step has no other.
 
     coef         1 / t at the start of the run, t the step size of mirror descent
-    least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `Annealed`;
+    least, total_steps  of the control that divides it by 1 - k / total_steps, unless another is given: see `annealed`;
                  least 1 leaves the coefficient as it is
 
     Needs several updates a step: on the first it has no gradient.
@@ -53,8 +54,9 @@ class MirrorKl(Penalty):
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
-        if self.control is None or isinstance(self.control, Annealed):
-            object.__setattr__(self, "control", Annealed(self.least, total_steps=self.total_steps))
+        kind = kind_of(annealed)
+        if self.control is None or isinstance(self.control, kind):
+            object.__setattr__(self, "control", kind(least=self.least, total_steps=self.total_steps))
 
     def quantity(self, forest: Forest, policy: PolicyTokens, entries: Tensor) -> Tensor:
         logprob = policy.logprob[entries]
