@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.naive import view
 from tests.strategies import RICH, forests, random_forest, random_records
 
+from gxpo.columns import sum_after, sum_before, with_ancestors
 from gxpo.forest import ACTION, Forest
-from gxpo.trees import dense, distinct, place_in, sum_after, sum_before, with_ancestors
+from gxpo.grouped import dense, distinct, place_in
 
 few = settings(max_examples=25, deadline=None)
 fewer = settings(max_examples=10, deadline=None)

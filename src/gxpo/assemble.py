@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.columns import ACTION
-from gxpo.trees import NAN, scatter_blocks
+from gxpo.columns import ACTION, NAN, scatter_blocks
 
 Reference = tuple["Node", int]  # a node and a position in it: the (part of the) node that ends there
 

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from gxpo.errors import GxpoError, NoVerdicts
-from gxpo.trees import begins_of, dense, last_before, repeated, runs_of
+from gxpo.grouped import begins_of, dense, distinct, place_in, repeated, runs_of
 
+NAN = float("nan")
 PROMPT, OBSERVATION, ACTION = 0, 1, 2
 
 _LEVELS = {
@@ -394,3 +395,80 @@ class Columns:
     def entries_of(self, rows: Tensor | Sequence[int]) -> Tensor:
         """Rows of P of these trajectories, in the order in which `select(rows)` holds them."""
         return runs_of(self._entry_begin, self._rows(rows))
+
+
+# ---------------------------------------------------------------- along pointers
+def with_end(previous: Tensor) -> Tensor:
+    """`previous` with a final sentinel row that points at itself; rows without a predecessor point at it."""
+    end = len(previous)
+    return torch.cat([torch.where(previous >= 0, previous, end), previous.new_tensor([end])])
+
+
+def sum_before(previous: Tensor, x: Tensor) -> Tensor:
+    """Sum of `x` over all predecessors of each row along `previous` (-1: none); by doubling, O(n log depth)."""
+    jump, end = with_end(previous), len(previous)
+    total = torch.cat([x, x.new_zeros(1)])[jump]
+    while int(jump.min()) < end:
+        total = total + total.index_select(0, jump)
+        jump = jump.index_select(0, jump)
+    return total[:-1]
+
+
+def sum_after(previous: Tensor, x: Tensor, discount: float = 1.0) -> Tensor:
+    """Discounted sum of `x` [n] float64 over each row and all its successors, times `discount` for each hop.
+
+    By doubling, O(n log depth): after k rounds a row holds what is less than 2^k hops away.
+    """
+    jump, end = with_end(previous), len(previous)
+    total = torch.cat([x, x.new_zeros(1)])
+    part, further = torch.empty_like(total), torch.empty_like(jump)
+    while discount and int(jump.min()) < end:
+        total.scatter_add_(0, jump, torch.mul(total, discount, out=part))
+        total[end] = 0.0
+        torch.index_select(jump, 0, jump, out=further)
+        jump, further = further, jump
+        discount *= discount
+    return total[:-1]
+
+
+def last_before(previous: Tensor, going: Tensor) -> Tensor:
+    """Last row reached along `previous` while rows are `going`."""
+    at = torch.where(going & (previous >= 0), previous, torch.arange(len(previous)))
+    while not torch.equal(at, further := at.index_select(0, at)):
+        at = further
+    return at
+
+
+def with_ancestors(parent: Tensor, owner: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+    """(owner, node) pairs extended to all ancestors of the nodes: each once, by owner, then node.
+
+    A round goes one node up, from pairs that are new: as many rounds as nodes lie between two given ones of an owner.
+    """
+    n = max(len(parent), 1)
+    given = fresh = distinct(owner * n + node)
+    found = [given]
+    while len(fresh):
+        at = fresh % n
+        up = parent[at]
+        above = distinct((fresh - at + up)[up >= 0])
+        fresh = above[place_in(given, above) < 0]
+        found.append(fresh)
+    pairs = distinct(torch.cat(found))
+    return pairs // n, pairs % n
+
+
+def blank_value(dtype: torch.dtype) -> float:
+    """Fill value of a named tensor: nan, -1, or 0 in types that have neither."""
+    if dtype.is_floating_point:
+        return NAN
+    return -1 if dtype.is_signed else 0
+
+
+def scatter_blocks(blocks: Sequence[tuple[int, Tensor]], rows: int) -> Tensor:
+    """One tensor of `rows` rows from (first row, block)s whose trailing sizes may differ; blank where nothing is."""
+    widest = [max(sizes) for sizes in zip(*(block.shape[1:] for _, block in blocks), strict=True)]
+    dtype = blocks[0][1].dtype
+    out = torch.full((rows, *widest), blank_value(dtype), dtype=dtype)
+    for at, block in blocks:
+        out[(slice(at, at + block.shape[0]), *(slice(0, n) for n in block.shape[1:]))] = block
+    return out

@@ -16,18 +16,20 @@ import torch
 from torch import Tensor
 
 from gxpo import reshape
-from gxpo.columns import ACTION, COLUMNS, OBSERVATION, PROMPT, Columns
-from gxpo.trees import (
+from gxpo.columns import (
+    ACTION,
+    COLUMNS,
     NAN,
-    begins_of,
-    dense,
+    OBSERVATION,
+    PROMPT,
+    Columns,
     last_before,
-    mean_at,
     scatter_blocks,
     sum_after,
     sum_before,
     with_ancestors,
 )
+from gxpo.grouped import begins_of, dense, mean_at
 
 __all__ = ["ACTION", "COLUMNS", "OBSERVATION", "PROMPT", "Forest", "Packed"]
 

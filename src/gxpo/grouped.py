@@ -1,6 +1,6 @@
-"""Grouped statistics: mean, std, rank, quantile, leave-one-out... of a column by group id.
+"""Grouped statistics: mean, std, rank, quantile, leave-one-out... of a column by group id; dense ids, runs by owner.
 
-Every function takes `x` [n] and `ids` [n] (dense ids from `Forest.ids`; -1 = in no group) and returns [n] float64: the
+Every statistic takes `x` [n] and `ids` [n] (dense ids from `Forest.ids`; -1 = in no group) and returns [n] float64: the
 statistic of each member's group, broadcast back to the members. `where` [n] bool says which members enter the
 statistic; the others are given it all the same (a rollout that is not compared is measured against those that are).
 Members of no group, and groups without a single counting member, are given 0. Vectorised; no loop over groups: linear
@@ -352,3 +352,92 @@ def _std_of_others(groups: _Groups, ids: Tensor, x: Tensor, from_mean: Tensor, d
         spread = others.std(x, x - others.give(others.mean(x)), ddof)
         out[rows] = others.give(spread)[rows]
     return out
+
+
+# ---------------------------------------------------------------- ids, and runs of rows by owner
+def dense(keys: Tensor) -> Tensor:
+    """[n] int64: dense ids of the keys (int64), from 0, in ascending order of keys.
+
+    Linear where the keys are not much more spread than they are many; else one sort.
+    """
+    if not len(keys):
+        return keys
+    column = keys.numpy()
+    low, high = int(column.min()), int(column.max())
+    if high - low < 4 * len(column):
+        seen = np.zeros(high - low + 1, dtype=bool)
+        seen[column - low] = True
+        return torch.from_numpy((seen.cumsum(dtype=np.int64) - 1)[column - low])
+    ordered, rows = _in_order(column, low, high)
+    place = np.empty(len(column), dtype=np.int64)
+    place[rows] = _first_of_run(ordered).cumsum(dtype=np.int64) - 1
+    return torch.from_numpy(place)
+
+
+def distinct(keys: Tensor) -> Tensor:
+    """The distinct keys (int64) in ascending order."""
+    ordered = np.sort(keys.numpy())
+    return torch.from_numpy(ordered[_first_of_run(ordered)])
+
+
+def place_in(ordered: Tensor, keys: Tensor) -> Tensor:
+    """[n] int64: index of each key in the sorted, distinct `ordered`; -1 if it is not there.
+
+    Quickest where the keys nearly ascend, or are repeated from row to row.
+    """
+    if not len(ordered) or not len(keys):
+        return torch.full(keys.shape, -1)
+    column = keys.numpy()
+    first = _first_of_run(column)
+    asked = column[first]
+    place = np.searchsorted(ordered.numpy(), asked).clip(max=len(ordered) - 1)
+    place = np.where(ordered.numpy()[place] == asked, place, -1)
+    return torch.from_numpy(place[first.cumsum(dtype=np.int64) - 1] if len(asked) < len(column) else place)
+
+
+def _first_of_run(ordered: np.ndarray) -> np.ndarray:
+    first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return first
+
+
+def _in_order(keys: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+    """The keys in ascending order and their rows, equal keys by row.
+
+    A key and its row are sorted as one number where they fit into it: many times as fast as a stable sort of rows.
+    """
+    bits = len(keys).bit_length()
+    if (high - low + 1).bit_length() + bits > 62:
+        rows = np.argsort(keys, kind="stable")
+        return keys[rows], rows
+    both = np.sort((keys - low << bits) + np.arange(len(keys)))
+    return (both >> bits) + low, both & ((1 << bits) - 1)
+
+
+def begins_of(owner: Tensor, n: int) -> Tensor:
+    """[n + 1] offsets of each owner's elements; `owner` is sorted."""
+    counts = torch.bincount(owner, minlength=n)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
+    """Indices of the elements of each of `rows`, concatenated."""
+    sizes = begins.diff()[rows]
+    shift = repeated(begins[rows] - (sizes.cumsum(0) - sizes), sizes)
+    return shift.add_(torch.arange(len(shift)))
+
+
+def repeated(x: Tensor, times: Tensor) -> Tensor:
+    """Each value (int64) repeated `times` times: a faster `torch.repeat_interleave`."""
+    return torch.from_numpy(np.repeat(x.numpy(), times.numpy()))
+
+
+def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, wanted: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean of `x` over the rows with each wanted pair of keys (>= -1), float64; nan where there are none."""
+    second = torch.cat([keys[1], wanted[1]])
+    width = int(second.max()) + 2 if len(second) else 2
+    both = torch.cat([keys[0], wanted[0]]) * width + second + 1
+    place, asked = dense(both).split([len(x), len(wanted[0])])
+    n = len(both)
+    total = torch.zeros(n, dtype=torch.float64).scatter_add_(0, place, x.to(torch.float64))
+    return (total / torch.bincount(place, minlength=n))[asked]

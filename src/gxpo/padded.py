@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.columns import NAN
 from gxpo.schema import SCHEMA
-from gxpo.trees import NAN
 
 
 def padded_records(

@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gxpo.assemble import Node, Reference, Step, assemble
-from gxpo.columns import ACTION, OBSERVATION, PROMPT
+from gxpo.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.errors import RecordError, did_you_mean, need
 from gxpo.schema import Fork, Record, Turn
-from gxpo.trees import NAN
 
 NO_TOKEN = -1  # in place of an action that is known as text only
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo.columns import ACTION, COLUMNS, Columns, Self
-from gxpo.trees import distinct, runs_of, scatter_blocks, with_ancestors
+from gxpo.columns import ACTION, COLUMNS, Columns, Self, scatter_blocks, with_ancestors
+from gxpo.grouped import distinct, runs_of
 
 
 def select(forest: Self, rows: Tensor) -> Self:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.columns import OBSERVATION, Columns
+from gxpo.columns import OBSERVATION, Columns, blank_value
 from gxpo.errors import RecordError
 from gxpo.schema import SCHEMA, Record, Turn
-from gxpo.trees import blank_value
 
 _TURN_DEFAULTS = {name: field.default for name, field in Turn.model_fields.items()}
 _RECORD_DEFAULTS = {name: field.default for name, field in Record.model_fields.items()}
