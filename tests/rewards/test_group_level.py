@@ -12,7 +12,7 @@ from tests.rewards.scored_tasks import Source, forest_of, tasks_of
 from gxpo.errors import ConfigError, TaskError
 from gxpo.rewards import RewardSet
 from gxpo.rewards.format import well_formed
-from gxpo.rewards.group_level import from_callable, from_file
+from gxpo.rewards.functions import from_callable, from_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward")  # lambdas run in process, on purpose
 TEXTS = ["4", "44", "444", "5"]
@@ -150,9 +150,10 @@ def test_a_function_of_a_file_is_group_level_by_its_parameters(tmp_path: Path):
         "    return completion == answer\n"
     )
     assert scored(f"{file}:longest")[0].outcome.tolist() == [0, 0, 1, 0]
-    assert from_file(f"{file}:exact") is None and from_file(f"{file}:nothing") is None
-    assert from_file(f"{tmp_path}/none.py:longest") is None
-    assert from_callable(well_formed) is None
+    assert not from_file(f"{file}:exact").grouped and not from_file(f"{file}:nothing").grouped
+    assert from_file(f"{file}:longest").grouped and not from_callable(well_formed).grouped
+    with pytest.raises(ConfigError, match="there is no file"):
+        from_file(f"{tmp_path}/none.py:longest")
     with pytest.raises(ConfigError, match="there is no file"):
         scored(f"{tmp_path}/none.py:longest")
 

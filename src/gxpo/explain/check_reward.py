@@ -14,7 +14,7 @@ from gxpo.explain.trials import EXPLOITS, FORMS, HEDGED, LENGTHS, Trial, forms, 
 from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
-from gxpo.rewards.user import names_file
+from gxpo.rewards.functions import names_file
 
 PAYS = 0.05  # share of the way from a wrong to a right answer above which an exploit is a finding
 RELATED = 0.2  # rank correlation with length above which it is a finding

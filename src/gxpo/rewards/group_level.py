@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gxpo.errors import ConfigError, GxpoError, did_you_mean
-from gxpo.usercode import described, one_line, unusable
-from gxpo.usercode import from_file as object_of_file
+from gxpo.usercode import described, one_line
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
     from gxpo.protocols import Task
 
-ASKS = ("forest", "texts", "tasks")  # what such a function's first parameters are called
 Failure = tuple[str, str]  # ("raised" | "timeout" | "died" | "nonsense", message)
 
 
@@ -48,76 +42,6 @@ class GroupReward(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """Group-level reward with its name and label."""
-
-    name: str
-    label: str
-    call: Callable[..., Any]
-    gives: tuple[str, ...] | None = None
-    reports: tuple[str, ...] = ()
-
-    @property
-    def label_free(self) -> bool:
-        """Whether it replaces the verifier, so that tasks need no answer."""
-        return hasattr(self.call, "bind")
-
-
-def wrap(call: Callable[..., Any], label: str, name: str | None = None) -> Grouped:
-    """Wrap a group-level reward, with names from its own attributes."""
-    own = getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
-    return Grouped(name or str(own), label, call, getattr(call, "gives", None), tuple(getattr(call, "reports", ())))
-
-
-def from_callable(call: Callable[..., Any]) -> Grouped | None:
-    """Group-level reward from a callable of (forest, texts, tasks); None where it scores one rollout."""
-    try:
-        declared = tuple(inspect.signature(call).parameters)
-    except (TypeError, ValueError):
-        return None
-    if declared[:3] != ASKS:
-        return None
-    kind = call if hasattr(call, "__qualname__") else type(call)
-    return wrap(call, f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}", getattr(call, "name", None))
-
-
-def from_file(text: str) -> Grouped | None:
-    """Group-level reward from `my_rewards.py:tournament`, if that is a function of (forest, texts, tasks); else None.
-
-    Its parameters are read without running the file: what scores one rollout is loaded in a worker only.
-    """
-    path, _, name = text.rpartition(":")
-    file = Path(path).expanduser()
-    try:
-        body = ast.parse(file.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return None  # reported when it is loaded
-    if not any(isinstance(x, ast.FunctionDef) and x.name == name and _declared(x)[:3] == ASKS for x in body):
-        return None
-    return wrap(load(text), text, name)
-
-
-def _declared(function: ast.FunctionDef) -> tuple[str, ...]:
-    return tuple(a.arg for a in (*function.args.posonlyargs, *function.args.args))
-
-
-def load(text: str) -> Callable[..., Any]:
-    """Load the function `my_file.py:name` in this process."""
-    path, colon, name = text.rpartition(":")
-    file = Path(path).expanduser()
-    if not colon or not name.isidentifier():
-        raise ConfigError(f"{text!r}: name a function in a file, as in my_judge.py:ask")
-    if not file.is_file():
-        raise ConfigError(f"{text!r}: there is no file {path} (looked in {Path.cwd()})")
-    file = file.resolve()
-    source = {"file": str(file), "folder": str(file.parent), "code": file.read_bytes(), "name": name}
-    try:
-        return object_of_file(source, type(load), f"gxpo_user_{file.stem}")
-    except Exception as error:
-        raise ConfigError(f"{text}: {unusable(error)}") from error
-
-
 def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
     """Build the dataclass `kind` from `scoring.options.NAME`."""
     known = {f.name: f for f in dataclasses.fields(kind) if f.init}
@@ -129,7 +53,8 @@ def made(kind: type, options: Mapping[str, Any], name: str) -> Any:
 
 
 def rate(
-    grouped: Grouped,
+    name: str,
+    call: Callable[..., Any],
     names: tuple[str, ...] | None,
     forest: Forest,
     texts: Sequence[str],
@@ -138,12 +63,13 @@ def rate(
 ) -> tuple[dict[str, Tensor] | None, list[Failure]]:
     """Evaluate a group-level reward: its components [R] and failures; None for the components if the whole call failed.
 
+    name     the component a plain tensor becomes
     names    what it gave before, None as long as that is unknown;   counted  whether a component has a weight
     """
     n = forest.n_trajectories
     try:
-        value = grouped.call(forest, texts, tasks)
-        columns = _columns(grouped.name, value, n)
+        value = call(forest, texts, tasks)
+        columns = _columns(name, value, n)
         if names is not None and set(columns) != set(names):
             raise ValueError(f"{', '.join(columns)} where it usually returns {', '.join(names)}")
     except GxpoError:
@@ -152,11 +78,11 @@ def rate(
         return None, [("nonsense", one_line(f"returned {error}"))] * n
     except Exception as error:
         return None, [("raised", described(error))] * n
-    if hasattr(grouped.call, "failures"):
-        return columns, list(grouped.call.failures())
+    if hasattr(call, "failures"):
+        return columns, list(call.failures())
     blank = torch.zeros(n, dtype=torch.bool)
-    for name, column in columns.items():
-        blank |= column.isnan() & counted(name)
+    for key, column in columns.items():
+        blank |= column.isnan() & counted(key)
     return columns, [("nonsense", "gave no number")] * int(blank.sum())
 
 

@@ -12,6 +12,7 @@ from gxpo.errors import ConfigError
 from gxpo.judges import Failure, FunctionJudge, Judge, JudgeFailure, LocalJudge, Messages, Server, ask_all
 from gxpo.rewards import group_level
 from gxpo.rewards.first_error import FirstError
+from gxpo.rewards.functions import load
 from gxpo.rewards.judged import RUBRIC, Pairwise, Rubric
 
 __all__ = ["Failure", "FunctionJudge", "Judge", "JudgeFailure", "LocalJudge", "Messages", "Server", "ask_all", "judged"]
@@ -55,7 +56,7 @@ def judged(options: Mapping[str, Any]) -> Callable[..., dict[str, Tensor]]:
         )
     judge: Judge
     if o.ask is not None:
-        judge = FunctionJudge(group_level.load(o.ask))
+        judge = FunctionJudge(load(o.ask))
     else:
         limits: dict[str, Any] = {"timeout": o.timeout, "retries": o.retries}
         judge = Server(str(o.server), o.model, o.key_from, o.temperature, o.max_tokens, **limits)

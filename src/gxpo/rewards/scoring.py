@@ -7,7 +7,9 @@ import math
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -17,25 +19,37 @@ from torch import Tensor
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
-from gxpo.rewards import group_level
-from gxpo.rewards.group_level import Grouped
+from gxpo.rewards import functions, group_level
+from gxpo.rewards.functions import Function
 from gxpo.rewards.pool import Workers
-from gxpo.rewards.spec import (
-    BUILT_IN,
-    GROUP_LEVEL,
-    Spec,
-    entries,
-    example_of,
-    function_of,
-    group_level_of,
-    own_functions,
-)
-from gxpo.rewards.user import Function
+from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
 from gxpo.rewards.worker import Reply, attempt
-from gxpo.usercode import one_line
+from gxpo.usercode import Unusable, check_defined, one_line
 
 FAILURES = ("raised", "timeout", "died", "nonsense")  # unscored
 LIMIT = "limit"  # scored as wrong
+
+
+@dataclass(eq=False)
+class Entry:
+    """A reward of a set.
+
+    weight  of components that have none by their own names
+    own     it is the task source's: it gives way where another computes a component of the same name
+    names   of its components, None as long as they are unknown
+    asks    parameters that it is called with; None: as a task's scorer is
+    remote  its number among the functions of the workers; None: it runs in process
+    """
+
+    function: Function
+    weight: float = 0.0
+    own: bool = False
+    names: tuple[str, ...] | None = None
+    asks: tuple[str, ...] | None = None
+    remote: int | None = None
+
+    def __post_init__(self) -> None:
+        self.names, self.asks = self.function.gives, self.function.asks
 
 
 class RewardSet:
@@ -67,40 +81,29 @@ class RewardSet:
 
     def __init__(
         self,
-        functions: Sequence[Function],
-        function_weights: Sequence[float],
+        rewards: Sequence[Entry],
         named: Mapping[str, float],
         *,
-        n_own: int,
-        groups: Sequence[tuple[Grouped, float]] = (),
-        rate: Grouped | None = None,
         given: Sequence[str] = (),
         timeout: float,
         workers: int,
     ) -> None:
-        """See `make`; the last `n_own` of `functions` and `rate`, the task source's own group-level reward, give way
-        where another computes a component of the same name.
+        """See `make`.
 
-        groups  group-level rewards with their weights
-        given   names components that rollouts bring with them: what an environment paid
+        named  weights of components by name
+        given  names components that rollouts bring with them: what an environment paid
         """
         self.counts: dict[str, int] = dict.fromkeys((*FAILURES, LIMIT), 0)
         self.messages: dict[str, str] = {}
-        self._functions, self._function_weights = list(functions), list(function_weights)
-        self._named, self._n_own, self._given = dict(named), n_own, tuple(given)
-        self._components = [f.gives for f in functions]  # names each returns, None as long as that is unknown
-        self._asks = [f.asks for f in functions]
-        self._groups = [*groups, *([(rate, 0.0)] if rate is not None else [])]
-        self._n_groups = len(groups)
-        self._group_components = [g.gives for g, _ in self._groups]
-        self._label_free = any(g.label_free for g, _ in groups)
+        self._rewards, self._named, self._given = list(rewards), dict(named), tuple(given)
+        self._single = [r for r in rewards if not r.function.grouped]
+        self._label_free = any(r.function.label_free and not r.own for r in rewards)
         self._workers: Workers | None = None
-        self._remote = [k for k, f in enumerate(functions) if f.source is not None]
-        if self._remote:
-            sources = [f.source for f in functions if f.source is not None]
-            self._workers = Workers(sources, timeout=timeout, count=workers)
-            for k, declared in zip(self._remote, self._workers.declared, strict=True):
-                self._asks[k] = declared
+        sent = [(r, r.function.source) for r in self._single if r.function.source is not None]
+        if sent:
+            self._workers = Workers([source for _, source in sent], timeout=timeout, count=workers)
+            for number, ((reward, _), declared) in enumerate(zip(sent, self._workers.declared, strict=True)):
+                reward.remote, reward.asks = number, declared
 
     @classmethod
     def make(
@@ -127,55 +130,44 @@ class RewardSet:
             raise ConfigError(
                 f"reward: timeout must be above 0 and workers at least 1, not {timeout!r} and {workers!r}"
             )
-        functions: list[Function] = []
-        function_weights: list[float] = []
+        found: list[Entry] = []
         named: dict[str, float] = {}
-        groups: list[tuple[Grouped, float]] = []
         unused = dict(options or {})
         for key, weight in entries(spec, source):
-            grouped = group_level_of(key, unused)
-            function = None if grouped is not None else function_of(key)
-            found = grouped or function
-            if found is None:
+            function = reward_of(key, unused)
+            if function is None:
                 named[str(key)] = weight
                 continue
-            if found.name in (f.name for f in (*functions, *(g for g, _ in groups))):
-                raise ConfigError(f"reward: two functions are named {found.name!r}; rename one")
-            if grouped is not None:
-                groups.append((grouped, weight))
-            elif function is not None:
-                functions.append(function)
-                function_weights.append(weight)
-        rate = getattr(source, "rate", None)
-        rated = None if rate is None else group_level.wrap(rate, "the task's rate", "rate")
-        default = getattr(source, "reward_default", None)
-        if isinstance(default, str) and default in GROUP_LEVEL and not groups and not functions and rated is None:
-            rated = group_level_of(default, unused)  # a component of it was named
-        for found in (*functions, *(g for g, _ in groups)):
-            if found.name in named:
-                raise ConfigError(f"reward: {found.name!r} names both {found.label} and a component; rename one")
+            if any(r.function.name == function.name for r in found):
+                raise ConfigError(f"reward: two functions are named {function.name!r}; rename one")
+            found.append(Entry(function, weight))
+        found.sort(key=lambda r: r.function.grouped)
+        rate, default = getattr(source, "rate", None), getattr(source, "reward_default", None)
+        rated = None if rate is None else functions.grouped(rate, "the task's rate", "rate")
+        if isinstance(default, str) and default in GROUP_LEVEL and not found and rated is None:
+            rated = reward_of(default, unused)  # a component of it was named
+        for reward in found:
+            if (name := reward.function.name) in named:
+                raise ConfigError(f"reward: {name!r} names both {reward.function.label} and a component; rename one")
         if unused:
             asked = f"the reward does not ask for it{did_you_mean(next(iter(unused)), GROUP_LEVEL)}"
             raise ConfigError(f"scoring.options.{next(iter(unused))}: {asked}")
-        alone = not functions and all(g.label_free for g, _ in groups) and rated is None
+        alone = rated is None and all(r.function.label_free for r in found)
         own = own_functions(source, named, alone=alone)
-        everything = [*functions, *own]
-        for function in everything:
-            if function.endless:
+        found += [Entry(f, own=True) for f in (*own, *([] if rated is None else [rated]))]
+        for reward in found:
+            if reward.function.endless:
                 warnings.warn(
-                    f"reward {function.label} can't be sent to a worker process: it runs in process and nothing ends "
-                    "it if it hangs; put it into a file, as my_rewards.py:FUNCTION, to give it a time limit",
+                    f"reward {reward.function.label} can't be sent to a worker process: it runs in process and nothing "
+                    "ends it if it hangs; put it into a file, as my_rewards.py:FUNCTION, to give it a time limit",
                     stacklevel=2,
                 )
-        weights = [*function_weights, *[0.0] * len(own)]
-        given = tuple(getattr(source, "components", ()))
-        limits: dict[str, Any] = {"timeout": timeout, "workers": workers}
-        rewards = cls(everything, weights, named, n_own=len(own), groups=groups, rate=rated, given=given, **limits)
+        rewards = cls(found, named, given=getattr(source, "components", ()), timeout=timeout, workers=workers)
         try:
-            for grouped, _ in groups:
-                if grouped.label_free:
-                    rewards._check_verifier(source, grouped)
-                    grouped.call.bind(rewards._verify)  # type: ignore[attr-defined]  # what label_free has looked for
+            for reward in found:
+                if reward.function.label_free and not reward.own:
+                    rewards._check_verifier(source, reward.function.label)
+                    reward.function.call.bind(rewards._verify)  # type: ignore[union-attr]  # label_free has looked for it
             rewards._check_names(source)
         except BaseException:
             rewards.close()
@@ -189,31 +181,17 @@ class RewardSet:
             raise ValueError(f"{len(texts)} texts and {len(tasks)} tasks for {n} trajectories")
         columns = {x: forest.components[:, i] for i, x in enumerate(forest.component_names) if x in self._given}
         weights = {name: self._named.get(name, 0.0) for name in columns}
-        n_users = len(self._functions) - self._n_own
-        replies = self._run(forest, texts, tasks, range(len(self._functions)))
-
-        def enter(label: str, computed: Mapping[str, Tensor], weight: Callable[[str], float], *, own: bool) -> None:
-            for name, column in computed.items():
+        replies = self._run(forest, texts, tasks, self._single)
+        for reward in self._rewards:
+            function = reward.function
+            grouped = function.grouped
+            found = self._rate(reward, forest, texts, tasks) if grouped else self._rows(reward, replies[reward], tasks)
+            for name, column in found.items():
                 if name not in columns:
-                    columns[name], weights[name] = column, self._named.get(name, weight(name))
-                elif not own:
-                    raise ConfigError(f"reward {label} computes {name!r}, as another reward does; rename one")
-
-        def functions(which: Iterable[int], *, own: bool) -> None:
-            for k in which:
-                rows = self._rows(k, replies[k], tasks)
-                enter(self._functions[k].label, rows, lambda name, k=k: self._function_weights[k], own=own)
-
-        def groups(which: Iterable[int], *, own: bool) -> None:
-            for k in which:
-                grouped, weight = self._groups[k]
-                rows = self._rate(k, forest, texts, tasks)
-                enter(grouped.label, rows, lambda x, g=grouped, w=weight: 0.0 if x in g.reports else w, own=own)
-
-        functions(range(n_users), own=False)
-        groups(range(self._n_groups), own=False)
-        functions(range(n_users, len(self._functions)), own=True)
-        groups(range(self._n_groups, len(self._groups)), own=True)
+                    columns[name] = column
+                    weights[name] = self._named.get(name, 0.0 if name in function.reports else reward.weight)
+                elif not reward.own:
+                    raise ConfigError(f"reward {function.label} computes {name!r}, as another reward does; rename one")
         outcome = torch.zeros(n, dtype=torch.float64)
         for name, column in columns.items():
             if weights[name] != 0:
@@ -242,87 +220,83 @@ class RewardSet:
 
     # ------------------------------------------------------------ running
     def _run(
-        self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], which: Sequence[int]
-    ) -> dict[int, list[Reply]]:
-        """What came of these functions on every trajectory, [R] each."""
+        self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task], rewards: Sequence[Entry]
+    ) -> dict[Entry, list[Reply]]:
+        """What came of these functions of one rollout on every trajectory, [R] each."""
         n = forest.n_trajectories
-        asked = {name for k in which for name in self._asks[k] or ()}
+        asked = {name for reward in rewards for name in reward.asks or ()}
         tokens = [
             forest.token[forest.path_token[forest.path_of(r)]].tolist() if "tokens" in asked else [] for r in range(n)
         ]
         finish: list[str | None] = [None] * n
         for step, r in enumerate(forest.step_trajectory.tolist()):
             finish[r] = forest.step_finish[step]
-
-        def call(k: int, r: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return _arguments(self._asks[k], tasks[r], texts[r], tokens[r], finish[r])
-
-        replies: dict[int, list[Reply]] = {k: [("died", "never run")] * n for k in which}
+        replies: dict[Entry, list[Reply]] = {reward: [("died", "never run")] * n for reward in rewards}
         sent, places = [], []
-        for k in which:
-            function = self._functions[k]
+        for reward in rewards:
             for r in range(n):
-                if function.call is not None:
-                    replies[k][r] = attempt(function.call, *call(k, r))
+                call = _arguments(reward.asks, tasks[r], texts[r], tokens[r], finish[r])
+                if reward.function.call is not None:
+                    replies[reward][r] = attempt(reward.function.call, *call)
                     continue
                 try:
-                    sent.append((self._remote.index(k), pickle.dumps(call(k, r))))
-                    places.append((k, r))
+                    sent.append((reward.remote, pickle.dumps(call)))
+                    places.append((reward, r))
                 except Exception as error:
-                    replies[k][r] = ("raised", one_line(f"its arguments can't be sent to a worker: {error}"))
+                    replies[reward][r] = ("raised", one_line(f"its arguments can't be sent to a worker: {error}"))
         if self._workers is not None:
-            for (k, r), reply in zip(places, self._workers.run(sent), strict=True):
-                replies[k][r] = reply
+            for (reward, r), reply in zip(places, self._workers.run(sent), strict=True):
+                replies[reward][r] = reply
         return replies
 
-    def _rows(self, k: int, replies: Sequence[Reply], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """Components [R] of function `k`."""
-        self._settle(k, replies)
-        names = self._components[k] or (self._functions[k].name,)
-        values = torch.tensor(
-            [self._row(k, names, reply, task) for reply, task in zip(replies, tasks, strict=True)], dtype=torch.float64
-        ).reshape(len(tasks), len(names))
+    def _rows(self, reward: Entry, replies: Sequence[Reply], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Components [R] of a function of one rollout."""
+        self._settle(reward, replies)
+        names = reward.names or (reward.function.name,)
+        rows = [self._row(reward, names, reply, task) for reply, task in zip(replies, tasks, strict=True)]
+        values = torch.tensor(rows, dtype=torch.float64).reshape(len(tasks), len(names))
         return dict(zip(names, values.unbind(1), strict=True))
 
-    def _rate(self, k: int, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """Components [R] of the group-level reward `k`; failures are counted."""
-        grouped, weight = self._groups[k]
-        known = self._group_components[k]
+    def _rate(self, reward: Entry, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Components [R] of a group-level reward; failures are counted."""
+        function, known = reward.function, reward.names
+        assert function.call is not None, "it runs in process"
 
         def counted(name: str) -> bool:
-            return self._named.get(name, 0.0 if name in grouped.reports else weight) != 0
+            return self._named.get(name, 0.0 if name in function.reports else reward.weight) != 0
 
-        columns, failures = group_level.rate(grouped, known, forest, texts, tasks, counted)
+        columns, failures = group_level.rate(function.name, function.call, known, forest, texts, tasks, counted)
         if columns is not None:
-            self._group_components[k] = tuple(columns)
+            reward.names = tuple(columns)
         for kind, message in failures:
             self.counts[kind] += 1
-            self.messages.setdefault(kind, f"reward {grouped.label}: {message}")
+            self.messages.setdefault(kind, f"reward {function.label}: {message}")
         blank = torch.full((forest.n_trajectories,), math.nan, dtype=torch.float64)
-        return columns if columns is not None else {name: blank for name in known or (grouped.name,)}
+        return columns if columns is not None else {name: blank for name in known or (function.name,)}
 
     @property
-    def _verifier(self) -> int | None:
+    def _verifier(self) -> Entry | None:
         """The function that says "correct": the task's own, or else the first that is known to."""
-        own = range(len(self._functions) - self._n_own, len(self._functions))
-        says = [k for k in (*own, *range(len(self._functions))) if self._functions[k].name != "format"]
-        found = [k for k in says if self._functions[k].is_scorer or "correct" in (self._functions[k].gives or ())]
-        return found[0] if found else None
+        for reward in sorted(self._single, key=lambda r: not r.own):
+            function = reward.function
+            if function.name != "format" and (function.is_scorer or "correct" in (function.gives or ())):
+                return reward
+        return None
 
     def _verify(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> Tensor:
         """[R] component "correct" of the tasks' own verifier, nan where it fails: for rewards without labels."""
-        k = self._verifier
-        assert k is not None, "_check_verifier has seen to it"
-        replies = self._run(forest, texts, tasks, (k,))[k]
-        found = self._rows(k, replies, tasks).get("correct")
+        verifier = self._verifier
+        assert verifier is not None, "_check_verifier has seen to it"
+        replies = self._run(forest, texts, tasks, [verifier])[verifier]
+        found = self._rows(verifier, replies, tasks).get("correct")
         return found if found is not None else torch.full((len(texts),), math.nan, dtype=torch.float64)
 
-    def _check_verifier(self, source: TaskSource, grouped: Grouped) -> None:
+    def _check_verifier(self, source: TaskSource, label: str) -> None:
         """Refuse a verifier that is not there, or that can't judge by `answer` alone: it would read the truth."""
-        k, example = self._verifier, example_of(source)
-        if k is None:
+        verifier, example = self._verifier, example_of(source)
+        if verifier is None:
             raise ConfigError(
-                f"reward: {grouped.label} needs a verifier that compares with an answer, and these tasks have none of "
+                f"reward: {label} needs a verifier that compares with an answer, and these tasks have none of "
                 "their own: add one with weight 0, as {majority_vote: 1.0, math: 0}"
             )
         write = getattr(source, "worked_example", None)
@@ -330,29 +304,30 @@ class RewardSet:
             return
         blind = dataclasses.replace(example, answer="no such answer", info={})
         text = "" if write is None else write(example)
-        status, value = self._try(blind, k, text)
-        if self._try(example, k, text)[0] == "ok" and (status != "ok" or value == 1 or _says(value, "correct") == 1):
+        status, value = self._try(blind, verifier, text)
+        known = self._try(example, verifier, text)[0] == "ok"
+        if known and (status != "ok" or value == 1 or (isinstance(value, dict) and value.get("correct") == 1)):
             reads = f"can't do without the rest ({value})" if status != "ok" else "does not look at it"
             raise ConfigError(
-                f"reward: {grouped.label} needs a verifier that judges by a task's answer alone, and this one {reads}: "
+                f"reward: {label} needs a verifier that judges by a task's answer alone, and this one {reads}: "
                 "choose another task, or name another verifier beside it with weight 0"
             )
 
     @property
     def _all_known(self) -> bool:
         """Whether the names of all components are known."""
-        return None not in self._components and None not in self._group_components
+        return all(reward.names is not None for reward in self._rewards)
 
-    def _settle(self, k: int, replies: Sequence[Reply]) -> None:
+    def _settle(self, reward: Entry, replies: Sequence[Reply]) -> None:
         """The names a function returns are those most of its first successes have; later ones must have the same."""
-        if self._components[k] is None:
-            shapes = Counter(_names(self._functions[k], value) for status, value in replies if status == "ok")
+        if reward.names is None:
+            shapes = Counter(_names(reward.function, value) for status, value in replies if status == "ok")
             if shapes:
-                self._components[k] = shapes.most_common(1)[0][0]
+                reward.names = shapes.most_common(1)[0][0]
 
-    def _row(self, k: int, names: tuple[str, ...], reply: Reply, task: Task) -> list[float]:
-        """One trajectory's components from function `k`, nan where it failed; failures are counted."""
-        function, (status, value) = self._functions[k], reply
+    def _row(self, reward: Entry, names: tuple[str, ...], reply: Reply, task: Task) -> list[float]:
+        """One trajectory's components from a function, nan where it failed; failures are counted."""
+        function, (status, value) = reward.function, reply
         if self._label_free and task.answer is None:  # nothing to compare with: not a failure
             named = value if status == "ok" and isinstance(value, dict) else {}
             return [math.nan if name == "correct" else named.get(name, math.nan) for name in names]
@@ -367,8 +342,8 @@ class RewardSet:
 
     def _success(self, columns: Mapping[str, Tensor], n: int) -> Tensor:
         verdict = columns.get("correct")
-        if verdict is None and len(self._functions) == 1 and list(columns) == [self._functions[0].name]:
-            verdict = columns[self._functions[0].name]
+        if verdict is None and len(self._single) == 1 and list(columns) == [self._single[0].function.name]:
+            verdict = columns[self._single[0].function.name]
         if verdict is None:
             return torch.full((n,), math.nan, dtype=torch.float64)
         return torch.where(verdict.isnan(), verdict, (verdict >= 1).to(torch.float64))
@@ -383,24 +358,23 @@ class RewardSet:
         if {"correct", "format", *self._given}.issuperset(self._named):
             return
         example = example_of(source)
-        for k, function in enumerate(self._functions):
-            if self._components[k] is None and function.is_scorer and example is not None:
-                self._settle(k, [self._try(example, k)])
+        for reward in self._single:
+            if reward.names is None and reward.function.is_scorer and example is not None:
+                self._settle(reward, [self._try(example, reward)])
         if self._all_known:
-            computed = (*self._components, *self._group_components)
-            known = [*self._given, *(name for names in computed for name in names or ())]
+            ordered = sorted(self._rewards, key=lambda r: r.function.grouped)
+            known = [*self._given, *(name for reward in ordered for name in reward.names or ())]
             for name in self._named:
                 if name not in known:
                     self._refuse(name, known)
 
-    def _try(self, task: Task, k: int, text: str = "") -> Reply:
-        """What the function says to a text."""
-        call = self._functions[k].call
-        args, keywords = _arguments(self._asks[k], task, text, [], "stop")
-        if call is not None:
-            return attempt(call, args, keywords)
-        assert self._workers is not None
-        return self._workers.run([(self._remote.index(k), pickle.dumps((args, keywords)))])[0]
+    def _try(self, task: Task, reward: Entry, text: str = "") -> Reply:
+        """What a function says to a text."""
+        args, keywords = _arguments(reward.asks, task, text, [], "stop")
+        if reward.function.call is not None:
+            return attempt(reward.function.call, args, keywords)
+        assert self._workers is not None and reward.remote is not None
+        return self._workers.run([(reward.remote, pickle.dumps((args, keywords)))])[0]
 
     def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
         there = [*dict.fromkeys([*known, *BUILT_IN])]
@@ -425,5 +399,21 @@ def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ..
     return tuple(value) if isinstance(value, dict) else (function.name,)
 
 
-def _says(value: Any, name: str) -> float | None:
-    return value.get(name) if isinstance(value, dict) else None
+def check_named(spec: Spec, source: TaskSource | None, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check a reward by its name early, without running user code.
+
+    source  None where the tasks are not known: then only files are looked at
+
+    ConfigError where a file does not define what is named, or, without files, where the tasks can't be scored so.
+    """
+    names = [spec] if spec is None or isinstance(spec, str) or callable(spec) else list(spec)
+    files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
+    for name in files:
+        functions.source_of(name)
+        path, _, function = name.rpartition(":")
+        try:
+            check_defined(f"{Path(path).expanduser()}:{function}")
+        except Unusable as error:
+            raise ConfigError(f"reward {name!r}: {error}") from error
+    if source is not None and not files and not callable(spec):
+        RewardSet.make(spec, source=source, options=options).close()

@@ -11,16 +11,15 @@ from typing import Any
 
 from gxpo.errors import ConfigError, need
 from gxpo.protocols import Task, TaskSource
-from gxpo.rewards import group_level, user
+from gxpo.rewards import functions, group_level
 from gxpo.rewards.code import CodeReward
 from gxpo.rewards.entities import Entities
 from gxpo.rewards.format import well_formed
-from gxpo.rewards.group_level import Grouped
+from gxpo.rewards.functions import Function
 from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
 from gxpo.rewards.numeric import Numeric
-from gxpo.rewards.user import Function
 
 GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
@@ -54,29 +53,22 @@ def entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., An
     return [(name, float(weight)) for name, weight in spec.items()]
 
 
-def group_level_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Grouped | None:
-    """The group-level reward that a name or callable means; None where it is none. Its options are taken out."""
-    if isinstance(key, str) and key in GROUP_LEVEL:
-        return group_level.wrap(GROUP_LEVEL[key](options.pop(key, {})), key, key)
-    if isinstance(key, str):
-        return group_level.from_file(key) if user.names_file(key) else None
-    return group_level.from_callable(key) if callable(key) else None
-
-
-def function_of(key: str | Callable[..., Any]) -> Function | None:
-    """The function that a reward's name means; None where it is the name of a component."""
+def reward_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Function | None:
+    """The reward that a name or callable means; None where it is the name of a component. Its options are taken out."""
     if callable(key):
-        return user.from_callable(key)
+        return functions.from_callable(key)
     if not isinstance(key, str):
         raise ConfigError(f"reward: {key!r} is neither a name nor a function")
+    if key in GROUP_LEVEL:
+        return functions.grouped(GROUP_LEVEL[key](options.pop(key, {})), key, key)
     if key == "math":
         if importlib.util.find_spec("math_verify") is None:
             need("math_verify", "train")
-        found = user.from_file(f"{Path(__file__).with_name('math.py')}:correct")
         rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
-        source = {**(found.source or {}), "folder": None, "label": "math", "rehearsal": rehearsal, "computes": True}
+        source = functions.source_of(f"{Path(__file__).with_name('math.py')}:correct")
+        source |= {"folder": None, "label": "math", "is_scorer": False, "rehearsal": rehearsal, "computes": True}
         return Function("math", "math", source, gives=("correct",))
-    return user.from_file(key) if user.names_file(key) else None
+    return functions.from_file(key) if functions.names_file(key) else None
 
 
 def own_functions(source: TaskSource, named: Mapping[str, float], *, alone: bool) -> list[Function]:
@@ -85,9 +77,9 @@ def own_functions(source: TaskSource, named: Mapping[str, float], *, alone: bool
     own: list[Function] = []
     if scorer is not None:
         trusted = getattr(source, "scorer_trusted", False)
-        own.append(user.from_scorer(scorer, trusted=trusted, example=None if trusted else example_of(source)))
+        own.append(functions.from_scorer(scorer, trusted=trusted, example=None if trusted else example_of(source)))
     elif default is not None and default not in GROUP_LEVEL and (alone or "correct" in named):
-        verifier = function_of(default)
+        verifier = reward_of(default, {})
         own += [verifier] if verifier is not None else []
     if "format" in named:
         own.append(

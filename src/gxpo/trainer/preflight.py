@@ -18,7 +18,7 @@ from gxpo.forest import Forest
 from gxpo.models import flow
 from gxpo.models.load import check_name
 from gxpo.pipeline import Method
-from gxpo.rewards.named import check_named
+from gxpo.rewards.scoring import check_named
 from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
