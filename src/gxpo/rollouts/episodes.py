@@ -1,7 +1,8 @@
 """Attempts at tasks, played many at a time: samples of prompts are episodes of one turn.
 
-`Play` is the one machine that begins attempts, samples their turns, forks them and writes them down. What a rollout of
-one's own decides with it (who begins, who goes on, from where, what of it is trained) is in `gxpo.rollouts.base`.
+`Play` is the one machine that begins attempts, samples their turns, forks them and writes them down; `Rounds` goes
+through a step with it. What a rollout of one's own decides (who begins, who goes on, from where, what of it is trained)
+is in `gxpo.rollouts.base`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,20 @@ from gxpo.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.rollouts.build import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forest_of, name_draws, within
+from gxpo.rollouts.again import groups_all_wrong
+from gxpo.rollouts.build import (
+    Attempts,
+    Count,
+    Draw,
+    Episode,
+    Fork,
+    Prompt,
+    RolloutPart,
+    Snapshot,
+    forest_of,
+    name_draws,
+    within,
+)
 from gxpo.rollouts.context import Context, messages_of, text_of
 
 if TYPE_CHECKING:
@@ -370,3 +385,83 @@ class Play:
 
 def _sample_of_prompt(episode: Episode) -> bool:
     return isinstance(episode.context, Prompt) and episode.base is None
+
+
+# ---------------------------------------------------------------- rounds of attempts
+@dataclass(eq=False)
+class Round:
+    """Attempts that were played together.
+
+    episodes  the attempts, in the order in which they were begun
+    """
+
+    episodes: Sequence[Episode]
+    play: Play = field(repr=False)
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the attempts' groups, in order."""
+        return list(dict.fromkeys(e.group for e in self.episodes))
+
+    @property
+    def forest(self) -> Forest:
+        """The round's attempts, scored only if that was asked for; the bases of forks have to be in the same round."""
+        return vars(self).get("scored", self._written)
+
+    @functools.cached_property
+    def _written(self) -> Forest:
+        return self.play.forest(self.episodes)
+
+    @functools.cached_property
+    def scored(self) -> Forest:
+        """The round's attempts with their outcomes and verdicts."""
+        return self.play.session.score(self._written)
+
+    def all_wrong(self, rollout: str) -> list[str]:
+        """Names of the groups in which an attempt is known to be wrong and none to be right."""
+        return groups_all_wrong(self.scored, rollout)
+
+
+class Rounds(RolloutPart):
+    """Base of rollouts in rounds: `group_size` independent attempts at each task; see `gxpo.rollouts.base`."""
+
+    group_size: Count
+
+    provides = ("states",)
+    forks = False  # attempts may be left before one of their turns
+
+    def first(self, draws: Sequence[Draw], play: Play) -> Sequence[Attempts | Fork]:
+        """The attempts that begin."""
+        return [draw.attempts(self.group_size) for draw in draws]
+
+    def after_turn(self, episodes: Sequence[Episode], play: Play) -> Sequence[Attempts | Fork]:
+        """What joins the round after each of its turns."""
+        return []
+
+    def then(self, rounds: Sequence[Round], play: Play) -> Sequence[Attempts | Fork]:
+        """The next round's attempts; none: there is no further round."""
+        return []
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        """The step's forest."""
+        return rounds[0].forest if len(rounds) == 1 else play.forest()
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        """All rounds of a step."""
+        with self._play(session) as play:
+            rounds: list[Round] = []
+            asked = self.first(play.draws(tasks), play)
+            while asked or not rounds:
+                rounds.append(Round(self._played(play.begin(asked), play), play))
+                asked = self.then(rounds, play)
+            return self.merge(rounds, play)
+
+    def _play(self, session: Session) -> Play:
+        return Play(session, restorable=self.forks)
+
+    def _played(self, episodes: list[Episode], play: Play) -> list[Episode]:
+        """These attempts and all that join them, at their ends."""
+        while running := play.running(episodes):
+            play.turn(running)
+            episodes += play.begin(self.after_turn(episodes, play))
+        return episodes

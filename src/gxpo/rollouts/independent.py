@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gxpo.registry import part
-from gxpo.rollouts.base import Count, Rollout
+from gxpo.rollouts.build import Count
+from gxpo.rollouts.episodes import Rounds
 
 
 @part("independent", stage="rollout")
 @dataclass(frozen=True)
-class Independent(Rollout):
+class Independent(Rounds):
     """`group_size` samples of each task, or episodes in its environment: the group is "s{step}/{task}", not scored.
 
     A task drawn twice in a step makes two groups, the second "s{step}/{task}#1". What is sampled depends on
