@@ -46,6 +46,7 @@ OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a p
     "surrogate": "gxpo.objectives.surrogate:SurrogateFunction",
     "ratio": "gxpo.objectives.surrogate:RatioFunction",
     "control": "gxpo.objectives.control:ByProgress",
+    "segment": "gxpo.segments.base:Cuts",
 }
 T = TypeVar("T", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -71,9 +71,9 @@ def test_cuts_before_every_nth_unlikely_token():
     # probabilities .5 .95 .6 .99 .7 .95 .4 .97 with threshold 0.9: tokens 0, 2, 4, 6 are unlikely
     p = [0.5, 0.95, 0.6, 0.99, 0.7, 0.95, 0.4, 0.97]
     own = action(logprob=[math.log(x) for x in p])
-    assert segments.Surprising(0.9, 1).begins(own) == [0, 2, 4, 6]
-    assert segments.Surprising(0.9, 2).begins(own) == [0, 4]
-    assert segments.Surprising(0.9, 5).begins(action(logprob=[math.nan, -5.0])) == [1]
+    assert segments.Surprising(threshold=0.9, interval=1).begins(own) == [0, 2, 4, 6]
+    assert segments.Surprising(threshold=0.9, interval=2).begins(own) == [0, 4]
+    assert segments.surprising([math.nan, -5.0], threshold=0.9, interval=5) == [1]
 
 
 def test_candidates_are_dealt_out_equally():
@@ -81,10 +81,10 @@ def test_candidates_are_dealt_out_equally():
     for i in (2, 5, 7, 11, 13, 17, 20, 22):
         entropy[i] = 2.0
     # 17 of 25 are below: the quantile 0.68 takes the eight others; two a segment, cut at the first of each
-    assert segments.EntropySegments(4, 0.68).begins(action(entropy=entropy)) == [7, 13, 20]
+    assert segments.EntropySegments(segments=4, quantile=0.68).begins(action(entropy=entropy)) == [7, 13, 20]
     assert segments.equal_shares([1, 2, 3, 4, 5], 2) == [4]  # three and two
     assert segments.equal_shares([3], 4) == [] and segments.equal_shares([], 2) == []
-    assert segments.EntropySegments(2, 0.5).begins(action(entropy=[])) == []
+    assert segments.EntropySegments(segments=2, quantile=0.5).begins(action(entropy=[])) == []
 
 
 def test_chunks():
@@ -131,7 +131,7 @@ def test_entropies_are_the_learners():
             return {"entropy": torch.arange(forest.n_entries, dtype=torch.float64)}
 
     alone = forest_with_fork().select(torch.tensor([0]))
-    forest = segments.EntropySegments(2, 0.6)(alone, SegmentTools(decode, Learner()))
+    forest = segments.EntropySegments(segments=2, quantile=0.6)(alone, SegmentTools(decode, Learner()))
     assert numbers(forest, 0) == [0, 0, 0, 0, 1, 0, 0, 0]  # 0..4: two are at least 3; 5..7: one is at least 7
     with pytest.raises(ValueError, match="needs the policy's entropies"):
         segments.EntropySegments()(forest_with_fork(), SegmentTools(decode))
@@ -168,13 +168,13 @@ def test_what_is_wrong_is_said(keys, says):
 
 def test_a_method_names_its_segmenter():
     m = gxpo.method("grpo", {"segment": "surprising", "segment.interval": 3})
-    assert m.segmenter == segments.Surprising(0.9, 3)
+    assert m.segmenter == segments.Surprising(threshold=0.9, interval=3)
     assert gxpo.method("grpo").segmenter is None
 
 
 def test_the_former_name_of_entropy_segments():
     with pytest.warns(FutureWarning, match="segment=uncertain is now segment=entropy_segments"):
         m = gxpo.method("grpo", {"segment": "uncertain", "segment.segments": 3})
-    assert m.segmenter == segments.EntropySegments(3)
+    assert m.segmenter == segments.EntropySegments(segments=3)
     with pytest.warns(FutureWarning, match="entropy_segments"):
-        assert segments.Uncertain(segments=4, quantile=0.68) == segments.EntropySegments(4, 0.68)
+        assert segments.Uncertain(segments=4, quantile=0.68) == segments.EntropySegments(segments=4, quantile=0.68)

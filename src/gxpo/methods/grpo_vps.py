@@ -14,7 +14,7 @@ gives a trajectory's last segment no gain. With alpha 0 this is GRPO.
 
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.definition import Definition
-from gxpo.segments import EntropySegments
+from gxpo.segments import entropy_segments
 from gxpo.signals.answer_belief import AnswerBelief
 
 grpo_vps = Definition(
@@ -29,7 +29,7 @@ grpo_vps = Definition(
     formula="A_k = (R - mean_g) / std_g + alpha (C_k - C_(k-1)), C_k = pi(a* | x, z_<=k)",
     evidence="secondary",
     keys={
-        "segment": EntropySegments,
+        "segment": entropy_segments,
         "credit.add.progress": ValueDelta,
         "credit.add.progress.value": "belief",
         "signal.answer_belief": AnswerBelief,

@@ -17,7 +17,7 @@ are replayed in later steps; that is not done.
 from gxpo.credit.value_delta import ValueDelta
 from gxpo.definition import Definition
 from gxpo.rollouts.monte_carlo_values import MonteCarloValues
-from gxpo.segments import Surprising
+from gxpo.segments import surprising
 
 spo_segment = Definition(
     name="spo_segment",
@@ -32,7 +32,7 @@ spo_segment = Definition(
         "credit": ValueDelta,
         "credit.confident": 0.9,
         "rollout": MonteCarloValues,
-        "segment": Surprising,
+        "segment": surprising,
         "objective.aggregate": "token_mean",
     },
     paper_defaults={"sampling.temperature": 0.6, "sampling.top_p": 0.9, "optim.lr": 1e-6},

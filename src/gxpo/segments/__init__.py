@@ -1,9 +1,12 @@
 """Segmenters: cut actions into segments for segment-level advantages."""
 
 from gxpo import former
+from gxpo.definition import kind_of
 from gxpo.segments.base import LABEL, Action, Segmenter, SegmentTools
 from gxpo.segments.by_text import Delimiter, Pattern, Spans
-from gxpo.segments.by_tokens import Chunks, EntropySegments, Surprising, Turns, equal_shares
+from gxpo.segments.by_tokens import Chunks, Turns, entropy_segments, equal_shares, surprising
+
+EntropySegments, Surprising = kind_of(entropy_segments), kind_of(surprising)  # the parts that the functions are
 
 __all__ = [
     "LABEL",
@@ -17,7 +20,9 @@ __all__ = [
     "Spans",
     "Surprising",
     "Turns",
+    "entropy_segments",
     "equal_shares",
+    "surprising",
 ]
 
 __getattr__ = former.classes("segments")

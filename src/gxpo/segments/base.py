@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gxpo.functions import FunctionPart, signature
 from gxpo.ranges import Part
 
 if TYPE_CHECKING:
@@ -123,6 +124,17 @@ class Segmenter(Part, ABC):
         stored = torch.zeros(forest.n_tokens, dtype=torch.float64)
         stored[forest.path_token] = tools.learner.outputs(forest, ("entropy",))["entropy"]
         return stored.tolist()
+
+
+class Cuts(FunctionPart, Segmenter):
+    """Segmenter that is a function of an action's fields, by the names of its parameters: `begins`."""
+
+    @classmethod
+    def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
+        return {"reads_entropy": "entropy" in signature(function).columns}
+
+    def begins(self, action: Action) -> Sequence[int]:
+        return self.function(*(getattr(action, name) for name in signature(self.function).columns), **self.options)
 
 
 def _numbered(count: int, begins: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,25 +34,28 @@ class Chunks(Segmenter):
 
 
 @part("surprising", stage="segment")
-@dataclass(frozen=True)
-class Surprising(Segmenter):
+def surprising(
+    logprob: Sequence[float],
+    *,
+    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9,
+    interval: Annotated[int, Ge(1)] = 5,
+) -> list[int]:
     """Cut at low-probability tokens (SPO): every `interval`-th token (from the first) with probability < `threshold`.
 
     By the rollout log-probs; a token without one does not count. Cuts are the state just before such a token.
     Source: SPO-chain, arXiv 2505.23564, and its code (0.9, every 5th).
     """
-
-    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9
-    interval: Annotated[int, Ge(1)] = 5
-
-    def begins(self, action: Action) -> list[int]:
-        bound = math.log(self.threshold)
-        return [i for i, p in enumerate(action.logprob) if p < bound][:: self.interval]
+    bound = math.log(threshold)
+    return [i for i, p in enumerate(logprob) if p < bound][::interval]
 
 
 @part("entropy_segments", stage="segment")
-@dataclass(frozen=True)
-class EntropySegments(Segmenter):
+def entropy_segments(
+    entropy: Sequence[float],
+    *,
+    segments: Annotated[int, Ge(1)] = 4,
+    quantile: Annotated[float, Interval(ge=0, lt=1)] = 0.8,
+) -> list[int]:
     """Cut at high-entropy tokens (GRPO-VPS): at most `segments` segments with equally many candidates each.
 
     A candidate is a token whose entropy is at least the `quantile` of its action's (of n tokens the one that
@@ -61,19 +65,11 @@ class EntropySegments(Segmenter):
     Source: GRPO-VPS, arXiv 2604.20659, from a digest: 4 segments; its "adaptive threshold" is not stated, so the
     quantile is ours.
     """
-
-    segments: Annotated[int, Ge(1)] = 4
-    quantile: Annotated[float, Interval(ge=0, lt=1)] = 0.8
-
-    reads_entropy = True
-
-    def begins(self, action: Action) -> list[int]:
-        assert action.entropy is not None
-        if not action.tokens:
-            return []
-        ordered = sorted(action.entropy)
-        bound = ordered[min(math.ceil(self.quantile * len(ordered)), len(ordered) - 1)]
-        return equal_shares([i for i, h in enumerate(action.entropy) if h >= bound], self.segments)
+    if not entropy:
+        return []
+    ordered = sorted(entropy)
+    bound = ordered[min(math.ceil(quantile * len(ordered)), len(ordered) - 1)]
+    return equal_shares([i for i, h in enumerate(entropy) if h >= bound], segments)
 
 
 def equal_shares(candidates: list[int], segments: int) -> list[int]:
