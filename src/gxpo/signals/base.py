@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gxpo.errors import GxpoError
-from gxpo.ranges import Part
+from gxpo.ranges import Part, key_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,3 +85,20 @@ class SignalPart(Part, ABC):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `tensors`."""
+
+
+@dataclass(frozen=True)
+class OwnModel(SignalPart):
+    """Base class of signals from a second model, which begins as a copy of the policy when the part is bound."""
+
+    memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def bind(self, tools: SignalTools) -> None:
+        self.memory["model"] = tools.learner.beside(lr=getattr(self, "lr", 0.0))
+
+    @property
+    def model(self) -> Any:
+        """The part's own model, a learner."""
+        if "model" not in self.memory:
+            raise GxpoError(f"{key_of(type(self))} has no model yet: bind the part to the run's learner first")
+        return self.memory["model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gxpo import levels
-from gxpo.errors import GxpoError
 from gxpo.registry import part
-from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.signals.base import OwnModel, SignalTools
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -67,7 +66,7 @@ def trajectory_dpo(score: Tensor, better: Tensor, worse: Tensor, weight: Tensor,
 
 @part("implicit_reward", stage="signal")
 @dataclass(frozen=True)
-class ImplicitReward(SignalPart):
+class ImplicitReward(OwnModel):
     """`implicit_reward` of every step as "process_reward" [S]; the reward model takes `epochs` steps of
     `trajectory_dpo` on the step's rollouts after each update of the policy.
 
@@ -95,21 +94,10 @@ class ImplicitReward(SignalPart):
     score: Literal["sum", "mean"] = "sum"
     alike: Literal["group", "pair"] = "group"
     scale: Literal["none", "largest"] = "none"
-    memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("process_reward",)
     axes = {"process_reward": "S"}  # noqa: RUF012  never changed
     needs = ("proximal_logprob",)
-
-    def bind(self, tools: SignalTools) -> None:
-        self.memory["model"] = tools.learner.beside(lr=self.lr)
-
-    @property
-    def model(self) -> Any:
-        """Reward model, a learner."""
-        if "model" not in self.memory:
-            raise GxpoError("the implicit reward has no model yet: bind the part to the run's learner first")
-        return self.memory["model"]
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         logprob = self.model.outputs(forest, ("logprob",))["logprob"]

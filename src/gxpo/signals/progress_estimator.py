@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gxpo.errors import ConfigError
 from gxpo.levels import DEGENERATE
 from gxpo.registry import part
-from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.signals.base import SignalTools
+from gxpo.signals.ridge_probe import Buffered
 from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def redistribution_loss(share: Tensor, owner: Tensor, outcome: Tensor, where: Te
 
 @part("progress_estimator", stage="signal")
 @dataclass(frozen=True)
-class ProgressEstimator(SignalPart):
+class ProgressEstimator(Buffered):
     """The signal "progress" [S]: each turn's share c_t of the outcome, by the estimator fitted on earlier steps.
 
     c_t is a network of one inner layer on the policy's hidden state at the last token of the turn. After every update
@@ -66,16 +66,9 @@ class ProgressEstimator(SignalPart):
     updates: Annotated[int, Ge(1)] = 32
     buffer: int = 512
     enough: Annotated[int, Ge(0)] = 128
-    layer: int = -1
-    memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
-    latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("progress",)
     axes = {"progress": "S"}  # noqa: RUF012  never changed
-
-    def __post_init__(self) -> None:
-        if self.enough > self.buffer:
-            raise ConfigError(f"signal.progress_estimator.enough ({self.enough}) is more than buffer ({self.buffer})")
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         hidden = tools.learner.hidden(forest, layer=self.layer)
@@ -146,13 +139,6 @@ class ProgressEstimator(SignalPart):
             size = (second / (1 - BETAS[1] ** count)).sqrt() + EPS
             self.memory[name] = self.memory[name] - self.lr * (first / (1 - BETAS[0] ** count)) / size
         return float(loss.detach())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.memory)
-
-    def load_tensors(self, tensors: Mapping[str, Any]) -> None:
-        self.memory.clear()
-        self.memory.update(tensors)
 
 
 def _fresh(size: int, width: int, seed: int) -> dict[str, Tensor]:

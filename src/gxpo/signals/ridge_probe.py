@@ -1,4 +1,4 @@
-"""Ridge probes on hidden states, refitted before each step on a buffer of recent rows."""
+"""Base classes of signals that are fitted on hidden states of recent rollouts; ridge probes."""
 
 from __future__ import annotations
 
@@ -45,24 +45,40 @@ def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Te
 
 
 @dataclass(frozen=True)
-class RidgeProbe(SignalPart):
-    """Base class of signals from a `ridge` probe, refitted before every step on the newest `buffer` rows, once
-    there are `enough`.
+class Buffered(SignalPart):
+    """Base class of signals from a model that is fitted on the newest `buffer` rows, once there are `enough`.
 
     layer   which hidden states; -1 the last
-    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
+    memory  the rows and what is fitted, part of the checkpoint;   latest  what `compute` leaves to `learn`
     """
 
     layer: int = -1
     buffer: int = 1024
-    enough: Annotated[int, Ge(2)] = 128
-    ridge: Annotated[float, Ge(0)] = 0.1
+    enough: int = 128
     memory: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
     latest: dict[str, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.enough > self.buffer:
             raise ConfigError(f"{key_of(type(self))}.enough ({self.enough}) is more than buffer ({self.buffer})")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.memory)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.clear()
+        self.memory.update(tensors)
+
+
+@dataclass(frozen=True)
+class RidgeProbe(Buffered):
+    """Base class of signals from a `ridge` probe, refitted before every step.
+
+    ridge   strength of the penalty; 0 is plain least squares, which needs many more rows than features
+    """
+
+    enough: Annotated[int, Ge(2)] = 128
+    ridge: Annotated[float, Ge(0)] = 0.1
 
     @property
     def rows(self) -> int:
@@ -77,10 +93,3 @@ class RidgeProbe(SignalPart):
         """Append rows to the buffer and drop the oldest."""
         for name, new in (("features", features), ("target", target)):
             self.memory[name] = torch.cat([self.memory[name], new] if name in self.memory else [new])[-self.buffer :]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.memory)
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.memory.clear()
-        self.memory.update({name: x.to(torch.float64) for name, x in tensors.items()})

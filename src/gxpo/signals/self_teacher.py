@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.errors import ConfigError
 from gxpo.protocols import Output
 from gxpo.registry import part
-from gxpo.signals.base import SignalPart, SignalTools
+from gxpo.signals.base import OwnModel, SignalTools
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -81,7 +81,7 @@ def shown(
 
 @part("self_teacher", stage="signal")
 @dataclass(frozen=True)
-class SelfTeacher(SignalPart):
+class SelfTeacher(OwnModel):
     """Teacher distribution at each action token of the rollouts that have a correct peer (SDPO): "teacher_ids" [P, K],
     its `top_k` likeliest ids, "teacher_logprob" [P, K + 1], their log-probs and that of all others together, and
     "teacher_entropy" [P] (nats); where there is no teacher -1, -inf and nan.
@@ -112,7 +112,6 @@ class SelfTeacher(SignalPart):
     of: Literal["all", "failed"] = "all"
     template: str = "{prompt}\n\nCorrect solution:\n\n{solution}\n\nNow solve the question correctly."
     hide: str = r"<think>.*?</think>\s*"
-    memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("teacher_ids", "teacher_logprob", "teacher_entropy")
 
@@ -125,16 +124,6 @@ class SelfTeacher(SignalPart):
             raise ConfigError(f"signal self_teacher: template or hide can't be read: {error}") from None
         if wrong:
             raise ConfigError(f"signal.self_teacher.template is {self.template!r}: it has {{prompt}} and {{solution}}")
-
-    def bind(self, tools: SignalTools) -> None:
-        self.memory["model"] = tools.learner.beside(lr=0.0)
-
-    @property
-    def model(self) -> Any:
-        """Teacher, a learner."""
-        if "model" not in self.memory:
-            raise GxpoError("the teacher has no model yet: bind the part to the run's learner first")
-        return self.memory["model"]
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("a teacher that is shown a right answer")
