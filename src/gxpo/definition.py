@@ -223,7 +223,7 @@ def show(value: Any) -> str:
 
 
 def _shown(kind: type) -> str:
-    if not kind.__module__.startswith("gxpo."):
+    if not str(kind.__module__).startswith("gxpo."):
         with suppress(TypeError, OSError):  # of a notebook or an interpreter's line: it has no file
             return f"{inspect.getsourcefile(kind)}:{kind.__name__}"
     stage_and_name = vars(kind).get("__part__")  # of `gxpo.registry.part`
