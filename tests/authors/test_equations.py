@@ -16,7 +16,7 @@ from tests.rollouts.growing_session import GrowingSession, tasks
 import gxpo
 from gxpo.definition import kind_of
 from gxpo.forest import Forest
-from gxpo.rollouts.refine import BestDraft
+from gxpo.rollouts.again import Again
 from gxpo.segments import SegmentTools
 from gxpo.signals import Signals
 from gxpo.signals.texts import first_match
@@ -88,7 +88,7 @@ def test_igrpo() -> None:
     session = GrowingSession(lambda context, stream: said[stream.path][stream.attempt], lambda _, text: int(text) / 10)
     m = gxpo.method("igrpo@paper", EXACT)
     part = m.rollout
-    assert isinstance(part, BestDraft) and (part.n_drafts, part.group_size) == (4, 4)
+    assert isinstance(part, Again) and (part.options["n_drafts"], part.group_size) == (4, 4)
     forest = session.score(part.grow(tasks("a"), session))
     assert all(info["draft"] == "5" for info in forest.info)
     scores = [0.3, 0.1, 0.5, 0.1]

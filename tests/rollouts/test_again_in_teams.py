@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from tests.rollouts.again_parts import BestDraft, GrowingHint, OversampleForVote, RetryUntilSolved
 from tests.rollouts.team_session import TeamSession, decoded
 from tests.rollouts.test_team import ADD, PAIR, SUB, scripted, texts
 
@@ -14,10 +15,6 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.rollouts.dynamic_sampling import DynamicSampling
-from gxpo.rollouts.hint import GrowingHint
-from gxpo.rollouts.oversample_for_vote import OversampleForVote
-from gxpo.rollouts.refine import BestDraft
-from gxpo.rollouts.retry import RetryUntilSolved
 
 TEAM: Any = PAIR  # a graph in Python; in a configuration a name
 YES = (r"\?$", "yes")

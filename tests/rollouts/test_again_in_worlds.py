@@ -12,6 +12,14 @@ from typing import Any
 import pytest
 import torch
 from tests.rollouts.acting_session import acting, seeded, turns_of
+from tests.rollouts.again_parts import (
+    BestDraft,
+    GrowingHint,
+    LeastHint,
+    OversampleForVote,
+    ReferenceOnFailure,
+    RetryUntilSolved,
+)
 from tests.rollouts.branching_session import pool
 from tests.rollouts.resumed import lines
 
@@ -23,13 +31,9 @@ from gxpo.protocols import EpisodeRules, Sampling
 from gxpo.rollouts.adaptive_group_size import AdaptiveGroupSize
 from gxpo.rollouts.baseline import BaselineRollouts
 from gxpo.rollouts.cut_and_regenerate import CutAndRegenerate
-from gxpo.rollouts.hint import GrowingHint, LeastHint
 from gxpo.rollouts.hot_cold import HotColdReplay
-from gxpo.rollouts.oversample_for_vote import OversampleForVote
 from gxpo.rollouts.partial import PartialRollouts
-from gxpo.rollouts.reference import ReferenceInGroup, ReferenceOnFailure, solutions_of
-from gxpo.rollouts.refine import BestDraft
-from gxpo.rollouts.retry import RetryUntilSolved
+from gxpo.rollouts.reference import ReferenceInGroup, solutions_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # count down; anything else is malformed
 

@@ -17,7 +17,7 @@ from tests.rollouts.growing_session import GrowingSession, tasks
 from gxpo.forest import Forest
 from gxpo.protocols import Sampling, StreamKey
 from gxpo.rollouts import Attempts, Draw, Fork, Play, Rollout, Round, base
-from gxpo.rollouts.again import Wording
+from gxpo.rollouts.wording import Wording
 
 SHOUT = Wording("{prompt} LOUD:{word}", {"word": "x"})
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.learners.llamas import clean_llama
+from tests.rollouts import again_parts
 from tests.rollouts.growing_session import GrowingSession, ids, tasks, with_info
 
 import gxpo
@@ -18,15 +19,15 @@ from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.protocols import StreamKey, Task
-from gxpo.rollouts import hint
-from gxpo.rollouts.again import all_wrong, reworded
+from gxpo.rollouts.episodes import all_wrong
 from gxpo.rollouts.hint import hints_of, prefix
 from gxpo.rollouts.independent import Independent
+from gxpo.rollouts.wording import reworded
 
 nan = float("nan")
 GLUED = "{prompt}{hint}"
-LeastHint = partial(hint.LeastHint, template=GLUED)
-GrowingHint = partial(hint.GrowingHint, template=GLUED)
+LeastHint = partial(again_parts.LeastHint, template=GLUED)
+GrowingHint = partial(again_parts.GrowingHint, template=GLUED)
 
 
 def right(_: str, text: str) -> float | None:
@@ -59,9 +60,9 @@ def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
     task = Task("t", "How many in April and May?", info={"solution": "Natalia sold 48/2 = 24 clips in May."})
     session = GrowingSession(lambda c, s: "no", right, solution={"t": "Natalia sold 48/2 = 24 clips in May."})
     for part, asked in (
-        (hint.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
+        (again_parts.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
         (
-            hint.GrowingHint(group_size=1),
+            again_parts.GrowingHint(group_size=1),
             "How many in April and May?\nThe solution begins like this; you may go on from here:\nNatalia",
         ),
     ):
@@ -260,15 +261,16 @@ def test_shaping_does_not_hide_a_group_that_is_all_wrong() -> None:
 
 # ---------------------------------------------------------------- refusals
 def test_what_can_not_be_hinted_is_refused() -> None:
-    for part, name in ((LeastHint(2), "least_hint"), (GrowingHint(2), "growing_hint")):
-        with pytest.raises(ConfigError, match=f"{name} needs verdicts"):
+    for kind in (LeastHint, GrowingHint):
+        part = kind(2)
+        with pytest.raises(ConfigError, match="rollout again needs verdicts"):
             part.grow(tasks("a"), GrowingSession(needs(a="x"), right, verdicts=False))
         with pytest.raises(TaskError, match="task 'a' has no hints"):
             part.grow(tasks("a"), GrowingSession(needs(a="x"), right))
         with pytest.raises(ConfigError, match="group_size is 0; it is 1 or more"):
-            type(part)(group_size=0)
+            kind(group_size=0)
         with pytest.raises(ConfigError, match="from 0 to 1"):
-            type(part)(fractions=[0.5, 1.5])
+            kind(fractions=[0.5, 1.5])
 
 
 def test_an_attempt_that_can_not_be_scored_is_no_failure() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rollouts.again_parts import ReferenceOnFailure
 from tests.rollouts.replay_session import END, UNSCORED, StepSession, right_first, tasks
 from tests.rollouts.scripted_session import WRONG, ScriptedSession
 
@@ -19,8 +20,9 @@ from gxpo.forest import Forest
 from gxpo.learners.torch import TorchLearner
 from gxpo.models import load
 from gxpo.protocols import Sampling, StreamKey
+from gxpo.rollouts.again import Again
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.reference import ReferenceInGroup, ReferenceOnFailure
+from gxpo.rollouts.reference import ReferenceInGroup
 
 GOLD = {name: "1 7 8 9" for name in ("a", "b", "c")}  # its first token is the verdict: accepted
 
@@ -197,7 +199,7 @@ def test_the_papers_constants_are_its_own() -> None:
 @pytest.mark.parametrize("part", [ReferenceOnFailure(3), ReferenceInGroup(3)])
 def test_a_bad_reference_answer_is_left_out_and_said(part, text: str, limit: int, why: str) -> None:
     # a success would keep ReferenceOnFailure from asking
-    script = right_first(0) if isinstance(part, ReferenceOnFailure) else right_first(1)
+    script = right_first(0) if isinstance(part, Again) else right_first(1)
     s = session(script, {"a": text, "b": "1 5"}, sampling=Sampling(max_new_tokens=limit))
     with pytest.warns(UserWarning, match=f"1 of 2 reference answers are left out, first that of task 'a': .*{why}"):
         forest = part.grow(tasks("a", "b"), s)
@@ -207,7 +209,7 @@ def test_a_bad_reference_answer_is_left_out_and_said(part, text: str, limit: int
     again = s.score(forest)  # the trainer scores what the rollout returns
     assert torch.equal(again.scored, forest.scored)
     credit = row_credit(gxpo.method("luffy"), forest)
-    expected = [0, 0] if isinstance(part, ReferenceOnFailure) else [0.5, -0.5]
+    expected = [0, 0] if isinstance(part, Again) else [0.5, -0.5]
     assert credit[:3] == pytest.approx([*expected, 0])
 
 
@@ -250,7 +252,7 @@ def test_an_answer_ends_as_the_policys_do() -> None:
 def test_its_probability_is_read_over_the_whole_vocabulary() -> None:
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=8)
     for part in (ReferenceOnFailure(3), ReferenceInGroup(3)):
-        script = right_first(0) if isinstance(part, ReferenceOnFailure) else right_first(1)
+        script = right_first(0) if isinstance(part, Again) else right_first(1)
         forest = part.grow(tasks("a"), session(script, sampling=sampling))
         assert [(s["temperature"], s["top_k"], s["top_p"]) for s in forest.sampling] == [(0.7, 5, 0.9)] * 2 + [
             (0.7, 0, 1)
@@ -281,7 +283,7 @@ def test_a_cold_model_learns_to_write_the_worked_solutions(method: str, tmp_path
 
 
 def test_the_parts_go_by_their_names() -> None:
-    for name in ("replay", "retry_until_solved", "reference_on_failure", "reference_in_group"):
+    for name in ("replay", "again", "reference_in_group"):
         assert show(gxpo.method("grpo", {"rollout": name}).rollout) == name
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rollouts.again_parts import BestDraft
 from tests.rollouts.growing_session import GrowingSession, ids, tasks
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.protocols import Sampling, StreamKey, Task
+from gxpo.rollouts.build import first_best
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.refine import BestDraft, best_of
 
 nan = float("nan")
 SHOW = "{prompt}[{draft}]"
@@ -39,10 +40,10 @@ def drafting(drafts: dict[str, str]):
 
 # ---------------------------------------------------------------- the choice
 def test_the_best_draft_is_the_first_of_the_highest() -> None:
-    assert best_of([0.0, 1.0, 1.0]) == 1
-    assert best_of([0.0, 0.0]) == 0
-    assert best_of([nan, -1.0, nan]) == 1  # what can't be scored is below everything
-    assert best_of([nan, nan]) == 0
+    assert first_best([0.0, 1.0, 1.0]) == 1
+    assert first_best([0.0, 0.0]) == 0
+    assert first_best([nan, -1.0, nan]) == 1  # what can't be scored is below everything
+    assert first_best([nan, nan]) == 0
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, nan]), min_size=1))
@@ -51,7 +52,7 @@ def test_it_is_the_choice_by_loops(outcome: list[float]) -> None:
     for i, x in enumerate(outcome):
         if not math.isnan(x) and (math.isnan(outcome[best]) or x > outcome[best]):
             best = i
-    assert best_of(outcome) == best
+    assert first_best(outcome) == best
 
 
 # ---------------------------------------------------------------- the two stages

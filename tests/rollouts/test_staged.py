@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rollouts.again_parts import RetryUntilSolved
 from tests.rollouts.replay_session import (
     ENV,
     RIGHT,
@@ -29,8 +30,8 @@ from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import EpisodeRules, Sampling, StreamKey
+from gxpo.rollouts.again import Again
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.retry import RetryUntilSolved
 
 
 def written(stream: StreamKey) -> int:
@@ -105,7 +106,7 @@ def test_verdicts_decide_and_are_needed() -> None:
 
 
 # ---------------------------------------------------------------- reuse
-def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[RetryUntilSolved, StepSession]:
+def remembering(script: Callable[[StreamKey], int] = lambda s: WRONG) -> tuple[Again, StepSession]:
     """A part that has stored a success of task "a" in step 1, and a session of step 2 with `script`."""
     part = RetryUntilSolved(4, 2)
     train(part, ["a", "b"], StepSession(lambda s: int(s.task == "a" and s.attempt == 1), step=1))
@@ -164,7 +165,7 @@ def test_stored_successes_are_drawn_evenly_or_the_newest_is() -> None:
     stored = [r["id"] for r in part.buffer.of("a")]
     assert stored == ["s1/a/0", "s1/a/1", "s2/a/0", "s2/a/1"]
 
-    def drawn(part: RetryUntilSolved, steps: range) -> list[str]:
+    def drawn(part: Again, steps: range) -> list[str]:
         grown = [part.grow(tasks("a"), StepSession(lambda s: WRONG, step=step)) for step in steps]
         return [str(forest.info[-1]["sampled_as"]) for forest in grown]
 

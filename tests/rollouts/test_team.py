@@ -23,9 +23,10 @@ from gxpo.learners.torch import TorchLearner
 from gxpo.models import character_tokenizer
 from gxpo.protocols import Sampling, StreamKey, Task
 from gxpo.rewards import RewardSet
+from gxpo.rollouts.build import first_best
 from gxpo.rollouts.graph import GRAPHS, Graph, Role, graph, second_opinion
 from gxpo.rollouts.team import Team
-from gxpo.rollouts.team_cells import TeamCells, first_best, mixed
+from gxpo.rollouts.team_cells import TeamCells, mixed
 from gxpo.tasks.source import Arithmetic
 from gxpo.trainer.session import Session
 

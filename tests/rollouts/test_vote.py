@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.rollouts.again_parts import OversampleForVote
 from tests.rollouts.scripted_session import ScriptedSession
 
 import gxpo
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.oversample_for_vote import OversampleForVote
 
 TASKS = [Task("a", "?"), Task("b", "?")]
 
@@ -53,7 +53,8 @@ def test_what_is_kept_is_what_fewer_attempts_would_have_been():
 
 
 def test_twice_as_many_vote_unless_told():
-    assert OversampleForVote(8).votes == 16 and OversampleForVote(8, 8).votes == 8
+    session = Voting(script)
+    assert OversampleForVote(3).grow(TASKS, session).n_trajectories == 6 and session.calls == [12]
     session = Voting(script)
     same = OversampleForVote(3, 3).grow(TASKS, session)
     assert same.n_trajectories == 6 and session.budget.discarded == 0
@@ -64,5 +65,5 @@ def test_twice_as_many_vote_unless_told():
 
 def test_ttrl_is_a_rollout_and_a_reward():
     m = gxpo.method("ttrl", {"rollout.group_size": 4})
-    assert isinstance(m.rollout, OversampleForVote) and m.rollout.votes == 8
+    assert m.rollout == OversampleForVote(4)
     assert m.run_keys["reward"].value == "majority_vote"

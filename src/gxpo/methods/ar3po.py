@@ -16,7 +16,7 @@ easy prompts, and the baseline, no longer unbiased.
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.retry import RetryUntilSolved
+from gxpo.rollouts.again import Again
 
 ar3po = Definition(
     name="ar3po",
@@ -27,6 +27,14 @@ ar3po = Definition(
     year=2025,
     formula="n_q = k min(stages until a success, S); A = (r - mean_q) / std_q; L = sum clip loss / tokens",
     evidence="secondary",
-    keys={"rollout": RetryUntilSolved, "objective.clip_high": 0.28, "objective.aggregate": "token_mean"},
+    keys={
+        "rollout": Again,
+        "rollout.when": "unsolved",
+        "rollout.how": "more",
+        "rollout.keep": "everything",
+        "rollout.reuse": True,
+        "objective.clip_high": 0.28,
+        "objective.aggregate": "token_mean",
+    },
     cost="saves samples: k (1 + (1 - p)^k) answers of a prompt of pass rate p, for S = 2",
 )

@@ -15,7 +15,7 @@ teaches nothing. Not GeometryZero's GCPO.
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.reference import ReferenceOnFailure
+from gxpo.rollouts.again import Again
 
 gcpo_gold = Definition(
     name="gcpo_gold",
@@ -27,7 +27,9 @@ gcpo_gold = Definition(
     formula="all wrong: o_G = reference; s = exp(mean_t log rho); L = mean_i max(-A s, -A clip(s, 1 - 3e-4, 1 + 4e-4))",
     evidence="secondary",
     keys={
-        "rollout": ReferenceOnFailure,
+        "rollout": Again,
+        "rollout.how": "reference",
+        "rollout.keep": "for_last_failure",
         "objective.ratio": "sequence",
         "objective.clip_low": 3e-4,
         "objective.clip_high": 4e-4,

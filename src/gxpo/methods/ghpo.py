@@ -14,7 +14,7 @@ is cut.
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.hint import GrowingHint
+from gxpo.rollouts.again import Again
 
 ghpo = Definition(
     name="ghpo",
@@ -27,7 +27,7 @@ ghpo = Definition(
     evidence="reference-code",
     code="hkgc-1/GHPO@af0a7dd859eafca17531bd7b01c76ccb3e36e0c0 src/ghpo/ghpo_trainer.py "
     "recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml",
-    keys={"rollout": GrowingHint, "objective.context": "sampled"},
+    keys={"rollout": Again, "rollout.how": "next_hint", "rollout.keep": "newest", "objective.context": "sampled"},
     paper_defaults={"credit.eps": 1e-4, "optim.lr": 1e-6, "sampling.max_new_tokens": 2048},
     cost="up to three more groups for each all-wrong one: their tokens are charged",
 )

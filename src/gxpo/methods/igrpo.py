@@ -11,7 +11,7 @@ wording of the template is ours: the paper's is in a supplement that was not rea
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.refine import BestDraft
+from gxpo.rollouts.again import Again
 
 igrpo = Definition(
     name="igrpo",
@@ -23,7 +23,7 @@ igrpo = Definition(
     year=2026,
     formula="d* = argmax_j r(d_j), d_j ~ pi(q); o_i ~ pi(q + d*); A, L as GRPO under q + d*",
     evidence="paper",
-    keys={"rollout": BestDraft},
+    keys={"rollout": Again, "rollout.when": "always", "rollout.how": "best_draft", "rollout.keep": "newest"},
     paper_defaults={"rollout.group_size": 4, "optim.lr": 1e-6},
     cost="n_drafts more rollouts a group, and a prompt longer by the draft",
 )

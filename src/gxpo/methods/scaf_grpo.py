@@ -18,7 +18,7 @@ otherwise, and `objective.ratio_over=behaviour` gives pi(o|q) / pi_old(o|q+h).
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.hint import LeastHint
+from gxpo.rollouts.again import Again
 
 scaf_grpo = Definition(
     name="scaf_grpo",
@@ -31,7 +31,13 @@ scaf_grpo = Definition(
     evidence="reference-code",
     code="dvlab-research/Scaf-GRPO@1085db539b929ea6fed5ec3b71e3ea4c48c27612 hint_mix_grpo/trainer/ray_trainer.py "
     "sh/hint_mix_grpo/bs256_6k_mix.sh",
-    keys={"rollout": LeastHint, "objective.context": "sampled"},
+    keys={
+        "rollout": Again,
+        "rollout.how": "each_hint",
+        "rollout.keep": "right_for_first",
+        "rollout.warmup_steps": 50,
+        "objective.context": "sampled",
+    },
     paper_defaults={
         "tasks.per_step": 256,
         "update.minibatches": 4,

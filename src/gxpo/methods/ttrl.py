@@ -10,7 +10,7 @@ alone, never for training. A confident wrong majority is learnt: watch `reward_v
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.oversample_for_vote import OversampleForVote
+from gxpo.rollouts.again import Again
 
 ttrl = Definition(
     name="ttrl",
@@ -21,7 +21,13 @@ ttrl = Definition(
     year=2025,
     formula="y = argmax_a #{i: a_i = a} over n_votes; r_i = verify(o_i, y); A as in GRPO over the first G",
     evidence="reference-code",
-    keys={"rollout": OversampleForVote, "reward": "majority_vote"},
+    keys={
+        "rollout": Again,
+        "rollout.when": "always",
+        "rollout.how": "voters",
+        "rollout.keep": "numbered",
+        "reward": "majority_vote",
+    },
     paper_defaults={
         "rollout.group_size": 32,
         "rollout.n_votes": 64,

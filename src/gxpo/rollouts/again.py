@@ -1,99 +1,130 @@
-"""What parts share that ask a task again: its prompt put in other words, which groups failed."""
+"""Attempts in rounds: hints or references on failure (Scaf-GRPO, GHPO, GCPO), stages (AR3PO), drafts (iGRPO)."""
 
 from __future__ import annotations
 
-import dataclasses
-import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from annotated_types import Ge
 
-from gxpo import levels
-from gxpo.errors import ConfigError, TaskError
+from gxpo.definition import show
 from gxpo.forest import Forest
-from gxpo.protocols import Message, Task
+from gxpo.functions import Formula
+from gxpo.protocols import Session, Task
+from gxpo.registry import part
+from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.build import Attempts, Draw, Limit
+from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.hint import Solution
+from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
 
 
-def check_template(key: str, template: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Refuse a template without its places, or with places that nothing is put into.
-
-    >>> check_template("rollout.template", "{prompt}{hint}", ("prompt", "hint"))
-    """
-    try:
-        found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ConfigError(f"{key}={template!r} is not a template: {error}; a brace itself is written twice") from None
-    absent = [name for name in required if name not in found]
-    unknown = sorted(found - {*required, *optional})
-    if absent or unknown:
-        wrong = f"lacks {{{absent[0]}}}" if absent else f"has {{{unknown[0]}}}"
-        places = ", ".join(f"{{{name}}}" for name in (*required, *optional))
-        raise ConfigError(f"{key}={template!r} {wrong}: its places are {places}")
-
-
-def reworded(task: Task, template: str, **said: str) -> Task:
-    """The task with another prompt: the template's {prompt} is its text, of a chat the user's last message.
-
-    >>> reworded(Task("a", "37+48="), "{prompt}{hint}", hint="7+8").prompt
-    '37+48=7+8'
-    """
-    prompt = task.prompt
-    if isinstance(prompt, str):
-        return dataclasses.replace(task, prompt=template.format(prompt=prompt, **said))
-    for i in reversed(range(len(prompt))):
-        message = prompt[i]
-        if isinstance(message, Mapping) and message["role"] == "user" and isinstance(message["content"], str):
-            changed = {**message, "content": template.format(prompt=message["content"], **said)}
-            return dataclasses.replace(task, prompt=(*prompt[:i], changed, *prompt[i + 1 :]))  # type: ignore[arg-type]
-    raise TaskError(
-        f"task {task.id!r}: nothing can be added to its prompt, which is neither a text nor a chat with a text of the "
-        "user's: give it as one of these"
-    )
-
-
+@part("again", stage="rollout")
 @dataclass(frozen=True)
-class Wording:
-    """What is asked in other words: a template whose {prompt} is what is asked, and what its other places hold.
+class Again(Formula, Remembers, Rollout):
+    """Attempts at each task in rounds: groups without a success, or all, are attempted again, until `how` stops.
 
-    >>> Wording("{prompt}{hint}", {"hint": "7+8"}).of_task(Task("a", "37+48=")).prompt
-    '37+48=7+8'
+    group_size    attempts a task
+    when          which groups: "all_wrong" in the newest round, where an attempt is known to be wrong and none to be
+                  right; "unsolved", without a known success in it; "always"
+    how           in `gxpo.rollouts.ways` by name, `file.py:function` or a function: the attempts of the next round
+    keep          the same, in `gxpo.rollouts.keeping`: the step's rollouts of those of all rounds; what is left out is
+                  charged to `session.budget.discarded`. Keyword-only parameters of both are options, `rollout.NAME`
+    warmup_steps  steps in which nothing is attempted again
+    reuse         in a group without a success a stored one of earlier steps takes the place of the last attempt known
+                  to have failed: origin "replay", with the log-probs, policy version and outcome of its own
+    choice        which stored success: "random", equally likely, a function of (seed, step, group), or "recent"
+    coef          weight of the reused row; 0: it is in the group's statistics and in denominators, and has no gradient
+    max_stored    successes of a task that are stored, the newest; `max_tasks`: see `ReplayBuffer`
+
+    `success` decides, never the shaped outcome. In an environment an attempt is an episode; with `team` it is a team's.
+
+    With these settings this is, among others:
+      Scaf-GRPO  how each_hint, keep right_for_first, warmup_steps 50
+      GHPO       how next_hint, keep newest
+      GCPO       how reference, keep for_last_failure
+      AR3PO      when unsolved, how more, keep everything, reuse true
+      iGRPO      when always, how best_draft, keep newest
+      TTRL       when always, how voters, keep numbered
     """
 
-    template: str
-    said: Mapping[str, str]
+    group_size: Count = 8
+    when: Literal["all_wrong", "unsolved", "always"] = "all_wrong"
+    how: Any = "more"
+    keep: Any = "everything"
+    warmup_steps: Limit = 0
+    reuse: bool = False
+    choice: Literal["random", "recent"] = "random"
+    coef: Annotated[float, Ge(0)] = 0.0
+    max_stored: Count = 8
+    max_tasks: Count = 10_000
+    team: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    buffer: ReplayBuffer = field(init=False, repr=False, compare=False)
 
-    def of_task(self, task: Task) -> Task:
-        """The task with another prompt; see `reworded`."""
-        return reworded(task, self.template, **self.said)
+    functions: ClassVar[Mapping[str, tuple[str, bool]]] = {
+        "how": ("gxpo.rollouts.ways", False),
+        "keep": ("gxpo.rollouts.keeping", False),
+    }
 
-    def of_messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages that begin an episode's context, with another first one of the user's; one is added to none."""
-        for i, message in enumerate(messages):
-            if message["role"] == "user" and isinstance(message["content"], str):
-                content = self.template.format(prompt=message["content"], **self.said)
-                return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
-        return [*messages, {"role": "user", "content": self.template.format(prompt="", **self.said).strip()}]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "buffer", ReplayBuffer(self.max_stored, self.max_tasks))
+        object.__setattr__(self, "allows", getattr(self.how, "allows", {}))
+        if (fits := getattr(self.how, "fits", None)) is not None:
+            self.apply(fits, [self.group_size])
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a checkpoint holds stored successes."""
+        return self.reuse
+
+    def check_task(self, task: Task, solution: Solution) -> None:
+        """TaskError where `how` has nothing to attempt a task again with."""
+        if (check := getattr(self.how, "check_task", None)) is not None:
+            self.apply(check, [task, solution])
+
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+        return self.apply(self.how, [[], draws, play, self.group_size])
+
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+        if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
+            return []
+        draws = self._again(rounds[-1], play)
+        return self.apply(self.how, [rounds, draws, play, self.group_size]) if draws else []
+
+    def _again(self, newest: Round, play: Play) -> list[Draw]:
+        """Draws whose groups are to be attempted again."""
+        if self.when == "always":
+            return play.drawn
+        wrong = newest.all_wrong(show(self)) if self.when == "all_wrong" else unsolved(newest.scored, show(self))
+        return [draw for draw in play.drawn if draw.group in wrong]
+
+    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
+        forest: Forest = self.apply(self.keep, [rounds, play, self.group_size])
+        play.session.budget.discarded += sum(len(r.episodes) for r in rounds) - forest.n_trajectories
+        return self._with_stored(forest, play.session) if self.reuse else forest
+
+    def _with_stored(self, forest: Forest, session: Session) -> Forest:
+        """The forest with a stored success in each unsolved group of a task that has one."""
+        self.buffer.hold(forest.select(forest.success >= 1))
+        task_of = dict(zip(forest.group, forest.task, strict=True))
+        replaced, records = [], []
+        for group in unsolved(forest, show(self)):
+            stored, place = self.buffer.of(task_of[group]), last_failed(forest, group)
+            if stored and place is not None:
+                replaced.append(place)
+                (i,) = choose([r["reward"] for r in stored], 1, self.choice, (session.seed, session.step, group))
+                records.append(as_replay(stored[i], group=group, id=f"{group}/replay", weight=self.coef))
+        if not records:
+            return forest
+        session.budget.discarded += len(replaced)
+        return side_by_side(Forest.concat([without(forest, replaced), Forest.from_records(records)]))
 
 
-def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
-    """[R] bool: no attempt of the trajectory's group is known to be right, and at least one is known to be wrong.
-
-    success [R] verdicts (nan unknown), scored [R] bool, group [R] ids. An attempt that is not scored says nothing.
-
-    >>> nan = float("nan")
-    >>> success, group = torch.tensor([0., 0., 0., 1., 0., nan, nan]), torch.tensor([0, 0, 1, 1, 2, 2, 3])
-    >>> all_wrong(success, success.isfinite(), group).tolist()
-    [True, True, False, False, True, True, False]
-    """
-    known = success.isfinite() & scored
-    verdict = torch.where(known, success, torch.zeros_like(success))
-    return (levels.count(group, known) > 0) & (levels.max(verdict, group, known) <= 0)
-
-
-def groups_all_wrong(forest: Forest, rollout: str) -> list[str]:
-    """Names of the groups that are `all_wrong`, in order. ConfigError where the reward gives no verdicts at all."""
+def unsolved(forest: Forest, rollout: str) -> list[str]:
+    """Names of the groups without a known success, in order. ConfigError where the reward gives no verdicts at all."""
     forest.need_verdicts(f"rollout {rollout}")
-    wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
-    return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
+    solved = {group for group, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
+    return [group for group in dict.fromkeys(forest.group) if group not in solved]

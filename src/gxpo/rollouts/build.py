@@ -34,7 +34,7 @@ from gxpo.ranges import Part
 from gxpo.rollouts.context import Context, text_of
 
 if TYPE_CHECKING:
-    from gxpo.rollouts.again import Wording
+    from gxpo.rollouts.wording import Wording
 
     Actor = Callable[["Sequence[Episode]", Any], "list[Completion | None]"]  # these attempts, the `Play` they are of
 
@@ -124,6 +124,15 @@ def sample_within(
         for i, found in zip(chosen, session.sample([requests[i] for i in chosen], limited), strict=True):
             out[i] = found
     return out
+
+
+def first_best(reward: Sequence[float]) -> int:
+    """Which to go on with: the first of the largest rewards; one without a reward (nan) only where none has one.
+
+    >>> first_best([1.0, 2.0, 2.0]), first_best([math.nan, -1.0])
+    (1, 1)
+    """
+    return max(range(len(reward)), key=lambda i: -math.inf if math.isnan(reward[i]) else reward[i])
 
 
 def action(*pieces: Completion) -> dict[str, Any]:

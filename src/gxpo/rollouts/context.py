@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gxpo.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
-    from gxpo.rollouts.again import Wording
+    from gxpo.rollouts.wording import Wording
 
 SUMMARISE = (
     "Before you go on: the conversation so far will be dropped. Write down briefly all that you need for the rest."

@@ -16,7 +16,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from gxpo import levels
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import (
@@ -33,7 +35,6 @@ from gxpo.protocols import (
     Task,
     TimeStep,
 )
-from gxpo.rollouts.again import groups_all_wrong
 from gxpo.rollouts.build import (
     Attempts,
     Count,
@@ -418,8 +419,27 @@ class Round:
         return self.play.session.score(self._written)
 
     def all_wrong(self, rollout: str) -> list[str]:
-        """Names of the groups in which an attempt is known to be wrong and none to be right."""
-        return groups_all_wrong(self.scored, rollout)
+        """Names of the groups in which an attempt is known to be wrong and none to be right, in order. ConfigError
+        where the reward gives no verdicts at all."""
+        forest = self.scored
+        forest.need_verdicts(f"rollout {rollout}")
+        wrong = all_wrong(forest.success, forest.scored, forest.ids("group", axis="R")).tolist()
+        return list(dict.fromkeys(g for g, w in zip(forest.group, wrong, strict=True) if w))
+
+
+def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
+    """[R] bool: no attempt of the trajectory's group is known to be right, and at least one is known to be wrong.
+
+    success [R] verdicts (nan unknown), scored [R] bool, group [R] ids. An attempt that is not scored says nothing.
+
+    >>> nan = float("nan")
+    >>> success, group = torch.tensor([0., 0., 0., 1., 0., nan, nan]), torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    >>> all_wrong(success, success.isfinite(), group).tolist()
+    [True, True, False, False, True, True, False]
+    """
+    known = success.isfinite() & scored
+    verdict = torch.where(known, success, torch.zeros_like(success))
+    return (levels.count(group, known) > 0) & (levels.max(verdict, group, known) <= 0)
 
 
 class Rounds(RolloutPart):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from gxpo.former import Former
 
+_HINT = {"how": "each_hint", "keep": "right_for_first", "warmup_steps": 50}
+_RETRY = {"when": "unsolved", "how": "more", "keep": "everything", "reuse": True}
+_VOTE = {"when": "always", "how": "voters", "keep": "numbered"}
 FORMER = {
+    "best_draft": Former("again", {"when": "always", "how": "best_draft", "keep": "newest"}),
+    "growing_hint": Former("again", {"how": "next_hint", "keep": "newest"}),
+    "least_hint": Former("again", _HINT),
+    "oversample_for_vote": Former("again", _VOTE),
+    "reference_on_failure": Former("again", {"how": "reference", "keep": "for_last_failure"}),
+    "retry_until_solved": Former("again", _RETRY),
     "allotted": Former("adaptive_group_size"),
     "branch_at_surprise": Former("turn_branches"),
     "budgets": Former("thinking_budgets"),
@@ -12,9 +21,9 @@ FORMER = {
     "continuations": Former("monte_carlo_values"),
     "fork_open": Former("turn_branches", options={"choose": "uniform", "initial": "all", "group_size": 8}),
     "revise": Former("cut_and_regenerate"),
-    "staged": Former("retry_until_solved"),
+    "staged": Former("again", _RETRY),
     "tempered": Former("hot_cold_replay"),
-    "vote": Former("oversample_for_vote"),
+    "vote": Former("again", _VOTE),
     "windowed": Former("partial_rollouts"),
     "with_baseline": Former("baseline_rollouts"),
 }

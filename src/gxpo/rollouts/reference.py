@@ -14,10 +14,9 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from annotated_types import Ge
 
 from gxpo.errors import ConfigError, TaskError
 from gxpo.forest import Forest
@@ -26,7 +25,6 @@ from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
 from gxpo.rollouts.build import Attempts, Draw, Episode
 from gxpo.rollouts.episodes import Play
-from gxpo.rollouts.replay import last_failed, side_by_side, without
 
 DEMONSTRATION = "demonstration"
 EXPERTS = {"env.context": (("full", "window"), "learns from an expert, who writes no summaries")}
@@ -130,62 +128,15 @@ def solutions_of(tasks: Sequence[Task], session: Session) -> Callable[[Task], st
     return lambda task: ways.get(task.id) or session.solution(task)
 
 
-class _Given(Rollout):
-    """What both ways share: the reference makes attempts, and tasks without one are refused."""
-
-    allows = EXPERTS
-
-    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
-        """TaskError where a task has no reference answer."""
-        reference_of(task, solution)
-
-    def _given(self, draw: Draw, n: int, play: Play, first: int, label: str = "") -> Attempts:
-        read = unrestricted(play.session.sampling)
-        return draw.attempts(n, first=first, label=label, origin=DEMONSTRATION, actor=reference_actions, read=read)
-
-
-@part("reference_on_failure", stage="rollout")
-@dataclass(frozen=True)
-class ReferenceOnFailure(_Given):
-    """`group_size` samples of each task; where none succeeds, the reference answer takes the place of the last failure.
-
-    The row that is replaced is charged as discarded. Groups with a success, and groups without a known failure, are
-    left as they are. `success` decides, never the shaped outcome. In an environment the reference is its expert.
-    Source: GCPO, arXiv 2510.07790.
-    """
-
-    group_size: Annotated[int, Ge(2)] = 8
-
-    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
-        if len(rounds) > 1:
-            return []
-        failed = self._failed(rounds[0])
-        return [self._given(d, 1, play, self.group_size, "reference") for d in play.drawn if d.group in failed]
-
-    @staticmethod
-    def _failed(first: Round) -> dict[str, int]:
-        """The last failure in each group without a success."""
-        forest = first.scored
-        forest.need_verdicts("rollout reference")
-        solved = {g for g, verdict in zip(forest.group, forest.success.tolist(), strict=True) if verdict >= 1}
-        rows = {group: last_failed(forest, group) for group in first.groups if group not in solved}
-        return {group: row for group, row in rows.items() if row is not None}
-
-    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        forest = rounds[0].scored
-        if len(rounds) == 1:
-            return forest
-        failed = self._failed(rounds[0])
-        play.session.budget.discarded += len(failed)
-        kept = without(forest, list(failed.values()))
-        gold = rounds[1].forest
-        gold = gold.replace(id=[f"{group}/reference" for group in gold.group])
-        return accepted(side_by_side(Forest.concat([kept, gold])), play.session)
+def demonstrated(draw: Draw, n: int, play: Play, first: int, label: str = "") -> Attempts:
+    """The reference in the place of attempts, numbered from `first`."""
+    read = unrestricted(play.session.sampling)
+    return draw.attempts(n, first=first, label=label, origin=DEMONSTRATION, actor=reference_actions, read=read)
 
 
 @part("reference_in_group", stage="rollout")
 @dataclass(frozen=True)
-class ReferenceInGroup(_Given):
+class ReferenceInGroup(Rollout):
     """Every group is `group_size - references` samples and `references` times the reference answer.
 
     statistics  "mixed": the answer is compared with the samples like any other member; "policy": group statistics are
@@ -198,6 +149,8 @@ class ReferenceInGroup(_Given):
     references: Count = 1
     statistics: Literal["mixed", "policy"] = "mixed"
 
+    allows = EXPERTS
+
     def __post_init__(self) -> None:
         if self.references >= self.group_size:
             raise ConfigError(
@@ -205,9 +158,13 @@ class ReferenceInGroup(_Given):
                 f"{self.group_size - 1}"
             )
 
+    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
+        """TaskError where a task has no reference answer."""
+        reference_of(task, solution)
+
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         own = self.group_size - self.references
-        return [a for d in draws for a in (d.attempts(own), self._given(d, self.references, play, own))]
+        return [a for d in draws for a in (d.attempts(own), demonstrated(d, self.references, play, own))]
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         forest = rounds[0].forest

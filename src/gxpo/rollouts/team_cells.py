@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Completion, Request, Session, Task
 from gxpo.registry import part
-from gxpo.rollouts.build import Count, group_of, name_draws, stream
+from gxpo.rollouts.build import Count, first_best, group_of, name_draws, stream
 from gxpo.rollouts.graph import Graph
 from gxpo.rollouts.team import TeamPolicies, Teamwork, Walk
 
@@ -26,16 +25,6 @@ def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
     [1.5, 0.25, 0.0, 2.0]
     """
     return alpha * team.to(torch.float64) + local.to(torch.float64)
-
-
-def first_best(reward: Sequence[float]) -> int:
-    """Which candidate the team goes on with: the first of the largest rewards; one without a reward (nan) only where
-    none has one.
-
-    >>> first_best([1.0, 2.0, 2.0]), first_best([math.nan, -1.0])
-    (1, 1)
-    """
-    return max(range(len(reward)), key=lambda i: -math.inf if math.isnan(reward[i]) else reward[i])
 
 
 @part("team_cells", stage="rollout")

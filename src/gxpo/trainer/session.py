@@ -36,8 +36,8 @@ from gxpo.protocols import (
     Task,
     TaskSource,
 )
-from gxpo.rollouts.again import reworded
 from gxpo.rollouts.context import with_system
+from gxpo.rollouts.wording import reworded
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
 from gxpo.tasks.source import solution_of

@@ -1,0 +1,203 @@
+"""What is attempted in each round of `again`, by the name of the function.
+
+A function of the rounds so far (none before the first), the draws whose groups are to be attempted, the play and the
+group size gives the next round's attempts, none at the end. Keyword-only parameters are options, `rollout.NAME`. It may
+have `rounds`, the most that there are, `fits(group_size, *, ...)`, which refuses options, `check_task(task, solution,
+*, ...)`, which refuses tasks, and `allows` (see `RolloutPart`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gxpo.errors import ConfigError
+from gxpo.protocols import Task
+from gxpo.rollouts.base import Count, Round
+from gxpo.rollouts.build import Attempts, Draw, Limit, first_best
+from gxpo.rollouts.episodes import Play
+from gxpo.rollouts.hint import Cut, Solution, hints_of
+from gxpo.rollouts.reference import EXPERTS, demonstrated, reference_of, solutions_of
+from gxpo.rollouts.wording import Wording, check_template
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _with(**marks: Any) -> Callable[[F], F]:
+    """Decorator: what a way says of itself beside its attempts."""
+
+    def mark(way: F) -> F:
+        vars(way).update(marks)
+        return way
+
+    return mark
+
+
+# ---------------------------------------------------------------- plain attempts
+def _stages_fit(group_size: int, *, stage_size: Count = 4) -> None:
+    if stage_size > group_size:
+        raise ConfigError(f"rollout.stage_size is {stage_size}; it must be from 1 to rollout.group_size={group_size}")
+
+
+@_with(fits=_stages_fit)
+def more(
+    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, *, stage_size: Count = 4
+) -> list[Attempts]:
+    """Stages of `stage_size` attempts, up to `group_size` in all; the last may be smaller.
+
+    A stage draws its random numbers as a task that is drawn again does. Where only unsolved tasks go on, the number of
+    attempts depends on how they went: the rate of success of tasks that left early is biased upwards, and tasks of
+    all-right first stages still have no contrast. Source: AR3PO, arXiv 2509.25808.
+    """
+    size = min(stage_size, group_size - len(rounds) * stage_size)
+    if size <= 0:
+        return []
+    anew = play.draws([draw.task for draw in draws]) if rounds else draws
+    return [new.attempts(size, group=draw.group) for draw, new in zip(draws, anew, strict=True)]
+
+
+def _votes(group_size: int, n_votes: int | None) -> int:
+    return 2 * group_size if n_votes is None else n_votes
+
+
+def _voters_fit(group_size: int, *, n_votes: int | None = None) -> None:
+    if _votes(group_size, n_votes) < group_size:
+        raise ConfigError(
+            f"rollout.n_votes={n_votes} must be at least rollout.group_size={group_size}: the attempts that are "
+            "trained vote, too"
+        )
+
+
+@_with(fits=_voters_fit, rounds=1)
+def voters(
+    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, *, n_votes: int | None = None
+) -> list[Attempts]:
+    """`n_votes` attempts that vote, once (None: twice the group size); `keep: numbered` trains `group_size` of them.
+
+    The first `group_size` are the same, token by token, as `Independent(group_size)` samples. With a reward that looks
+    at one attempt alone the others are thrown away. Source: TTRL, arXiv 2504.16084, 64 votes for groups of 32.
+    """
+    return [draw.attempts(_votes(group_size, n_votes)) for draw in draws]
+
+
+# ---------------------------------------------------------------- hints
+def _hints_fit(group_size: int, *, fractions: Sequence[float] = (), template: str = "{prompt}{hint}") -> None:
+    if not fractions or not all(0 <= f <= 1 for f in fractions):
+        raise ConfigError(f"rollout.fractions are shares of a solution, from 0 to 1, not {fractions!r}")
+    check_template("rollout.template", template, ("prompt", "hint"))
+
+
+def _has_hints(task: Task, solution: Solution, *, fractions: Sequence[float] = (), cut: Cut = "words") -> None:
+    hints_of(task, solution, fractions, cut)
+
+
+@_with(fits=_hints_fit, check_task=_has_hints, rounds=2)
+def each_hint(
+    rounds: Sequence[Round],
+    draws: Sequence[Draw],
+    play: Play,
+    group_size: int,
+    *,
+    fractions: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    template: str = "{prompt}\nHints: {hint}",
+    cut: Cut = "words",
+) -> list[Attempts]:
+    """Once more under each of a task's hints, all in one batch (Scaf-GRPO); for the options see `next_hint`."""
+    return _hinted(rounds, draws, play, group_size, 1, template, fractions, cut)
+
+
+@_with(fits=_hints_fit, check_task=_has_hints)
+def next_hint(
+    rounds: Sequence[Round],
+    draws: Sequence[Draw],
+    play: Play,
+    group_size: int,
+    *,
+    fractions: Sequence[float] = (0.25, 0.5, 0.75),
+    template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}",
+    cut: Cut = "words",
+) -> list[Attempts]:
+    """A whole group under the first hint, then under the second, and so on (GHPO).
+
+    fractions  shares of the worked solution, by length, where a task brings no hints of its own (see `hints_of`)
+    template   where the hint goes; of a chat, in the user's last message. "{prompt}{hint}" for a policy that goes on
+               with what it finds, as the tiny model, and reads no instructions
+    cut        of a solution, see `prefix`
+
+    An attempt has origin "hint" and its hint's level, from 1, as info["hint"]. It is trained under the task's own
+    prompt unless `objective.context` is "sampled". In an environment the hint is in the message that begins each
+    context, and the solution is its expert's actions, a line each, of which whole ones are shown.
+    """
+    return _hinted(rounds, draws, play, group_size, group_size, template, fractions, cut, at=len(rounds))
+
+
+def _hinted(
+    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, samples: int, template: str,
+    fractions: Sequence[float], cut: Cut, at: int | None = None,
+) -> list[Attempts]:  # fmt: skip
+    """`samples` attempts under every hint, or that `at` a level: attempt i has the stream (..., i, path (level,))."""
+    if not rounds:
+        return [draw.attempts(group_size) for draw in draws]
+    solution = solutions_of([d.task for d in draws if "hints" not in d.task.info], play.session)
+    whole = "lines" if play.world else cut  # no half of an action
+    return [
+        draw.attempts(
+            samples, path=(level,), label=f"hint{level}", wording=Wording(template, {"hint": hint}), hidden=True,
+            origin="hint", info={"hint": level},
+        )
+        for draw in draws
+        for level, hint in enumerate(hints_of(draw.task, solution, fractions, whole), 1)
+        if at in (None, level)
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- references
+def _two_or_more(group_size: int) -> None:
+    if group_size < 2:
+        raise ConfigError(f"rollout.group_size is {group_size}; it is 2 or more")
+
+
+@_with(fits=_two_or_more, check_task=reference_of, allows=EXPERTS, rounds=2)
+def reference(rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int) -> list[Attempts]:
+    """The reference answer, once; in an environment its expert plays. Source: GCPO, arXiv 2510.07790."""
+    if not rounds:
+        return [draw.attempts(group_size) for draw in draws]
+    return [demonstrated(draw, 1, play, group_size, "reference") for draw in draws]
+
+
+# ---------------------------------------------------------------- drafts
+def _draft_fits(group_size: int, *, template: str = "") -> None:
+    check_template("rollout.template", template, ("prompt", "draft"))
+
+
+@_with(fits=_draft_fits, rounds=2)
+def best_draft(
+    rounds: Sequence[Round],
+    draws: Sequence[Draw],
+    play: Play,
+    group_size: int,
+    *,
+    n_drafts: Limit = 4,
+    template: str = "{prompt}\n\nAn earlier attempt:\n{draft}\n\nCheck it, and give a better answer.\n",
+) -> list[Attempts]:
+    """`n_drafts` drafts; then the best, by outcome, goes into the prompt of `group_size` attempts (iGRPO).
+
+    The attempts are trained under the context with the draft; their info holds its text and outcome. Draft i has the
+    stream (seed, step, draw, i, path (0,)). With `n_drafts` 0 this is independent sampling. Held-out tasks are
+    attempted without a draft. In an environment the draft is an episode: its actions and what came of each.
+
+    template  where the draft goes; of a chat, in the user's last message
+    """
+    if not n_drafts:
+        return [] if rounds else [draw.attempts(group_size) for draw in draws]
+    if not rounds:
+        return [draw.attempts(n_drafts, path=(0,), label="drafts") for draw in draws]
+    out, outcome = [], rounds[0].scored.outcome.tolist()
+    for draw in draws:
+        rows = [r for r, episode in enumerate(rounds[0].episodes) if episode.group == draw.group]
+        best = rows[first_best([outcome[r] for r in rows])]
+        text = play.transcript(rounds[0].episodes[best])
+        noted = {"draft": text, "draft_outcome": None if math.isnan(outcome[best]) else outcome[best]}
+        out.append(draw.attempts(group_size, wording=Wording(template, {"draft": text}), info=noted))
+    return out
