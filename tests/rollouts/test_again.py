@@ -14,7 +14,7 @@ from gxpo.errors import ConfigError
 from gxpo.rollouts.again import Again
 
 FORMER = (
-    ("LeastHint", "least_hint", {"fractions": [0.5], "template": "{prompt}{hint}", "warmup_steps": 3}),
+    ("LeastHint", "least_hint", {"fractions": (0.5,), "template": "{prompt}{hint}", "warmup_steps": 3}),
     ("GrowingHint", "growing_hint", {"cut": "characters"}),
     ("ReferenceOnFailure", "reference_on_failure", {}),
     ("BestDraft", "best_draft", {"n_drafts": 2, "template": "{prompt}{draft}"}),

@@ -182,7 +182,7 @@ def test_a_greedy_episode_stands_beside_the_group(world: EnvPool) -> None:
 
 def test_group_sizes_follow_what_is_predicted(world: EnvPool) -> None:
     part = AdaptiveGroupSize(3, least=2, most=4)
-    part.memory.update({"steps/0": [4.0, 4.0], "steps/1": [2.0, 4.0]})
+    part.memory.rows.update({"steps/0": [4.0, 4.0], "steps/1": [2.0, 4.0]})
     forest = part.grow(seeded(acting(world, lambda text, key: "d"), 0, 1), acting(world, lambda text, key: "d"))
     assert Counter(forest.task) == {"steps/0": 2, "steps/1": 4}
     assert forest.info[0]["predicted"] > forest.info[2]["predicted"] and forest.info[0]["end"] == "done"

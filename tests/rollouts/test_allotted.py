@@ -85,16 +85,16 @@ def test_attempts_go_from_what_is_always_solved_to_what_is_not() -> None:
     forest = train(part, ["right", "mixed"], session)
     assert forest.group == ["s2/right"] * 2 + ["s2/mixed"] * 6 and session.budget.rollouts == 16
     # discounted by .8: (3.2 + 2) / (3.2 + 2) of right; (1.6 + 3) / (3.2 + 6) of mixed
-    assert part.memory == {"right": pytest.approx([5.2, 5.2]), "mixed": pytest.approx([4.6, 9.2])}
+    assert part.memory.rows == {"right": pytest.approx([5.2, 5.2]), "mixed": pytest.approx([4.6, 9.2])}
 
 
 def test_unknown_verdicts_say_nothing_and_a_task_drawn_twice_has_both() -> None:
     part = AdaptiveGroupSize(3, discount=0.0)
     session = StepSession(lambda s: (1, 0, UNSCORED)[s.attempt], step=1)
     forest = train(part, ["a", "a"], session)
-    assert forest.group == ["s1/a"] * 3 + ["s1/a#1"] * 3 and part.memory == {"a": [2.0, 4.0]}
+    assert forest.group == ["s1/a"] * 3 + ["s1/a#1"] * 3 and part.memory.rows == {"a": [2.0, 4.0]}
     train(part, ["b"], StepSession(lambda s: UNSCORED, step=2))
-    assert set(part.memory) == {"a"}
+    assert set(part.memory.rows) == {"a"}
 
 
 def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
@@ -109,7 +109,7 @@ def test_the_mean_is_the_group_size_whatever_is_predicted() -> None:
 def test_read_back_it_allots_the_same() -> None:
     part, other = AdaptiveGroupSize(4), AdaptiveGroupSize(4)
     train(part, ["a", "b", "c"], StepSession(lambda s: int(s.attempt < "abc".index(s.task)), step=1))
-    assert part == other and other.memory == {} and "memory" not in repr(part)
+    assert part == other and other.memory.rows == {} and "memory" not in repr(part)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     for step in (2, 3):
         script = right_first(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Sampling, StreamKey
 from gxpo.rollouts.independent import Independent
-from gxpo.rollouts.stored_groups import LastStepAgain, ReplayByAdvantage, draw_by_weight
+from gxpo.rollouts.stored_groups import GroupReplay, draw_by_weight
+
+LastStepAgain = partial(GroupReplay, choice="all", max_groups=0)
+ReplayByAdvantage = GroupReplay
 
 
 def fading(stream: StreamKey) -> int:
@@ -162,7 +166,14 @@ def test_read_back_it_goes_on_and_parts_share_no_memory(make: Any) -> None:
         other.load_state_dict({"stored": []})
 
 
-@pytest.mark.parametrize("wrong", [{"group_size": 1}, {"max_groups": 0}, {"fill": 0.0}, {"fill": float("inf")}])
+def test_former_names_are_settings_of_it() -> None:
+    for name, part in (("last_step_again", LastStepAgain()), ("replay_by_advantage", ReplayByAdvantage(fill=0.5))):
+        with pytest.warns(FutureWarning, match="is now rollout=group_replay"):
+            keys = {"rollout": name, **({"rollout.fill": 0.5} if part.choice == "advantage" else {})}
+            assert gxpo.method("grpo", keys).rollout == part
+
+
+@pytest.mark.parametrize("wrong", [{"group_size": 1}, {"max_groups": -1}, {"fill": 0.0}, {"fill": float("inf")}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"rollout.{next(iter(wrong))}"):
         ReplayByAdvantage(**wrong)

@@ -18,7 +18,7 @@ loss is a token mean. Batches of different tasks differ in difficulty too, which
 from gxpo.credit.baselines import retrospective
 from gxpo.definition import Definition
 from gxpo.learners.base import Epochs
-from gxpo.rollouts.stored_groups import LastStepAgain
+from gxpo.rollouts.stored_groups import GroupReplay
 from gxpo.signals.improvement import improvement
 
 pipo = Definition(
@@ -35,7 +35,9 @@ pipo = Definition(
     "verl/trainer/ppo/core_algos.py verl/trainer/ppo/ray_trainer.py",
     keys={
         "credit": retrospective,
-        "rollout": LastStepAgain,
+        "rollout": GroupReplay,
+        "rollout.choice": "all",
+        "rollout.max_groups": 0,
         "signal.improvement": improvement,
         "update": Epochs,
         "update.first": "replay",

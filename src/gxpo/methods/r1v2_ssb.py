@@ -11,7 +11,7 @@ it came from, whose other members only enter its statistics. The newest 1024 gro
 """
 
 from gxpo.definition import Definition
-from gxpo.rollouts.stored_groups import ReplayByAdvantage
+from gxpo.rollouts.stored_groups import GroupReplay
 
 r1v2_ssb = Definition(
     name="r1v2_ssb",
@@ -23,6 +23,6 @@ r1v2_ssb = Definition(
     year=2025,
     formula="top up a batch with stored (o_i, A_i), P(i) ~ |A_i|, one for each fresh A = 0",
     evidence="secondary",
-    keys={"rollout": ReplayByAdvantage, "objective.ratio_over": "behaviour"},
+    keys={"rollout": GroupReplay, "objective.ratio_over": "behaviour"},
     cost="more trajectories in the update; about 70 bytes of memory for every stored token",
 )

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from annotated_types import Gt, Interval
 
-from gxpo.errors import CheckpointError, ConfigError
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.rollouts.base import Rollout
 from gxpo.rollouts.build import Attempts, Draw
 from gxpo.rollouts.episodes import Play
+from gxpo.task_memory import TaskMemory
 
 
 def expected_contrast(n: int, rate: float) -> float:
@@ -79,9 +80,10 @@ class AdaptiveGroupSize(Rollout):
     discount: Annotated[float, Interval(ge=0, le=1)] = 0.8
     prior: Annotated[float, Gt(0)] = 1.0
     team: str = ""
-    memory: dict[str, list[float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    memory: TaskMemory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", TaskMemory(self.discount))
         if not 1 <= self.least <= self.group_size <= self.most:
             raise ConfigError(
                 f"rollout.least={self.least} <= rollout.group_size={self.group_size} <= rollout.most={self.most} must "
@@ -90,10 +92,7 @@ class AdaptiveGroupSize(Rollout):
 
     def predict(self, tasks: Sequence[str]) -> list[float]:
         """The predicted rate of success of each task."""
-        total, count = (math.fsum(row[k] for row in self.memory.values()) for k in (0, 1))
-        overall = total / count if count else 0.5
-        own = (self.memory.get(task, (0.0, 0.0)) for task in tasks)
-        return [(s + self.prior * overall) / (n + self.prior) for s, n in own]
+        return self.memory.predict(tasks, self.prior, unseen=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])
@@ -108,15 +107,10 @@ class AdaptiveGroupSize(Rollout):
         for task, origin, success in zip(forest.task, forest.origin, forest.success.tolist(), strict=True):
             if origin == "policy" and math.isfinite(success):
                 verdicts.setdefault(task, []).append(float(success >= 1))
-        for task, found in verdicts.items():
-            s, n = self.memory.get(task, (0.0, 0.0))
-            self.memory[task] = [self.discount * s + math.fsum(found), self.discount * n + len(found)]
+        self.memory.add(verdicts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tasks": {task: list(row) for task, row in self.memory.items()}}
+        return self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {"tasks"}:
-            raise CheckpointError(f"the checkpoint's rollout part holds {sorted(state)}, not 'tasks'")
-        self.memory.clear()
-        self.memory.update({task: [float(x) for x in row] for task, row in state["tasks"].items()})
+        self.memory.load_state_dict(state, "rollout part")

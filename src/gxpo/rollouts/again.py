@@ -18,6 +18,7 @@ from gxpo.rollouts.build import Attempts, Draw, Limit
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.hint import Solution
 from gxpo.rollouts.replay import Remembers, ReplayBuffer, as_replay, choose, last_failed, side_by_side, without
+from gxpo.rollouts.ways import Ask
 
 
 @part("again", stage="rollout")
@@ -86,13 +87,13 @@ class Again(Formula, Remembers, Rollout):
             self.apply(check, [task, solution])
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
-        return self.apply(self.how, [[], draws, play, self.group_size])
+        return self.apply(self.how, [Ask([], draws, play, self.group_size)])
 
     def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
         if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
             return []
         draws = self._again(rounds[-1], play)
-        return self.apply(self.how, [rounds, draws, play, self.group_size]) if draws else []
+        return self.apply(self.how, [Ask(rounds, draws, play, self.group_size)]) if draws else []
 
     def _again(self, newest: Round, play: Play) -> list[Draw]:
         """Draws whose groups are to be attempted again."""

@@ -8,6 +8,8 @@ _HINT = {"how": "each_hint", "keep": "right_for_first", "warmup_steps": 50}
 _RETRY = {"when": "unsolved", "how": "more", "keep": "everything", "reuse": True}
 _VOTE = {"when": "always", "how": "voters", "keep": "numbered"}
 FORMER = {
+    "last_step_again": Former("group_replay", {"choice": "all", "max_groups": 0}),
+    "replay_by_advantage": Former("group_replay"),
     "best_draft": Former("again", {"when": "always", "how": "best_draft", "keep": "newest"}),
     "growing_hint": Former("again", {"how": "next_hint", "keep": "newest"}),
     "least_hint": Former("again", _HINT),

@@ -7,15 +7,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Gt
 
 from gxpo import levels
+from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.protocols import Session
 from gxpo.registry import part
 from gxpo.rollouts.base import Count, Rollout, Round
+from gxpo.rollouts.build import Limit
 from gxpo.rollouts.episodes import Play
 from gxpo.rollouts.replay import Json, Remembers, StoredGroups, as_replay
 
@@ -26,28 +29,6 @@ def _again(record: Json, *, trained: bool = True) -> Json:
     if trained:
         return back
     return {**back, "weight": 0.0, "turns": [{**turn, "trainable": False} for turn in back["turns"]]}
-
-
-def _beside(fresh: Forest, records: Sequence[Json]) -> Forest:
-    return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
-
-
-@part("last_step_again", stage="rollout")
-@dataclass(frozen=True)
-class LastStepAgain(Remembers, Rollout):
-    """`group_size` fresh samples of each task, and after them all scored groups of the step before.
-
-    A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
-    group "GROUP/again". The task's scores come back; the method's own shaping is added anew.
-    """
-
-    group_size: Count = 8
-    buffer: StoredGroups = field(init=False, repr=False, compare=False, default_factory=lambda: StoredGroups(0))
-
-    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        fresh = rounds[0].scored
-        self.buffer.hold(fresh)
-        return _beside(fresh, [_again(r) for records in self.buffer.kept.values() for r in records])
 
 
 def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list[int]:
@@ -67,41 +48,57 @@ def draw_by_weight(weights: Sequence[float], k: int, key: Sequence[Any]) -> list
     return sorted(sorted(rank, key=rank.__getitem__, reverse=True)[:k])
 
 
-@part("replay_by_advantage", stage="rollout")
+@part("group_replay", stage="rollout")
 @dataclass(frozen=True)
-class ReplayByAdvantage(Remembers, Rollout):
-    """`group_size` fresh samples of each task; those that teach nothing are made up for by stored rollouts that do.
+class GroupReplay(Remembers, Rollout):
+    """`group_size` fresh samples of each task, and after them scored rollouts of earlier steps, group by group.
 
-    For every fresh rollout whose advantage in its group is 0, `fill` stored ones of any task are drawn with
-    P in proportion to |A|, A GRPO's advantage of the outcome in the group that it was sampled in.
-
+    choice      "all": every stored rollout. "advantage": for every fresh rollout whose advantage in its group is 0,
+                `fill` stored ones of any task are drawn with P in proportion to |A|, A GRPO's advantage of the outcome
+                in the group that it was sampled in
     fill        drawn for each rollout of no advantage, on average; 1: as many as there are
-    max_groups  stored, the newest; groups of equal outcomes are not
+    max_groups  stored, the newest; 0: those of the step before. Under "advantage" groups of equal outcomes are not
 
-    A drawn rollout comes back with origin "replay", its own log-probs and policy version, in the group "GROUP/again".
-    The other members of that group come with it, not trained and in no denominator, so that any group-relative credit
-    gives it the advantage that it had. What is drawn depends on (seed, step) and on what was sampled before.
+    A returning rollout has origin "replay" and the log-probs, policy version, outcome and verdict of its own, in the
+    group "GROUP/again". The other members of a drawn one's group come with it, not trained and in no denominator, so
+    that any group-relative credit gives it the advantage that it had. The task's scores come back; the method's own
+    shaping is added anew. What is drawn depends on (seed, step) and on what was sampled before.
+
+    With these settings this is, among others: PIPO, choice all, max_groups 0; SSB of Skywork R1V2, the defaults.
     """
 
-    group_size: Annotated[int, Ge(2)] = 8
+    group_size: Count = 8
+    choice: Literal["advantage", "all"] = "advantage"
     fill: Annotated[float, Gt(0)] = 1.0
-    max_groups: Count = 1024
+    max_groups: Limit = 1024
     buffer: StoredGroups = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer", StoredGroups(self.max_groups))
+        if self.choice == "advantage" and self.group_size < 2:
+            raise ConfigError("rollout.group_size is 1, in which nothing has an advantage; it is 2 or more")
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         fresh = rounds[0].scored
-        group = fresh.ids("group", axis="R")
-        taken = fresh.scored & fresh.compared
-        self.buffer.hold(fresh.select(~levels.degenerate(torch.nan_to_num(fresh.outcome), group, taken)))
-        idle = levels.normalize(torch.nan_to_num(fresh.outcome), group, taken) == 0
-        wanted = int(self.fill * int((idle & taken).sum()))
         stored = [record for records in self.buffer.kept.values() for record in records]
-        drawn = set(draw_by_weight(self._strengths(), wanted, (play.session.seed, play.session.step)))
-        alive = {stored[i]["group"] for i in drawn}
-        return _beside(fresh, [_again(r, trained=i in drawn) for i, r in enumerate(stored) if r["group"] in alive])
+        if self.choice == "all":
+            records = [_again(record) for record in stored]
+            self.buffer.hold(fresh)
+        else:
+            drawn = set(self._drawn(fresh, play.session))
+            alive = {stored[i]["group"] for i in drawn}
+            records = [_again(r, trained=i in drawn) for i, r in enumerate(stored) if r["group"] in alive]
+        return Forest.concat([fresh, Forest.from_records(records)]) if records else fresh
+
+    def _drawn(self, fresh: Forest, session: Session) -> list[int]:
+        """Places of the stored rollouts that are trained; of the fresh groups those that teach something are held."""
+        outcome, group = torch.nan_to_num(fresh.outcome), fresh.ids("group", axis="R")
+        taken = fresh.scored & fresh.compared
+        self.buffer.hold(fresh.select(~levels.degenerate(outcome, group, taken)))
+        idle = levels.normalize(outcome, group, taken) == 0
+        return draw_by_weight(
+            self._strengths(), int(self.fill * int((idle & taken).sum())), (session.seed, session.step)
+        )
 
     def _strengths(self) -> list[float]:
         """|A| of every stored rollout."""

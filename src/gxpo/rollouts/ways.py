@@ -1,16 +1,15 @@
 """What is attempted in each round of `again`, by the name of the function.
 
-A function of the rounds so far (none before the first), the draws whose groups are to be attempted, the play and the
-group size gives the next round's attempts, none at the end. Keyword-only parameters are options, `rollout.NAME`. It may
-have `rounds`, the most that there are, `fits(group_size, *, ...)`, which refuses options, `check_task(task, solution,
-*, ...)`, which refuses tasks, and `allows` (see `RolloutPart`).
+A function of an `Ask` gives the next round's attempts, none at the end. Keyword-only parameters are options,
+`rollout.NAME`. It may have `rounds`, the most that there are, `fits(group_size, *, ...)`, which refuses options,
+`check_task(task, solution, *, ...)`, which refuses tasks, and `allows` (see `RolloutPart`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
@@ -22,6 +21,23 @@ from gxpo.rollouts.reference import EXPERTS, demonstrated, reference_of, solutio
 from gxpo.rollouts.wording import Wording, check_template
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Ask(NamedTuple):
+    """What a way is asked.
+
+    rounds  so far, none before the first
+    draws   those whose groups are to be attempted
+    """
+
+    rounds: Sequence[Round]
+    draws: Sequence[Draw]
+    play: Play
+    group_size: int
+
+    def plain(self) -> list[Attempts]:
+        """`group_size` attempts at each draw."""
+        return [draw.attempts(self.group_size) for draw in self.draws]
 
 
 def _with(**marks: Any) -> Callable[[F], F]:
@@ -41,20 +57,18 @@ def _stages_fit(group_size: int, *, stage_size: Count = 4) -> None:
 
 
 @_with(fits=_stages_fit)
-def more(
-    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, *, stage_size: Count = 4
-) -> list[Attempts]:
+def more(ask: Ask, *, stage_size: Count = 4) -> list[Attempts]:
     """Stages of `stage_size` attempts, up to `group_size` in all; the last may be smaller.
 
     A stage draws its random numbers as a task that is drawn again does. Where only unsolved tasks go on, the number of
     attempts depends on how they went: the rate of success of tasks that left early is biased upwards, and tasks of
     all-right first stages still have no contrast. Source: AR3PO, arXiv 2509.25808.
     """
-    size = min(stage_size, group_size - len(rounds) * stage_size)
+    size = min(stage_size, ask.group_size - len(ask.rounds) * stage_size)
     if size <= 0:
         return []
-    anew = play.draws([draw.task for draw in draws]) if rounds else draws
-    return [new.attempts(size, group=draw.group) for draw, new in zip(draws, anew, strict=True)]
+    anew = ask.play.draws([draw.task for draw in ask.draws]) if ask.rounds else ask.draws
+    return [new.attempts(size, group=draw.group) for draw, new in zip(ask.draws, anew, strict=True)]
 
 
 def _votes(group_size: int, n_votes: int | None) -> int:
@@ -70,51 +84,43 @@ def _voters_fit(group_size: int, *, n_votes: int | None = None) -> None:
 
 
 @_with(fits=_voters_fit, rounds=1)
-def voters(
-    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, *, n_votes: int | None = None
-) -> list[Attempts]:
+def voters(ask: Ask, *, n_votes: int | None = None) -> list[Attempts]:
     """`n_votes` attempts that vote, once (None: twice the group size); `keep: numbered` trains `group_size` of them.
 
     The first `group_size` are the same, token by token, as `Independent(group_size)` samples. With a reward that looks
     at one attempt alone the others are thrown away. Source: TTRL, arXiv 2504.16084, 64 votes for groups of 32.
     """
-    return [draw.attempts(_votes(group_size, n_votes)) for draw in draws]
+    return ask._replace(group_size=_votes(ask.group_size, n_votes)).plain()
 
 
 # ---------------------------------------------------------------- hints
-def _hints_fit(group_size: int, *, fractions: Sequence[float] = (), template: str = "{prompt}{hint}") -> None:
+def _hints_fit(group_size: int, *, fractions: tuple[float, ...] = (), template: str = "{prompt}{hint}") -> None:
     if not fractions or not all(0 <= f <= 1 for f in fractions):
         raise ConfigError(f"rollout.fractions are shares of a solution, from 0 to 1, not {fractions!r}")
     check_template("rollout.template", template, ("prompt", "hint"))
 
 
-def _has_hints(task: Task, solution: Solution, *, fractions: Sequence[float] = (), cut: Cut = "words") -> None:
+def _has_hints(task: Task, solution: Solution, *, fractions: tuple[float, ...] = (), cut: Cut = "words") -> None:
     hints_of(task, solution, fractions, cut)
 
 
 @_with(fits=_hints_fit, check_task=_has_hints, rounds=2)
 def each_hint(
-    rounds: Sequence[Round],
-    draws: Sequence[Draw],
-    play: Play,
-    group_size: int,
+    ask: Ask,
     *,
-    fractions: Sequence[float] = (0.25, 0.5, 0.75, 1.0),
+    fractions: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0),
     template: str = "{prompt}\nHints: {hint}",
     cut: Cut = "words",
 ) -> list[Attempts]:
     """Once more under each of a task's hints, all in one batch (Scaf-GRPO); for the options see `next_hint`."""
-    return _hinted(rounds, draws, play, group_size, 1, template, fractions, cut)
+    return _hinted(ask, 1, template, fractions, cut)
 
 
 @_with(fits=_hints_fit, check_task=_has_hints)
 def next_hint(
-    rounds: Sequence[Round],
-    draws: Sequence[Draw],
-    play: Play,
-    group_size: int,
+    ask: Ask,
     *,
-    fractions: Sequence[float] = (0.25, 0.5, 0.75),
+    fractions: tuple[float, ...] = (0.25, 0.5, 0.75),
     template: str = "{prompt}\nThe solution begins like this; you may go on from here:\n{hint}",
     cut: Cut = "words",
 ) -> list[Attempts]:
@@ -129,24 +135,23 @@ def next_hint(
     prompt unless `objective.context` is "sampled". In an environment the hint is in the message that begins each
     context, and the solution is its expert's actions, a line each, of which whole ones are shown.
     """
-    return _hinted(rounds, draws, play, group_size, group_size, template, fractions, cut, at=len(rounds))
+    return _hinted(ask, ask.group_size, template, fractions, cut, at=len(ask.rounds))
 
 
 def _hinted(
-    rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int, samples: int, template: str,
-    fractions: Sequence[float], cut: Cut, at: int | None = None,
-) -> list[Attempts]:  # fmt: skip
+    ask: Ask, samples: int, template: str, fractions: tuple[float, ...], cut: Cut, at: int | None = None
+) -> list[Attempts]:
     """`samples` attempts under every hint, or that `at` a level: attempt i has the stream (..., i, path (level,))."""
-    if not rounds:
-        return [draw.attempts(group_size) for draw in draws]
-    solution = solutions_of([d.task for d in draws if "hints" not in d.task.info], play.session)
-    whole = "lines" if play.world else cut  # no half of an action
+    if not ask.rounds:
+        return ask.plain()
+    solution = solutions_of([d.task for d in ask.draws if "hints" not in d.task.info], ask.play.session)
+    whole = "lines" if ask.play.world else cut  # no half of an action
     return [
         draw.attempts(
             samples, path=(level,), label=f"hint{level}", wording=Wording(template, {"hint": hint}), hidden=True,
             origin="hint", info={"hint": level},
         )
-        for draw in draws
+        for draw in ask.draws
         for level, hint in enumerate(hints_of(draw.task, solution, fractions, whole), 1)
         if at in (None, level)
     ]  # fmt: skip
@@ -159,11 +164,11 @@ def _two_or_more(group_size: int) -> None:
 
 
 @_with(fits=_two_or_more, check_task=reference_of, allows=EXPERTS, rounds=2)
-def reference(rounds: Sequence[Round], draws: Sequence[Draw], play: Play, group_size: int) -> list[Attempts]:
+def reference(ask: Ask) -> list[Attempts]:
     """The reference answer, once; in an environment its expert plays. Source: GCPO, arXiv 2510.07790."""
-    if not rounds:
-        return [draw.attempts(group_size) for draw in draws]
-    return [demonstrated(draw, 1, play, group_size, "reference") for draw in draws]
+    if not ask.rounds:
+        return ask.plain()
+    return [demonstrated(draw, 1, ask.play, ask.group_size, "reference") for draw in ask.draws]
 
 
 # ---------------------------------------------------------------- drafts
@@ -173,10 +178,7 @@ def _draft_fits(group_size: int, *, template: str = "") -> None:
 
 @_with(fits=_draft_fits, rounds=2)
 def best_draft(
-    rounds: Sequence[Round],
-    draws: Sequence[Draw],
-    play: Play,
-    group_size: int,
+    ask: Ask,
     *,
     n_drafts: Limit = 4,
     template: str = "{prompt}\n\nAn earlier attempt:\n{draft}\n\nCheck it, and give a better answer.\n",
@@ -190,14 +192,15 @@ def best_draft(
     template  where the draft goes; of a chat, in the user's last message
     """
     if not n_drafts:
-        return [] if rounds else [draw.attempts(group_size) for draw in draws]
-    if not rounds:
-        return [draw.attempts(n_drafts, path=(0,), label="drafts") for draw in draws]
-    out, outcome = [], rounds[0].scored.outcome.tolist()
-    for draw in draws:
-        rows = [r for r, episode in enumerate(rounds[0].episodes) if episode.group == draw.group]
+        return [] if ask.rounds else ask.plain()
+    if not ask.rounds:
+        return [draw.attempts(n_drafts, path=(0,), label="drafts") for draw in ask.draws]
+    drafts, out = ask.rounds[0], []
+    outcome = drafts.scored.outcome.tolist()
+    for draw in ask.draws:
+        rows = [r for r, episode in enumerate(drafts.episodes) if episode.group == draw.group]
         best = rows[first_best([outcome[r] for r in rows])]
-        text = play.transcript(rounds[0].episodes[best])
+        text = ask.play.transcript(drafts.episodes[best])
         noted = {"draft": text, "draft_outcome": None if math.isnan(outcome[best]) else outcome[best]}
-        out.append(draw.attempts(group_size, wording=Wording(template, {"draft": text}), info=noted))
+        out.append(draw.attempts(ask.group_size, wording=Wording(template, {"draft": text}), info=noted))
     return out
