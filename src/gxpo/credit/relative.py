@@ -233,6 +233,7 @@ class Relative(Statistic, Formula):
       MatchTIR   Relative("turn_rewards", weight=0.5)
                  + Relative("return", ("turn",), discount=0.9, weight=0.5)            arXiv 2601.10712
       OPO        unit token, scale none: the baseline is weighted by length           arXiv 2505.23585
+      CAPO       value penalised_outcome, unit token, ddof 0                          arXiv 2508.02298
       REINFORCE with a baseline (ReMax, POISE, PVPO): center baseline, scale none
     """
 

@@ -29,6 +29,8 @@ class StateRelative(StateKeyed, Relative):
     once, an unknown state, and steps of one state with equal returns. Trajectories of equal outcome may differ in their
     steps: from one state the shorter way has the larger discounted return.
 
+    GraphGPO is `Relative()` plus this with value graph_return, discount 0.1.
+
     Source: GiGPO, arXiv 2505.10978, eq. 5 and 7; reference code (verl-agent). For the sum of both levels, with
     `credit.add.state.*` for this one's options,
       verl-agent  unit step, singleton raw, scale none (its scripts for ALFWorld: std)
