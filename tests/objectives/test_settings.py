@@ -90,11 +90,11 @@ REFUSED = [
     (lambda: AdaptiveKl(horizon=0.0), "control.horizon is 0.0; it is above 0"),
     (
         lambda: Schedule(to=0.0, shape="exponential"),
-        "control: an exponential schedule never reaches 0: set control.shape=cosine",
+        "control.to is 0, which an exponential schedule never reaches: set control.shape=cosine",
     ),
     (lambda: EntropyTarget(target=0.0), "control.target is 0.0; it is above 0"),
     (lambda: Annealed(least=1.5), "control.least is 1.5; it is above 0, up to 1"),
-    (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective: ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
+    (lambda: SURROGATES["truncate"](ratio_min=2.0), "objective.ratio_min is 2.0; it is from 0 to ratio_max (1.28)"),
     (
         lambda: DivergenceMask(ratio_max=0.0),
         "objective.ratio_max is 0.0; it is above 0",
@@ -121,7 +121,7 @@ REFUSED = [
     ),
     (
         lambda: RatioMask(clip_low=0.7),
-        "objective: clip_low (0.7) is at most ring_low (0.6), and clip_high (0.2) at most ring_high (2.0)",
+        "objective.clip_low (0.7) is at most ring_low (0.6), and clip_high (0.2) at most ring_high (2.0)",
     ),
     (
         lambda: NestedClip(-0.1),
@@ -133,7 +133,7 @@ REFUSED = [
     ),
     (
         lambda: Filtered(process_noise=0.0),
-        "objective: with process_noise and initial_variance 0 the ratio is always 1: raise one",
+        "objective.process_noise and initial_variance are both 0, so the ratio is always 1: raise one",
     ),
     (lambda: RATIOS["sequence_sum"](log_ratio_max=80.5), "objective.log_ratio_max is 80.5; it is above 0, up to 80"),
     (

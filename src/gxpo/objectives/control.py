@@ -137,7 +137,7 @@ class ByProgress(FunctionPart, _Remembering):
 
 def _ends(to: float, shape: str, **_: float) -> str | None:
     if shape == "exponential" and to == 0:
-        return "an exponential schedule never reaches 0: set control.shape=cosine"
+        return "to is 0, which an exponential schedule never reaches: set control.shape=cosine"
     return None
 
 

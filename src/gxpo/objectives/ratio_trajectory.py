@@ -53,7 +53,7 @@ def prefix_level(log_ratio: Tensor, trajectory: Tensor, *, prefix: Literal["min"
 def _moves(process_noise: float, initial_variance: float, **_: float) -> str | None:
     if process_noise or initial_variance:
         return None
-    return "with process_noise and initial_variance 0 the ratio is always 1: raise one"
+    return "process_noise and initial_variance are both 0, so the ratio is always 1: raise one"
 
 
 @part("filtered", stage="ratio", couples="trajectory")
