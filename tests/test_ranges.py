@@ -85,9 +85,8 @@ def test_words_of_a_refusal(name, wrong, said):
         with pytest.raises(ConfigError) as caught:
             kind(**{name: wrong})
         assert str(caught.value) == said.replace("every.", prefix)
-    with pytest.raises(ConfigError) as caught:
-        ranges.check(Every, {name: wrong}, "weight.mine", {f"weight.mine.{name}": "run.yaml:3"})
-    assert str(caught.value).startswith(said.replace("every.", "weight.mine.").replace(";", " (run.yaml:3);", 1)[:40])
+    told = ranges.refusal(f"weight.mine.{name}", wrong, ranges.rules(Every)[name], "run.yaml:3")
+    assert told == said.replace("every.", "weight.mine.").replace(";", " (run.yaml:3);", 1)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +142,9 @@ def test_what_lies_outside_a_bound_is_refused_with_its_key(kind):
         alternatives = [h for h in get_args(hints[entry.name]) if h is not type(None)]
         hint = alternatives[0] if type(None) in get_args(hints[entry.name]) else hints[entry.name]
         for outside, inside in bounds_of(hint):
-            with pytest.raises(ConfigError, match=f"^stage.slot.{entry.name} is "):
-                ranges.check(kind, {entry.name: outside}, "stage.slot")
-            ranges.check(kind, {entry.name: inside}, "stage.slot")
+            with pytest.raises(ConfigError, match=f"^{ranges.key_of(kind)}.{entry.name} is "):
+                ranges.check(kind, {entry.name: outside})
+            ranges.check(kind, {entry.name: inside})
 
 
 def test_a_composition_names_the_whole_key_and_where_the_value_comes_from():

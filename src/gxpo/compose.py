@@ -13,7 +13,7 @@ from typing import Any
 from gxpo import former
 from gxpo.definition import Definition, Stated, check_allowed, check_refusals, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
-from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, hints_of, resolve_part
+from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, resolve_part
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
 
@@ -88,9 +88,7 @@ def _build(
     signals = _named(keys, "signal", registry.SIGNALS, "signal")
     update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, what="update")
     terms, kl_reward = _objective(keys)
-    context = keys.take("objective.context", "trained")
-    if context not in ("trained", "sampled"):
-        raise ConfigError(f"objective.context is 'trained' or 'sampled', not {context!r}")
+    context = keys.choice("objective.context", "trained", "sampled")
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
     run_keys = _run_keys(keys)
     check_allowed(rollout, run_keys)
@@ -241,13 +239,7 @@ def _policy_term(keys: Keys) -> Any:
     named = keys.take("objective.ratio", "token")  # whose class is here already: the table would load the whole folder
     named = Token if named == "token" else named
     ratio = keys.part("objective.ratio", named, registry.RATIOS, "objective", "ratio")
-    fields: dict[str, Any] = {"surrogate": surrogate, "ratio": ratio}
-    hints = hints_of(kind)
-    for entry in dataclasses.fields(kind):
-        if entry.name not in fields:
-            key = f"objective.{entry.name}"
-            fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
-    keys.check(kind, fields, "objective")
+    fields = keys.fields(kind, "objective", made={"surrogate": surrogate, "ratio": ratio})
     return next((part for part in (surrogate, ratio) if isinstance(part, Unexecuted)), None) or kind(**fields)
 
 
@@ -258,17 +250,13 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
 
     policy = _policy_term(keys)
     terms: dict[str, Any] = {"policy": policy}
-    shared: dict[str, Any] = {
-        name: getattr(policy, name, default) for name, default in (("aggregate", "token_mean"), ("horizon", None))
-    }
-    place = keys.take("objective.kl.place", "loss")
-    if place not in ("loss", "reward"):
-        raise ConfigError(f"objective.kl.place is 'loss' or 'reward', not {place!r}")
-    of_kl = dict(shared)
+    horizon = {"horizon": getattr(policy, "horizon", None)}
+    of_kl: dict[str, Any] = {"aggregate": getattr(policy, "aggregate", "token_mean")}
+    place = keys.choice("objective.kl.place", "loss", "reward")
     if isinstance(policy, objectives.PolicyGradient):  # the ratio that may weigh it is the policy term's
         of_kl["ratio_over"] = policy.ratio_over
         of_kl["on_unknown_behaviour"] = {"shaped": "one"}.get(policy.on_unknown_behaviour, policy.on_unknown_behaviour)
-    kl = _penalty(keys, objectives.KL, "objective.kl", of_kl)
+    kl = objectives.KL(**keys.fields(objectives.KL, "objective.kl", made=horizon, shared=of_kl))
     kl_reward = None
     if kl.ever and place == "loss":
         terms["kl"] = kl
@@ -278,29 +266,10 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
         kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
         if kl.control is not None:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
-    bonus = _penalty(keys, objectives.Entropy, "objective.entropy", {"horizon": shared["horizon"]})
+    bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", made=horizon))
     if bonus.ever:
         terms["entropy"] = bonus
     return terms | _named(keys, "objective.add", registry.TERMS, "term"), kl_reward
-
-
-def _penalty(keys: Keys, kind: Any, slot: str, shared: Mapping[str, Any]) -> Any:
-    """A KL or entropy term, its fields under `slot.FIELD`; those of `shared` follow the policy term's."""
-    hints, fields = hints_of(kind), {}
-    for entry in dataclasses.fields(kind):
-        key = f"{slot}.{entry.name}"
-        if entry.name == "control":
-            fields["control"] = keys.control(key, None)
-        elif entry.name == "horizon":
-            fields["horizon"] = shared["horizon"]
-        elif entry.name in shared:
-            fields[entry.name] = keys.field(key, None, hints[entry.name] | None) or shared[entry.name]
-        else:
-            fields[entry.name] = keys.field(key, entry.default, hints[entry.name])
-    if fields["coef"] < 0:
-        raise ConfigError(f"{slot}.coef={fields['coef']} is negative")
-    keys.check(kind, fields, slot)
-    return kind(**fields)
 
 
 def _stage(key: str, resolved: Mapping[str, Stated]) -> str:

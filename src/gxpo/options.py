@@ -129,23 +129,12 @@ class Keys:
         check_protocol(f"{slot}={show(value)}", kind, what)
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
-        prefix = slot if prefix is None else prefix
-        hints = hints_of(kind)
-        fields: dict[str, Any] = {}
-        for entry in dataclasses.fields(kind):
-            if not entry.init or (entry.name == "options" and issubclass(kind, Formula)):
-                continue
-            default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
-            key = f"{prefix}.{entry.name}"
-            if entry.name == "control":
-                fields["control"] = self.control(key, default)
-            elif main is not None and self.follows(kind, entry, key, f"{main}.{entry.name}"):
-                self.take(key, None)
-                of_main = self.resolved[f"{main}.{entry.name}"].value
-                fields[entry.name] = default if of_main is None else of_main
-            else:
-                fields[entry.name] = self.field(key, default, hints[entry.name], "unbounded" in entry.metadata)
-        self.check(kind, fields, prefix)
+        prefix, shared = slot if prefix is None else prefix, {}
+        for entry in dataclasses.fields(kind) if main is not None else ():
+            of_main = self.resolved.get(f"{main}.{entry.name}")
+            if of_main is not None and (entry.default is None or entry.name in getattr(kind, "follows", ())):
+                shared[entry.name] = default_of(entry) if of_main.value is None else of_main.value
+        fields = self.fields(kind, prefix, shared=shared)
         try:
             if issubclass(kind, Formula):
                 fields["options"] = self.options(kind, fields, prefix)
@@ -153,16 +142,28 @@ class Keys:
         except NotRun as needed:
             return Unexecuted(str(needed), fields)
 
-    def follows(self, kind: type, entry: dataclasses.Field[Any], key: str, of_main: str) -> bool:
-        """Whether a field of an added part is as in the part that it is added to."""
-        may = entry.default is None or entry.name in getattr(kind, "follows", ())
-        return may and of_main in self.resolved and (key not in self.stated or self.stated[key].value is None)
+    def fields(
+        self, kind: Any, prefix: str, *, made: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Values for the fields of the part's class `kind`, from what is stated under `prefix.FIELD`.
 
-    def check(self, kind: type, fields: Mapping[str, Any], prefix: str) -> None:
-        """Refuse values that the annotations of a part's fields exclude, by their whole keys."""
-        keys = [f"{prefix}.{name}" for name in fields]
-        fields = {name: value for name, value in fields.items() if not isinstance(value, Unexecuted)}
-        ranges.check(kind, fields, prefix, {k: said(self.stated[k]) for k in keys if k in self.stated})
+        made    values of fields that no key states
+        shared  what fields are where they are not stated, or null
+        """
+        fields, shared = dict(made or {}), shared or {}
+        hints, rules = hints_of(kind), ranges.rules(kind)
+        for entry in dataclasses.fields(kind):
+            name, key, default = entry.name, f"{prefix}.{entry.name}", default_of(entry)
+            if not entry.init or name in fields or (name == "options" and issubclass(kind, Formula)):
+                continue
+            if name == "control":
+                fields[name] = self.control(key, default)
+            elif name in shared and (key not in self.stated or self.stated[key].value is None):
+                self.take(key, None)
+                fields[name] = shared[name]
+            else:
+                fields[name] = self.field(key, default, hints[name], rules.get(name), "unbounded" in entry.metadata)
+        return fields
 
     def options(self, kind: type[Formula], fields: dict[str, Any], prefix: str) -> dict[str, Any]:
         """Options of the functions that a part applies: they lie beside its fields, under `prefix.OPTION`."""
@@ -173,10 +174,8 @@ class Keys:
                 for option, (hint, default) in functions.signature(fields[name]).options.items():
                     if option in fields:
                         continue
-                    out[option] = self.field(f"{prefix}.{option}", default, hint, default == math.inf)
-                    rule, key = ranges.rule_of(hint, default == math.inf), f"{prefix}.{option}"
-                    if rule is not None and not rule.holds(out[option]):
-                        raise ConfigError(ranges.refusal(key, out[option], rule, said(self.stated[key])))
+                    rule = ranges.rule_of(hint, default == math.inf)
+                    out[option] = self.field(f"{prefix}.{option}", default, hint, rule)
         return out
 
     def control(self, key: str, default: Any) -> Any:
@@ -185,8 +184,13 @@ class Keys:
         made = None if named is None else self.part(key, named, registry.CONTROLS, what="control")
         return None if isinstance(made, Unexecuted) else made
 
-    def field(self, key: str, default: Any, hint: Any, unbounded: bool = False) -> Any:
-        """What is stated, of the field's type, or the default as it is.
+    def choice(self, key: str, *choices: str) -> str:
+        """What is stated, of the choices, or the first."""
+        hint = Literal[choices]  # type: ignore[valid-type]
+        return self.field(key, choices[0], hint, ranges.rule_of(hint))
+
+    def field(self, key: str, default: Any, hint: Any, rule: ranges.Rule | None = None, unbounded: bool = False) -> Any:
+        """What is stated, of the field's type and as its rule has it, or the default as it is.
 
         Numbers are finite, but where the default is inf or the field's metadata says `unbounded`.
         """
@@ -199,10 +203,16 @@ class Keys:
         found = typed(key, value, hint, stated)
         if not finite(found, unbounded or default in (math.inf, -math.inf)):
             raise ConfigError(f"{key}={show(value)} ({stated.origin}): it must be a finite number")
+        if rule is not None and not rule.holds(found):
+            raise ConfigError(ranges.refusal(key, found, rule, said(stated)))
         return found
 
     def leftover(self) -> list[str]:
         return [k for k in self.stated if k not in self.used]
+
+
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    return entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
 
 
 def said(stated: Stated) -> str:
@@ -243,14 +253,8 @@ def typed(key: str, value: Any, hint: Any, stated: Stated) -> Any:
         return value
     if hint is float and type(value) in (int, float):
         return float(value)
-    if (hint in (int, bool, str) and type(value) is hint) or (
-        get_origin(hint) is Literal and type(value) is str and value in get_args(hint)
-    ):
+    if type(value) is (str if get_origin(hint) is Literal else hint):  # the choices are the rule's
         return value
-    if get_origin(hint) is Literal and type(value) is str:
-        rule = ranges.rule_of(hint)
-        assert rule is not None
-        raise ConfigError(ranges.refusal(key, value, rule, said(stated)))
     if isinstance(value, list) and get_origin(hint) is tuple:
         value = tuple(value)
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second, for what plain comparisons don't decide

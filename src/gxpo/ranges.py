@@ -69,18 +69,11 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def check(
-    kind: type, values: Mapping[str, Any], prefix: str | None = None, origins: Mapping[str, str] | None = None
-) -> None:
-    """Raise ConfigError for the first field of the dataclass `kind` whose value is not what its annotation allows.
-
-    prefix   what the options' keys begin with; by default the part's `slot`
-    origins  where values come from, by key
-    """
+def check(kind: type, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first field of the dataclass `kind` whose value is not what its annotation allows."""
     for name, rule in rules(kind).items():
         if name in values and not rule.holds(values[name]):
-            key = f"{prefix or key_of(kind)}.{name}"
-            raise ConfigError(refusal(key, values[name], rule, (origins or {}).get(key, "")))
+            raise ConfigError(refusal(f"{key_of(kind)}.{name}", values[name], rule))
 
 
 def refusal(key: str, value: Any, rule: Rule, origin: str = "") -> str:

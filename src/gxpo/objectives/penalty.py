@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
-from gxpo.objectives.control import Control
+from gxpo.objectives.control import Control, Width
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest
@@ -28,7 +28,7 @@ class Penalty(TermPart):
              follows is measured on the policy at the start of the step while the coefficient is 0
     """
 
-    coef: float = 0.0
+    coef: Width = 0.0
     aggregate: Literal["token_mean", "sequence_mean", "sequence_sum"] = "sequence_mean"
     horizon: float | None = None
     control: Control | None = None
