@@ -162,7 +162,7 @@ def test_refused_values_are_checked_after_the_merge():
         ("grpo", {"credit.eps": "x"}, "credit.eps=x .*valid number"),
         ("grpo", {"credit.center": "middle"}, "credit.center is 'middle'; it is one of mean, "),
         ("grpo", {"objective.kl.estimator": "k4"}, "objective.kl.estimator is 'k4'; it is one of k1, abs, k2"),
-        ("grpo", {"objective.kl.coef": -1.0}, "negative"),
+        ("grpo", {"objective.kl.coef": -1.0}, "objective.kl.coef is -1.0; it is 0 or more"),
         ("grpo", {"rollout.group_size": 0}, "group_size"),
         ("rloo+opo", {}, "rloo sets credit.center, which credit length_weighted"),
         ("reinforce_pp+dapo", {}, "set rollout=independent"),

@@ -105,7 +105,7 @@ def test_m_loss_hands_targets_over_by_itself():
 
 
 def test_a_credit_that_no_term_reads_is_refused():
-    with pytest.raises(ConfigError, match="reads outcomes, not credit"):
+    with pytest.raises(ConfigError, match="reads outcomes, not advantages"):
         gxpo.method("rloo", {"objective": Regress, "signal.lengths": Lengths, "credit.add.beyond": Beyond})
 
 

@@ -1,4 +1,4 @@
-"""`gxpo.method("dr_grpo+gspo")`: keys resolved to parts."""
+"""Compose a method from its keys: `gxpo.method("dr_grpo+gspo")`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _run_keys(keys: Keys) -> dict[str, Stated]:
 
 
 def _credit(keys: Keys, default: Any) -> Any:
-    """The credit, and those that are added to it."""
+    """The advantage estimator, and those that are added to it."""
     from gxpo import registry
 
     total = keys.part("credit", keys.take("credit", default), registry.CREDITS, what="credit")
@@ -199,7 +199,7 @@ def _check_provided(made: Method) -> None:
 
 
 def _check_credit_is_read(made: Method) -> None:
-    """Refuse a credit that was asked for where no term of the objective reads it."""
+    """Refuse a stated advantage estimator where no term of the objective reads advantages."""
     if made.reads_credit:
         return
     from gxpo.credit.relative import Relative
@@ -219,7 +219,7 @@ def _check_credit_is_read(made: Method) -> None:
     if key is not None or made.kl_reward is not None:
         term = show(made.terms["policy"])
         raise ConfigError(
-            f"{made.name}: objective {term} reads outcomes, not credit, so {key or 'objective.kl.place=reward'} "
+            f"{made.name}: objective {term} reads outcomes, not advantages, so {key or 'objective.kl.place=reward'} "
             "would do nothing: leave it out, or choose another objective"
         )
 

@@ -174,23 +174,23 @@ class Forest(Columns):
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
         """Forest from rollout records (`gxpo schema`); `share=False` stores every context token per use."""
-        from gxpo.reader import columns_of
+        from gxpo.record_format.reader import columns_of
 
         return cls(**columns_of(((f"record {n}", record) for n, record in enumerate(records, 1)), share))
 
     def to_records(self, *, share: bool = True) -> list[dict[str, Any]]:
         """Rollout records, the inverse of `from_records`; `share=False` writes forked trajectories out in full."""
-        from gxpo.writer import render
+        from gxpo.record_format.writer import render
 
         return render(self, share=share)
 
     @classmethod
     def from_padded(cls, *args: Any, success: Tensor | Sequence[float | None] | None = None, **kwargs: Any) -> Forest:
-        """Forest from padded tensors as in TRL and verl; see `gxpo.padded.padded_records`.
+        """Forest from padded tensors as in TRL and verl; see `gxpo.record_format.padded.padded_records`.
 
         success [B]: the verdicts, 1 right and 0 wrong (None or nan = unknown), which methods that count successes read.
         """
-        from gxpo.padded import padded_records
+        from gxpo.record_format.padded import padded_records
 
         records = padded_records(*args, **kwargs)
         if success is not None and len(success) != len(records):

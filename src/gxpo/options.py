@@ -1,4 +1,4 @@
-"""Stated keys to typed options and parts: dotted keys, types and ranges of options, parts by name, file or object."""
+"""Make parts from configuration keys: dotted keys, types and ranges of options, parts by name, file or object."""
 
 from __future__ import annotations
 

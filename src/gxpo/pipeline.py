@@ -1,4 +1,4 @@
-"""A composed method at work on a forest: credit, weights, objective, and what it asks for."""
+"""A composed method applied to a forest: advantages, weights, objective, and the signals it needs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Method:
 
     @property
     def credit_targets(self) -> tuple[str, ...]:
-        """What the credit hands over to the terms beside itself: see `CreditPart.targets`."""
+        """What the advantage estimator gives the terms beside advantages: see `CreditPart.targets`."""
         return tuple(getattr(self.credit, "provides", ()))
 
     @cached_property
@@ -187,7 +187,7 @@ class Method:
         return self._credited(forest, signals, lambda sub, held: {"credit": self.credit(sub, held, step)})["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
-        """What terms regress to, [P] each, as the credit sees it (`CreditPart.targets`); terms read it as signals."""
+        """What terms regress to, [P] each, from the advantage estimator (`CreditPart.targets`): signals of theirs."""
         if not self.credit_targets:
             return {}
         return self._credited(forest, signals, lambda sub, held: self.credit.targets(sub, held, step))
@@ -419,7 +419,7 @@ class Method:
 
 
 def _fault(name: str, x: Tensor, entries: int) -> str:
-    """What can't be right about credit or one of its targets [P], in words; "" where nothing is."""
+    """What can't be right about advantages or one of their targets [P], in words; "" where nothing is."""
     if x.shape != (entries,):
         return (
             f"shape {tuple(x.shape)}; a forest of {entries} path tokens needs one value for each (use forest.to_path)"

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gxpo.errors import RecordError, need
 from gxpo.forest import Forest
-from gxpo.reader import columns_of, short
-from gxpo.schema import SCHEMA, Fork, Record, Turn
-from gxpo.writer import render
+from gxpo.record_format.reader import columns_of, short
+from gxpo.record_format.schema import SCHEMA, Fork, Record, Turn
+from gxpo.record_format.writer import render
 
 __all__ = ["SCHEMA", "Fork", "Record", "Turn", "dump", "load", "parse", "render"]
 

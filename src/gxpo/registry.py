@@ -1,4 +1,4 @@
-"""The parts by the names that configurations use.
+"""Registry of parts by name, as configurations write them.
 
     @part("pairwise_auc", stage="credit")
     def pairwise_auc(mean_behaviour_logprob, correct, group, acts, *, tau: Annotated[float, Gt(0)] = 0.6): ...

@@ -1,4 +1,4 @@
-"""Task source and environment of a run, by the task's name."""
+"""Make a run's task source and environment from the task's name."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ class Looks(surrogate.Surrogate):
         return -x.credit * x.ratio * x.turn
 
 
-def test_what_the_policy_gradient_reads_and_shows_its_gate(toy) -> None:
+def test_what_the_policy_gradient_reads_and_shows_its_surrogate(toy) -> None:
     credit = column(1, 0, 0, -1, 0)
     assert PolicyGradient().active(toy.forest, credit, toy.weight).tolist() == [True, False, False, True, False]
     # turns 0 and 1: the second trajectory's alone counts, -A rho over 5 tokens

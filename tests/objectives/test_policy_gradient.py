@@ -248,7 +248,7 @@ def test_weights_and_credit_change_no_denominator(toy) -> None:
         assert weighted == pytest.approx([g * w for g, w in zip(whole, weight.tolist(), strict=True)])
 
 
-def test_the_weight_is_applied_after_the_gate(toy) -> None:
+def test_the_weight_is_applied_after_the_surrogate(toy) -> None:
     # were the ratio weighted first, a weight of 2 would push every ratio out of the clip range
     _, plain = toy.loss(PolicyGradient())
     _, doubled = toy.loss(PolicyGradient(), weight=2 * toy.weight)

@@ -92,7 +92,7 @@ def test_three_aggregations_of_lengths_two_and_six(grow) -> None:
 
 
 @pytest.mark.parametrize("surrogate", [Clip(), DualClip(), LogClip(), Truncate()], ids=lambda g: type(g).__name__)
-def test_on_policy_every_gate_has_the_reinforce_gradient(toy, surrogate: Surrogate) -> None:
+def test_on_policy_every_surrogate_has_the_reinforce_gradient(toy, surrogate: Surrogate) -> None:
     # T5: a coefficient of exactly 1 at ratio 1, for defaults
     for ratio in ("token", "sequence"):
         term = PolicyGradient(ratio=ratio, surrogate=surrogate, aggregate="token_mean")  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def _fidelity(plan: Plan) -> list[Entry]:
     return entries(plan)
 
 
-TRUE = "ratio = rank correlation of a method's credit with the true advantage of turns / that of grpo"
+TRUE = "ratio = rank correlation of a method's advantages with the true ones of turns / that of grpo"
 FASTER = "ratio = the other side's seconds / gxpo's: above 1 gxpo is faster"
 LINEAR = (
     "ratio = time per turn at the next smaller size / at this one: 1 is linear; at the smallest size, time of as many "

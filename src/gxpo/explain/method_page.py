@@ -69,7 +69,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
-        "Here: those of rollouts, updates and credit. Rewards, weights, objectives and reconstructions: "
+        "Here: those of rollouts, updates and advantages. Rewards, weights, objectives and reconstructions: "
         "[more methods](more.md).",
         "",
         *_table(rows, "index.md"),
@@ -183,11 +183,11 @@ def _option(field: dataclasses.Field[Any]) -> str:
 
 def _effect(name: str, tried: Effect | str, picture: str) -> str:
     if isinstance(tried, str):
-        return f"Its credit is not drawn: {tried}."
+        return f"Its advantages are not drawn: {tried}."
     if picture != name:
-        said = "On groups of right and wrong answers that differ in nothing else, its credit is `grpo`'s:"
+        said = "On groups of right and wrong answers that differ in nothing else, its advantages are `grpo`'s:"
     elif tried.by_gradient:
-        said = "Its objective reads no credit; drawn is how hard an answer is pushed at the start of a step:"
+        said = "Its objective reads no advantages; drawn is how hard an answer is pushed at the start of a step:"
     else:
         said = "Credit (times weights) of a right and of a wrong answer, by how many of the group are right:"
     table = [
@@ -197,7 +197,7 @@ def _effect(name: str, tried: Effect | str, picture: str) -> str:
         _cells(["a wrong answer", *map(_number, tried.wrong)]),
     ]
     made_up = f"Nine groups of {GROUP}, one batch; every answer has {LENGTH} tokens and the same log-probs and entropy."
-    return "\n".join([said, "", f"![credit by group composition]({picture}.svg)", "", *table, "", made_up])
+    return "\n".join([said, "", f"![advantage by group composition]({picture}.svg)", "", *table, "", made_up])
 
 
 def _surrogate(name: str, curve: SurrogateEffect) -> str:
@@ -210,7 +210,7 @@ def _surrogate(name: str, curve: SurrogateEffect) -> str:
     ]
     said = "The weight of its objective on a token's gradient, by the token's ratio (1: REINFORCE's; 0: none):"
     made_up = (
-        f"Minus the derivative of the loss by the log-prob, over the credit, of a trajectory of one token that was "
+        f"Minus the derivative of the loss by the log-prob, over the advantage, of a trajectory of one token that was "
         f"sampled with probability {SAMPLED} at an entropy of {ENTROPY}; by autograd, without the method's weights."
     )
     return "\n".join([said, "", f"![weight on the gradient by ratio]({name}_surrogate.svg)", "", *table, "", made_up])

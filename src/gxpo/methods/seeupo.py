@@ -24,7 +24,7 @@ seeupo = Definition(
     arxiv="2602.06554",
     authors="Hu, Tianyi and Fu, Qingxu and Chen, Yanxi and Liu, Zhaoyang and Ding, Bolin",
     year=2026,
-    formula="for k = T..1: a step on turn k with credit c A; c <- clip(c clip(exp mean_{t in k} log pi_new/pi_old))",
+    formula="for k = T..1: a step on turn k with advantage c A; c <- clip(c clip(exp mean_{t in k} log pi_new/pi_old))",
     evidence="reference-code",
     code="modelscope/AgentEvolver@e59dea41e7211f31d04993bbb28c6666bd153e73 "
     "beyondagent/module/trainer/ba_ray_trainer.py launcher/qwen3_bfcl/qwen3-seeupo-bfcl.yaml "

@@ -288,7 +288,7 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
 
 
 def annotated(forest: Forest, credit: Tensor, decode: Decode) -> Forest:
-    """The forest with texts, and each trajectory's mean credit under `info`."""
+    """The forest with texts, and each trajectory's mean advantage under `info`."""
     shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
     info = [{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)]

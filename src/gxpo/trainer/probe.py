@@ -85,7 +85,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
 
 
 class Everywhere:
-    """A credit of 1 for every token, with the targets that `credit` hands over."""
+    """An advantage of 1 for every token, with the targets that `credit` hands over."""
 
     def __init__(self, credit: Any) -> None:
         self.provides = getattr(credit, "provides", ())
@@ -96,7 +96,7 @@ class Everywhere:
 
 
 def forced_update(trainer: Trainer) -> dict[str, Any]:
-    """One more step, with a credit of 1 for every token, so that there is something to update."""
+    """One more step, with an advantage of 1 for every token, so that there is something to update."""
     trainer.method = dataclasses.replace(trainer.method, credit=Everywhere(trainer.method.credit))
     return trainer.step()
 

@@ -444,7 +444,7 @@ class Tally:
 
         why  messages of what could not be scored, by kind
 
-        Groups without credit are no problem where a term of the objective teaches without it.
+        Groups of zero advantage are no problem where a term of the objective teaches without it.
         """
         steps = "step 1" if self.steps == 1 else f"the first {self.steps} steps"
         if self.all_unscored:
@@ -459,9 +459,9 @@ class Tally:
             return None
         if self.groups and self.silent > self.groups - 0.5:
             return (
-                f"nothing is learned: all {self.groups} groups of {steps} were silent, the credit of their rollouts 0 "
+                f"nothing is learned: all {self.groups} groups of {steps} were silent, all advantages 0 "
                 "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
             )
         if self.steps and not self.updates:
-            return f"nothing is learned: no parameter has moved in {steps}, no rollout had credit and weight"
+            return f"nothing is learned: no parameter has moved in {steps}, no rollout had advantage and weight"
         return None

@@ -15,10 +15,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from gxpo.assemble import Node, Reference, Step, assemble
 from gxpo.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.errors import RecordError, did_you_mean, need
-from gxpo.schema import Fork, Record, Turn
+from gxpo.record_format.assemble import Node, Reference, Step, assemble
+from gxpo.record_format.schema import Fork, Record, Turn
 
 NO_TOKEN = -1  # in place of an action that is known as text only
 

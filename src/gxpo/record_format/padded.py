@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gxpo.columns import NAN
-from gxpo.schema import SCHEMA
+from gxpo.record_format.schema import SCHEMA
 
 
 def padded_records(
@@ -21,7 +21,7 @@ def padded_records(
     *,
     attention_mask: Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """Rollout records (`gxpo.schema`) from padded rows, as in TRL and verl; left or right padding gives the same.
+    """Rollout records from padded rows, as in TRL and verl; left or right padding gives the same.
 
     input_ids        [B, L] prompt and completion; completion_mask [B, C], C <= L: 1 on the policy's own tokens, for the
                      last C columns. A gap inside (tool output) is an observation and opens a new turn.

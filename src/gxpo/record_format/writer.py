@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.columns import OBSERVATION, Columns, blank_value
 from gxpo.errors import RecordError
-from gxpo.schema import SCHEMA, Record, Turn
+from gxpo.record_format.schema import SCHEMA, Record, Turn
 
 _TURN_DEFAULTS = {name: field.default for name, field in Turn.model_fields.items()}
 _RECORD_DEFAULTS = {name: field.default for name, field in Record.model_fields.items()}
