@@ -95,33 +95,33 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             value = text
         for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
             name = former.setting(leaf, stated.value)
-            if is_mapping(name):  # a mapping stated as a whole replaces entries before it
-                out = {k: s for k, s in out.items() if (_entry(k) or (None,))[0] != name}
+            out.pop(name, None)  # in the order of the last statements: see `over`
             out[name] = stated
     return out
 
 
 def over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
-    """Merge two sets of keys; `above` wins, and an entry of a mapping (`tasks.options.digits`) joins the others."""
+    """Merge two sets of keys; `above` wins, in its order: an entry of a mapping (`tasks.options.digits`) joins those
+    before it, and a whole mapping takes their place."""
     out = dict(below)
     for key, stated in above.items():
         _state(key, stated, out)
     return out
 
 
-def _entry(key: str) -> tuple[str, list[str]] | None:
-    """(key of a mapping, names from there on), where `key` is an entry of one."""
+def _entry(key: str) -> tuple[str, list[str]]:
+    """(key of a setting, names from there on): of `tasks.options.digits` the mapping and ["digits"]."""
     words = key.split(".")
     for i in range(1, len(words)):
         whole = ".".join(words[:i])
         if is_mapping(whole):
             named = whole.endswith(".weights")  # by rewards, whose names may have dots
             return whole, [".".join(words[i:])] if named else words[i:]
-    return None
+    return key, []
 
 
 def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
-    whole, names = _entry(key) or (key, [])
+    whole, names = _entry(key)
     value = out[whole].value if whole in out else None
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -130,31 +130,33 @@ def _is_stated(key: str, out: Mapping[str, Stated]) -> bool:
 
 def _state(key: str, stated: Stated, out: dict[str, Stated]) -> None:
     """Put a key into `out`; an entry of a mapping goes into a copy of what is stated there."""
-    whole, names = _entry(key) or (key, [])
-    other = _INSTEAD.get(whole)
+    whole, names = _entry(key)
+    other = _INSTEAD.get(whole, "")
     if other in out and out[other].value is not None and stated.value is not None:
         if names:
-            given = f"{other} is {show(out[other].value)}, which has no entries ({out[other].origin})"
-            raise ConfigError(f"{_at(stated)}{key}: {given}")
+            raise _no_entries(key, stated, other, out[other])
         del out[other]
     if not names:
         out[key] = stated
         return
     held = out.get(whole, Stated(None, stated.origin))
     mapping = inner = {} if held.value is None else held.value
-    if isinstance(mapping, Mapping):
-        mapping = inner = dict(mapping)
     for i, name in enumerate(names):
-        if not isinstance(inner, dict):
-            above = ".".join([whole, *names[:i]])
-            raise ConfigError(f"{_at(stated)}{key}: {above} is {show(inner)}, which has no entries ({held.origin})")
-        if i == len(names) - 1:
-            inner[name] = stated.value
-        else:
-            below = inner.get(name, {})
-            inner[name] = inner = dict(below) if isinstance(below, Mapping) else below
+        if not isinstance(inner, Mapping):
+            raise _no_entries(key, stated, ".".join([whole, *names[:i]]), replace(held, value=inner))
+        inner = inner.get(name, {})
     origins = dict.fromkeys((held.origin, stated.origin))
-    out[whole] = Stated(mapping, ", ".join(origins))
+    out[whole] = Stated(_with(mapping, names, stated.value), ", ".join(origins))
+
+
+def _with(mapping: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    """A copy of nested mappings with a value at the end of `names`."""
+    head, *rest = names
+    return {**mapping, head: _with(mapping.get(head, {}), rest, value) if rest else value}
+
+
+def _no_entries(key: str, stated: Stated, of: str, held: Stated) -> ConfigError:
+    return ConfigError(f"{_at(stated)}{key}: {of} is {show(held.value)}, which has no entries ({held.origin})")
 
 
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
@@ -196,10 +198,7 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
-        value = stated.value
-        if isinstance(RUN_KEYS.get(key), float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        target[leaf] = value
+        target[leaf] = stated.value
     try:
         return RunSettings.model_validate(nested)
     except ValidationError as error:

@@ -115,17 +115,8 @@ def kind_of(value: Any) -> Any:
 def same(a: Any, b: Any) -> bool:
     """Equal as settings: the same part or an equal value."""
     a, b = kind_of(a), kind_of(b)
-    return (
-        a is b
-        or (type(a) is type(b) and a == b)
-        or (
-            isinstance(a, (int, float))
-            and isinstance(b, (int, float))
-            and not isinstance(a, bool)
-            and not isinstance(b, bool)
-            and a == b
-        )
-    )
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b))
+    return a is b or ((numbers or type(a) is type(b)) and bool(a == b))
 
 
 def merge(

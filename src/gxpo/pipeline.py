@@ -258,29 +258,14 @@ class Method:
         figures = {name: x for _, own in found for name, x in own.items()}
         return Loss(torch.stack([value for value, _ in found]).sum(), figures)
 
-    def objective(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        advantages: Tensor,
-        weight: Tensor,
-        signals: Mapping[str, Any] | None = None,
-        step: int = 0,
-    ) -> Tensor:
-        """The value of `evaluate` alone."""
-        return self.evaluate(forest, policy, advantages, weight, signals, step).value
+    def objective(self, *given: Any, **named: Any) -> Tensor:
+        """The value of `evaluate` alone, from the same arguments."""
+        return self.evaluate(*given, **named).value
 
-    def metrics(
-        self,
-        forest: Forest,
-        policy: PolicyTokens,
-        advantages: Tensor,
-        weight: Tensor,
-        signals: Mapping[str, Any] | None = None,
-    ) -> dict[str, float]:
-        """The figures of `evaluate` alone."""
+    def metrics(self, *given: Any, **named: Any) -> dict[str, float]:
+        """The figures of `evaluate` alone, from the same arguments."""
         with torch.no_grad():
-            return self.evaluate(forest, policy, advantages, weight, signals).metrics
+            return self.evaluate(*given, **named).metrics
 
     def active(
         self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
