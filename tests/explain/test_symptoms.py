@@ -216,7 +216,7 @@ CHECKS = {
     "over_behaviour": lambda m: m.keys["objective.ratio_over"].value == "behaviour",
     "hard_over_easy": lambda m: tried(m).right[1] > 7.01 * tried(m).right[7] >= 0,  # GRPO: 2.474867 and .353552
     "each_reward": each_reward,
-    "slow_fast": lambda m: type(m.update) is not type(gxpo.method("grpo").update),
+    "slow_fast": lambda m: m.update != gxpo.method("grpo").update,
     "vote": lambda m: m.run_keys["reward"].value == "majority_vote",
     "observation": lambda m: "masked_observation" in m.signals,
 }  # fmt: skip
