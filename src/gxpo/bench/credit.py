@@ -66,7 +66,7 @@ class Work:
 
 def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
     """A random column for every signal that the part reads."""
-    axes = {name: axis for provider in registry.SIGNALS.values() for name, axis in provider.axes.items()}
+    axes = {name: axis for provider in registry.SIGNALS.values() for name, axis in provider().axes.items()}
     draw = torch.Generator().manual_seed(seed)
 
     def column(name: str) -> Tensor:

@@ -14,6 +14,7 @@ probability everywhere: that leaves reinforcement learning something to find, an
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-import gxpo.tasks
 from gxpo.errors import ModelError, did_you_mean, need
 from gxpo.models.cache import cache_directory, put
 from gxpo.models.demonstrations import Demonstrations
@@ -272,7 +272,7 @@ class WorkedExamples:
         self.author = Habits(recipe, random)
 
     def files(self) -> list[Path]:
-        return [Path(str(gxpo.tasks.__file__)).parent / f"{self.source.scorer_name}.py"]
+        return [Path(inspect.getfile(type(self.source)))]
 
     def examples(self, n: int, step: int) -> list[tuple[str, str]]:
         return [(t.prompt, self.source.worked_example(t, self.author)) for t in self.source.draw(n, step)]
