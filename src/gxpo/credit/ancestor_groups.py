@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.columns import last_before
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.node_value import Visits, visits_of
 from gxpo.errors import one_of
 from gxpo.forest import ACTION, Forest
 from gxpo.registry import part
-from gxpo.trees import last_before
 
 
 @torch.no_grad()

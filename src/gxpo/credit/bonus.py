@@ -15,8 +15,8 @@ from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.credit.columns import CORRECT
 from gxpo.errors import MissingSignal
+from gxpo.grouped import begins_of
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,7 +10,7 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.recursion import next_in
 from gxpo.errors import one_of
-from gxpo.trees import begins_of, dense
+from gxpo.grouped import begins_of, dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.forest import Forest
+from gxpo.grouped import dense
 from gxpo.registry import part
-from gxpo.trees import dense
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from gxpo import grouped
 from gxpo.credit.columns import column
 from gxpo.credit.relative import group_relative
 from gxpo.errors import one_of
+from gxpo.grouped import dense
 from gxpo.registry import part
-from gxpo.trees import dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

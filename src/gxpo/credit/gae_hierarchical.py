@@ -13,8 +13,8 @@ from gxpo.credit.base import CreditPart
 from gxpo.credit.gae import Share, ends, on_steps, payments, value_of
 from gxpo.credit.recursion import linear_recursion, next_in, semi_mdp, td_residual
 from gxpo.errors import GxpoError
+from gxpo.grouped import begins_of
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.columns import last_before, sum_before
 from gxpo.credit.columns import column
 from gxpo.credit.value_delta import value_delta
 from gxpo.errors import one_of
 from gxpo.functions import checked_by
+from gxpo.grouped import dense, place_in
 from gxpo.registry import part
-from gxpo.trees import dense, last_before, place_in, sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

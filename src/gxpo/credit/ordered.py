@@ -11,9 +11,9 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
+from gxpo.grouped import begins_of, runs_of
 from gxpo.registry import part
 from gxpo.reshape import pieces_of
-from gxpo.trees import begins_of, runs_of
 
 Baseline = Literal["expectation", "optimistic", "pessimistic"]
 _ROUNDS, _CLOSE = 20_000, 1e-12

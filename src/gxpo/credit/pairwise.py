@@ -8,8 +8,8 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from gxpo.grouped import begins_of, repeated, runs_of
 from gxpo.registry import part
-from gxpo.trees import begins_of, repeated, runs_of
 
 
 @part("pairwise_auc", stage="credit")

@@ -12,8 +12,8 @@ from gxpo import grouped
 from gxpo.credit.columns import column
 from gxpo.credit.recursion import linear_recursion
 from gxpo.credit.value_delta import value_delta
+from gxpo.grouped import begins_of
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

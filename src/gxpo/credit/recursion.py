@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gxpo.trees import with_end
+from gxpo.columns import with_end
 
 
 def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:

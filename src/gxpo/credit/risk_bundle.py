@@ -12,8 +12,8 @@ from torch import Tensor
 from gxpo import grouped
 from gxpo.credit.base import CreditPart
 from gxpo.errors import ConfigError
+from gxpo.grouped import begins_of, dense
 from gxpo.registry import part
-from gxpo.trees import begins_of, dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.credit.columns import column
+from gxpo.grouped import dense
 from gxpo.registry import part
-from gxpo.trees import dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gxpo import grouped
 from gxpo.forest import Forest
+from gxpo.grouped import begins_of, dense
 from gxpo.registry import part
-from gxpo.trees import begins_of, dense
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from gxpo.credit.base import CreditPart
 from gxpo.credit.recursion import next_in
 from gxpo.errors import GxpoError
-from gxpo.trees import dense
+from gxpo.grouped import dense
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -9,11 +9,11 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.columns import sum_before
 from gxpo.credit.batch_whiten import batch_whiten
 from gxpo.credit.recursion import next_in
 from gxpo.credit.relative import group_relative
 from gxpo.registry import part
-from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -9,10 +9,10 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo import grouped
+from gxpo.columns import sum_before
 from gxpo.credit.columns import column
 from gxpo.functions import checked_by
 from gxpo.registry import part
-from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

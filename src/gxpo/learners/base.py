@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from gxpo import runtime
 from gxpo.errors import CheckpointError, ConfigError, ModelError, did_you_mean
 from gxpo.forest import Forest
+from gxpo.grouped import dense
 from gxpo.learners.packing import constants, in_one_pass, in_two_passes, unit_of, whole_units
 from gxpo.protocols import LossFunction, StepInfo, StepRunner
 from gxpo.ranges import Part
 from gxpo.registry import part
-from gxpo.trees import dense
 
 
 # ---------------------------------------------------------------- which optimiser steps

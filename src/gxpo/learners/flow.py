@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gxpo import runtime
+from gxpo.columns import last_before
 from gxpo.errors import ModelError
 from gxpo.forest import ACTION, Forest
 from gxpo.learners.base import InProcess, Optimiser, Schedule
 from gxpo.learners.packing import outputs_of
-from gxpo.trees import last_before
 
 OUTPUTS = ("logprob", "entropy")
 EXTRAS = ("latent", "time", "noise_scale")

@@ -10,10 +10,10 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.grouped import begins_of
 from gxpo.learners.base import UpdatePart
 from gxpo.protocols import StepInfo, StepRunner
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 FARTHEST = 20.0  # nats: bound of a turn's summed log-ratio
 

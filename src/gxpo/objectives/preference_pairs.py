@@ -12,11 +12,11 @@ from torch.nn.functional import logsigmoid
 
 from gxpo import levels
 from gxpo.errors import ConfigError
+from gxpo.grouped import begins_of, runs_of
 from gxpo.objectives.base import Evaluated
 from gxpo.objectives.sequence_score import LabelTerm, contrasted, counted, n_groups
 from gxpo.objectives.surrogate import Positive
 from gxpo.registry import part
-from gxpo.trees import begins_of, runs_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gxpo.errors import one_of
 from gxpo.forest import COLUMNS, Forest
+from gxpo.grouped import begins_of, repeated
 from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
-from gxpo.trees import begins_of, repeated
 
 if TYPE_CHECKING:
     from gxpo.protocols import Signals

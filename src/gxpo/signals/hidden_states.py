@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gxpo import levels
 from gxpo.errors import ModelError
+from gxpo.grouped import begins_of
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

@@ -9,10 +9,10 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from gxpo.columns import sum_before
 from gxpo.forest import ACTION
 from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
-from gxpo.trees import sum_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

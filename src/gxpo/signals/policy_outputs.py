@@ -9,9 +9,9 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gxpo.forest import Forest
+from gxpo.grouped import begins_of
 from gxpo.protocols import Learner, Output
 from gxpo.registry import part
-from gxpo.trees import begins_of
 
 
 @part("mean_logprob", stage="signal", gives={"start_mean_logprob": "P"})

@@ -10,11 +10,11 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
+from gxpo.grouped import begins_of
 from gxpo.levels import DEGENERATE
 from gxpo.registry import part
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import Buffered
-from gxpo.trees import begins_of
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

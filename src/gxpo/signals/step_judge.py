@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gxpo.errors import ConfigError
 from gxpo.forest import OBSERVATION, Forest
+from gxpo.grouped import dense
 from gxpo.judges import Failure, FunctionJudge, Judge, Server, ask_all
 from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
-from gxpo.trees import dense
 from gxpo.usercode import Unusable, described, object_at, one_line
 from gxpo.verdicts import care, ending, fenced, indented, marker, number, numbered, scaled, several
 

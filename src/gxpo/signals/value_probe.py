@@ -10,11 +10,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo import levels
+from gxpo.columns import last_before
+from gxpo.grouped import begins_of
 from gxpo.registry import part
 from gxpo.signals.base import SignalTools
 from gxpo.signals.ridge_probe import RidgeProbe
 from gxpo.signals.task_mean import baseline_errors
-from gxpo.trees import begins_of, last_before
 
 if TYPE_CHECKING:
     from gxpo.forest import Forest

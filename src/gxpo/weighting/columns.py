@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo import functions, named_columns
 from gxpo.functions import Formula, signature
-from gxpo.trees import begins_of
+from gxpo.grouped import begins_of
 from gxpo.weighting.base import WeightPart
 
 if TYPE_CHECKING:

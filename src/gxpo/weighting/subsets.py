@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.trees import begins_of
+from gxpo.grouped import begins_of
 
 
 def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo import levels
-from gxpo.trees import begins_of
+from gxpo.grouped import begins_of
 from gxpo.weighting.curvature import predicted, within
 from gxpo.weighting.subsets import largest, max_variance
 
