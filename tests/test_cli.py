@@ -127,7 +127,10 @@ def test_bad_settings(capsys, tmp_path, sets, message):
         (["rollout.group_size=1"], "rollout.group_size=1: relative compares the rollouts of a group"),
         (["method=scaf_grpo", "task=plain.jsonl"], "has no hints"),
         (["method=luffy", "task=plain.jsonl"], "has no reference answer"),
-        (["method=anytime_brpo", "task=frozenlake"], "rollout thinking_budgets is for tasks with one answer"),
+        (
+            ["method=anytime_brpo", "task=frozenlake", "sampling.max_new_tokens=20"],
+            "rollout thinking_budgets is for tasks with one answer",
+        ),
         (["method=flow_grpo"], "rollout denoise samples latents, and model tiny:cold has none"),
         (["model=flow:x", "method=flow_grpo", "task=points"], "unknown flow 'flow:x'"),
     ],

@@ -82,4 +82,4 @@ def test_the_mask_of_fixed_thresholds(drawn: list) -> None:
 
 def test_the_recipe() -> None:
     part = gxpo.method("capo_curvature@paper").weights["curvature"]
-    assert (part.max_gain, part.max_shift, part.lr) == (0.01, 1e-4, 1.5e-5)
+    assert [part.options[name] for name in ("max_gain", "max_shift", "lr")] == [0.01, 1e-4, 1.5e-5]

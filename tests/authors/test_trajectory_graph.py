@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 import gxpo
+from gxpo.definition import show
 
 GAMMA = 0.99
 # (outcome, states): s is left five times, t three; u, v and w by one trajectory each; one walks in a circle
@@ -83,4 +84,4 @@ def test_failed_groups_learn_nothing_and_the_ratio_is_the_steps():
     forest = walks([(0.0, states) for _, states in ROWS])
     m = gxpo.method("graft")
     assert not m.advantages(forest).any()
-    assert type(m.terms["policy"].ratio).__name__ == "Turn"
+    assert show(m.terms["policy"].ratio) == "turn"

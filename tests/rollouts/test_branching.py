@@ -230,7 +230,9 @@ BUDGETS = [("call_budget", 30), ("token_budget", 90)]
 
 
 @pytest.mark.parametrize(("name", "budget"), BUDGETS)
-@pytest.mark.parametrize("part", [Tree(trees=2, rounds=9), branching(group_size=40, initial=2)], ids=["tree", "branching"])
+@pytest.mark.parametrize(
+    "part", [Tree(trees=2, rounds=9), branching(group_size=40, initial=2)], ids=["tree", "branching"]
+)
 def test_a_budget_is_never_exceeded_and_used(model, part, name, budget):
     with pool(start=4) as envs:
         s = session(model, envs)

@@ -20,6 +20,7 @@ from tests.rollouts.tree_session import COMMA, END, VOCABULARY, EngineSession, T
 import gxpo
 from gxpo.chat import PlainChat
 from gxpo.credit.value_delta import VALUE, ValueDelta
+from gxpo.definition import show
 from gxpo.envs import EnvPool, source
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
@@ -379,7 +380,7 @@ def test_the_tree_of_spo_is_a_composition() -> None:
             "objective.dedup_shared_tokens": True,
         },
     )
-    assert type(m.credit).__name__ == "NodeValue" and type(m.rollout).__name__ == "Tree"
+    assert show(m.credit) == "node_value" and type(m.rollout).__name__ == "Tree"
 
 
 @pytest.mark.parametrize(

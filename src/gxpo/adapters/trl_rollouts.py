@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.forest import Forest
 from gxpo.protocols import PolicyTokens
 from gxpo.signals import Signals
@@ -100,7 +100,7 @@ class Rewards:
         """The forest with outcomes, named rewards and verdicts."""
         outcome, success = self.outcome, None
         if self.success_at is not None:
-            success = torch.where(outcome.isnan(), torch.nan, levels.reaches(outcome, self.success_at).double())
+            success = torch.where(outcome.isnan(), torch.nan, grouped.reaches(outcome, self.success_at).double())
         named = dict(zip(self.names, self.table.unbind(1), strict=True))
         return forest.with_rewards(outcome, components=named, success=success)
 

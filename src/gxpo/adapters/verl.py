@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.adapters import asks
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
@@ -177,7 +177,7 @@ def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
     right = None
     if success_at is not None:
-        right = torch.where(score.isnan(), torch.nan, levels.reaches(score, success_at).double())
+        right = torch.where(score.isnan(), torch.nan, grouped.reaches(score, success_at).double())
     return forest.with_rewards(score, success=right)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.bench.plan import Entry, Plan, Row
 from gxpo.errors import GxpoError
 from gxpo.protocols import Budget, Completion, StreamKey
@@ -185,7 +185,7 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
     0.5
     """
     one = torch.zeros(len(x), dtype=torch.int64)
-    a, b = (levels.rank(v, one) - (len(v) - 1) / 2 for v in (x, y))
+    a, b = (grouped.rank(v, one) - (len(v) - 1) / 2 for v in (x, y))
     size = float(a.square().sum() * b.square().sum()) ** 0.5
     return float((a * b).sum()) / size if size > 0 else float("nan")
 

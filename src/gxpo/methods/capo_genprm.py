@@ -11,7 +11,6 @@ us. The judge (`signal.step_judge.server`, or `.ask`) is yours to name. A step t
 penalised, and counted. Advantages vary between tokens, so a group of one learns where it has wrong steps.
 """
 
-from gxpo.credit import Relative
 from gxpo.definition import Definition
 from gxpo.segments import Delimiter
 from gxpo.signals.step_judge import StepJudge
@@ -26,7 +25,6 @@ capo_genprm = Definition(
     formula="R_t = 2 outcome - [step voted wrong]; A_t = (R_t - mean) / std over all tokens of the group",
     evidence="secondary",
     keys={
-        "credit": Relative,
         "credit.value": "penalised_outcome",
         "credit.unit": "token",
         "credit.ddof": 0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.definition import kind_of
 from gxpo.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.objectives.surrogate import (
@@ -191,15 +191,15 @@ def standing(forest: Forest, credit: Tensor) -> Tensor:
     advantage. Exactly 0 within 1e-12 of the largest advantage: a mean over tokens has rounded.
     """
     credit = credit.to(torch.float64)
-    own = levels.mean(credit, forest.path_trajectory)
+    own = grouped.mean(credit, forest.path_trajectory)
     each = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     each[forest.path_trajectory] = own
     there = torch.zeros(forest.n_trajectories, dtype=torch.bool)
     there[forest.path_trajectory] = True
     group, counts = forest.ids("group", axis="R"), forest.compared & there
-    middle = torch.where(levels.count(group, counts) > 1, levels.median(each, group, counts), 0.0)
+    middle = torch.where(grouped.count(group, counts) > 1, grouped.median(each, group, counts), 0.0)
     found = credit - forest.to_path(middle, "R")
-    rounding = levels.DEGENERATE * float(credit.abs().max()) if len(credit) else 0.0
+    rounding = grouped.DEGENERATE * float(credit.abs().max()) if len(credit) else 0.0
     return torch.where(found.abs() > rounding, found, 0.0)
 
 

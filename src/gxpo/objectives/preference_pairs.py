@@ -10,7 +10,7 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.grouped import begins_of, runs_of
 from gxpo.objectives.base import Evaluated
@@ -134,19 +134,19 @@ class PreferencePairs(LabelTerm):
         else:
             own = counted(forest)
             stats, outcome = own & forest.compared, forest.outcome
-            alike = levels.degenerate(outcome, group, stats)
+            alike = grouped.degenerate(outcome, group, stats)
             if self.verdict_first:
-                alike = alike & levels.degenerate(forest.success.nan_to_num(nan=-1.0), group, stats)
+                alike = alike & grouped.degenerate(forest.success.nan_to_num(nan=-1.0), group, stats)
             better = worse = own & ~alike
             if self.pairs == "outcome":
-                better = better & (outcome >= levels.max(outcome, group, stats))
-                worse = worse & (outcome <= levels.min(outcome, group, stats))
+                better = better & (outcome >= grouped.max(outcome, group, stats))
+                worse = worse & (outcome <= grouped.min(outcome, group, stats))
         both = contrasted(group, better, worse, forest.compared)
         return better & both, worse & both
 
     def _alone(self, forest: Forest, better: Tensor) -> Tensor:
         """[R] bool: counted trajectories of groups without a pair."""
-        paired = levels.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
+        paired = grouped.max(better.to(torch.float64), forest.ids("group", axis="R")) > 0
         return counted(forest) & ~paired & self.unpaired
 
     def _told(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class PreferencePairs(LabelTerm):
         kept = known[left] | known[right]
         if self.pairs == "ordered":
             high, low = forest.outcome[left], forest.outcome[right]
-            ahead = high - low > levels.DEGENERATE * torch.maximum(high.abs(), low.abs())
+            ahead = high - low > grouped.DEGENERATE * torch.maximum(high.abs(), low.abs())
             kept &= torch.where(self._told(forest, left, right), forest.success[left] > forest.success[right], ahead)
         left, right = left[kept], right[kept]
         margin = torch.where(known[right], score[left], score[left].detach())
@@ -185,7 +185,7 @@ class PreferencePairs(LabelTerm):
             own = self.beta if self.unpaired_beta is None else self.unpaired_beta
             beta = torch.cat([beta, torch.full_like(sign, own)])
         length = torch.ones(len(score)) if self.length_mean else forest.lengths()
-        rounding = levels.FORWARD * (length[left] + length[right])
+        rounding = grouped.FORWARD * (length[left] + length[right])
         return _Margins(margin, group[torch.cat([left, alone])], factor, beta, rounding)
 
     def __call__(
@@ -193,7 +193,7 @@ class PreferencePairs(LabelTerm):
     ) -> Evaluated:
         found = self._margins(forest, policy, credit, weight)
         margin, group, factor, beta, _ = found
-        loss = factor * preference_loss(margin, beta, self.form, self.label_smoothing) / levels.count(group)
+        loss = factor * preference_loss(margin, beta, self.form, self.label_smoothing) / grouped.count(group)
         value = loss.sum() / n_groups(forest.ids("group", axis="R"), counted(forest))
         return value.to(policy.logprob.dtype), self._figures(found)
 

@@ -11,7 +11,7 @@ from annotated_types import Interval
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.functions import UNBOUNDED
 from gxpo.objectives.sequence_score import (
@@ -115,13 +115,13 @@ def discriminative(
     """
     stats = torch.ones_like(positive) if compared is None else compared
     both = contrasted(group, positive, negative, stats)
-    gain = (score / levels.count(group, positive).clamp_min(1))[both & positive].sum()
+    gain = (score / grouped.count(group, positive).clamp_min(1))[both & positive].sum()
     if math.isinf(tau):
-        cost = (score / levels.count(group, negative).clamp_min(1))[both & negative].sum()
+        cost = (score / grouped.count(group, negative).clamp_min(1))[both & negative].sum()
     else:
         x, theirs = score / tau, negative & stats
         sums = log_sum_exp(x, group, theirs)
-        cost = tau * over_groups(sums - levels.count(group, theirs).clamp_min(1).log(), group, both)
+        cost = tau * over_groups(sums - grouped.count(group, theirs).clamp_min(1).log(), group, both)
         cost = cost + tau * softplus((x - sums.detach())[both & negative & ~stats]).sum()
     return (cost - gain) / n_groups(group, positive | negative)
 
@@ -198,13 +198,13 @@ def residuals(
     standardise  the first over max(1, its std), the second over its std + 1e-6 (0 where the rewards are equal); one
                  degree of freedom. For members that are not in `stats` the std of D is a constant too.
     """
-    implied = beta * (log_ratio - levels.mean(log_ratio.detach(), group, stats))
+    implied = beta * (log_ratio - grouped.mean(log_ratio.detach(), group, stats))
     if not standardise:
-        return implied - (reward - levels.mean(reward, group, stats))
-    freedom = (levels.count(group, stats) - 1).clamp_min(1)
-    spread = (levels.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
+        return implied - (reward - grouped.mean(reward, group, stats))
+    freedom = (grouped.count(group, stats) - 1).clamp_min(1)
+    spread = (grouped.sum(implied.square(), group, stats) / freedom).clamp_min(1).sqrt()
     scaled = implied / torch.where(stats, spread, spread.detach())
-    return scaled - levels.normalize(reward, group, stats, eps=1e-6)
+    return scaled - grouped.normalize(reward, group, stats, eps=1e-6)
 
 
 def group_variance(
@@ -245,8 +245,8 @@ def group_variance(
     own = torch.ones_like(group, dtype=torch.bool) if where is None else where
     stats = own if compared is None else own & compared
     residual = residuals(log_ratio, reward, group, beta, stats, standardise)
-    each = residual.square() / 2 / (levels.count(group, own) - 1).clamp_min(1)
-    return each[own & (levels.count(group, stats) > 1)].sum() / n_groups(group, own)
+    each = residual.square() / 2 / (grouped.count(group, own) - 1).clamp_min(1)
+    return each[own & (grouped.count(group, stats) > 1)].sum() / n_groups(group, own)
 
 
 @part("group_variance", stage="term")
@@ -300,11 +300,11 @@ def baseline_of(
     """
     stats = torch.ones_like(group, dtype=torch.bool) if where is None else where
     if kind == "others":
-        return levels.leave_one_out(reward - tau * log_ratio, group, stats)
+        return grouped.leave_one_out(reward - tau * log_ratio, group, stats)
     if kind == "mean":
-        return levels.mean(reward, group, stats)
+        return grouped.mean(reward, group, stats)
     sums = log_sum_exp(reward.to(torch.float64) / tau, group, stats)
-    return tau * (sums - levels.count(group, stats).clamp_min(1).log())
+    return tau * (sums - grouped.count(group, stats).clamp_min(1).log())
 
 
 @part("squared_log_ratio", stage="term")
@@ -422,7 +422,7 @@ class ImplicitNegative(LabelledLoss):
     def loss(self, forest: Forest, policy: PolicyTokens, signals: Signals, x: Scores) -> tuple[Tensor, Figures]:
         """Loss, and clip_fraction: share of tokens that are of failures and have a negative ratio below the floor."""
         good, _ = self.sides(forest)
-        rate = levels.mean(good.to(torch.float64), x.group, counted(forest) & forest.compared)
+        rate = grouped.mean(good.to(torch.float64), x.group, counted(forest) & forest.compared)
         rows = forest.path_trajectory[x.entries]
         positive, rate = good[rows], rate[rows].clamp(self.rate_min, 1 - self.rate_min)
         share = token_coefficients(forest, self.aggregate, self.horizon)[x.entries]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import GxpoError, MissingSignal
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import denominator
@@ -44,16 +44,16 @@ def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> 
 
     0 for groups without a counting member.
     """
-    top = levels.max(x.detach(), ids, where)
+    top = grouped.max(x.detach(), ids, where)
     top = top.clamp_min(0) if one else top
-    total = levels.sum(torch.where(where, x - top, torch.zeros_like(top)).exp(), ids, where)
+    total = grouped.sum(torch.where(where, x - top, torch.zeros_like(top)).exp(), ids, where)
     total = total + (-top).exp() if one else total
     return top + torch.where(total > 0, total, torch.ones_like(total)).log()
 
 
 def over_groups(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
     """Sum over groups of a value [R] that is the same for the members of a group that count."""
-    return (x / levels.count(group, where).clamp_min(1))[where].sum()
+    return (x / grouped.count(group, where).clamp_min(1))[where].sum()
 
 
 def counted(forest: Forest) -> Tensor:
@@ -74,7 +74,7 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
     """
     own = counted(forest)
     if success_at is not None:
-        good = levels.reaches(forest.outcome, success_at)
+        good = grouped.reaches(forest.outcome, success_at)
     elif missing := int((forest.success.isnan() & own).sum()):
         raise GxpoError(
             f"{name} learns from verdicts, and {missing} of {int(own.sum())} trajectories have none: give `success` in "
@@ -89,7 +89,7 @@ def contrasted(group: Tensor, positive: Tensor, negative: Tensor, compared: Tens
     """Members of groups with both labels, [R] bool: the positive and negative of those with a compared one of each."""
 
     def found(side: Tensor) -> Tensor:
-        return levels.max((side & compared).to(torch.float64), group) > 0
+        return grouped.max((side & compared).to(torch.float64), group) > 0
 
     return (positive | negative) & found(positive) & found(negative)
 
@@ -162,7 +162,7 @@ class SequenceTerm(TermPart):
     def reads(self, forest: Forest) -> Tensor:
         """Trajectories whose score the loss reads, [R] bool: counted ones of groups of at least two compared ones."""
         own = counted(forest)
-        return own & (levels.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
+        return own & (grouped.count(forest.ids("group", axis="R"), own & forest.compared) > 1)
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of what is read, as far as it is coupled to a token with a weight."""
@@ -172,7 +172,7 @@ class SequenceTerm(TermPart):
             return moved & forest.to_path(read, "R")
         alive = read & rows_of(forest, moved)
         if self.couples != "trajectory":
-            alive = read & (levels.max(alive.to(torch.float64), forest.ids("group", axis="R")) > 0)
+            alive = read & (grouped.max(alive.to(torch.float64), forest.ids("group", axis="R")) > 0)
         return trainable & forest.to_path(alive, "R")
 
     def scores(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Scores:
@@ -243,7 +243,7 @@ class LabelTerm(SequenceTerm):
         group, (positive, negative) = forest.ids("group", axis="R"), (side & run for side in self.sides(forest))
         both = contrasted(group, positive, negative, run)
         score = score.detach()
-        apart = levels.mean(score, group, positive) - levels.mean(score, group, negative)
+        apart = grouped.mean(score, group, positive) - grouped.mean(score, group, negative)
         return float(over_groups(apart, group, both)) / n_groups(group, both)
 
 

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import former, levels
+from gxpo import former, grouped
 from gxpo.functions import UNBOUNDED, checked_by
 from gxpo.objectives.prefix import places, recursion
 from gxpo.objectives.sequence_score import per_trajectory
@@ -82,9 +82,9 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     """
     log = entropy.to(torch.float64).clamp_min(1e-8).log()
     one = torch.zeros(log.shape, dtype=torch.int64)
-    gap = log - levels.quantile(log, one, quantile, interpolation="nearest")
+    gap = log - grouped.quantile(log, one, quantile, interpolation="nearest")
     gap = torch.where(gap.abs() <= 1e-12 * log.abs(), 0.0, gap)
-    top, low = levels.max(gap, one).clamp_min(0), -levels.min(gap, one).clamp_max(0)
+    top, low = grouped.max(gap, one).clamp_min(0), -grouped.min(gap, one).clamp_max(0)
     size = torch.where(gap > 0, top, low)
     return gap / torch.where(size > 0, size, 1.0)
 
@@ -252,7 +252,7 @@ class FutureDrift(DualClip):
         if self.dual_clipped_max is None:
             return None
         dual_clipped = ((x.credit < 0) & (x.ratio > self.ratio_max)).to(torch.float64)
-        return levels.sum(dual_clipped, x.trajectory) > self.dual_clipped_max
+        return grouped.sum(dual_clipped, x.trajectory) > self.dual_clipped_max
 
     def metrics(self, x: Entries) -> dict[str, float]:
         """future_factor  mean of f over the active entries
@@ -300,8 +300,8 @@ def relative_entropy(entropy: Tensor, trajectory: Tensor) -> Tensor:
     >>> relative_entropy(torch.tensor([1.0, 3.0, 2.0, 0.7]), torch.tensor([0, 0, 0, 1])).tolist()
     [0.0, 1.0, 0.5, 0.5]
     """
-    low, high = levels.min(entropy, trajectory), levels.max(entropy, trajectory)
-    flat = levels.degenerate(entropy, trajectory)
+    low, high = grouped.min(entropy, trajectory), grouped.max(entropy, trajectory)
+    flat = grouped.degenerate(entropy, trajectory)
     return torch.where(flat, 0.5, (entropy.to(torch.float64) - low) / torch.where(flat, 1.0, high - low))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import former, levels
+from gxpo import former, grouped
 from gxpo.errors import CheckpointError
 from gxpo.objectives.surrogate import Entries, Positive, Share, Surrogate, Width
 from gxpo.objectives.surrogate_clips import covariance, quota
@@ -158,7 +158,7 @@ def ratio_target(
     share = (1 + above.sign()) / 2 if temperature == 0 else torch.sigmoid(above / temperature)
     target = 1 - clip_low + (clip_low + clip_high) * share
     off = x.ratio - target
-    off = torch.where(off.detach().abs() <= levels.FORWARD * target, 0.0, off)  # else its sign is that of rounding
+    off = torch.where(off.detach().abs() <= grouped.FORWARD * target, 0.0, off)  # else its sign is that of rounding
     return x.credit.abs() * off.abs(), ((x.credit > 0) & (off >= 0)) | ((x.credit < 0) & (off <= 0))
 
 

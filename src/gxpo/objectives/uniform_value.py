@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import MissingSignal
 from gxpo.objectives.sequence_score import (
     Figures,
@@ -91,7 +91,7 @@ class UniformValue(SequenceLoss):
         if missing := int(change.isnan().sum()):
             raise MissingSignal(f"mean_logprob or start_mean_logprob is nan for {missing} of {len(rows)} tokens")
         reward = forest.outcome.nan_to_num(0.0)
-        centred = reward - levels.mean(reward, x.group, counted(forest) & forest.compared)
+        centred = reward - grouped.mean(reward, x.group, counted(forest) & forest.compared)
         each = uniform_value(x.gap, centred[rows], self.next_scale * next_value(change, rows), self.scale)
         share = token_coefficients(forest, self.aggregate, self.horizon)[x.entries]
         return (share * each).sum(), {"implicit_reward_gap": each.detach().mean().sqrt()}

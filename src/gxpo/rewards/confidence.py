@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.forest import Forest
 from gxpo.registry import part
 from gxpo.rewards.base import RewardPart
@@ -35,11 +35,11 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
     """
     counting = group >= 0 if where is None else where & (group >= 0)
     x, right = logprob.to(torch.float64), correct & counting
-    size = levels.count(group, counting)
-    top = levels.max(-x, group, right)
-    inverse = levels.mean(torch.where(right, (-x - top).exp(), 0.0), group, counting)  # times e^top: mean of r / p
+    size = grouped.count(group, counting)
+    top = grouped.max(-x, group, right)
+    inverse = grouped.mean(torch.where(right, (-x - top).exp(), 0.0), group, counting)  # times e^top: mean of r / p
     implied = torch.where(inverse > 0, -(top + inverse.log()), -math.inf)
-    most = torch.maximum(levels.max(x, group, counting), x) + math.log(2.0)
+    most = torch.maximum(grouped.max(x, group, counting), x) + math.log(2.0)
     penalty = -1.0 / (size.clamp_min(1) * torch.expm1(torch.maximum(implied, most) - x))
     return torch.where(correct | (size == 0), torch.zeros_like(x), penalty)
 
@@ -57,6 +57,6 @@ class ConfidencePenalty(RewardPart):
         correct, spoke = verdicts(forest, "confidence_penalty"), forest.lengths() > 0
         where = forest.scored & forest.compared & spoke
         group = forest.ids("group", axis="R")
-        logprob = levels.settled(mean_logprob(forest, "confidence_penalty"), group, absolute=levels.FORWARD)
+        logprob = grouped.settled(mean_logprob(forest, "confidence_penalty"), group, absolute=grouped.FORWARD)
         value = confidence_penalty(logprob, correct | ~spoke, group, where)
         return {"confidence": torch.where(forest.scored, value, torch.nan)}

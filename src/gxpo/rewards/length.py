@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.registry import part
@@ -65,7 +65,7 @@ class Length(RewardPart):
                 raise ConfigError("length: max_length is not set; give the number of tokens at which generation stops")
             value = linear_penalty(length, float(self.max_length), self.coef)
         else:
-            longest = levels.max(length, forest.ids("group", axis="R"), correct & forest.compared)
+            longest = grouped.max(length, forest.ids("group", axis="R"), correct & forest.compared)
             loses = loses & (longest > 0)
             value = linear_penalty(length, longest.clamp_min(1.0), self.coef)
         return {"length": torch.where(loses, value, torch.zeros_like(value))}

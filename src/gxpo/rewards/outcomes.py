@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.functions import checked_by
 
 Read = Callable[..., Tensor]
@@ -78,7 +78,7 @@ def plan_success(success: Tensor, plan: Tensor, *, weight: float = 0.5) -> Tenso
     >>> plan_success(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]), weight=1.0).tolist()
     [0.5, 0.5, 1.0, 1.0]
     """
-    return weight * levels.mean(success.nan_to_num(nan=0.0), plan, success.isfinite())
+    return weight * grouped.mean(success.nan_to_num(nan=0.0), plan, success.isfinite())
 
 
 # ---------------------------------------------------------------- with a component
@@ -193,7 +193,7 @@ def correct_prefix(
     """
     earned = most * torch.sigmoid(steepness * (read(component).to(torch.float64) - middle))
     if groups == "all_wrong":
-        earned = torch.where(levels.max(correct, group, counts) > 0, 0.0, earned)
+        earned = torch.where(grouped.max(correct, group, counts) > 0, 0.0, earned)
     return torch.where(correct, 1.0, earned)
 
 
@@ -217,7 +217,7 @@ def entity_match(
     Source: E-GRPO, arXiv 2510.24694.
     """
     rate = read(component)
-    best = levels.max(rate.nan_to_num(0.0), group, counts & rate.isfinite())
+    best = grouped.max(rate.nan_to_num(0.0), group, counts & rate.isfinite())
     share = torch.where(best > 0, (rate / torch.where(best > 0, best, 1.0)).clamp(max=1.0), 0.0 * rate)
     return torch.where(correct, 1.0, torch.where(truncated, 0.0, most * share))
 
@@ -261,14 +261,14 @@ def length_relative(
     >>> length_relative(correct, torch.tensor([100, 200, 300, 150]), group, group == 0, None)
     tensor([ 1.0513,  1.0000,  0.9512, -1.0000], dtype=torch.float64)
     """
-    z = levels.normalize(length, group, correct & counts, ddof=ddof, eps=eps)
+    z = grouped.normalize(length, group, correct & counts, ddof=ddof, eps=eps)
     apart = length.to(torch.float64) * len(length) + torch.arange(len(length))  # no two are equal
-    shortest = counts & (levels.rank(apart, group, counts) < 3)
-    long = (levels.mean(length, group, shortest) > longer_than) | (levels.count(group, counts) < 3)
+    shortest = counts & (grouped.rank(apart, group, counts) < 3)
+    long = (grouped.mean(length, group, shortest) > longer_than) | (grouped.count(group, counts) < 3)
     value = torch.where(correct, torch.exp(-alpha * torch.where(long, z, 0.0)), -1.0)
     if not parsed:
         return value
-    unread = ~correct & (levels.max(correct, group, counts) > 0) & (read(parsed).nan_to_num(1.0) < 1)
+    unread = ~correct & (grouped.max(correct, group, counts) > 0) & (read(parsed).nan_to_num(1.0) < 1)
     worth = torch.where(read(repetitive).nan_to_num(0.0) >= 1, -2.0, 0.0) if repetitive else 0.0
     return torch.where(unread, worth, value)
 
@@ -295,9 +295,9 @@ def likelihood_discount(
     Source: Rewarding the Unlikely, arXiv 2506.02355.
     """
     spoke, where = length > 0, counts & (length > 0)
-    rank = _rank_among(levels.settled(logprob, group, absolute=levels.FORWARD), group, where)
-    loses = correct & spoke if all_correct else correct & spoke & (levels.min(correct, group, where) < 1)
-    return torch.where(loses, outcome * (1.0 - beta * rank / levels.count(group, where).clamp_min(1)), outcome)
+    rank = _rank_among(grouped.settled(logprob, group, absolute=grouped.FORWARD), group, where)
+    loses = correct & spoke if all_correct else correct & spoke & (grouped.min(correct, group, where) < 1)
+    return torch.where(loses, outcome * (1.0 - beta * rank / grouped.count(group, where).clamp_min(1)), outcome)
 
 
 def _rank_among(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
@@ -309,5 +309,5 @@ def _rank_among(x: Tensor, group: Tensor, where: Tensor) -> Tensor:
     >>> _rank_among(torch.tensor([0.1, 0.3, 0.3, 0.2]), torch.zeros(4).long(), where).tolist()
     [0.0, 1.5, 1.5, 1.0]
     """
-    apart = levels.rank(x, group) - levels.rank(x, group, ~where)
-    return torch.where(where, levels.rank(x, group, where), apart)
+    apart = grouped.rank(x, group) - grouped.rank(x, group, ~where)
+    return torch.where(where, grouped.rank(x, group, where), apart)

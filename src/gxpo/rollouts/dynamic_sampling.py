@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import TaskError
 from gxpo.forest import Forest
 from gxpo.registry import part
@@ -30,8 +30,8 @@ def mixed(success: Tensor, group: Tensor) -> Tensor:
     """
     known = success.isfinite()
     verdict = torch.where(known, success, torch.zeros_like(success))
-    differ = levels.max(verdict, group, known) > levels.min(verdict, group, known)
-    return differ | ((levels.count(group) == 1) & known)
+    differ = grouped.max(verdict, group, known) > grouped.min(verdict, group, known)
+    return differ | ((grouped.count(group) == 1) & known)
 
 
 @part("dynamic_sampling", stage="rollout")

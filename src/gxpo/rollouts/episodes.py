@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import (
@@ -439,7 +439,7 @@ def all_wrong(success: Tensor, scored: Tensor, group: Tensor) -> Tensor:
     """
     known = success.isfinite() & scored
     verdict = torch.where(known, success, torch.zeros_like(success))
-    return (levels.count(group, known) > 0) & (levels.max(verdict, group, known) <= 0)
+    return (grouped.count(group, known) > 0) & (grouped.max(verdict, group, known) <= 0)
 
 
 class Rounds(RolloutPart):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Gt, Interval
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import CheckpointError, ConfigError
 from gxpo.forest import Forest
 from gxpo.registry import part
@@ -76,7 +76,7 @@ class HotColdReplay(Rollout):
             return fresh
         found = rounds[1].scored
         outcome, group = torch.nan_to_num(found.outcome), found.ids("group", axis="R")
-        good = found.scored & (levels.normalize(outcome, group, found.scored) > self.least)
+        good = found.scored & (grouped.normalize(outcome, group, found.scored) > self.least)
         m = min(self.most, int(good.sum()), fresh.n_trajectories)
         m = m // 2 if self._memory["entropy"] > self.target else m
         play.session.budget.discarded += found.n_trajectories - m

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task
 from gxpo.registry import part
@@ -44,7 +44,7 @@ class SearchReplay(Remembers, Search):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         fresh = super().grow(tasks, session)
         right = fresh.success >= 1
-        share = levels.mean(right, fresh.ids("group", axis="R"), fresh.scored)
+        share = grouped.mean(right, fresh.ids("group", axis="R"), fresh.scored)
         solved = right & (share <= self.hard)
         if bool(solved.any()):
             self.buffer.hold(fresh.select(solved))

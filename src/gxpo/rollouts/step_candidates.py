@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError, GxpoError
 from gxpo.forest import Forest
 from gxpo.protocols import Session, Task, TimeStep
@@ -54,10 +54,10 @@ def pick(scores: Sequence[float | None], temperature: float, uniform: float) -> 
     if not known:
         return None
     same = torch.zeros(len(known), dtype=torch.int64)
-    advantage = levels.normalize(torch.tensor([scores[j] for j in known], dtype=torch.float64), same)
+    advantage = grouped.normalize(torch.tensor([scores[j] for j in known], dtype=torch.float64), same)
     if temperature <= 0:
         return known[int(advantage.argmax())]
-    mass = levels.softmax(advantage, same, temperature=temperature).cumsum(0)
+    mass = grouped.softmax(advantage, same, temperature=temperature).cumsum(0)
     return known[min(int((mass <= uniform).sum()), len(known) - 1)]
 
 

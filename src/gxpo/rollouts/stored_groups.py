@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Gt
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
 from gxpo.protocols import Session
@@ -94,8 +94,8 @@ class GroupReplay(Remembers, Rollout):
         """Places of the stored rollouts that are trained; of the fresh groups those that teach something are held."""
         outcome, group = torch.nan_to_num(fresh.outcome), fresh.ids("group", axis="R")
         taken = fresh.scored & fresh.compared
-        self.buffer.hold(fresh.select(~levels.degenerate(outcome, group, taken)))
-        idle = levels.normalize(outcome, group, taken) == 0
+        self.buffer.hold(fresh.select(~grouped.degenerate(outcome, group, taken)))
+        idle = grouped.normalize(outcome, group, taken) == 0
         return draw_by_weight(
             self._strengths(), int(self.fill * int((idle & taken).sum())), (session.seed, session.step)
         )
@@ -106,4 +106,4 @@ class GroupReplay(Remembers, Rollout):
         ids = [g for g, records in enumerate(groups) for _ in records]
         outcome = torch.tensor([r["reward"] for records in groups for r in records], dtype=torch.float64)
         compared = torch.tensor([r.get("compared", True) for records in groups for r in records], dtype=torch.bool)
-        return levels.normalize(outcome, torch.tensor(ids, dtype=torch.int64), compared).abs().tolist()
+        return grouped.normalize(outcome, torch.tensor(ids, dtype=torch.int64), compared).abs().tolist()

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ModelError
 from gxpo.grouped import begins_of
 from gxpo.registry import part
@@ -86,7 +86,7 @@ def disagreement(forest: Forest, learner: Learner, *, logits_at_once: Annotated[
         return out
     place, group = positions(forest)[entries], forest.ids("group", axis="R")
     cells, cell = torch.unique(group[owner] * (place.max() + 1) + place, return_inverse=True)
-    members = levels.count(group, forest.scored & forest.compared & (forest.lengths() > 0))
+    members = grouped.count(group, forest.scored & forest.compared & (forest.lengths() > 0))
     size = torch.zeros(len(cells), dtype=torch.float64).index_copy_(0, cell, members[owner])
     rows = entries[counts][torch.argsort(cell[counts], stable=True)]
     of_row = cell[counts].sort(stable=True).values

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.registry import part
 from gxpo.signals.base import OwnModel, SignalTools
 
@@ -44,7 +44,7 @@ def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "gro
     every pair does. Equal outcomes are no pair.
     """
     takes = where & outcome.isfinite() & (group >= 0)
-    outcome = levels.settled(outcome, group, takes)
+    outcome = grouped.settled(outcome, group, takes)
     pair = (group[:, None] == group[None]) & (outcome[:, None] > outcome[None]) & takes[:, None] & takes[None]
     better, worse = pair.nonzero(as_tuple=True)
     of = group[better]
@@ -105,7 +105,7 @@ class ImplicitReward(OwnModel):
         reward = implicit_reward(logprob, old, counted, forest.path_step, forest.n_steps, self.beta)
         if self.scale == "largest" and forest.n_steps:
             length = torch.bincount(forest.path_step[counted], minlength=forest.n_steps)
-            reward = torch.where(reward.abs() <= self.beta * levels.FORWARD * length, 0.0, reward)
+            reward = torch.where(reward.abs() <= self.beta * grouped.FORWARD * length, 0.0, reward)
             reward = reward / (reward.abs().max() + 1e-6)
         return {"process_reward": reward}
 
@@ -139,7 +139,7 @@ class ImplicitReward(OwnModel):
         lead = score(infos[0].outputs["logprob"])
         lead = lead[better] - lead[worse]
         length = torch.bincount(rows, minlength=forest.n_trajectories) / steps
-        lead = torch.where(lead.abs() <= levels.FORWARD * (length[better] + length[worse]), 0.0, lead)
+        lead = torch.where(lead.abs() <= grouped.FORWARD * (length[better] + length[worse]), 0.0, lead)
         right = (weight * (1 + lead.sign().double()) / 2).sum()
         figures = {"prm_loss": infos[0].loss, "prm_accuracy": float(right), "prm_pairs": float(len(better))}
         if skipped := [i.nonfinite for i in infos if i.nonfinite]:

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.registry import part
 from gxpo.reshape import pieces_of
 from gxpo.signals.base import SignalTools
@@ -49,7 +49,7 @@ def step_labels(outcome: Tensor, place: Tensor, where: Tensor) -> Tensor:
 
     outcome [P] of the entry's trajectory; place [P] int64 dense ids of (group, stored token); where [P] bool
     """
-    return torch.where(levels.count(place, where) > 0, levels.mean(outcome, place, where), torch.nan)
+    return torch.where(grouped.count(place, where) > 0, grouped.mean(outcome, place, where), torch.nan)
 
 
 @part("merged_steps", stage="signal")
@@ -105,7 +105,7 @@ class MergedSteps(RidgeProbe):
         counts, place = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
         label = step_labels(torch.where(counts, forest.outcome[owner], 0.0), place, counts)[last]
         row = torch.arange(len(owner), dtype=torch.float64)
-        once = (counts & (levels.min(row, place, counts) == row))[last]
+        once = (counts & (grouped.min(row, place, counts) == row))[last]
         figures = {"steps_rows": float(self.rows), "steps_used": float(now["used"])}
         if bool(once.any()):
             figures["steps_error"] = float((now["reward"] - label)[once].square().mean())

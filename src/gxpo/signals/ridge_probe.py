@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.errors import ConfigError
 from gxpo.ranges import key_of
 from gxpo.signals.base import SignalPart
@@ -28,7 +28,7 @@ def ridge(features: Tensor, target: Tensor, strength: float) -> tuple[Tensor, Te
     In closed form, by the smaller of the two systems of equations; a feature that does not vary has weight 0.
     """
     middle, spread = features.mean(0), features.std(0, correction=0)
-    varies = spread > levels.DEGENERATE * features.abs().amax(0)
+    varies = spread > grouped.DEGENERATE * features.abs().amax(0)
     unit = torch.where(varies, spread, 1.0)
     x = torch.where(varies, (features - middle) / unit, 0.0)
     y = target - target.mean()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.registry import part
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def measured_baseline(outcome: Tensor, group: Tensor, measures: Tensor, paired: 
     ids = group
     if paired and group.numel():
         rows = torch.arange(group.numel())
-        place = torch.where(measures, levels.rank(rows, group, measures), levels.rank(rows, group, ~measures)).long()
+        place = torch.where(measures, grouped.rank(rows, group, measures), grouped.rank(rows, group, ~measures)).long()
         ids = torch.where(group >= 0, group * (int(place.max()) + 1) + place, -1)
     used = measures & known
-    return torch.where(~measures & (levels.count(ids, used) > 0), levels.mean(held, ids, used), held)
+    return torch.where(~measures & (grouped.count(ids, used) > 0), grouped.mean(held, ids, used), held)
 
 
 @part("rollout_baseline", stage="signal", gives={"baseline": "R"})

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.registry import part
 from gxpo.signals.base import SignalPart, SignalTools
 from gxpo.task_memory import TaskMemory
@@ -77,8 +77,8 @@ def baseline_errors(forest: Forest, baseline: Tensor, takes: Tensor) -> dict[str
     """Mean squared errors of a baseline [R] and of the leave-one-out mean, over the trajectories of `takes` [R] bool
     that have both; without any: no figures."""
     group, outcome = forest.ids("group", axis="R"), torch.where(takes, forest.outcome, 0.0)
-    kept = takes & (levels.count(group, takes) > 1) & baseline.isfinite()
+    kept = takes & (grouped.count(group, takes) > 1) & baseline.isfinite()
     if not bool(kept.any()):
         return {}
-    errors = {"baseline_error": baseline, "group_mean_error": levels.leave_one_out(outcome, group, takes)}
+    errors = {"baseline_error": baseline, "group_mean_error": grouped.leave_one_out(outcome, group, takes)}
     return {name: float((outcome - x)[kept].square().mean()) for name, x in errors.items()}

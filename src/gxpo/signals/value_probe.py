@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.columns import last_before
 from gxpo.grouped import begins_of
 from gxpo.registry import part
@@ -55,9 +55,9 @@ def probe_features(forest: Forest, hidden: Tensor, entropy: Tensor, tokens: int)
     action = mean_of(forest.path_token[late], trajectory[late])
     at = begins[:-1].clamp_max(max(forest.n_entries - 1, 0))
     statistics = [
-        levels.mean(entropy, trajectory),
-        levels.std(entropy, trajectory, ddof=0),
-        levels.max(entropy, trajectory),
+        grouped.mean(entropy, trajectory),
+        grouped.std(entropy, trajectory, ddof=0),
+        grouped.max(entropy, trajectory),
     ]
     spread = torch.stack([torch.where(has, x[at], 0.0) if len(x) else torch.zeros(n_rows) for x in statistics], 1)
     return torch.cat([prompt, action, spread.double()], 1)
@@ -84,9 +84,9 @@ def cross_fitted(estimate: Tensor, outcome: Tensor, group: Tensor, where: Tensor
     where     [R] bool: the others to predict (compared, scored, with features)
     A trajectory without such others has its own outcome as baseline: nothing is learned from it.
     """
-    others = levels.count(group, where) - ((group >= 0) & where).to(torch.float64)
+    others = grouped.count(group, where) - ((group >= 0) & where).to(torch.float64)
     alone = torch.where(outcome.isfinite(), outcome.to(torch.float64), 0.0)
-    return torch.where(others > 0, levels.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
+    return torch.where(others > 0, grouped.leave_one_out(torch.where(where, estimate, 0.0), group, where), alone)
 
 
 @part("value_probe", stage="signal")
@@ -128,8 +128,8 @@ class ValueProbe(RidgeProbe):
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
         group, takes = forest.ids("group", axis="R"), self._taking(forest)
         outcome = torch.where(takes, forest.outcome, 0.0)
-        target = levels.leave_one_out(outcome, group, takes)
-        kept = takes & (levels.count(group, takes) > 1)
+        target = grouped.leave_one_out(outcome, group, takes)
+        kept = takes & (grouped.count(group, takes) > 1)
         figures = {"probe_rows": float(self.rows), "probe_used": float(self.latest["used"])}
         figures |= baseline_errors(forest, self.latest["baseline"], takes)
         self.keep(self.latest["features"][kept], target[kept])

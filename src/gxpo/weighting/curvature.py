@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 
 
 @torch.no_grad()
@@ -38,6 +38,6 @@ def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> 
     if not bool(where.any()):
         return torch.ones_like(where)
     q = 1 - reject / 3
-    low = (-levels.quantile(-gain, one, q, where, "inverted_cdf")).clamp_max(0.0)
-    high, most = (levels.quantile(x, one, q, where, "inverted_cdf") for x in (gain, shift))
+    low = (-grouped.quantile(-gain, one, q, where, "inverted_cdf")).clamp_max(0.0)
+    high, most = (grouped.quantile(x, one, q, where, "inverted_cdf") for x in (gain, shift))
     return (low <= gain) & (gain <= high) & (shift <= most)

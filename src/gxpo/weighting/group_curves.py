@@ -8,7 +8,7 @@ import torch
 from annotated_types import Gt, Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.functions import checked_by
 
 
@@ -71,7 +71,7 @@ def beta_density(rate: Tensor, size: Tensor, *, most: Annotated[float, Gt(0)] = 
 
     Source: BNPO, arXiv 2506.02864, and its code.
     """
-    mean, std = levels.mean_and_std(rate, torch.zeros(len(rate), dtype=torch.int64), size > 1, 1)
+    mean, std = grouped.mean_and_std(rate, torch.zeros(len(rate), dtype=torch.int64), size > 1, 1)
     alpha, beta = _beta_normalizer(mean, std.square())
     mixed = (rate > 0) & (rate < 1)
     p = torch.where(mixed, rate.to(torch.float64), 0.5)
@@ -263,7 +263,7 @@ def _responsiveness(gap: Tensor, outlier: float = 2.0) -> float:
     x = gap[gap.isfinite()].to(torch.float64)
     if not len(x):
         return 1.0
-    near = (x - x.mean()).abs() <= outlier * x.std(correction=0) * (1 + levels.DEGENERATE)
+    near = (x - x.mean()).abs() <= outlier * x.std(correction=0) * (1 + grouped.DEGENERATE)
     kept = x[near].mean() if bool(near.any()) else x.mean()
     return float(torch.sigmoid(kept) / torch.sigmoid(x.mean()))
 

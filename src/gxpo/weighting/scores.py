@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 
 F = TypeVar("F", bound=Callable[..., Any])
 TINY = 1e-300  # the least probability of a cluster, where likelihoods give it none
@@ -28,43 +28,43 @@ def _on(axis: str) -> Callable[[F], F]:
 @_on("R")
 def success_rate(correct: Tensor, group: Tensor, compared: Tensor) -> Tensor:
     """Share of the group's compared trajectories that are correct; 0 where none is compared."""
-    return levels.mean(correct, group, compared)
+    return grouped.mean(correct, group, compared)
 
 
 @_on("R")
 def mean_outcome(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
     """Mean outcome of the group's compared trajectories; 0 where none is compared."""
-    return levels.mean(outcome, group, compared)
+    return grouped.mean(outcome, group, compared)
 
 
 @_on("R")
 def size(group: Tensor, compared: Tensor) -> Tensor:
     """Number of the group's compared trajectories."""
-    return levels.count(group, compared)
+    return grouped.count(group, compared)
 
 
 @_on("R")
 def acting(group: Tensor, acts: Tensor) -> Tensor:
     """Number of the group's compared trajectories that have trained tokens."""
-    return levels.count(group, acts)
+    return grouped.count(group, acts)
 
 
 @_on("R")
 def differ(outcome: Tensor, group: Tensor, compared: Tensor) -> Tensor:
     """Whether the compared outcomes of the group are not all equal, [R] bool."""
-    return ~levels.degenerate(outcome, group, compared)
+    return ~grouped.degenerate(outcome, group, compared)
 
 
 @_on("R")
 def credited(moved: Tensor, group: Tensor, acts: Tensor) -> Tensor:
     """Whether any compared trajectory of the group has a non-zero advantage, [R] bool."""
-    return levels.max(moved, group, acts) > 0
+    return grouped.max(moved, group, acts) > 0
 
 
 @_on("R")
 def tokens(length: Tensor, group: Tensor) -> Tensor:
     """Number of trained tokens of the group."""
-    return levels.sum(length, group)
+    return grouped.sum(length, group)
 
 
 @_on("R")
@@ -79,8 +79,8 @@ def long_pays(length: Tensor, correct: Tensor, complete: Tensor, group: Tensor, 
     Source: ADORA, arXiv 2602.10019, and its code for texts.
     """
     right, wrong = compared & correct, compared & complete & ~correct
-    longer = levels.max(length, group, right) > levels.mean(length, group, wrong)
-    return (levels.count(group, right) > 0) & ((levels.count(group, wrong) == 0) | longer)
+    longer = grouped.max(length, group, right) > grouped.mean(length, group, wrong)
+    return (grouped.count(group, right) > 0) & ((grouped.count(group, wrong) == 0) | longer)
 
 
 def _cluster_entropy(
@@ -102,12 +102,12 @@ def _cluster_entropy(
     counts = (group >= 0) & (cluster >= 0)
     counts = counts if where is None else counts & where
     score = torch.zeros(group.shape, dtype=torch.float64) if likelihood is None else likelihood
-    p = levels.sum(levels.softmax(score, group, counts), cluster, counts)
+    p = grouped.sum(grouped.softmax(score, group, counts), cluster, counts)
     surprise = -p.clamp(TINY, 1.0).log()
-    once = 1.0 / levels.count(cluster, counts).clamp_min(1)  # every cluster counts once, however many are in it
+    once = 1.0 / grouped.count(cluster, counts).clamp_min(1)  # every cluster counts once, however many are in it
     if estimator == "mean_log":
-        return levels.mean(surprise, group, counts, weight=once)
-    return levels.sum(once * p * surprise, group, counts)
+        return grouped.mean(surprise, group, counts, weight=once)
+    return grouped.sum(once * p * surprise, group, counts)
 
 
 @_on("R")
@@ -128,7 +128,7 @@ def answer_entropy(
     """
     likely = columns.of("mean_proximal_logprob", "R") if mass == "likelihood" else None
     entropy = _cluster_entropy(answer_cluster, group, compared, likely, estimator)
-    largest = levels.count(group, compared).clamp_min(1).log()
+    largest = grouped.count(group, compared).clamp_min(1).log()
     return torch.where(largest > 0, entropy / torch.where(largest > 0, largest, 1.0), 0.0)
 
 
@@ -141,15 +141,15 @@ def dissimilarity(embedding: Tensor, group: Tensor, compared: Tensor, shown: Ten
     Models are the demonstrations, or, in a group without one, its correct attempts (success 1).
     """
     attempt = compared & ~shown
-    model = torch.where(levels.count(group, shown) > 0, shown, attempt & (success >= 1))
+    model = torch.where(grouped.count(group, shown) > 0, shown, attempt & (success >= 1))
     unit = torch.nn.functional.normalize(embedding.to(torch.float64), dim=1)
     rows = model.nonzero().squeeze(1)
     n = int(group.max()) + 1 if len(group) else 1
     total = torch.zeros(n, unit.shape[1], dtype=torch.float64).index_add_(0, group[rows], unit[rows])
-    models = levels.count(group, model)
+    models = grouped.count(group, model)
     cosine = (unit * total[group]).sum(1) / models.clamp_min(1)
-    both = (models > 0) & (levels.count(group, attempt) > 0)
-    return torch.where(both, 1.0 - levels.mean(cosine, group, attempt), torch.nan)
+    both = (models > 0) & (grouped.count(group, attempt) > 0)
+    return torch.where(both, 1.0 - grouped.mean(cosine, group, attempt), torch.nan)
 
 
 @_on("R")
@@ -165,7 +165,7 @@ def of_demonstrations(outcome: Tensor, group: Tensor, shown: Tensor) -> Tensor:
 
 
 def _mean_or_nan(x: Tensor, ids: Tensor, where: Tensor) -> Tensor:
-    return torch.where(levels.count(ids, where) > 0, levels.mean(x, ids, where), torch.nan)
+    return torch.where(grouped.count(ids, where) > 0, grouped.mean(x, ids, where), torch.nan)
 
 
 # ---------------------------------------------------------------- of trajectories
@@ -179,7 +179,7 @@ def perplexity(mean_reference_logprob: Tensor) -> Tensor:
 def rarity(mean_proximal_logprob: Tensor, group: Tensor, acts: Tensor, correct: Tensor) -> Tensor:
     """1 - exp(s - mean s) of correct answers that are rarer than their group, else 0; s the mean log-prob (XRPO)."""
     s = mean_proximal_logprob
-    eta = torch.where(levels.count(group, acts) > 0, (s - levels.mean(s, group, acts)).exp(), 1.0)
+    eta = torch.where(grouped.count(group, acts) > 0, (s - grouped.mean(s, group, acts)).exp(), 1.0)
     return torch.where(correct, (1.0 - eta).clamp_min(0.0), 0.0)
 
 
@@ -193,7 +193,7 @@ def lateness(first_use: Tensor, length: Tensor, group: Tensor, correct: Tensor, 
     """
     uses = correct & first_use.isfinite()
     p = torch.where(uses, first_use.to(torch.float64), 0.0)
-    middle, size = levels.mean(p, group, uses & compared), levels.mean(length, group, uses & compared)
+    middle, size = grouped.mean(p, group, uses & compared), grouped.mean(length, group, uses & compared)
     return torch.where(uses & (size > 0), (p - middle) / torch.where(size > 0, size, 1.0), 0.0)
 
 
@@ -201,7 +201,7 @@ def lateness(first_use: Tensor, length: Tensor, group: Tensor, correct: Tensor, 
 @_on("P")
 def taught(teacher_entropy: Tensor, trajectory: Tensor) -> Tensor:
     """1 where any token of the trajectory has teacher log-probs, else 0."""
-    return levels.max(teacher_entropy.isfinite(), trajectory)
+    return grouped.max(teacher_entropy.isfinite(), trajectory)
 
 
 @_on("P")
@@ -211,11 +211,11 @@ def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
     Exactly 0 where the two are one but for rounding (1e-5 nats).
     """
     d = (masked_logprob.to(torch.float64) - proximal_logprob.to(torch.float64)).clamp(-20.0, 20.0)
-    d = torch.where(d.abs() <= levels.FORWARD, 0.0, d)
+    d = torch.where(d.abs() <= grouped.FORWARD, 0.0, d)
     return (d.expm1() - d).clamp(0.0, 10.0)
 
 
 @_on("P")
 def position(place: Tensor, trajectory: Tensor) -> Tensor:
     """Relative position: 0 at the first trained token of a trajectory, 1 at the last; 0 for a single token."""
-    return place.to(torch.float64) / (levels.count(trajectory) - 1).clamp_min(1)
+    return place.to(torch.float64) / (grouped.count(trajectory) - 1).clamp_min(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.grouped import begins_of
 
 
@@ -20,7 +20,7 @@ def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor
     >>> largest(torch.tensor([1.0, 3.0, 3.0, 2.0]), one, one + 2, one == 0).tolist()
     [False, True, True, False]
     """
-    score = levels.settled(score, unit)
+    score = grouped.settled(score, unit)
     rows = (where & (unit >= 0)).nonzero().squeeze(1)
     order = rows[torch.argsort(score[rows], descending=True, stable=True)]
     order = order[torch.argsort(unit[order], stable=True)]
@@ -28,8 +28,8 @@ def largest(score: Tensor, unit: Tensor, quota: Tensor, where: Tensor) -> Tensor
     begins = begins_of(own, int(own.max()) + 1 if len(own) else 0)
     kept = torch.zeros(score.shape, dtype=torch.bool)
     kept[order] = torch.arange(len(order)) - begins[own] < quota[order]
-    least = levels.min(score, unit, kept)
-    return kept | (~where & (levels.count(unit, kept) > 0) & (score >= least))
+    least = grouped.min(score, unit, kept)
+    return kept | (~where & (grouped.count(unit, kept) > 0) & (score >= least))
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     n, k = len(rows), min(k, len(rows))
     if k == n:
         return torch.ones_like(where)
-    x = levels.settled(x, torch.zeros(x.shape, dtype=torch.int64))
+    x = grouped.settled(x, torch.zeros(x.shape, dtype=torch.int64))
     own = x[rows]
     order = torch.argsort(own, stable=True)
     values = own[order]
@@ -56,7 +56,7 @@ def max_variance(x: Tensor, k: int, where: Tensor) -> Tensor:
     low = torch.arange(k + 1)
     high = n - (k - low)
     spread = square[low] + square[n] - square[high] - (total[low] + total[n] - total[high]).square() / k
-    j = int((spread >= spread.max() - levels.DEGENERATE * square[n]).nonzero()[0])
+    j = int((spread >= spread.max() - grouped.DEGENERATE * square[n]).nonzero()[0])
     kept = torch.zeros_like(where)
     kept[rows[order[:j]]] = True
     kept[rows[order[n - k + j :]]] = True

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo import levels
+from gxpo import grouped
 from gxpo.grouped import begins_of
 from gxpo.weighting.curvature import predicted, within
 from gxpo.weighting.subsets import largest, max_variance
@@ -30,7 +30,7 @@ def above_quantile(x: Tensor, scope: Tensor, counts: Tensor, *, share: Share = 0
     [0.0, 1.0, 0.0, 0.0, 0.0]
     """
     x = x.to(torch.float64)
-    return (x >= levels.quantile(x, scope, 1 - share, counts)).to(torch.float64)
+    return (x >= grouped.quantile(x, scope, 1 - share, counts)).to(torch.float64)
 
 
 def between(x: Tensor, *, low: float = -INF, high: float = INF) -> Tensor:
@@ -49,7 +49,7 @@ def at_maximum(x: Tensor, scope: Tensor) -> Tensor:
     >>> at_maximum(torch.tensor([3, 3, 4, 2]), torch.tensor([0, 0, 0, 1])).tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    return (x.to(torch.float64) == levels.max(x, scope)).to(torch.float64)
+    return (x.to(torch.float64) == grouped.max(x, scope)).to(torch.float64)
 
 
 def plausible(
@@ -81,11 +81,11 @@ def drop_median(x: Tensor, scope: Tensor, compared: Tensor) -> Tensor:
     [1.5, 0.0, 1.5]
     """
     x, enters = x.to(torch.float64), (scope >= 0) & compared
-    n = levels.count(scope, enters)
+    n = grouped.count(scope, enters)
     enters = enters & (n > 1)
-    at_median = enters & (x == levels.median(x, scope, enters, lower=True))
+    at_median = enters & (x == grouped.median(x, scope, enters, lower=True))
     place = torch.arange(len(x), dtype=torch.float64)
-    dropped = at_median & (place == levels.min(place, scope, at_median))
+    dropped = at_median & (place == grouped.min(place, scope, at_median))
     return torch.where(dropped, 0.0, torch.where(enters, n / (n - 1).clamp_min(1), 1.0))
 
 
@@ -104,7 +104,7 @@ def largest_size(
     >>> largest_size(a, torch.zeros(8, dtype=torch.int64), torch.ones(8).bool()).nonzero().squeeze(1).tolist()
     [0, 1, 4, 7]
     """
-    n = levels.count(scope, counts)
+    n = grouped.count(scope, counts)
     quota = ((n * (1 - prune) + 1e-9).floor()).clamp_min(1)
     kept = largest(x.abs().to(torch.float64), scope, quota.long(), counts)
     share = n / torch.minimum(quota, n).clamp_min(1)
@@ -128,11 +128,11 @@ def top_scaled(
     By "dependency" on what the policy was shown. The paper scales the credit: with a surrogate that is linear in it, as
     clips are, weighting the loss is the same. Source: VPPO, arXiv 2510.09285, and its code.
     """
-    one, length = torch.zeros_like(trajectory), levels.count(trajectory)
-    mean = levels.mean(x, trajectory)
-    low, high, flat = (f(mean, one, compared) for f in (levels.min, levels.max, levels.degenerate))
+    one, length = torch.zeros_like(trajectory), grouped.count(trajectory)
+    mean = grouped.mean(x, trajectory)
+    low, high, flat = (f(mean, one, compared) for f in (grouped.min, grouped.max, grouped.degenerate))
     unit = ((mean - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
-    middle = levels.mean(unit, one, compared, weight=1.0 / length)  # each trajectory counts once
+    middle = grouped.mean(unit, one, compared, weight=1.0 / length)  # each trajectory counts once
     scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, middle))
     kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
     return kept * scale
@@ -340,8 +340,8 @@ def relative_entropy(
     [2.0, 1.0, 0.6666666666666666]
     """
     own = x.to(torch.float64).clamp_min(0.0)
-    mean = levels.mean(own, scope, counts)
-    same = ((own - mean).abs() <= levels.FORWARD) | (levels.count(scope, counts) == 0)
+    mean = grouped.mean(own, scope, counts)
+    same = ((own - mean).abs() <= grouped.FORWARD) | (grouped.count(scope, counts) == 0)
     return torch.where(same, 1.0, mean / torch.where(same, 1.0, own)).clamp(least, most)
 
 
@@ -355,8 +355,8 @@ def stretched(x: Tensor, scope: Tensor, counts: Tensor, *, alpha: Factor = 1.4) 
     >>> stretched(torch.tensor([0.0, 1.0, 4.0]), one, one == 0, alpha=3.0).tolist()
     [1.0, 1.5, 3.0]
     """
-    low, high = levels.min(x, scope, counts), levels.max(x, scope, counts)
-    flat = levels.degenerate(x, scope, counts)
+    low, high = grouped.min(x, scope, counts), grouped.max(x, scope, counts)
+    flat = grouped.degenerate(x, scope, counts)
     unit = ((x.to(torch.float64) - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
     return torch.where(flat, 1.0, 1.0 + (alpha - 1.0) * unit)
 
@@ -384,6 +384,6 @@ def over_mean(x: Tensor, segment: Tensor) -> Tensor:
     its schedule at level 0.7, and for no other.
     """
     there = segment >= 0
-    once = torch.where(there, 1 / levels.count(segment, there).clamp_min(1), 0.0)
-    mean = levels.mean(x, torch.zeros_like(segment), weight=once)
+    once = torch.where(there, 1 / grouped.count(segment, there).clamp_min(1), 0.0)
+    mean = grouped.mean(x, torch.zeros_like(segment), weight=once)
     return torch.where(there & (mean > 0), x.to(torch.float64) / torch.where(mean > 0, mean, 1.0), 1.0)
