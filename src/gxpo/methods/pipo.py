@@ -17,7 +17,6 @@ loss is a token mean. Batches of different tasks differ in difficulty too, which
 
 from gxpo.credit.baselines import retrospective
 from gxpo.definition import Definition
-from gxpo.learners.base import Epochs
 from gxpo.rollouts.stored_groups import GroupReplay
 from gxpo.signals.improvement import improvement
 
@@ -39,7 +38,6 @@ pipo = Definition(
         "rollout.choice": "all",
         "rollout.max_groups": 0,
         "signal.improvement": improvement,
-        "update": Epochs,
         "update.first": "replay",
         "objective.ratio_over": "behaviour",
     },
