@@ -1,8 +1,8 @@
 """Which changes to the source no test notices: `python scripts/mutation.py credit` runs mutmut over src/gxpo/credit.
 
-In a working copy of src/ and tests/. mutmut leaves decorated functions alone, so there `@torch.no_grad()` is taken off
-and applied at the end of the module instead; functions behave as before. A run that was stopped goes on where it was;
-`--again` tries the survivors anew, after tests were added.
+In a working copy of src/ and tests/. mutmut leaves decorated functions alone, so there `@torch.no_grad()`, `@part(...)`
+and the like are taken off and applied at the end of the module instead; functions behave as before. A run that was
+stopped goes on where it was; `--again` tries the survivors anew, after tests were added.
 
     python scripts/mutation.py credit --files pairwise.py --share 0.3
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COPIED = (".py", ".typed", ".yaml", ".json", ".jsonl", ".txt", ".md", ".toml", ".jinja")
+MOVED = ("torch.no_grad(", "part(", "checked_by(", "column(")  # decorators that mutmut would skip a function for
 SKIPPED = 34  # mutmut's mark for a mutant that is not to be run
 
 CONFIGURATION = """
@@ -100,17 +101,18 @@ def write(path: Path, text: str) -> None:
 
 
 def bare(text: str) -> str:
-    """The module with no decorator `torch.no_grad()` in it, and calls of it for the same functions at the end."""
+    """The module without the decorators `MOVED` on its functions, and calls of these at the end."""
     lines, calls = text.splitlines(keepends=True), []
     for node in ast.parse(text).body:
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
             if not isinstance(inner, ast.FunctionDef):
                 continue
-            for decorator in inner.decorator_list:
-                if ast.unparse(decorator) == "torch.no_grad()":
-                    lines[decorator.lineno - 1] = ""
-                    owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-                    calls.append(f"{owner}{inner.name} = torch.no_grad()({owner}{inner.name})\n")
+            owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+            for decorator in reversed(inner.decorator_list):
+                if (said := ast.unparse(decorator)).startswith(MOVED):
+                    for number in range(decorator.lineno - 1, decorator.end_lineno or decorator.lineno):
+                        lines[number] = ""
+                    calls.append(f"{owner}{inner.name} = {said}({owner}{inner.name})\n")
     return "".join(lines + calls)
 
 
