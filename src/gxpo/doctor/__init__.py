@@ -1,0 +1,7 @@
+"""Diagnosis of training runs from what they left: `read` a directory, `diagnose` it. Imports no torch."""
+
+from gxpo.doctor.diagnosis import diagnose
+from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
+from gxpo.doctor.runlog import Rollouts, RunLog, Series
+
+__all__ = ["Diagnosis", "Finding", "Rollouts", "RunLog", "Series", "Unchecked", "diagnose"]

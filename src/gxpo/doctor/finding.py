@@ -1,0 +1,98 @@
+"""`Finding`, `Unchecked`, `Diagnosis`: what `gxpo doctor` says, as objects and as the JSON that other programs read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["critical", "warning", "note"]
+Grade = Literal["proved", "likely", "possible"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sickness, or two or three that the data can't tell apart.
+
+    ids           names of `gxpo doctor --list`; at most three
+    severity      critical: the run learns nothing or the wrong thing; warning; note: worth knowing
+    grade         proved: rows show it; likely; possible
+    title         one line
+    evidence      lines with figures under the trainer's own keys
+    examples      at most three rollouts: {"where", "step", "prompt", "completion", "score", ...}
+    remedy        lines in the trainer's own keys
+    follows_from  the first id of the finding that this one is a consequence of
+    """
+
+    ids: tuple[str, ...]
+    severity: Severity
+    grade: Grade
+    title: str
+    evidence: tuple[str, ...] = ()
+    examples: tuple[dict[str, Any], ...] = ()
+    remedy: tuple[str, ...] = ()
+    follows_from: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ids": list(self.ids),
+            "severity": self.severity,
+            "grade": self.grade,
+            "title": self.title,
+            "evidence": list(self.evidence),
+            "examples": [dict(e) for e in self.examples],
+            "remedy": list(self.remedy),
+            "follows_from": self.follows_from,
+        }
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A sickness that could not be looked for: why, and the line that would enable it."""
+
+    id: str
+    why: str
+    enable: str
+
+
+@dataclass
+class Diagnosis:
+    """The findings of one run, the diagnosis first.
+
+    progress  one line: whether reward or evaluation gains, with an interval, or the least gain that would have shown
+    """
+
+    source: str
+    read: list[str]
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[Unchecked] = field(default_factory=list)
+    progress: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sick(self) -> bool:
+        return any(f.severity != "note" for f in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """0 healthy, 1 a warning or worse, 2 nothing could be read."""
+        return 2 if not self.read else int(self.sick)
+
+    @property
+    def verdict(self) -> str:
+        """One line: the first finding, or that none was made."""
+        if not self.read:
+            return "nothing could be read"
+        if not self.sick:
+            return "no sickness found"
+        first = self.findings[0]
+        return f"{first.title} ({first.grade})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "read": self.read,
+            "findings": [f.as_json() for f in self.findings],
+            "unchecked": [{"id": u.id, "why": u.why, "enable": u.enable} for u in self.unchecked],
+            "progress": self.progress,
+            "notes": self.notes,
+        }

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: components that `report.html`, `gxpo explain` and `gxpo doctor --html` share."""
