@@ -15,9 +15,9 @@ from typing import Any
 
 from gxpo import config
 from gxpo.definition import Stated
+from gxpo.page.chart import svg_chart
 from gxpo.trainer.demo import settings
 from gxpo.trainer.progress import Progress
-from gxpo.trainer.report import svg_chart
 from gxpo.trainer.run import Run, resume, train
 from gxpo.trainer.statistics import mean_interval
 

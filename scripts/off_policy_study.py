@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import gxpo
-from gxpo.trainer.report import svg_chart
+from gxpo.page.chart import svg_chart
 from gxpo.trainer.statistics import mean_interval
 
 OBJECTIVES: dict[str, dict[str, Any]] = {  # what differs from grpo: z-scored credit, sequence mean

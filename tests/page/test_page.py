@@ -1,0 +1,95 @@
+"""Pages fetch nothing, run no script but their own, and show any text as text; colours can be read."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+
+import pytest
+
+from gxpo.page import Html, data, folded, key_figures, masthead, page, paragraph, section, table, text, verdict
+from gxpo.page.style import DARK, LIGHT
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028 \ud800 \u202e \x00 & ' \""
+
+
+def test_text_is_escaped_once_and_shows_what_hides() -> None:
+    assert text("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
+    assert text(text("<")) == "&lt;"
+    assert text("x\u202ey\ud83dz\x07\u2028\tq\n") == "x&lt;U+202E&gt;y&lt;U+D83D&gt;z\u2407&lt;U+2028&gt;\tq\n"
+    assert Html("<b>") + "<i>" == "<b>&lt;i&gt;" and "<i>" + Html("<b>") == "&lt;i&gt;<b>"
+
+
+def test_every_part_escapes() -> None:
+    body = (
+        masthead(HOSTILE, [HOSTILE]) + verdict("critical", HOSTILE, [HOSTILE], label=HOSTILE)
+        + key_figures([(HOSTILE, HOSTILE, HOSTILE)]) + table([HOSTILE], [[HOSTILE]], caption=HOSTILE)
+        + section(HOSTILE, HOSTILE, folded(HOSTILE, HOSTILE)) + paragraph(HOSTILE) + data("d", [HOSTILE])
+    )  # fmt: skip
+    whole = page(HOSTILE, body)
+    assert "<img" not in whole and "<script>" not in whole and "<!--" not in whole and "\x00" not in whole
+    assert whole.count("</script>") == 1
+    whole.encode("utf-8")
+
+
+def test_data_comes_back_as_it_was() -> None:
+    value = {"t": HOSTILE, "n": [1.5, None, True], "é": "\U0001f600"}
+    element = data("rows", value)
+    found = re.fullmatch(r'<script type="application/json" id="rows">(.*)</script>\n', element)
+    assert found and json.loads(found[1]) == value
+    assert "<" not in found[1] and ">" not in found[1] and "\u2028" not in found[1]
+    with pytest.raises(ValueError):
+        data("rows", float("nan"))
+
+
+def test_policy_lets_only_the_pages_own_script_run() -> None:
+    script = "document.title='x'"
+    whole = page("t", paragraph("b"), script)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in whole and "default-src 'none'" in whole
+    assert f"<script>{script}</script>" in whole
+    assert "script-src 'none'" in page("t", paragraph("b"))
+    assert not re.search(r"https?:|url\(|@import", whole)
+    for bad in ("'</SCRIPT>'", "'<!--'"):
+        with pytest.raises(ValueError, match=r"data\(\)"):
+            page("t", "b", bad)
+
+
+def test_tables() -> None:
+    whole = table(["name", "value"], [["a", 1], ["b", 2]], numbers=["value"], caption="c")
+    assert "<caption>c</caption>" in whole and '<th scope=col class="n">value</th>' in whole
+    assert '<td>a</td><td class="n">1</td>' in whole and 'class="scroll"' in whole
+    assert "<th scope=row>a</th><td>1</td>" in table(["", ""], [["a", 1]])
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2: relative luminance of sRGB, (lighter + 0.05) / (darker + 0.05)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_of_known_pairs() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(
+        4.48, abs=0.01
+    )
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_ink_can_be_read_on_every_colour(mode: str) -> None:
+    colours = LIGHT if mode == "light" else DARK
+    for name in ("paper", "wash", "raised"):
+        for ink in ("ink", "soft", "blue", "orange"):
+            assert contrast(str(colours[ink]), str(colours[name])) >= 4.5, (ink, name)
+        assert contrast(str(colours["focus"]), str(colours[name])) >= 3
+    for scale in ("minus", "plus", "size"):
+        steps = [contrast(str(colours["ink"]), c) for c in colours[scale]]
+        assert min(steps) >= 4.5, scale
+        assert steps == sorted(steps, reverse=True), scale  # further from the paper with size
