@@ -2,6 +2,7 @@
 
 from gxpo.doctor.diagnosis import diagnose
 from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
+from gxpo.doctor.reading import read
 from gxpo.doctor.runlog import Rollouts, RunLog, Series
 
-__all__ = ["Diagnosis", "Finding", "Rollouts", "RunLog", "Series", "Unchecked", "diagnose"]
+__all__ = ["Diagnosis", "Finding", "Rollouts", "RunLog", "Series", "Unchecked", "diagnose", "read"]

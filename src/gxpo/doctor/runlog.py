@@ -54,6 +54,7 @@ NAMES: dict[str, str] = {
     "gap_max": "largest |log-prob of learner - of sampler|, nats",
     "gap_probability": "mean |probability of learner - of sampler|",
     "gap_pearson": "correlation of learner's and sampler's token probabilities",
+    "gap_kl": "divergence of the sampler from the learner, nats a token",
     "gap_ratio": "mean importance ratio learner / sampler",
     "staleness_mean": "updates between sampling and training, mean",
     "staleness_max": "updates between sampling and training, largest",

@@ -1,0 +1,194 @@
+"""JSON: `trainer_state.json` of transformers, one object or list of rows, and JSON lines of any trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gxpo.doctor.readers.found import STEP_KEYS, Found, Row, figures, flat, number
+
+# Texts of a rollout: a file whose rows have them is a dump, which `gxpo.doctor.rollout_files` reads.
+ROLLOUT_KEYS = {
+    "prompt",
+    "completion",
+    "completions",
+    "input",
+    "output",
+    "response",
+    "messages",
+    "nodes",
+    "trajectories",
+    "gts",
+    "turns",
+}
+
+
+def from_text(text: str) -> Found | None:
+    """A whole JSON document; one that is cut short gives the rows that are complete. None: no figures, no settings."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        if '"log_history"' not in text:
+            return None
+        at = text.index('"log_history"')
+        found = _state({"log_history": list(_objects(text, at))})
+        found.torn = True
+        return found
+    return from_document(document)
+
+
+def from_document(document: Any) -> Found | None:
+    if isinstance(document, Mapping):
+        if isinstance(document.get("log_history"), list):
+            return _state(document)
+        if isinstance(document.get("history"), list):
+            return from_document(document["history"])
+        settings = flat(document)
+        return Found("config", settings=settings) if settings else None
+    if isinstance(document, list) and document and all(isinstance(row, Mapping) for row in document[:10]):
+        if is_rollout(document[0]):
+            return None
+        return _rows(document)
+    return None
+
+
+def is_rollout(row: Any) -> bool:
+    """Whether a row is of a dump of rollouts and not of figures."""
+    if not isinstance(row, Mapping):
+        return False
+    if str(row.get("schema", row.get("format", ""))).startswith("gxpo.rollouts"):
+        return True
+    return any(isinstance(row.get(key), (str, list, dict)) for key in ROLLOUT_KEYS & set(map(str, row)))
+
+
+def from_lines(lines: Iterable[str]) -> Found | None:
+    """JSON lines; None where the first objects are no figures (a dump of rollouts, messages of a chat).
+
+    The last line of a run that is still going may be cut: `torn`, and not counted as unreadable.
+    """
+    rows: list[Mapping[str, Any]] = []
+    unreadable, torn, seen = 0, False, 0
+    for line in lines:
+        line = line.strip()
+        if not line or line in "[],":
+            continue
+        seen += 1
+        torn = False
+        try:
+            row = json.loads(line.rstrip(","))
+        except (ValueError, RecursionError):
+            unreadable, torn = unreadable + 1, True
+            if unreadable >= 20 and unreadable > seen / 2:
+                return None
+            continue
+        if not isinstance(row, Mapping):
+            unreadable += 1
+            continue
+        if len(rows) < 3 and is_rollout(row):
+            return None
+        rows.append(row)
+    if not rows:
+        return None
+    if len(rows) == 1 and ("log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
+        return from_document(rows[0])
+    found = _rows(rows)
+    found.unreadable += unreadable - torn
+    found.torn = torn
+    return found if found.rows else None
+
+
+def _rows(rows: list[Any]) -> Found:
+    found = Found("rows")
+    padded = _padded(rows)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            found.unreadable += 1
+            continue
+        step, values = _row(row)
+        if step is None:
+            found.numbered = False
+        values = {k: v for k, v in values.items() if not (k in padded and math.isnan(v))} if padded else values
+        if values:
+            found.rows.append((math.nan if step is None else step, values))
+    if not found.numbered:
+        count = iter(range(1, len(found.rows) + 1))
+        found.numbered = any(not math.isnan(step) for step, _ in found.rows)
+        last = 0.0  # a row without a number among numbered ones belongs to the step before it
+        renumbered: list[Row] = []
+        for step, values in found.rows:
+            last = step if not math.isnan(step) else last if found.numbered else float(next(count))
+            renumbered.append((last, values))
+        found.rows = renumbered
+    return found
+
+
+def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
+    """Step and figures. verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1)."""
+    inner = row.get("data", row.get("metrics"))
+    step, used = None, None
+    for key in STEP_KEYS:
+        if key in row:
+            step = number(row[key])
+            if step is not None and math.isfinite(step):
+                used = key
+                break
+            step = None
+    if isinstance(inner, Mapping):
+        return step, figures(inner)
+    return step, figures(row, leave=used)
+
+
+def _padded(rows: list[Any]) -> set[str]:
+    """Keys whose null stands for "not measured in this row": a table whose columns have several cadences.
+
+    A figure that becomes NaN stays so; one that comes and goes, mostly null, was measured now and then.
+    """
+    changes: dict[str, int] = {}
+    nulls: dict[str, int] = {}
+    for row in rows:
+        if isinstance(row, Mapping):
+            for key, value in row.items():
+                if value is None or (type(value) is float and math.isnan(value)):
+                    nulls[key] = nulls.get(key, 0) + 1
+                    changes[key] = changes.get(key, 0) | 1
+                elif key in changes and changes[key] % 2:
+                    changes[key] += 1
+    return {k for k, n in nulls.items() if n >= len(rows) / 2 and changes[k] >= 4}
+
+
+def _state(state: Mapping[str, Any]) -> Found:
+    """`trainer_state.json` (transformers TrainerState): rows of training, of evaluation, and a summary at the end."""
+    found = Found("state")
+    for row in state["log_history"]:
+        step = number(row.get("step")) if isinstance(row, Mapping) else None
+        if step is None or math.isnan(step):
+            found.unreadable += 1
+            continue
+        if "train_runtime" in row:
+            continue  # means over the whole run
+        values = figures(row, leave="step")
+        if values:
+            found.rows.append((step, values))
+    found.settings = {
+        f"trainer_state.{k}": state[k]
+        for k in ("max_steps", "logging_steps", "eval_steps", "global_step", "num_train_epochs")
+        if isinstance(state.get(k), (int, float))
+    }
+    return found
+
+
+def _objects(text: str, at: int) -> Iterator[Any]:
+    """The complete objects of a list in JSON that is cut short."""
+    decoder = json.JSONDecoder()
+    at = text.find("[", at) + 1
+    while at:
+        start = text.find("{", at)
+        if start < 0:
+            return
+        try:
+            value, at = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return
+        yield value

@@ -1,0 +1,212 @@
+"""The trainers' own keys of metrics -> `NAMES` of `gxpo.doctor.runlog`.
+
+Where several keys of one trainer have one name, the first in its table counts and the others stay in `RunLog.raw`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+# TRL 1.16, trl/trainer/grpo_trainer.py (`_metrics`), and transformers' Trainer.
+TRL = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "zero_signal",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/region_mean": "clip_fraction",
+    "cispo_clip_ratio": "clip_fraction",
+    "clip_ratio": "clip_fraction",  # before 0.18
+    "clip_ratio/low_mean": "clip_low",
+    "clip_ratio/high_mean": "clip_high",
+    "completions/mean_length": "length",
+    "completion_length": "length",  # before 0.17, and unsloth
+    "completions/max_length": "length_max",
+    "completions/min_length": "length_min",
+    "completions/mean_terminated_length": "terminated_length",
+    "completions/clipped_ratio": "truncated",
+    "sampling/sampling_logp_difference/mean": "gap_mean",
+    "sampling/sampling_logp_difference/max": "gap_max",
+    "sampling/importance_sampling_ratio/mean": "gap_ratio",
+    "tools/call_frequency": "tool_calls",
+    "tools/failure_frequency": "tool_failures",
+    "epoch": "epoch",
+    "step_time": "seconds",
+}
+
+# verl 0.9.1: trainer/ppo/metric_utils.py, core_algos.py, rollout_corr_helper.py, utils/debug/metrics.py, workers.
+# `actor/pg_clipfrac_lower` is the dual clip and has no name here; `critic/rewards/mean` has the KL of the reward taken
+# off and is not what was scored.
+VERL = {
+    "critic/score/mean": "reward",
+    "critic/score/max": "reward_max",
+    "critic/score/min": "reward_min",
+    "critic/advantages/mean": "advantage_mean",
+    "critic/advantages/max": "advantage_max",
+    "critic/advantages/min": "advantage_min",
+    "actor/loss": "loss",  # with the bonus of entropy and the KL; the other is the surrogate alone
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "actor/entropy": "entropy",
+    "actor/entropy_loss": "entropy",  # the mean entropy, too, where the former is not computed
+    "actor/kl_loss": "kl",
+    "actor/reward_kl_penalty": "kl",  # with the KL in the reward instead of the loss
+    "actor/kl_coef": "kl_coef",
+    "actor/reward_kl_penalty_coeff": "kl_coef",
+    "actor/ppo_kl": "approx_kl",
+    "actor/pg_clipfrac": "clip_fraction",
+    "response_length/mean": "length",
+    "response_length/max": "length_max",
+    "response_length/min": "length_min",
+    "response_length/clip_ratio": "truncated",
+    "training/rollout_probs_diff_mean": "gap_probability",
+    "training/rollout_actor_probs_pearson_corr": "gap_pearson",
+    "rollout_corr/k3_kl": "gap_kl",  # never negative and of lower variance than rollout_corr/kl, same expectation
+    "rollout_corr/kl": "gap_kl",
+    "mismatch/mismatch_k3_kl": "gap_kl",  # 0.6
+    "mismatch/mismatch_kl": "gap_kl",
+    "rollout_corr/rollout_is_mean": "gap_ratio",
+    "mismatch/rollout_is_mean": "gap_ratio",
+    "training/off_policy/trajectory_staleness/mean": "staleness_mean",
+    "training/off_policy/trajectory_staleness/max": "staleness_max",
+    "num_turns/mean": "turns",
+    "training/num_turns/mean": "turns",
+    "tool_call_counts/mean": "tool_calls",
+    "training/epoch": "epoch",
+    "perf/time_per_step": "seconds",
+    "timing_s/step": "seconds",
+    "timing_s/gen": "seconds_sampling",
+}
+
+# gxpo: docs/metrics.md.
+GXPO = {
+    "reward_mean": "reward",
+    "reward_std": "reward_std",
+    "reward_spread": "reward_std",
+    "reward_max": "reward_max",
+    "reward_min": "reward_min",
+    "success_rate": "success",
+    "zero_signal_groups": "zero_signal",
+    "zero_signal_all_right": "zero_right",
+    "zero_signal_all_wrong": "zero_wrong",
+    "groups": "groups",
+    "trajectories": "rollouts",
+    "unscored": "unscored",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "lr": "lr",
+    "entropy": "entropy",
+    "kl": "kl",
+    "kl_coef": "kl_coef",
+    "approx_kl": "approx_kl",
+    "clip_fraction": "clip_fraction",
+    "ratio_max": "ratio_max",
+    "weights_moved": "weights_moved",
+    "weights_crc": "weights_crc",
+    "empty_steps": "empty_steps",
+    "nonfinite_steps": "nonfinite_steps",
+    "optimiser_steps": "optimiser_steps",
+    "length_mean": "length",
+    "truncated_rate": "truncated",
+    "sampler_gap": "gap_max",
+    "sampler_gap_mean": "gap_mean",
+    "staleness_mean": "staleness_mean",
+    "staleness_max": "staleness_max",
+    "malformed_rate": "malformed",
+    "illegal_rate": "illegal",
+    "turns_mean": "turns",
+    "time_step_s": "seconds",
+    "time_sample_s": "seconds_sampling",
+    "eval_accuracy": "eval/accuracy",
+    "eval_low": "eval/low",
+    "eval_high": "eval/high",
+    "eval_tasks": "eval/tasks",
+    "eval_pool_accuracy": "eval/pool_accuracy",
+    "eval_length": "eval/length",
+    "eval_turns": "eval/turns",
+    "eval_unscored": "eval/unscored",
+}
+
+
+def _trl(key: str) -> str | None:
+    if key in TRL:
+        return TRL[key]
+    if key.startswith("rewards/"):
+        parts = key.split("/")
+        if parts[-1] == "mean" and len(parts) > 2:
+            return "component/" + "/".join(parts[1:-1])
+        if parts[-1] == "std" and len(parts) > 2:
+            return "component_std/" + "/".join(parts[1:-1])
+        return "component/" + "/".join(parts[1:])  # before 0.17: no mean, no deviation
+    if key.startswith("eval_"):
+        inner = _trl(key.removeprefix("eval_"))
+        return inner and f"eval/{inner}"
+    return None
+
+
+def _verl(key: str) -> str | None:
+    if key in VERL:
+        return VERL[key]
+    if key.startswith("gdpo/") and key.endswith(("/mean", "/std")):
+        name, statistic = key.removeprefix("gdpo/").rsplit("/", 1)
+        return ("component/" if statistic == "mean" else "component_std/") + name
+    return None
+
+
+def _gxpo(key: str) -> str | None:
+    if key in GXPO:
+        return GXPO[key]
+    if key.startswith("reward_"):
+        return "component/" + key.removeprefix("reward_")
+    if key.startswith("eval_") and not key.startswith("eval_pass_at_"):
+        return "eval/component/" + key.removeprefix("eval_")
+    return None
+
+
+# Keys that only this trainer writes; a file belongs to the trainer of which it has most.
+SIGNATURES: dict[str, re.Pattern[str]] = {
+    "trl": re.compile(r"(eval_)?(rewards/|reward_std$|frac_reward_zero_std$|completions/|completion_length$)"),
+    "verl": re.compile(r"critic/(score|rewards|advantages)/|actor/(pg_|ppo_|grad_norm|lr$)|response_length/|val-core/"),
+    "gxpo": re.compile(r"(reward_mean|success_rate|zero_signal_groups|weights_crc|tokens_forward|eval_accuracy)$"),
+}
+
+_NAMED: dict[str, Callable[[str], str | None]] = {"trl": _trl, "verl": _verl, "gxpo": _gxpo}
+_TABLES = {"trl": TRL, "verl": VERL, "gxpo": GXPO}
+
+
+def source(keys: Iterable[str]) -> str:
+    """The trainer that writes such keys."""
+    known = list(keys)
+    counts = {name: sum(bool(p.match(k)) for k in known) for name, p in SIGNATURES.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else "unknown"
+
+
+def own(key: str) -> str:
+    """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
+    and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
+    key = key.rsplit(" - ", 1)[-1].strip()
+    if key.startswith("train/") and not key.startswith("train/global_step"):
+        return key.removeprefix("train/")
+    if key.startswith("eval/"):
+        return "eval_" + key.removeprefix("eval/")
+    return key
+
+
+def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
+    """Name of each key that has one; of several keys with one name, the first of the trainer's table."""
+    named = _NAMED.get(trainer, _trl)
+    order = {key: i for i, key in enumerate(_TABLES.get(trainer, TRL))}
+    out: dict[str, str] = {}
+    taken: set[str] = set()
+    for key in sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k)):
+        name = named(key)
+        if name is not None and name not in taken:
+            taken.add(name)
+            out[key] = name
+    return out

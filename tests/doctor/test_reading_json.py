@@ -1,0 +1,158 @@
+"""trainer_state.json of TRL, FileLogger of verl, metrics.jsonl of gxpo."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gxpo.doctor import read
+from gxpo.errors import RecordError
+
+STATE = {
+    "best_metric": None,
+    "epoch": 0.5,
+    "global_step": 3,
+    "is_hyper_param_search": False,
+    "log_history": [
+        {"reward": 0.25, "rewards/exact/mean": 0.25, "rewards/exact/std": 0.5, "grad_norm": float("nan"), "step": 1},
+        {"reward": 0.5, "rewards/exact/mean": 0.5, "rewards/exact/std": 0.4, "grad_norm": 1.5, "step": 2},
+        {"eval_reward": 0.75, "eval_rewards/exact/mean": 0.7, "eval_loss": 0.0, "epoch": 0.2, "step": 2},
+        {"reward": 1.0, "frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.125, "num_tokens": 99, "step": 3},
+        {"train_runtime": 4.0, "train_loss": 0.1, "total_flos": 0.0, "step": 3},
+    ],
+    "logging_steps": 1,
+    "max_steps": 3,
+}
+
+
+def test_trainer_state_gives_series_of_what_each_row_has(tmp_path):
+    (tmp_path / "trainer_state.json").write_text(json.dumps(STATE, indent=2))
+    log = read(tmp_path / "trainer_state.json")
+    assert log.source == "trl"
+    assert log.read == ["trainer_state.json"]
+    assert log.values("reward").tolist() == [0.25, 0.5, 1.0]
+    assert log.steps("reward").tolist() == [1, 2, 3]
+    assert log.series["grad_norm"].steps.tolist() == [1, 2]
+    assert np.isnan(log.series["grad_norm"].values[0])
+    assert log.components() == ["exact"]
+    assert log.values("component_std/exact").tolist() == [0.5, 0.4]
+    assert log.series["eval/reward"].values.tolist() == [0.75]
+    assert log.steps("eval/component/exact").tolist() == [2]
+    assert (log.key("truncated"), log.key("zero_signal")) == ("completions/clipped_ratio", "frac_reward_zero_std")
+    assert log.raw["num_tokens"].values.tolist() == [99]
+    assert "train_loss" not in log.raw
+    assert log.last_step == 3
+
+
+def test_newest_checkpoint_contains_the_older(tmp_path):
+    for step in (2, 3):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        history = [row for row in STATE["log_history"] if row["step"] <= step and "train_runtime" not in row]
+        (folder / "trainer_state.json").write_text(json.dumps({**STATE, "log_history": history}))
+    log = read(tmp_path)
+    assert log.values("reward").tolist() == [0.25, 0.5, 1.0]
+    assert len(log.series["reward"]) == 3
+    assert log.read == ["checkpoint-2/trainer_state.json", "checkpoint-3/trainer_state.json"]
+
+
+def test_two_histories_are_two_runs(tmp_path):
+    for name, factor in (("a", 1.0), ("b", 0.5)):
+        (tmp_path / name).mkdir()
+        rows = [{"reward": factor * i, "grad_norm": factor, "step": i} for i in range(1, 5)]
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    with pytest.raises(RecordError, match="holds 2 runs: a, b: give one of them"):
+        read(tmp_path)
+    assert read(tmp_path / "b").values("reward").tolist() == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_trainer_state_cut_short_gives_its_complete_rows(tmp_path):
+    text = json.dumps(STATE, indent=2)
+    (tmp_path / "state").write_text(text[: text.index("frac_reward_zero_std")])
+    log = read(tmp_path)
+    assert log.values("reward").tolist() == [0.25, 0.5]
+    assert log.notes == ["state: the end is cut short and was left out"]
+
+
+def test_verl_file_logger(tmp_path):
+    lines = [
+        {"step": 0, "data": {"val-core/math/acc/mean@4": 0.2, "val-core/gsm/acc/mean@4": 0.4}},
+        {
+            "step": 1,
+            "data": {
+                "critic/score/mean": 0.5,
+                "critic/rewards/mean": 0.4,
+                "actor/pg_clipfrac": 0.01,
+                "actor/pg_clipfrac_lower": 0.5,
+                "actor/ppo_kl": -0.001,
+                "actor/kl_loss": 0.02,
+                "actor/grad_norm": None,
+                "actor/lr": 1e-6,
+                "rollout_corr/kl": 0.003,
+                "rollout_corr/k3_kl": 0.004,
+                "training/global_step": 1,
+            },
+        },
+    ]
+    text = "\n".join(json.dumps(line) for line in lines) + '\n{"step": 2, "data": {"critic/sc'
+    (tmp_path / "run.jsonl").write_text(text)
+    log = read(tmp_path / "run.jsonl")
+    assert log.source == "verl"
+    assert log.values("reward").tolist() == [0.5]
+    assert log.key("reward") == "critic/score/mean"
+    assert log.values("approx_kl").tolist() == [-0.001]
+    assert log.values("kl").tolist() == [0.02]
+    assert log.values("clip_fraction").tolist() == [0.01]
+    assert "clip_low" not in log
+    assert log.raw["actor/pg_clipfrac_lower"].values.tolist() == [0.5]
+    assert log.values("gap_kl").tolist() == [0.004]
+    assert log.values("lr").tolist() == [1e-6]
+    assert np.isnan(log.series["grad_norm"].values).tolist() == [True]
+    assert log.values("eval/accuracy").tolist() == pytest.approx([0.3])
+    assert log.steps("eval/accuracy").tolist() == [0]
+    assert log.notes == [
+        "eval/accuracy is the mean of 2 data sources: gsm, math",
+        "run.jsonl: the end is cut short and was left out",
+    ]
+
+
+def test_gxpo_run(tmp_path):
+    rows = [
+        {"step": 1, "reward_mean": 0.5, "reward_correct": 0.25, "success_rate": 0.25, "zero_signal_groups": 0.5},
+        {"step": 2, "reward_mean": 0.75, "reward_correct": 0.5, "success_rate": 0.5, "sampler_gap": 0.01},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    evaluation = {"step": 0, "eval_accuracy": 0.125, "eval_low": 0.1, "eval_correct": 0.125, "eval_pass_at_4": 0.5}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(evaluation) + "\n")
+    log = read(tmp_path)
+    assert log.source == "gxpo"
+    assert log.read == ["evaluations.jsonl", "metrics.jsonl"]
+    assert log.values("reward").tolist() == [0.5, 0.75]
+    assert log.values("success").tolist() == [0.25, 0.5]
+    assert log.components() == ["correct"]
+    assert log.key("component/correct") == "reward_correct"
+    assert log.values("gap_max").tolist() == [0.01]
+    assert log.values("eval/accuracy").tolist() == [0.125]
+    assert log.values("eval/component/correct").tolist() == [0.125]
+    assert log.raw["eval_pass_at_4"].values.tolist() == [0.5]
+
+
+def test_several_gxpo_runs_are_named(tmp_path):
+    for name in ("seed0", "seed1", "seed2"):
+        (tmp_path / name).mkdir()
+        for step, file in ((1, "metrics.jsonl"), (0, "evaluations.jsonl")):
+            row = {"step": step, "reward_mean": 0.0, "eval_accuracy": 0.0}
+            (tmp_path / name / file).write_text(json.dumps(row) + "\n")
+    with pytest.raises(RecordError, match="holds 3 runs: seed0, seed1, seed2: give one of them"):
+        read(tmp_path)
+
+
+def test_missing_path_and_nothing_to_read(tmp_path):
+    with pytest.raises(RecordError, match="no such file or directory"):
+        read(tmp_path / "none")
+    (tmp_path / "notes.txt").write_text("nothing here\n")
+    (tmp_path / "training_args.bin").write_bytes(b"\x80\x02")
+    log = read(tmp_path)
+    assert log.read == [] and log.series == {}
+    assert log.notes[0] == "not opened, as unpickling could run code: training_args.bin"
+    assert log.notes[1].startswith(f"{tmp_path}: 1 files, none of which could be read; looked for: trainer_state.json")
