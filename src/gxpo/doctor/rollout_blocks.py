@@ -1,0 +1,147 @@
+"""Groups of TRL's tables: rows have no group id but stand in blocks of `num_generations`.
+
+A table is the last generation batch. After an evaluation its end, or all of it, is rows of the evaluation, which have a
+block size of their own; what was before them is cut at its beginning, so blocks are counted from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+ZERO = 5e-3  # TRL leaves up to 6e-4 of advantage in groups of equal rewards
+ENOUGH = 3  # blocks with advantages, before these may contradict the prompts
+
+
+@dataclass(frozen=True)
+class Table:
+    """What of a file says where its blocks are."""
+
+    step: int
+    prompts: Sequence[str]
+    advantage: NDArray[np.float64]
+
+
+def runs(prompts: Sequence[str]) -> list[int]:
+    """Lengths of the stretches of equal consecutive prompts."""
+    ends = [i for i in range(1, len(prompts)) if prompts[i] != prompts[i - 1]]
+    edges = [0, *ends, len(prompts)] if prompts else [0]
+    return [b - a for a, b in pairwise(edges)]
+
+
+def block_size(tables: Sequence[Table], given: int | None = None) -> int:
+    """Rows of a group; 1 where nothing shows groups.
+
+    The largest size that divides all stretches of equal prompts in at least half of the tables; where neighbouring
+    groups have one prompt (a single prompt fills the table) it is too large, and then the smallest divisor over which
+    all advantages sum to 0. A `given` size is taken where it divides the tables.
+    """
+    tables = [t for t in tables if len(t.prompts)]
+    if given and any(len(t.prompts) % given == 0 for t in tables):
+        return given
+    if not tables:
+        return 1
+    gcds = [int(np.gcd.reduce(runs(t.prompts))) for t in tables]
+    sizes = sorted({d for g in gcds for d in range(1, g + 1) if g % d == 0}, reverse=True)
+    largest = next(d for d in sizes if 2 * sum(g % d == 0 for g in gcds) >= len(gcds))
+    if largest == 1:
+        common = int(np.gcd.reduce([len(t.prompts) for t in tables]))
+        return next((d for d in range(2, common + 1) if common % d == 0 and _centred(tables, d)), 1)
+    agreeing = [t for t, g in zip(tables, gcds, strict=True) if g % largest == 0]
+    smaller = [d for d in range(2, largest) if largest % d == 0]
+    return next((d for d in smaller if _centred(agreeing, d)), largest)
+
+
+def _centred(tables: Sequence[Table], d: int) -> bool:
+    """Whether the advantages of every block of d rows sum to 0, and enough blocks have any."""
+    with_signal = 0
+    for t in tables:
+        blocks = t.advantage[len(t.advantage) % d :].reshape(-1, d)
+        live = np.nanmax(np.abs(blocks), axis=1, initial=0) > ZERO
+        if np.any(np.abs(np.nanmean(blocks[live], axis=1)) > ZERO / 5):
+            return False
+        with_signal += int(live.sum())
+    return with_signal >= ENOUGH
+
+
+def held_out_from(tables: Sequence[Table], size: int, evaluated: Collection[int] | None = None) -> list[int]:
+    """For each table, the row from which on it holds rows of an evaluation; its number of rows where it holds none.
+
+    `evaluated`: steps at which the run is known to have been evaluated. Else a table is one of an evaluation if it was
+    written before the first step; if its blocks do not fit `size`; or if it ends with the same prompts in the same
+    order as another, or with prompts that no training table has, while training tables share theirs.
+    """
+    ends = [len(t.prompts) for t in tables]
+    homes = _homes(tables)
+    marked = {i for i, t in enumerate(tables) if t.step == 0 and len(tables) > 1}
+    if evaluated is not None:
+        known = {float(s) for s in evaluated}
+        marked |= {i for i, t in enumerate(tables) if t.step in known}
+        marked |= {i for i in _repeated_ends(tables, homes) if any(_end(tables[i]) == _end(tables[j]) for j in marked)}
+    else:
+        marked |= {i for i, t in enumerate(tables) if any(n % size for n in runs(t.prompts)[1:])}
+        marked |= _repeated_ends(tables, homes) or _strangers(tables, homes)
+        if len(marked) == len(tables):
+            return ends
+    for i in marked:
+        ends[i] = _begin(tables, i, marked, homes)
+    return ends
+
+
+def _homes(tables: Sequence[Table]) -> dict[str, set[int]]:
+    """Prompt -> the tables that have it."""
+    homes: dict[str, set[int]] = {}
+    for i, t in enumerate(tables):
+        for p in set(t.prompts):
+            homes.setdefault(p, set()).add(i)
+    return homes
+
+
+def _end(table: Table, n: int = 6) -> tuple[str, ...]:
+    """The last distinct prompts, the last first."""
+    return tuple(list(dict.fromkeys(reversed(table.prompts)))[:n])
+
+
+def _repeated_ends(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[int]:
+    """Tables that end like another, with prompts that no other table has: data of a size that training draws anew."""
+    alike: dict[tuple[str, ...], set[int]] = {}
+    for i, t in enumerate(tables):
+        alike.setdefault(_end(t), set()).add(i)
+    return {
+        i
+        for end, members in alike.items()
+        if 2 <= len(members) <= len(tables) / 2 and all(homes[p] <= members for p in end)
+        for i in members
+    }
+
+
+def _strangers(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[int]:
+    """The one table whose last prompts no other has, where the others share nearly all of theirs."""
+    alone = {i for i, t in enumerate(tables) if all(len(homes[p]) == 1 for p in _end(t))}
+    others = [p for p in homes if not homes[p] & alone]
+    shared = sum(len(homes[p]) > 1 for p in others)
+    return alone if len(alone) == 1 and len(tables) >= 5 and shared >= 0.9 * len(others) else set()
+
+
+def _begin(tables: Sequence[Table], i: int, marked: Collection[int], homes: Mapping[str, set[int]]) -> int:
+    """Where the evaluation's rows begin: what the table's end shares with that of another evaluation, or, of the only
+    one, the prompts at its end that no training table has. Where neither says anything, all rows."""
+    mine = tables[i].prompts
+    common = [_common_end(mine, tables[j].prompts) for j in marked if j != i]
+    if common and max(common):
+        return len(mine) - max(common)
+    own = len(mine)
+    while own and homes[mine[own - 1]] <= set(marked):
+        own -= 1
+    return own if own < len(mine) else 0
+
+
+def _common_end(a: Sequence[str], b: Sequence[str]) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[-1 - n] == b[-1 - n]:
+        n += 1
+    return n

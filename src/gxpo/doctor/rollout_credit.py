@@ -1,0 +1,87 @@
+"""Which columns of TRL's tables are reward functions, and with which weights the advantages were made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+ALIKE = 0.9999  # cosine between advantages and centred rewards of a block
+ZERO = 5e-3
+
+
+def total(components: Floats, weights: Floats) -> Floats:
+    """Weighted sum over the components [n, k] that are there; nan where none is."""
+    known = np.isfinite(components)
+    summed = np.where(known, components, 0.0) @ weights
+    return np.where(known.any(axis=1), summed, np.nan)
+
+
+def centred(values: Floats, group: NDArray[np.int64]) -> Floats:
+    """Values minus the mean of their group's known ones; 0 where unknown."""
+    known = np.isfinite(values)
+    n = np.bincount(group, known)
+    mean = np.bincount(group, np.where(known, values, 0.0)) / np.maximum(n, 1)
+    return np.where(known, values - mean[group], 0.0)
+
+
+def explains(score: Floats, advantage: Floats, group: NDArray[np.int64]) -> bool:
+    """Whether in (nearly) every group that has advantages they are the centred scores times one number, of one sign."""
+    c, a = centred(score, group), np.nan_to_num(advantage)
+    cc, aa, ca = np.bincount(group, c * c), np.bincount(group, a * a), np.bincount(group, c * a)
+    live = aa > ZERO**2 * np.maximum(np.bincount(group), 1)
+    if not live.any():
+        return False
+    cosine = ca[live] / np.maximum(np.sqrt(cc[live] * aa[live]), 1e-12)
+    return bool(max(np.mean(cosine > ALIKE), np.mean(cosine < -ALIKE)) >= 0.95)
+
+
+def reward_columns(
+    names: Sequence[str], components: Floats, advantage: Floats, group: NDArray[np.int64]
+) -> tuple[int, Floats | None]:
+    """(how many of the leading columns are reward functions, their weights where these are not all 1).
+
+    Columns that a reward function logged stand behind the rewards. All are rewards but those without which the sum of
+    the ones before gives the advantages, and with which it does not. Where no sum does, weights are sought:
+    a_i s = sum_k w_k c_ik in each group, c centred, s the group's deviation of the sum. Negative ones are not believed.
+    """
+    k = len(names)
+    ones = np.ones(k)
+    for n in range(k, 0, -1):
+        if explains(total(components[:, :n], ones[:n]), advantage, group):
+            return n, None
+    for n in range(k, 0, -1):
+        each = [centred(components[:, j], group) for j in range(n)]
+        scaled = [
+            c / (np.sqrt(np.bincount(group, c * c) / np.maximum(np.bincount(group) - 1, 1)) + 1e-4)[group] for c in each
+        ]
+        if n > 1 and explains(np.sum(scaled, axis=0), advantage, group):
+            return n, None
+    if k > 1 and (weights := _weights(components, advantage, group)) is not None:
+        used = int(np.flatnonzero(weights > 1e-3)[-1]) + 1
+        return used, weights[:used]
+    return k, None
+
+
+def _scaled(values: Floats, group: NDArray[np.int64]) -> Floats:
+    """Centred values over the deviation of their group, as TRL's `normalize_then_sum` has them."""
+    c = centred(values, group)
+    deviation = np.sqrt(np.bincount(group, c * c) / np.maximum(np.bincount(group) - 1, 1))
+    return c / (deviation[group] + 1e-4)
+
+
+def _weights(components: Floats, advantage: Floats, group: NDArray[np.int64]) -> Floats | None:
+    c = np.stack([centred(components[:, j], group) for j in range(components.shape[1])], axis=1)
+    a, size = np.nan_to_num(advantage), np.maximum(np.bincount(group) - 1, 1)
+    w = np.ones(c.shape[1])
+    for _ in range(100):
+        s = np.sqrt(np.bincount(group, (c @ w) ** 2) / size)[group]
+        w = np.linalg.lstsq(c, a * s, rcond=None)[0]
+        if not np.abs(w).max() > 0:
+            return None
+        w = w / np.abs(w).max()
+    w = np.where(np.abs(w) < 1e-3, 0.0, np.round(w, 4))
+    good = (w >= 0).all() and explains(total(components, w), advantage, group)
+    return w if good else None

@@ -1,0 +1,156 @@
+"""Which files of a run hold single rollouts, and a sample of them: TRL's tables, verl's dumps, gxpo's records, plain
+JSON Lines and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from gxpo.doctor.rollout_json import Found, kind, read_json
+from gxpo.doctor.rollout_lines import first_rows
+from gxpo.doctor.rollout_rows import Row, assemble
+from gxpo.doctor.rollout_sample import KEPT, Dump, dump
+from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
+from gxpo.doctor.runlog import Rollouts
+from gxpo.errors import MissingExtra, need
+
+_ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first
+
+
+def rollouts(
+    files: Sequence[Path],
+    root: Path,
+    *,
+    group_size: int | None = None,
+    reward_weights: Sequence[float] | None = None,
+    components: Collection[str] | None = None,
+    evaluated: Collection[int] | None = None,
+    keep: int = KEPT,
+) -> tuple[Rollouts | None, list[Path], list[str]]:
+    """(a sample of the rollouts in `files`, the files they were found in, what was odd).
+
+    root            names of files are shown relative to it
+    group_size      rows of a group in TRL's tables, where a configuration says so
+    reward_weights  weights of the reward functions, in the order of their columns
+    components      names of the reward functions, where the metrics say so
+    evaluated       steps at which the metrics have an evaluation
+    keep            rollouts to keep: whole groups spread evenly over the steps, the first and the last step included
+    """
+    notes: list[str] = []
+    kinds = _sorted_by_kind(files, root, notes)
+    for name in _ORDER:
+        dumps = kinds.get(name, [])
+        if not dumps:
+            continue
+        for other in _ORDER[_ORDER.index(name) + 1 :]:
+            if kinds.get(other):
+                notes.append(f"{len(kinds[other])} more files with rollouts ({other}) were left out")
+        if name == "trl":
+            tables = read_trl(dumps, Hints(group_size, reward_weights, components, evaluated), keep)
+            rows, of, exact, how = tables.rows, tables.of, tables.exact, "blocks"
+            notes += _about_tables(tables)
+        else:
+            dumps = _held_out_apart(dumps) if name != "gxpo" else dumps
+            found = read_json(dumps, name, keep)
+            rows, of, exact = found.rows, found.of, found.exact
+            how = "recorded" if name == "gxpo" else _grouped_by(dumps)
+            notes += _about_lines(found)
+        sample = assemble(rows, round(of), how)
+        if sample is None:
+            notes.append(f"{len(dumps)} files look like rollouts ({name}) but no row could be read")
+            return None, [], notes
+        if sample.of > len(sample):
+            about = "" if exact else "about "
+            notes.append(f"a sample of {len(sample):,} of {about}{sample.of:,} rollouts was read")
+        return sample, [d.path for d in dumps], notes
+    return None, [], notes
+
+
+def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict[str, list[Dump]]:
+    kinds: dict[str, list[Dump]] = {}
+    tables: dict[Path, str | None] = {}
+    for path in files:
+        try:
+            name = _kind(path, tables, notes)
+            if name is not None:
+                kinds.setdefault(name, []).append(dump(path, root))
+        except OSError as error:
+            notes.append(f"{path.name} could not be read: {error.strerror or error}")
+    return kinds
+
+
+def _kind(path: Path, tables: dict[Path, str | None], notes: list[str]) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head[:4] == b"PAR1":
+        if path.parent not in tables:
+            tables[path.parent] = _table_kind(path, notes)
+            if tables[path.parent] is None:
+                return tables.pop(path.parent)
+        return tables[path.parent]
+    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return None
+    return kind(first_rows(path, 4))
+
+
+def _table_kind(path: Path, notes: list[str]) -> str | None:
+    """Of a Parquet file, by its columns; the other files of its folder are taken to be alike."""
+    try:
+        names = need("pyarrow.parquet", "doctor").read_schema(path).names
+    except MissingExtra as error:
+        if str(error) not in notes:
+            notes.append(str(error))
+        return None
+    except Exception:  # pyarrow raises its own errors, OSError and ValueError on damaged files
+        return None
+    return "trl" if set(names) >= REQUIRED else None
+
+
+def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
+    """Where no name says which files are of an evaluation: of two folders that share no prompt, the one whose files
+    have the same prompts again."""
+    folders: dict[Path, list[Dump]] = {}
+    for d in dumps:
+        folders.setdefault(d.path.parent, []).append(d)
+    if len(folders) != 2 or any(d.held_out for d in dumps):
+        return list(dumps)
+    rare, often = sorted(folders.values(), key=len)
+    if len(rare) < 2 or len(rare) == len(often):
+        return list(dumps)
+    first, last = _prompts(rare[0]), _prompts(rare[-1])
+    other = _prompts(often[0]) | _prompts(often[-1])
+    if first and len(first & last) >= 0.5 * len(first) and not first & other:
+        return [*often, *(Dump(d.path, d.name, d.step, d.size, True) for d in rare)]
+    return list(dumps)
+
+
+def _prompts(d: Dump) -> set[str]:
+    return {str(r.get("input", r.get("prompt"))) for r in first_rows(d.path, 64)}
+
+
+def _grouped_by(dumps: Sequence[Dump]) -> str:
+    head = first_rows(dumps[0].path, 1)
+    return "recorded" if head and ("uid" in head[0] or "group" in head[0]) else "prompt"
+
+
+def _about_tables(t: Tables) -> list[str]:
+    notes = list(t.notes)
+    if t.unread:
+        notes.append(f"{t.unread} tables of completions could not be read")
+    if t.repeats:
+        notes.append(f"{t.repeats} tables hold the rollouts of the table before them and were left out")
+    if t.partial:
+        notes.append(f"{t.partial} rows of groups that an evaluation cut were left out")
+    return notes
+
+
+def _about_lines(found: Found) -> list[str]:
+    notes = []
+    if found.unread:
+        notes.append(f"{found.unread} files of rollouts could not be read")
+    if found.bad:
+        notes.append(f"{found.bad} lines of rollouts could not be read")
+    return notes
+
+
+__all__ = ["Row", "rollouts"]
