@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from gxpo.doctor.readers import keys, runs, validation
 from gxpo.doctor.readers.files import candidates, recognised
 from gxpo.doctor.readers.found import Found
+from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog, Series
 from gxpo.errors import RecordError
 
@@ -43,7 +43,7 @@ def read(path: str | Path) -> RunLog:
     _fill(log, members)
     log.read = sorted(members)
     _rollouts(log, left, base)
-    for name in log.read:
+    for name in sorted(members):
         one = found[name]
         if one.unreadable:
             log.notes.append(f"{name}: {one.unreadable:,} lines or rows could not be read")
@@ -75,10 +75,14 @@ def _fill(log: RunLog, members: Mapping[str, Found]) -> None:
 
 
 def _rollouts(log: RunLog, left: list[Path], base: Path) -> None:
-    try:
-        reader = importlib.import_module("gxpo.doctor.rollout_files")
-    except ModuleNotFoundError:
-        return
-    log.rollouts, taken, notes = reader.rollouts(left, base, log.source)
+    size, weights = log.config.get("group_size"), log.config.get("reward_weights")
+    log.rollouts, taken, notes = rollouts(
+        left,
+        base,
+        group_size=size if isinstance(size, int) else None,
+        reward_weights=weights if isinstance(weights, list) else None,
+        components=log.components() or None,
+        evaluated={int(s) for n in log.series if n.startswith("eval/") for s in log.steps(n)} or None,
+    )
     log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in taken)})
     log.notes += notes
