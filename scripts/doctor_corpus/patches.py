@@ -1,4 +1,4 @@
-"""What a recipe changes in the trainer: subclasses and settings such as users write, each with the bug that it is for."""
+"""What a recipe changes in the trainer: subclasses such as users write, each with the bug that it is for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which recipe belongs to which half: written to split.json before any threshold is chosen, only ever extended.
 
-Recipes of one sickness (the first expected id; the kind where none is expected) are ordered by the hash of their names and go to the
-halves in turn, the first one by the hash of the sickness. The number of a run is drawn by hash, too, so that it says nothing.
+Recipes of one sickness (the first expected id; the kind where none is expected) are ordered by the hash of their names
+and go to the halves in turn, the first one by the hash of the sickness.
 """
 
 from __future__ import annotations

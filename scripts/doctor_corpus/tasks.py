@@ -1,4 +1,4 @@
-"""Tokenizer, tasks and warm-started models of the corpus of TRL runs: characters, a two-layer Llama, sums and reversals."""
+"""Tokenizer, tasks and warm-started models of the corpus of TRL runs: characters, two layers, sums and reversals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
 def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tuple[str, str, str]:
     """(question, answer, text that the warm start imitates); with probability `noise` that text holds a wrong answer.
 
-    `words` puts words before the answer, their mean number; the answer then stands behind '#', except in a share `unmarked`.
+    `words` puts words before the answer, their mean number; the answer then stands behind '#', except in a share
+    `unmarked`.
     """
     if task in ("reverse", "copy"):
         word = "".join(rng.choice("abcdefgh") for _ in range(how.get("n", 4)))
@@ -102,7 +103,8 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
             if warm.get("dress") == "packed":
                 for _ in range(2):
                     question, _, said = problem(warm["task"], rng, **warm.get("how", {}))
-                    c = c + sum(render(question, said, "packed", tok), [])
+                    more = render(question, said, "packed", tok)
+                    c = c + more[0] + more[1]
             rows.append((p, c))
         width = max(len(p) + len(c) for p, c in rows)
         ids = torch.zeros(len(rows), width, dtype=torch.long)

@@ -3,8 +3,8 @@
     python scripts/doctor_corpus/trl_runs.py --half build          # runs that are missing
     python scripts/doctor_corpus/trl_runs.py --only NAME... --again
 
-Needs trl 1.16. A recipe (recipes.py, healthy.py) is data; it becomes OUT/HALF/run-NNN as a user would have it, and an entry
-of OUT/truth.json. Every run is a fork of this process, so that imports are paid for once.
+Needs trl 1.16. A recipe (recipes.py, healthy.py) is data; it becomes OUT/HALF/run-NNN as a user would have it, and an
+entry of OUT/truth.json. Every run is a fork of this process, so that imports are paid for once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ for _name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
     os.environ[_name] = "1"
 os.environ.update(TOKENIZERS_PARALLELISM="false", WANDB_MODE="disabled", TRL_EXPERIMENTAL_SILENCE="1", COLUMNS="100")
 
-import patches
-import torch
-import yaml
-from datasets import Dataset
-from healthy import HEALTHY
-from recipes import SICK, WARM
-from transformers import TrainerCallback, set_seed
-from trl import GRPOConfig
+import patches  # noqa: E402
+import torch  # noqa: E402
+import yaml  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from healthy import HEALTHY  # noqa: E402
+from recipes import SICK, WARM  # noqa: E402
+from transformers import TrainerCallback, set_seed  # noqa: E402
+from trl import GRPOConfig  # noqa: E402
 
-import tasks
-from rewards import build
+import tasks  # noqa: E402
+from rewards import build  # noqa: E402
 
 HERE = Path(__file__).parent
 RECIPES: dict[str, dict[str, Any]] = {r["name"]: r for r in [*SICK, *HEALTHY]}
