@@ -1,8 +1,8 @@
 """Sick runs: for every sickness two variants, of which split.json puts one into each half.
 
-A recipe: name; expect (ids of `gxpo doctor --list` that are right as the first finding, the cause foremost); warm (a key of
-WARM); rewards; leave (what the user kept); config (is a config.yaml beside it); cfg (GRPOConfig); data, eval, trainer and
-engine as in trl_runs.py. The cause is always one that happens: a wrong argument, a bug in a reward, a wrong join.
+A recipe: name; expect (ids of `gxpo doctor --list` that are right as the first finding, the cause foremost); warm (a key
+of WARM); rewards; leave (what the user kept); config (is a config.yaml beside it); cfg (GRPOConfig); data, eval, trainer
+and engine as in trl_runs.py. The cause is always one that happens: a wrong argument, a bug in a reward, a wrong join.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARM: dict[str, dict[str, Any]] = {
     "add": {"task": "add", "steps": 600, "how": {"noise": 0.5, "first": 49}},
     "tens": {"task": "tens", "steps": 60, "how": {"noise": 0.0, "over": 30}},
     "words": {"task": "reverse", "steps": 500, "how": {"noise": 0.6, "words": 1.5, "most": 5}},
-    "words_long": {"task": "reverse", "steps": 700, "how": {"noise": 0.3, "words": 3.0, "most": 7, "n": 3}},
+    "words_long": {"task": "reverse", "steps": 700, "how": {"noise": 0.3, "words": 2.0, "least": 2, "most": 5, "n": 3}},
     "unmarked": {"task": "reverse", "steps": 500, "how": {"noise": 0.5, "words": 0.7, "most": 3, "unmarked": 0.6}},
     "chat": {"task": "reverse", "steps": 500, "dress": "chat", "how": {"noise": 0.65}},
     "chat_end": {"task": "reverse", "steps": 500, "dress": "chat_end", "how": {"noise": 0.5}},

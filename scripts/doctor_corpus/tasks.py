@@ -67,7 +67,7 @@ def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tu
             wrong = {"yes": "no", "no": "yes"}[answer]
     said = wrong if rng.random() < noise else answer
     if "words" in how:
-        count = min(int(rng.expovariate(1 / how["words"])), how.get("most", 6))
+        count = how.get("least", 0) + min(int(rng.expovariate(1 / how["words"])), how.get("most", 6))
         mark = "" if rng.random() < how.get("unmarked", 0.0) else "#"
         said = " ".join([*(rng.choice(WORDS) for _ in range(count)), mark + said])
     return question, answer, said
