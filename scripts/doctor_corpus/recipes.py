@@ -1,8 +1,8 @@
 """Sick runs: for every sickness two variants, of which split.json puts one into each half.
 
-A recipe: name; expect (ids of `gxpo doctor --list` that are right as the first finding, the cause foremost); warm (a key
-of WARM); rewards; leave (what the user kept); config (is a config.yaml beside it); cfg (GRPOConfig); data, eval, trainer
-and engine as in trl_runs.py. The cause is always one that happens: a wrong argument, a bug in a reward, a wrong join.
+A recipe: name; expect (ids of `gxpo doctor --list` that are right as the first finding, the cause foremost); warm (a
+key of WARM); rewards; leave (what the user kept); config (is there a config.yaml); cfg (GRPOConfig); data, eval,
+trainer and engine as in trl_runs.py. The cause is always one that happens: a wrong argument, a bug in a reward.
 """
 
 from __future__ import annotations
