@@ -2,10 +2,86 @@
 
 from __future__ import annotations
 
-from gxpo.doctor.finding import Diagnosis
+from dataclasses import replace
+
+from gxpo.doctor import checks  # noqa: F401  # registers them
+from gxpo.doctor.case import Case
+from gxpo.doctor.enable import unchecked
+from gxpo.doctor.finding import Diagnosis, Finding
+from gxpo.doctor.progress import progress
+from gxpo.doctor.remedies import remedies
 from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.sickness import SICKNESSES
+
+SEVERITY = ("critical", "warning", "note")
+GRADE = ("proved", "likely", "possible")
 
 
 def diagnose(log: RunLog) -> Diagnosis:
-    """Look for every sickness that the log allows to be seen."""
-    return Diagnosis(log.source, list(log.read), notes=list(log.notes))
+    """Look for every sickness that the log allows to be seen.
+
+    The first finding is the diagnosis. Findings that another one explains stand under it (`follows_from`).
+    """
+    case = Case(log)
+    made = [f for s in SICKNESSES.values() if (f := s.check(case)) is not None]
+    ordered = _under_causes(_without_repeats(made))
+    findings = [replace(f, remedy=remedies(f.ids, case)) for f in ordered]
+    return Diagnosis(log.source, list(log.read), findings, unchecked(case), progress(case), list(log.notes))
+
+
+def _rank(finding: Finding) -> tuple[int, int, int]:
+    stage = min(SICKNESSES[i].stage for i in finding.ids)
+    return SEVERITY.index(finding.severity), GRADE.index(finding.grade), stage
+
+
+def _without_repeats(findings: list[Finding]) -> list[Finding]:
+    """A sickness is named once: by the better founded finding, the one with fewer alternatives where they are equal."""
+    kept: list[Finding] = []
+    for finding in sorted(findings, key=lambda f: (*_rank(f)[:2], len(f.ids), _rank(f)[2])):
+        named = {i for f in kept for i in f.ids}
+        if finding.ids[0] in named:
+            continue
+        kept.append(finding)
+    return kept
+
+
+def _under_causes(findings: list[Finding]) -> list[Finding]:
+    """Roots from the gravest and best founded on, each followed by what follows from it."""
+    by_id = {f.ids[0]: f for f in findings}
+    parents: dict[str, str] = {}
+    for finding in findings:
+        causes = [c for i in finding.ids for c in SICKNESSES[i].follows]
+        near = [
+            f
+            for f in findings
+            if f is not finding
+            and set(f.ids) & set(causes)
+            and f.severity != "note"
+            and (f.grade != "possible" or finding.grade == "possible")
+        ]
+        if near:
+            parents[finding.ids[0]] = min(near, key=_rank).ids[0]
+    roots = [f for f in findings if not _has_root(f.ids[0], parents)]
+    ordered: list[Finding] = []
+
+    def place(finding: Finding) -> None:
+        ordered.append(replace(finding, follows_from=parents.get(finding.ids[0])))
+        for child in sorted(findings, key=_rank):
+            if parents.get(child.ids[0]) == finding.ids[0]:
+                place(child)
+
+    for root in sorted(roots, key=_rank):
+        parents.pop(root.ids[0], None)
+        place(by_id[root.ids[0]])
+    return ordered
+
+
+def _has_root(name: str, parents: dict[str, str]) -> bool:
+    """Whether the chain of causes of a finding ends in one that has none; the first of a circle counts as that one."""
+    if name not in parents:
+        return False
+    seen, at = [name], parents[name]
+    while at in parents and at not in seen:
+        seen.append(at)
+        at = parents[at]
+    return not (at == name and name == min(seen))

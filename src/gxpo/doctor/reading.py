@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gxpo.doctor.readers import keys, runs, validation
+from gxpo.doctor.readers import configs, keys, numbering, runs, validation
 from gxpo.doctor.readers.files import candidates, recognised
 from gxpo.doctor.readers.found import Found
 from gxpo.doctor.rollout_files import rollouts
@@ -24,42 +24,93 @@ def read(path: str | Path) -> RunLog:
     log with an empty `read` and a note.
     """
     root = Path(path)
-    if not root.exists():
+    try:
+        there = root.exists()
+    except (OSError, ValueError):
+        there = False
+    if not there:
         raise RecordError(f"{path}: no such file or directory")
-    log = RunLog()
-    files, log.notes = candidates(root)
+    files, notes = candidates(root)
     base = root if root.is_dir() else root.parent
     found: dict[str, Found] = {}
     left: list[Path] = []
     for file in files:
         one = recognised(file)
-        name = file.relative_to(base).as_posix()
         if one is None:
             left.append(file)
         else:
-            found[name] = one
-    figures = {name: one for name, one in found.items() if one.rows}
-    members = runs.one_run(figures, str(path))
-    _fill(log, members)
-    log.read = sorted(members)
+            found[file.relative_to(base).as_posix()] = one
+    log = RunLog(notes=notes)
+    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
+    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
+    others = {name: one for name, one in found.items() if not one.rows}
+    if not root.is_dir():
+        others |= _beside(root, base)
+    _settings(log, members, others)
+    _series(log, members)
     _rollouts(log, left, base)
-    for name in sorted(members):
-        one = found[name]
+    used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
+    for name, one in used.items():
         if one.unreadable:
             log.notes.append(f"{name}: {one.unreadable:,} lines or rows could not be read")
         if one.torn:
             log.notes.append(f"{name}: the end is cut short and was left out")
         log.notes += [f"{name}: {note}" for note in one.notes]
+    log.messages = list(dict.fromkeys(m for one in used.values() for m in one.messages))[:50]
     if not log.read:
         many = f"{len(files):,} files, none of which" if root.is_dir() else "a file that"
         log.notes.append(f"{path}: {many} could be read; looked for: {LOOKED_FOR}")
     return log
 
 
-def _fill(log: RunLog, members: Mapping[str, Found]) -> None:
+def _beside(file: Path, base: Path) -> dict[str, Found]:
+    """Configurations in the directory of a file that was asked for."""
+    out = {}
+    for name in ("config.yaml", "config.yml", "config.json", "args.json", "args.yaml", ".hydra/config.yaml"):
+        path = base / name
+        if path != file and path.is_file():
+            one = recognised(path)
+            if one is not None and not one.rows and one.settings:
+                out[name] = one
+    return out
+
+
+def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Found]) -> None:
+    """`config` from all files that set anything, the nearest to the root first, and from what consoles print."""
+    whose = log.source
+    ordered = sorted(others.items(), key=lambda item: (item[0].count("/"), item[0])) + list(members.items())
+    for name, one in ordered:
+        trainer = configs.trainer(one.settings) if one.settings else None
+        if whose == "unknown" and trainer is not None:
+            whose = trainer
+        named = configs.named(one.settings, whose) if one.settings and trainer in (whose, None, "trl") else {}
+        state = one.settings.get("trainer_state.max_steps")
+        if isinstance(state, (int, float)) and state > 0:
+            named.setdefault("max_steps", state)
+        for key, value in named.items():
+            if key in log.config and log.config[key] != value:
+                log.notes.append(f"{name}: {key} is {value!r} there, but {log.config[key]!r} elsewhere, which counts")
+            log.config.setdefault(key, value)
+        if named or one.messages:
+            log.read.append(name)
+    log.source = whose
+    hints = set().union(*(one.hints for one in members.values())) if members else set()
+    if log.source == "trl" and "unsloth" in hints:
+        log.source = "unsloth"
+    log.read = sorted({*log.read, *members})
+
+
+def _series(log: RunLog, members: Mapping[str, Found]) -> None:
     """Series of the files of one run."""
-    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
+    every = next((v for one in members.values() if (v := one.settings.get("trainer_state.logging_steps"))), None)
+    for name, one in members.items():
+        if not one.numbered:
+            log.notes += [f"{name}: {note}" for note in numbering.renumber(one, every)]
     merged = runs.merged(members)
+    if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
+        log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
+        steps, values = merged.pop("frac_reward_zero_std")
+        log.raw["frac_reward_zero_std"] = Series(np.array(steps), np.array(values), "frac_reward_zero_std")
     named = keys.names(merged, log.source)
     for key, (steps, values) in merged.items():
         series = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
@@ -67,7 +118,7 @@ def _fill(log: RunLog, members: Mapping[str, Found]) -> None:
             log.series[named[key]] = series
         else:
             log.raw[key] = series
-    evaluations, notes = validation.evaluations(merged) if log.source == "verl" else ({}, [])
+    evaluations, notes = validation.evaluations(merged, log.source)
     for name, (steps, values, key) in evaluations.items():
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)

@@ -63,6 +63,14 @@ def is_rollout(row: Any) -> bool:
     return any(isinstance(row.get(key), (str, list, dict)) for key in ROLLOUT_KEYS & set(map(str, row)))
 
 
+def is_dump(start: str) -> bool:
+    """Whether the first line of a text is a row of a dump of rollouts."""
+    try:
+        return is_rollout(json.loads(start.split("\n", 1)[0]))
+    except (ValueError, RecursionError):
+        return False
+
+
 def from_lines(lines: Iterable[str]) -> Found | None:
     """JSON lines; None where the first objects are no figures (a dump of rollouts, messages of a chat).
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 
 # TRL 1.16, trl/trainer/grpo_trainer.py (`_metrics`), and transformers' Trainer.
 TRL = {
@@ -132,6 +133,114 @@ GXPO = {
     "eval_unscored": "eval/unscored",
 }
 
+# OpenRLHF (2026) trainer/ray/ppo_actor.py, ppo_trainer.py. `rollout/...` is over what was sampled; the others are means
+# over what was trained on, after dynamic batches have split it.
+OPENRLHF = {
+    "rollout/reward_mean": "reward",
+    "reward": "reward",
+    "rollout/reward_std": "reward_std",
+    "policy_loss": "loss",
+    "act_loss": "loss",
+    "actor_grad_norm": "grad_norm",
+    "actor_lr": "lr",
+    "act_lr": "lr",
+    "entropy_loss": "entropy",  # the mean entropy, whatever it is called
+    "kl": "kl",
+    "ppo_kl": "approx_kl",
+    "ppo_clip_ratio": "clip_fraction",
+    "vllm_kl": "gap_kl",
+    "rollout/response_length_mean": "length",
+    "response_length": "length",
+    "rollout/truncated_rate": "truncated",
+    "truncated": "truncated",
+    "rollout/num_samples": "rollouts",
+    "timing/step_total": "seconds",
+    "timing/generation": "seconds_sampling",
+}
+
+# prime-rl (2026): the words of its two consoles, then what it sends to wandb. "Seq. Length" counts the prompt, too.
+PRIME = {
+    "Reward": "reward",
+    "train/agg/effective/reward/mean": "reward",
+    "reward/mean": "reward",
+    "Loss": "loss",
+    "loss/mean": "loss",
+    "Entropy": "entropy",
+    "entropy/all/mean": "entropy",
+    "entropy/mean": "entropy",
+    "Mismatch KL": "gap_kl",
+    "mismatch_kl/all/mean": "gap_kl",
+    "mismatch_kl/mean": "gap_kl",
+    "Grad. Norm": "grad_norm",
+    "optim/grad_norm": "grad_norm",
+    "LR": "lr",
+    "optim/lr": "lr",
+    "train/agg/effective/num_output_tokens/mean": "length",
+    "Seq. Length": "length",
+    "seq_len/mean": "length",
+    "Truncation": "truncated",
+    "train/agg/effective/is_truncated/mean": "truncated",
+    "is_truncated/mean": "truncated",
+    "Turns": "turns",
+    "train/agg/all/solved_none": "zero_wrong",
+    "batch/solve_none": "zero_wrong",
+    "train/agg/all/solved_all": "zero_right",
+    "batch/solve_all": "zero_right",
+    "Max Off-Policy": "staleness_max",
+    "Max. Off-Policy Level": "staleness_max",
+    "off_policy/max": "staleness_max",
+    "off_policy/mean": "staleness_mean",
+    "Time": "seconds",
+    "time/step": "seconds",
+    "Val. Reward": "eval/reward",
+}
+
+# What other programs call the same, in lower case and with underlines for all that is no letter or digit.
+COMMON = {
+    "reward": "reward",
+    "mean_reward": "reward",
+    "reward_mean": "reward",
+    "avg_reward": "reward",
+    "average_reward": "reward",
+    "rewards_mean": "reward",
+    "reward_std": "reward_std",
+    "accuracy": "success",
+    "success_rate": "success",
+    "loss": "loss",
+    "training_loss": "loss",
+    "train_loss": "loss",
+    "policy_loss": "loss",
+    "pg_loss": "loss",
+    "grad_norm": "grad_norm",
+    "gradient_norm": "grad_norm",
+    "lr": "lr",
+    "learning_rate": "lr",
+    "entropy": "entropy",
+    "kl": "kl",
+    "kl_loss": "kl",
+    "kl_divergence": "kl",
+    "approx_kl": "approx_kl",
+    "ppo_kl": "approx_kl",
+    "clip_fraction": "clip_fraction",
+    "clip_frac": "clip_fraction",
+    "clipfrac": "clip_fraction",
+    "pg_clipfrac": "clip_fraction",
+    "clip_ratio": "clip_fraction",
+    "response_length": "length",
+    "completion_length": "length",
+    "mean_length": "length",
+    "length_mean": "length",
+    "truncated": "truncated",
+    "truncation_rate": "truncated",
+    "eval_accuracy": "eval/accuracy",
+    "test_accuracy": "eval/accuracy",
+    "val_accuracy": "eval/accuracy",
+    "eval_reward": "eval/reward",
+    "val_reward": "eval/reward",
+    "epoch": "epoch",
+}
+_PLAIN = re.compile(r"[^a-z0-9]+")
+
 
 def _trl(key: str) -> str | None:
     if key in TRL:
@@ -168,39 +277,81 @@ def _gxpo(key: str) -> str | None:
     return None
 
 
+def _openrlhf(key: str) -> str | None:
+    return OPENRLHF.get(key)
+
+
+def _prime(key: str) -> str | None:
+    return PRIME.get(key)
+
+
+def _common(key: str) -> str | None:
+    plain = _PLAIN.sub("_", key.lower()).strip("_").removeprefix("train_")
+    return COMMON.get(plain) or _trl(key)
+
+
 # Keys that only this trainer writes; a file belongs to the trainer of which it has most.
 SIGNATURES: dict[str, re.Pattern[str]] = {
-    "trl": re.compile(r"(eval_)?(rewards/|reward_std$|frac_reward_zero_std$|completions/|completion_length$)"),
+    "trl": re.compile(
+        r"(eval_)?(rewards/|reward_std$|frac_reward_zero_std$|completions/|completion_length$|clip_ratio/)"
+    ),
     "verl": re.compile(r"critic/(score|rewards|advantages)/|actor/(pg_|ppo_|grad_norm|lr$)|response_length/|val-core/"),
     "gxpo": re.compile(r"(reward_mean|success_rate|zero_signal_groups|weights_crc|tokens_forward|eval_accuracy)$"),
+    "openrlhf": re.compile(r"(policy_loss|actor_lr|act_lr|actor_grad_norm|ppo_clip_ratio|vllm_kl|response_length)$"),
+    "prime-rl": re.compile(
+        r"(Mismatch KL|Grad\. Norm|Seq\. Length|Max\.? Off-Policy|Truncation|MFU|Throughput|LR|Reward)$"
+        r"|(optim/|mismatch_kl/|batch/solve_|off_policy/|train/agg/)"
+    ),
 }
 
-_NAMED: dict[str, Callable[[str], str | None]] = {"trl": _trl, "verl": _verl, "gxpo": _gxpo}
-_TABLES = {"trl": TRL, "verl": VERL, "gxpo": GXPO}
+_NAMED: dict[str, Callable[[str], str | None]] = {
+    "trl": _trl,
+    "unsloth": _trl,
+    "verl": _verl,
+    "gxpo": _gxpo,
+    "openrlhf": _openrlhf,
+    "prime-rl": _prime,
+    "unknown": _common,
+}
+_TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": OPENRLHF, "prime-rl": PRIME}
+
+
+@cache
+def known(key: str) -> bool:
+    """Whether a key is a figure of some trainer: a row without any such is not of a log of training."""
+    key = own(key)
+    return key not in ("epoch", "Time") and (
+        any(named(key) is not None for named in _NAMED.values())
+        or key.startswith(("val-core/", "val-aux/", "val/test"))
+    )
 
 
 def source(keys: Iterable[str]) -> str:
     """The trainer that writes such keys."""
-    known = list(keys)
-    counts = {name: sum(bool(p.match(k)) for k in known) for name, p in SIGNATURES.items()}
+    keys = list(keys)
+    counts = {name: sum(bool(p.match(k)) for k in keys) for name, p in SIGNATURES.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else "unknown"
 
 
+_HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transformers' table in a notebook
+
+
+@cache
 def own(key: str) -> str:
     """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
     and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
-    key = key.rsplit(" - ", 1)[-1].strip()
-    if key.startswith("train/") and not key.startswith("train/global_step"):
+    key = key.rsplit(" - ", 1)[-1].strip().replace(" / ", "/")
+    if key.startswith("train/") and not key.startswith(("train/global_step", "train/agg/")):
         return key.removeprefix("train/")
-    if key.startswith("eval/"):
+    if (key.startswith("eval/") and key.count("/") < 2) or key.startswith(("eval/rewards/", "eval/completions/")):
         return "eval_" + key.removeprefix("eval/")
-    return key
+    return _HF_TABLE.get(key, key)
 
 
 def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
     """Name of each key that has one; of several keys with one name, the first of the trainer's table."""
-    named = _NAMED.get(trainer, _trl)
+    named = _NAMED[trainer]
     order = {key: i for i, key in enumerate(_TABLES.get(trainer, TRL))}
     out: dict[str, str] = {}
     taken: set[str] = set()

@@ -1,4 +1,4 @@
-"""verl's validation figures: one for each data source, variable and statistic."""
+"""Evaluations that a trainer writes for each data source, as one figure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,39 @@ _MEAN = re.compile(
     r"val-(core|aux)/(?P<source>.*)/(?P<variable>acc|reward|score)/mean@(?P<n>\d+)$|val/test_score/(?P<old>.*)$"
 )
 
+# OpenRLHF trainer/ppo_trainer.py `compute_eval_metrics`: eval_SOURCE_pass1 is the mean reward.
+_PASS = re.compile(r"eval[_/](?:eval_)?(?P<source>.*)_pass1$")
+# prime-rl: "Evaluated NAME (Step 3) | ... | Reward 0.5" and, at wandb, eval/NAME/effective/reward/mean or .../avg@N.
+_EVALUATED = re.compile(r"eval/(?P<source>.*?)/(?:effective/(?:[^/]+/)?)?(?:Reward|reward/mean|avg@(?P<n>\d+))$")
+
 Columns = Mapping[str, tuple[list[float], list[float]]]
 
 
-def evaluations(columns: Columns) -> tuple[dict[str, tuple[list[float], list[float], str]], list[str]]:
+def _read(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
+    """Name, source, samples, and whether it is the reward itself."""
+    if trainer == "verl" and (found := _MEAN.match(key)):
+        variable = found["variable"] or "reward"
+        name = "eval/accuracy" if variable == "acc" else "eval/reward"
+        return name, found["source"] or found["old"], int(found["n"] or 0), variable == "reward"
+    if trainer == "openrlhf" and (found := _PASS.match(key)):
+        return "eval/reward", found["source"], 1, True
+    if trainer == "prime-rl" and (found := _EVALUATED.match(key)):
+        return "eval/reward", found["source"], int(found["n"] or 0), True
+    return None
+
+
+def evaluations(columns: Columns, trainer: str) -> tuple[dict[str, tuple[list[float], list[float], str]], list[str]]:
     """eval/accuracy and eval/reward as the mean over the data sources: name -> (steps, values, key), and notes.
 
     A step counts only where every source was measured: a mean over fewer would move with the set of them.
     """
     chosen: dict[str, dict[str, tuple[int, int, str]]] = {}
     for key in columns:
-        found = _MEAN.match(key)
+        found = _read(key, trainer)
         if found is None:
             continue
-        variable, source = found["variable"] or "reward", found["source"] or found["old"]
-        name = "eval/accuracy" if variable == "acc" else "eval/reward"
-        rank = (int(found["n"] or 0), variable == "reward", key)  # most samples; the reward before the raw score
+        name, source, samples, itself = found
+        rank = (samples, itself, key)  # most samples; the reward before the raw score
         chosen.setdefault(name, {})[source] = max(rank, chosen.get(name, {}).get(source, (-1, 0, "")))
     out, notes = {}, []
     for name, sources in chosen.items():

@@ -1,0 +1,228 @@
+"""`Case`: a run's log with the statistics that several checks share, each computed once."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gxpo.doctor.rollout_facts import Facts
+from gxpo.doctor.runlog import Floats, Rollouts, RunLog
+from gxpo.doctor.trend import Trend, trend
+
+# names of reward functions that say whether an answer is right, against those of style and price
+CORRECT = re.compile(r"acc|correct|exact|match|answer|solve|right|success|verif|outcome|task|math|score", re.I)
+STYLE = re.compile(r"format|len|brev|short|long|penalt|cost|style|tag|xml|repet|think|soft|strict|bonus", re.I)
+FRESH = 5  # steps that count as the beginning of a run
+
+
+class Case:
+    """A run under diagnosis.
+
+    log   what was read
+    """
+
+    def __init__(self, log: RunLog) -> None:
+        self.log = log
+        self._trends: dict[str, Trend | None] = {}
+
+    # ---------------------------------------------------------------- series
+    def has(self, *names: str) -> bool:
+        """Whether all of these series have a finite value."""
+        return all(name in self.log for name in names)
+
+    def values(self, name: str) -> Floats:
+        return self.log.values(name)
+
+    def trend(self, name: str) -> Trend | None:
+        """None where the series has fewer than 6 steps."""
+        if name not in self._trends:
+            self._trends[name] = trend(self.values(name))
+        return self._trends[name]
+
+    def rises(self, name: str) -> bool:
+        found = self.trend(name)
+        return found is not None and found.rises
+
+    def falls(self, name: str) -> bool:
+        found = self.trend(name)
+        return found is not None and found.falls
+
+    def mean(self, name: str) -> float:
+        """Over the run; nan where there is nothing."""
+        values = self.values(name)
+        return float(values.mean()) if len(values) else float("nan")
+
+    def first(self, name: str) -> float:
+        """Mean over the first steps; nan where there is nothing."""
+        values = self.values(name)[:FRESH]
+        return float(values.mean()) if len(values) else float("nan")
+
+    def last(self, name: str) -> float:
+        """Mean over the last fifth of the steps, at least three; nan where there is nothing."""
+        values = self.values(name)
+        return float(values[-max(3, len(values) // 5) :].mean()) if len(values) else float("nan")
+
+    def all(self, name: str, low: float, high: float) -> bool:
+        """Whether the series has values and all lie in [low, high]."""
+        values = self.values(name)
+        return len(values) > 0 and bool((values >= low).all() and (values <= high).all())
+
+    def constant(self, name: str) -> bool:
+        values = self.values(name)
+        return len(values) > 1 and float(np.ptp(values)) <= 1e-9 * max(1.0, float(np.abs(values).max()))
+
+    def quote(self, name: str, form: str = ".3g") -> str:
+        """Evidence: the series under the trainer's own key, first and last steps."""
+        steps, values = self.log.steps(name), self.values(name)
+        if not len(values):
+            return f"{self.log.key(name)}: not recorded"
+        if self.constant(name):
+            return f"{self.log.key(name)} = {values[0]:{form}} in all {len(values)} logged steps"
+        return (
+            f"{self.log.key(name)} {self.first(name):{form}} in the first steps, {self.last(name):{form}} in the last "
+            f"(steps {steps[0]:.0f} to {steps[-1]:.0f})"
+        )
+
+    def setting(self, name: str) -> Any:
+        """A setting of the run's configuration; None where it is unknown."""
+        return self.log.config.get(name)
+
+    def number(self, name: str) -> float | None:
+        """A setting as a number; None where it is unknown or none."""
+        try:
+            return float(self.log.config[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    # ---------------------------------------------------------------- shared judgements
+    @cached_property
+    def n(self) -> int:
+        """Steps with a logged reward, or with anything."""
+        sizes = [len(self.values(n)) for n in ("reward", "success", "loss", "grad_norm") if n in self.log]
+        return max(sizes, default=max((len(s) for s in self.log.series.values()), default=0))
+
+    @cached_property
+    def correctness(self) -> str | None:
+        """The series that says how many answers are right: verdicts, else the component that is named so; None where
+        only one total reward is known."""
+        if self.has("success"):
+            return "success"
+        names = [n for n in self.log.components() if CORRECT.search(n) and not STYLE.search(n)]
+        return f"component/{names[0]}" if names and len(self.log.components()) > 1 else None
+
+    @cached_property
+    def held_out(self) -> str | None:
+        """The series of evaluations; None where there are fewer than two."""
+        for name in ("eval/accuracy", "eval/success", "eval/reward"):
+            if len(self.values(name)) >= 2:
+                return name
+        return None
+
+    @cached_property
+    def gains(self) -> bool:
+        """Whether reward, verdicts or evaluations rise beyond their noise."""
+        return self.rises("reward") or self.rises("success") or self.held_out_gain > 0
+
+    @cached_property
+    def held_out_gain(self) -> float:
+        """Sign of the change of the evaluations from the first to the best of the last two: 1, -1, or 0 (in the noise,
+        or none)."""
+        if self.held_out is None:
+            return 0.0
+        values = self.values(self.held_out)
+        change = float(values[-2:].mean() - values[0]) if len(values) > 2 else float(values[-1] - values[0])
+        return float(np.sign(change)) if abs(change) > 2 * self.held_out_error else 0.0
+
+    @cached_property
+    def held_out_error(self) -> float:
+        """Standard error of a difference of two evaluations: from the recorded intervals, else binomial from the number
+        of held-out tasks, else from neighbouring evaluations."""
+        name = self.held_out
+        if name is None:
+            return float("inf")
+        if self.has("eval/low", "eval/high"):
+            half = (self.values("eval/high") - self.values("eval/low")).mean() / 2 / 1.96
+            return float(half * np.sqrt(2))
+        values = self.values(name)
+        tasks = self.held_out_tasks
+        if tasks and float(values.min()) >= 0 and float(values.max()) <= 1:
+            p = min(max(float(values.mean()), 0.5 / tasks), 1 - 0.5 / tasks)
+            return float(np.sqrt(2 * p * (1 - p) / tasks))
+        if len(values) >= 4:
+            return float(np.sqrt(np.mean(np.diff(values) ** 2)))
+        return 0.1
+
+    @cached_property
+    def held_out_tasks(self) -> int | None:
+        """Held-out tasks of one evaluation: recorded, or counted in the rollouts."""
+        if self.has("eval/tasks"):
+            return int(self.values("eval/tasks")[-1])
+        r = self.log.rollouts
+        if r is None or not r.held_out.any():
+            return None
+        last = r.held_out & (r.step == r.step[r.held_out].max())
+        return len({p for p, use in zip(r.prompt, last.tolist(), strict=True) if use})
+
+    @cached_property
+    def rollouts(self) -> Rollouts | None:
+        """Training rollouts; None where there are none."""
+        r = self.log.rollouts
+        if r is None or r.held_out.all():
+            return None
+        return r.select(~r.held_out) if r.held_out.any() else r
+
+    @cached_property
+    def top(self) -> float:
+        """The largest reward that the run has seen, of a step's mean or of a rollout."""
+        seen = [self.values(n).max() for n in ("reward", "reward_max") if n in self.log]
+        if self.rollouts is not None and np.isfinite(self.rollouts.score).any():
+            seen.append(np.nanmax(self.rollouts.score))
+        return float(max(seen, default=float("nan")))
+
+    @cached_property
+    def finished(self) -> bool:
+        """Whether the run has solved its tasks: at its end nearly all groups are at the largest reward seen."""
+        if not self.has("reward") or not np.isfinite(self.top):
+            return False
+        spread = self.top - min(float(self.values("reward").min()), 0.0)
+        return spread > 0 and self.last("reward") >= self.top - 0.05 * spread and self.last("reward") > 0
+
+    @cached_property
+    def silent(self) -> bool:
+        """Whether hardly any group had a signal in any step."""
+        if self.has("zero_signal"):
+            return self.mean("zero_signal") >= 0.98
+        return self.has("grad_norm") and self.all("grad_norm", 0.0, 0.0)
+
+    @cached_property
+    def silent_from_start(self) -> bool:
+        if self.has("zero_signal"):
+            return self.first("zero_signal") >= 0.95
+        return self.has("grad_norm") and self.first("grad_norm") == 0.0
+
+    @property
+    def entropy_first(self) -> float:
+        """Entropy of the first steps; 1 where none was logged."""
+        return self.first("entropy") if self.has("entropy") else 1.0
+
+    @property
+    def group_size(self) -> float | None:
+        """Rollouts a prompt: from the configuration, the metrics or the rollouts."""
+        stated = self.number("group_size")
+        if stated is not None:
+            return stated
+        if self.has("rollouts", "groups"):
+            return float(np.median(self.values("rollouts") / np.maximum(self.values("groups"), 1)))
+        return None if self.facts is None else self.facts.group_size
+
+    def top_of(self, name: str) -> float:
+        """Largest value of a series; 0 where there is none."""
+        return float(self.values(name).max()) if self.has(name) else 0.0
+
+    @cached_property
+    def facts(self) -> Facts | None:
+        """What the training rollouts show; None where there are none."""
+        return None if self.rollouts is None or not len(self.rollouts) else Facts(self.rollouts, self.log.rollouts)

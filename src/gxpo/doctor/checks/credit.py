@@ -1,0 +1,352 @@
+"""What credit there was: silent groups, groups of the wrong rollouts, too small ones, no diversity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gxpo.doctor.case import Case
+from gxpo.doctor.finding import Finding
+from gxpo.doctor.sickness import found, sickness
+
+SILENT = 0.95
+POSITIVE_ONLY = (
+    "psr",
+    "gpg",
+    "raft",
+    "rest_em",
+    "gvpo",
+    "luffy",
+    "disco",
+    "ppo",
+    "gae",
+)  # advantages need no mean of 0
+
+
+def spread_between(case: Case) -> float:
+    """Deviation of the reward over a step's rollouts: recorded by component, or largest less smallest."""
+    seen = [case.mean(n) for n in case.log.series if n.startswith("component_std/")]
+    if case.has("reward_max", "reward_min"):
+        seen.append(float((case.values("reward_max") - case.values("reward_min")).mean()))
+    if case.rollouts is not None:
+        r = case.rollouts
+        known = r.score[np.isfinite(r.score)]
+        if len(known):
+            seen.append(float(known.std()))
+    if not seen and case.has("reward"):
+        seen.append(float(case.values("reward").std()))
+    return max(seen, default=0.0)
+
+
+@sickness(
+    "all_wrong",
+    2,
+    "every answer is wrong: nothing to learn from",
+    "largest = smallest reward in every step from the start; pass rate below 3 / rollouts",
+    needs=("reward",),
+    follows=(
+        "no_eos",
+        "truncation",
+        "wrong_template",
+        "verifier_rejects_right_answers",
+        "labels_misaligned",
+        "all_masked",
+        "no_diversity",
+        "missing_scores",
+    ),
+)
+def all_wrong(case: Case) -> Finding | None:
+    name = "success" if case.has("success") else "reward"
+    values = case.values(name)
+    if len(values) < 5:
+        return None
+    if name == "reward" and len(case.log.components()) > 1 and case.correctness is not None:
+        name, values = case.correctness, case.values(case.correctness)
+    lowest = float(values.min())
+    zero = float((values <= lowest + 1e-9).mean())
+    begin = float(values[:5].max())
+    constant = zero > 0.9 and begin <= lowest + 1e-9 and lowest <= 0.0
+    rare = name == "success" and float(values.mean()) < 0.01 and not case.gains
+    if not (constant or rare):
+        return None
+    if name == "reward" and not case.silent_from_start and spread_between(case) > 1e-9:
+        return None
+    seen = _counted(case)
+    bound = (
+        f"in {seen} rollouts none was right: the pass rate is below {3 / seen:.1e} (95%)"
+        if seen and zero == 1.0
+        else ""
+    )
+    evidence = [case.quote(name), *(case.quote(n) for n in ("zero_signal", "grad_norm") if case.has(n)), bound]
+    ids = ["all_wrong"]
+    if case.facts is None or case.facts.references is None:
+        ids.append("verifier_rejects_right_answers")
+        evidence.append(
+            "too hard, or a verifier that can't read the answers? Reference answers among the rollouts would tell"
+        )
+    if name.startswith("component/"):
+        ids.append("dead_component")
+    return found(
+        ids,
+        "critical",
+        "proved" if zero == 1.0 and len(ids) == 1 else "likely",
+        "every answer is scored as wrong from the first step on",
+        *evidence,
+        examples=case.facts.examples(range(3)) if case.facts is not None else (),
+    )
+
+
+@sickness(
+    "all_right",
+    2,
+    "every answer is right: nothing left to learn",
+    "nearly all groups at the largest reward from the first steps; later it is a run that is done",
+    needs=("reward",),
+    follows=("missing_scores",),
+)
+def all_right(case: Case) -> Finding | None:
+    if len(case.values("reward")) < 5 or not np.isfinite(case.top) or case.top <= 0:
+        return None
+    reward, top = case.values("reward"), case.top
+    level = np.asarray(reward >= 0.98 * top)
+    if (
+        case.first("reward") >= 0.95 * top
+        and level.mean() > 0.7
+        and (case.silent_from_start or not case.has("zero_signal"))
+    ):
+        if case.has("zero_signal") and case.mean("zero_signal") < 0.8:
+            return None
+        if not case.has("zero_signal") and not (level.all() and case.constant("reward")):
+            return None
+        ids = ["all_right"]
+        exactly = case.constant("reward") and case.silent
+        unread = case.rollouts is None
+        evidence = [case.quote("reward"), case.quote("zero_signal") if case.has("zero_signal") else ""]
+        if exactly and unread and case.log.source == "trl":
+            ids.append("missing_scores")
+            evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
+        return found(
+            ids,
+            "warning",
+            "proved" if not unread else "likely",
+            "every answer is right from the first step on: the tasks are too easy",
+            *evidence,
+        )
+    if case.finished and case.has("zero_signal") and case.last("zero_signal") > 0.8:
+        steps = case.log.steps("reward")
+        since = steps[int(np.argmax(level))] if level.any() else steps[-1]
+        return found(
+            "all_right",
+            "note",
+            "likely",
+            f"done: nearly all answers are right from step {since:.0f} on",
+            case.quote("reward"),
+            case.quote("zero_signal"),
+        )
+    return None
+
+
+@sickness(
+    "no_diversity",
+    2,
+    "a group's answers are all the same text",
+    "distinct completions / group size at step 1; entropy near 0 at step 1 with right and wrong groups",
+    needs=("rollouts", "entropy"),
+    follows=(),
+)
+def no_diversity(case: Case) -> Finding | None:
+    facts = case.facts
+    distinct = None if facts is None else facts.distinct_early
+    if facts is not None and distinct is not None:
+        count, size, rows = distinct
+        if size < 2 or count > min(1.5, 0.6 * size):
+            return None
+        if case.entropy_first > 0.3 and count > 1.2:
+            return None
+        if facts.characters <= 1.5 and count > 1.05:
+            return None
+        if case.first("reward") >= 0.95 * case.top > 0:
+            return None  # one right answer each: solved
+        return found(
+            "no_diversity",
+            "critical",
+            "proved",
+            "the answers of a group are the same text from the first step on",
+            f"{count:.1f} different completions in groups of {size:.0f} in the first steps read",
+            *(case.quote(n) for n in ("entropy", "zero_signal") if case.has(n)),
+            *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
+            examples=facts.examples(rows[:2]),
+        )
+    if not case.has("entropy", "reward") or not case.silent_from_start:
+        return None
+    reward, top = case.first("reward"), case.top
+    mixed = spread_between(case) > 1e-3 and reward < 0.98 * top
+    cold = case.number("temperature")
+    if not mixed or case.mean("zero_signal") < 0.9:
+        return None
+    if case.entropy_first < 0.02 or (cold is not None and cold < 0.1) or case.number("top_k") == 1:
+        return found(
+            "no_diversity",
+            "critical",
+            "likely",
+            "the answers of a group are all alike from the first step on",
+            *(case.quote(n) for n in ("entropy", "zero_signal", "reward")),
+            *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
+        )
+    return None
+
+
+@sickness(
+    "group_too_small",
+    2,
+    "the group is too small for a baseline",
+    "p^G + (1 - p)^G of the groups have no signal although the policy is neither always right nor always wrong",
+    needs=("zero_signal", "rollouts"),
+    follows=("wrong_groups",),
+)
+def group_too_small(case: Case) -> Finding | None:
+    size = case.group_size
+    if size is None or size > 3:
+        return None
+    if size <= 1:
+        return found(
+            "group_too_small",
+            "critical",
+            "proved",
+            "groups of one: there is nothing to compare an answer with",
+            f"group size {size:g}",
+        )
+    rate = case.mean("success") if case.has("success") else case.mean("reward") / case.top if case.top > 0 else 0.5
+    rate = min(max(rate, 0.0), 1.0)
+    expected = rate**size + (1 - rate) ** size
+    evidence = [
+        f"group size {size:g}, share of right answers {rate:.2f}: {expected:.0%} of groups are silent by chance"
+    ]
+    evidence += [case.quote("zero_signal")] if case.has("zero_signal") else []
+    if str(case.setting("method") or "").startswith("two_grpo") or case.finished:
+        return None
+    if case.has("zero_signal") and case.mean("zero_signal") < 0.4:
+        return None
+    weak = not case.gains
+    return found(
+        "group_too_small",
+        "warning" if weak or case.mean("zero_signal") > 0.5 else "note",
+        "likely",
+        f"groups of {size:g}: the baseline is chance, and most groups have no signal",
+        *evidence,
+        case.quote("reward"),
+    )
+
+
+@sickness(
+    "wrong_groups",
+    2,
+    "advantages are not relative to their group",
+    "all advantages >= 0 and mean advantage = mean reward; block means of the advantage far from 0",
+    needs=("advantage_min", "rollouts"),
+    follows=(),
+)
+def wrong_groups(case: Case) -> Finding | None:
+    if str(case.setting("method") or "").startswith(POSITIVE_ONLY):
+        return None
+    if case.has("advantage_min", "advantage_mean", "reward"):
+        low = float(case.values("advantage_min").min())
+        steps = set(case.log.steps("advantage_mean").tolist()) & set(case.log.steps("reward").tolist())
+        a = dict(zip(case.log.steps("advantage_mean").tolist(), case.values("advantage_mean").tolist(), strict=True))
+        s = dict(zip(case.log.steps("reward").tolist(), case.values("reward").tolist(), strict=True))
+        x, y = np.array([a[k] for k in sorted(steps)]), np.array([s[k] for k in sorted(steps)])
+        same = len(x) >= 5 and float(np.abs(x - y).mean()) < 0.2 * max(float(np.abs(y).mean()), 1e-9)
+        if low >= -1e-9 and same and float(y.mean()) > 0:
+            return found(
+                "wrong_groups",
+                "critical",
+                "proved",
+                "advantages are the raw rewards: every rollout is a group of its own",
+                case.quote("advantage_min"),
+                case.quote("advantage_mean"),
+                case.quote("reward"),
+            )
+    seen = None if case.facts is None else case.facts.advantages
+    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt":
+        return None
+    line = (
+        f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
+        f"with the score within groups {seen.correlation:.2f} ({seen.groups} groups)"
+    )
+    if seen.raw:
+        return found(
+            "wrong_groups",
+            "critical",
+            "proved",
+            "advantages are the raw rewards: no group's mean was subtracted",
+            line,
+            examples=case.facts.examples(case.facts.members[0]),
+        )
+    if seen.off_centre > 0.25 and seen.correlation > 0.2:
+        return found(
+            "wrong_groups",
+            "critical",
+            "likely",
+            "advantages do not sum to 0 within a group: groups are of the wrong rollouts",
+            line,
+            examples=case.facts.examples(case.facts.members[0]),
+        )
+    return None
+
+
+def _counted(case: Case) -> int:
+    """Rollouts of the run: those of the metrics, else those that were read."""
+    if case.has("rollouts"):
+        return int(case.values("rollouts").sum())
+    return len(case.rollouts) if case.rollouts is not None else 0
+
+
+@sickness(
+    "advantage_sign",
+    2,
+    "advantages point the wrong way, or belong to other rows",
+    "correlation of advantage and reward within groups of -1 or 0; else reward falls steadily from step 1 with a calm "
+    "gradient",
+    needs=("rollouts", "grad_norm"),
+    follows=("wrong_groups", "reward_noise"),
+)
+def advantage_sign(case: Case) -> Finding | None:
+    seen = None if case.facts is None else case.facts.advantages
+    if seen is not None and case.facts is not None and seen.groups >= 5:
+        line = f"correlation of advantage and score within {seen.groups} groups: {seen.correlation:.2f}"
+        some = case.facts.examples(case.facts.members[0])
+        if seen.correlation < -0.5:
+            return found(
+                "advantage_sign",
+                "critical",
+                "proved",
+                "the better answer has the smaller advantage",
+                line,
+                examples=some,
+            )
+        if abs(seen.correlation) < 0.2:
+            return found(
+                "advantage_sign",
+                "critical",
+                "proved",
+                "advantages have nothing to do with the rewards beside them: rows are out of order",
+                line,
+                examples=some,
+            )
+    score = case.trend("reward")
+    if score is None or not score.falls or score.n < 10:
+        return None
+    from_start = score.first - score.last > 4 * score.ends_error and score.best - score.first < 2 * score.ends_error
+    grad = case.values("grad_norm")
+    positive = grad[grad > 0]
+    calm = len(positive) >= 6 and float(positive.max()) < 10 * float(np.median(positive[:8]))
+    if not (from_start and calm):
+        return None
+    return found(
+        ["advantage_sign", "lr_too_high"],
+        "critical",
+        "possible",
+        "reward falls steadily from the first step on: the gradient points the wrong way",
+        case.quote("reward"),
+        case.quote("grad_norm"),
+        "an overfit test on one batch tells: with a right sign its reward rises at a tenth of the rate, too",
+    )

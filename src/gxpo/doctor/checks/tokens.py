@@ -1,0 +1,161 @@
+"""Whose tokens: the sampler's log-probs against the learner's, and how far one batch is reused."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gxpo.doctor.case import Case
+from gxpo.doctor.finding import Finding
+from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.trend import trend
+
+GAPS = ("gap_mean", "gap_probability", "gap_max", "gap_pearson", "gap_ratio")
+USUAL = {"gap_mean": 0.05, "gap_probability": 0.02}  # nats, probability: above what bfloat16 engines show when in step
+SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2}
+
+
+def _gap(case: Case) -> str | None:
+    """The series that tells the mean gap best."""
+    return next((n for n in ("gap_mean", "gap_probability") if case.has(n)), None)
+
+
+def grows(case: Case, name: str) -> bool:
+    """Whether the gap begins small and rises to several times its start."""
+    values = case.values(name)
+    found_trend = trend(values)
+    if found_trend is None or not found_trend.rises:
+        return False
+    return found_trend.last > 3 * max(found_trend.first, 1e-4) and found_trend.last > 0.4 * USUAL.get(name, 0.1)
+
+
+@sickness(
+    "logprob_shift",
+    3,
+    "log-probs of sampler and learner belong to other tokens or another template",
+    "mean gap above 0.5 nats (0.2 in probability) or Pearson below 0.5 at step 1",
+    needs=GAPS,
+    follows=("wrong_template",),
+)
+def logprob_shift(case: Case) -> Finding | None:
+    name = _gap(case)
+    at_once = name is not None and float(case.values(name)[0]) > SHIFTED[name]
+    apart = case.has("gap_pearson") and float(case.values("gap_pearson")[0]) < 0.5
+    if not (at_once or apart):
+        return None
+    evidence = [case.quote(n) for n in GAPS if case.has(n)]
+    return found(
+        "logprob_shift",
+        "critical",
+        "proved" if apart and at_once else "likely",
+        "at step 1 the learner's log-probs have little to do with the sampler's: shifted tokens or another template",
+        *evidence,
+    )
+
+
+@sickness(
+    "stale_sampler",
+    3,
+    "the sampler keeps old weights",
+    "gap of sampler and learner grows from about 0; rollouts do not follow the policy",
+    needs=(*GAPS, "staleness_mean"),
+    follows=("lr_too_high",),
+)
+def stale_sampler(case: Case) -> Finding | None:
+    if logprob_shift(case) is not None:
+        return None
+    staleness = case.trend("staleness_mean")
+    if staleness is not None and staleness.last > 8 and staleness.last > 3 * max(staleness.first, 1):
+        return found(
+            "stale_sampler",
+            "critical",
+            "proved",
+            "rollouts are sampled with ever older weights",
+            case.quote("staleness_mean"),
+        )
+    name = _gap(case) or ("gap_max" if case.has("gap_max") else None)
+    if name is None or not grows(case, name):
+        return None
+    if name == "gap_max" and case.last(name) < 1.0:
+        return None
+    values = case.values(name)
+    third = len(values) // 3
+    saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
+    if saturates and case.last(name) < 4 * USUAL.get(name, 0.1):
+        return None  # a bounded lag
+    return found(
+        "stale_sampler",
+        "critical",
+        "likely",
+        "the sampler falls behind the learner: it does not receive its weights",
+        *(case.quote(n) for n in GAPS if case.has(n)),
+        case.quote("reward"),
+        "the same picture: an adapter that is not delivered; the gap drops after each delivery if there is one",
+    )
+
+
+@sickness(
+    "sampler_mismatch",
+    3,
+    "sampler and learner disagree on the same weights",
+    "mean gap above 0.05 nats (0.02 in probability), or Pearson below 0.98, from step 1 and without growth",
+    needs=GAPS,
+    follows=(),
+)
+def sampler_mismatch(case: Case) -> Finding | None:
+    if logprob_shift(case) is not None or stale_sampler(case) is not None:
+        return None
+    name = _gap(case)
+    large = (
+        name is not None and float(np.median(case.values(name))) > USUAL[name] and case.first(name) > 0.6 * USUAL[name]
+    )
+    apart = case.has("gap_pearson") and float(np.median(case.values("gap_pearson"))) < 0.98
+    worst = name is None and case.has("gap_max") and float(np.median(case.values("gap_max"))) > 1.0
+    if not (
+        large
+        or (apart and name is None)
+        or (apart and name is not None and case.first(name) > 0.3 * USUAL[name])
+        or worst
+    ):
+        return None
+    return found(
+        "sampler_mismatch",
+        "warning" if case.gains else "critical",
+        "likely",
+        "sampler and learner give the same tokens other probabilities from the first step on",
+        *(case.quote(n) for n in GAPS if case.has(n)),
+        *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_p", "top_k") if case.setting(n)),
+    )
+
+
+@sickness(
+    "too_off_policy",
+    3,
+    "too many updates on the same rollouts",
+    "clip share above 25%, or largest ratio above 100, while reward stalls or falls",
+    needs=("clip_fraction", "ratio_max"),
+    follows=("stale_sampler", "sampler_mismatch", "logprob_shift"),
+)
+def too_off_policy(case: Case) -> Finding | None:
+    clipped = float(np.quantile(case.values("clip_fraction"), 0.8)) if case.has("clip_fraction") else 0.0
+    ratio = float(np.median(case.values("ratio_max"))) if case.has("ratio_max") else 0.0
+    reuse = case.number("epochs")
+    score = case.trend("reward")
+    if clipped < 0.25 and ratio < 100:
+        return None
+    if reuse is not None and reuse < 2 and clipped < 0.4:
+        return None
+    evidence = [case.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if case.has(n)]
+    evidence += [f"updates on the same rollouts: {reuse:g}"] if reuse else []
+    worse = score is not None and (case.falls("reward") or score.best - score.last > 4 * score.ends_error)
+    if case.gains and not worse:
+        return found(
+            "too_off_policy", "note", "possible", "many tokens are clipped, but the run still gains", *evidence
+        )
+    return found(
+        "too_off_policy",
+        "critical" if worse else "warning",
+        "likely" if (reuse or 0) >= 4 or worse else "possible",
+        "too many updates on the same rollouts: the policy runs away from what it sampled",
+        *evidence,
+        case.quote("reward"),
+    )

@@ -1,0 +1,458 @@
+"""Where it went: entropy, length, components, memorising, evaluations, KL drift, resumes, tools, time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gxpo.doctor.case import Case
+from gxpo.doctor.finding import Finding
+from gxpo.doctor.sickness import found, sickness
+
+LEAST = 12  # steps below which a direction is not judged
+
+
+@sickness(
+    "entropy_collapse",
+    5,
+    "entropy collapse: one answer per prompt before the tasks are solved",
+    "entropy below 10% of its start and reward stalled below the largest seen, no gain in the second half",
+    needs=("entropy",),
+    follows=(
+        "lr_too_high",
+        "reward_ignores_completion",
+        "length_hack",
+        "component_dominates",
+        "reward_noise",
+        "reward_sign",
+        "advantage_sign",
+        "kl_runaway",
+        "too_off_policy",
+    ),
+)
+def entropy_collapse(case: Case) -> Finding | None:
+    if case.n < LEAST or not case.has("reward") or case.finished:
+        return None
+    begin, end = case.first("entropy"), case.last("entropy")
+    if not (begin > 0.02 and end < 0.1 * begin):
+        return None
+    reward = case.values("reward")
+    half = reward[len(reward) // 2 :]
+    stalled = len(half) >= 6 and half[-3:].mean() - half[:3].mean() < 2 * np.sqrt(np.mean(np.diff(half) ** 2) / 3)
+    if not stalled:
+        return None
+    silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
+    if case.held_out_gain > 0 and not silent > 0.8:
+        return None
+    return found(
+        "entropy_collapse",
+        "warning" if case.gains else "critical",
+        "likely" if silent > 0.7 else "possible",
+        "entropy has collapsed before the tasks are solved: a group's answers are all alike",
+        case.quote("entropy"),
+        case.quote("reward"),
+        case.quote("zero_signal") if case.has("zero_signal") else "",
+    )
+
+
+def _right(case: Case) -> tuple[str, float] | None:
+    """The series that says whether answers get better, and its change in standard errors; None where none does."""
+    if case.held_out is not None and case.held_out != "eval/reward":
+        values = case.values(case.held_out)
+        return case.held_out, float((values[-1] - values[0]) / max(case.held_out_error, 1e-9))
+    if case.correctness is not None:
+        change = case.trend(case.correctness)
+        if change is not None:
+            return case.correctness, change.change / max(change.error, 1e-9)
+    return None
+
+
+@sickness(
+    "length_hack",
+    5,
+    "length hack: the reward pays length",
+    "length grows to 1.5 times its start while reward rises and correctness or evaluation does not; correlation of "
+    "length and reward within groups above 0.5",
+    needs=("length",),
+    follows=(),
+)
+def length_hack(case: Case) -> Finding | None:
+    if case.n < LEAST or not case.has("length", "reward"):
+        return None
+    begin, end = case.first("length"), case.last("length")
+    if not (end > 1.4 * begin and case.rises("length") and case.rises("reward")):
+        return None
+    right = _right(case)
+    if right is not None and right[1] > 2:
+        return None
+    pays = None if case.facts is None else case.facts.length_pays
+    paid = pays is not None and pays > 0.5
+    if right is None and not paid:
+        return None
+    if pays is not None and pays < 0.2:
+        return None
+    evidence = [case.quote("length"), case.quote("reward")]
+    evidence += [case.quote(right[0])] if right else []
+    evidence += [f"within groups, completion length and reward correlate at {pays:.2f}"] if pays is not None else []
+    return found(
+        "length_hack",
+        "critical" if right is not None and right[1] < -2 else "warning",
+        "likely" if paid else "possible",
+        "the reward is paid for length: answers grow and do not get better",
+        *evidence,
+    )
+
+
+@sickness(
+    "length_collapse",
+    5,
+    "length collapse: answers shrink to nothing while correctness falls",
+    "length below 35% of its start, total reward not falling, correctness or evaluation falling",
+    needs=("length",),
+    follows=("lr_too_high", "reward_sign", "advantage_sign"),
+)
+def length_collapse(case: Case) -> Finding | None:
+    if case.n < LEAST or not case.has("length", "reward"):
+        return None
+    begin, end = case.first("length"), case.last("length")
+    if not (end < 0.6 * begin and case.falls("length")) or case.falls("reward"):
+        return None
+    right = _right(case)
+    pays = None if case.facts is None else case.facts.length_pays
+    if right is not None and right[1] < -2.5:
+        return found(
+            "length_collapse",
+            "critical",
+            "likely",
+            "answers shrink while fewer of them are right",
+            case.quote("length"),
+            case.quote("reward"),
+            case.quote(right[0]),
+            f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
+        )
+    if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
+        return found(
+            "length_collapse",
+            "warning",
+            "possible",
+            "answers shrink, and short ones are paid",
+            case.quote("length"),
+            case.quote("reward"),
+            f"within groups, completion length and reward correlate at {pays:.2f}",
+        )
+    return None
+
+
+@sickness(
+    "component_dominates",
+    5,
+    "one reward function pays while correctness falls or stands still",
+    "total and one component rise, correctness does not; share of the within-group variance by component",
+    needs=("component/NAME",),
+    follows=("reward_sign",),
+)
+def component_dominates(case: Case) -> Finding | None:
+    names = case.log.components()
+    if case.n < LEAST or len(names) < 2 or not case.rises("reward") or case.correctness is None:
+        return None
+    right = case.trend(case.correctness)
+    name = case.correctness.removeprefix("component/")
+    if (
+        right is None
+        or right.rises
+        or (case.top_of(case.correctness) and right.last > 0.9 * case.top_of(case.correctness))
+    ):
+        return None
+    if case.constant(case.correctness):
+        return None
+    others = [n for n in names if n != name and case.rises(f"component/{n}")]
+    if not others or case.held_out_gain > 0:
+        return None
+    share = {} if case.facts is None else case.facts.shares
+    other = max(others, key=lambda n: share.get(n, case.trend(f"component/{n}").change))  # type: ignore[union-attr]
+    big = share.get(other, 0.0) > 0.6
+    if not (right.falls or big):
+        return None
+    lengthy = "len" in other.lower() or case.log.source == "unknown"
+    evidence = [case.quote(f"component/{other}"), case.quote(case.correctness), case.quote("reward")]
+    evidence += (
+        ["share of the reward's variance within groups: " + ", ".join(f"{k} {v:.0%}" for k, v in share.items())]
+        if share
+        else []
+    )
+    ids = ["component_dominates"]
+    if lengthy and case.has("length"):
+        if case.last("length") > 1.4 * case.first("length"):
+            ids = ["length_hack", "component_dominates"]
+        elif case.last("length") < 0.6 * case.first("length"):
+            ids = ["length_collapse", "component_dominates"]
+    return found(
+        ids,
+        "critical" if right.falls else "warning",
+        "likely",
+        f"{other} is what the policy is paid for: {name} {'falls' if right.falls else 'stands still'}",
+        *evidence,
+    )
+
+
+@sickness(
+    "kl_runaway",
+    5,
+    "the policy runs away from its reference",
+    "KL grows more than tenfold and past 1 nat a token while reward or evaluation falls",
+    needs=("kl",),
+    follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack"),
+)
+def kl_runaway(case: Case) -> Finding | None:
+    kl = case.values("kl")
+    if len(kl) < 8:
+        return None
+    begin, end = max(float(np.median(kl[:3])), 1e-4), float(np.median(kl[-max(3, len(kl) // 5) :]))
+    if not (end > 10 * begin and end > 1.0):
+        return None
+    score = case.trend("reward")
+    worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
+    if case.gains and not worse and case.held_out_gain >= 0:
+        return found(
+            "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", case.quote("kl")
+        )
+    return found(
+        "kl_runaway",
+        "critical" if worse or case.held_out_gain < 0 else "warning",
+        "likely",
+        "the policy runs away from its reference",
+        case.quote("kl"),
+        case.quote("reward"),
+        case.quote(case.held_out) if case.held_out else "",
+    )
+
+
+@sickness(
+    "memorising",
+    5,
+    "memorising: training reward rises, held-out reward does not",
+    "training reward gains significantly, evaluations do not although they could have shown it",
+    needs=("eval/accuracy", "eval/reward"),
+    follows=("duplicate_prompts",),
+)
+def memorising(case: Case) -> Finding | None:
+    name = case.held_out
+    if name is None or case.n < LEAST or len(case.values(name)) < 3:
+        return None
+    source = "success" if case.has("success") else "reward"
+    train = case.trend(source)
+    if train is None or not train.rises:
+        return None
+    values = case.values(name)
+    gain = max(train.ends, train.change)
+    change = float(values[-2:].mean() - values[0])
+    error = case.held_out_error
+    # the level differs (greedy against sampled), so the slopes are compared; a gain of greedy accuracy is capped at 1
+    room = 1.0 - float(values[0]) if values.max() <= 1 else gain
+    expected = min(gain, room)
+    falls_from_best = float(values.max() - values[-2:].mean()) > 3 * error
+    if expected < 0.1 or change > 0.35 * expected or (change > 2 * error and not falls_from_best):
+        return None
+    if expected - change < 3 * error:
+        return None
+    few = None if case.facts is None else case.facts.prompts[0]
+    evidence = [case.quote(source), case.quote(name), f"standard error of a difference of two evaluations: {error:.2g}"]
+    if few is not None:
+        evidence.append(f"{few} different prompts in the rollouts that were read")
+    epochs = case.values("epoch")
+    many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
+    if len(epochs):
+        evidence.append(case.quote("epoch"))
+    return found(
+        "memorising",
+        "critical" if change < -2 * error else "warning",
+        "likely" if many or change < 0 else "possible",
+        "training reward rises and the held-out one does not: the policy memorises its prompts",
+        *evidence,
+    )
+
+
+@sickness(
+    "duplicate_prompts",
+    5,
+    "few different prompts",
+    "distinct prompts over the run, more than 20 passes over the data, evaluation flat",
+    needs=("epoch", "rollouts"),
+    follows=(),
+)
+def duplicate_prompts(case: Case) -> Finding | None:
+    epochs = case.values("epoch")
+    few, groups = (None, None) if case.facts is None else case.facts.prompts
+    passes = float(epochs[-1]) if len(epochs) else float("nan")
+    tiny = few is not None and groups is not None and few <= 16 and groups >= 5 * few
+    if not tiny and not passes > 20:
+        return None
+    evidence = (
+        [f"{few} different prompts in {groups} groups of rollouts"] if few is not None and groups is not None else []
+    )
+    evidence += [case.quote("epoch")] if len(epochs) else []
+    evidence += [case.quote(case.held_out)] if case.held_out else []
+    if case.held_out is not None and case.held_out_gain > 0:
+        return found("duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence)
+    return found(
+        "duplicate_prompts",
+        "warning",
+        "proved" if tiny else "likely",
+        "the same few prompts are used again and again",
+        *evidence,
+    )
+
+
+@sickness(
+    "eval_leak",
+    5,
+    "held-out prompts are training prompts",
+    "overlap of evaluation and training prompts, spaces and case aside",
+    needs=("rollouts",),
+    follows=(),
+)
+def eval_leak(case: Case) -> Finding | None:
+    facts = case.facts
+    if facts is None or facts.overlap is None or facts.whole is None:
+        return None
+    share, count, of, rows = facts.overlap
+    if share < 0.2 or count < 2:
+        return None
+    return found(
+        "eval_leak",
+        "warning",
+        "proved",
+        f"{share:.0%} of the held-out prompts are training prompts",
+        f"{count} of {of} different held-out prompts also occur among the training rollouts that were read",
+        examples=facts.examples(rows, facts.whole),
+    )
+
+
+@sickness(
+    "eval_too_small",
+    5,
+    "the evaluation is too small to see the gain",
+    "95% interval of a difference of evaluations wider than the training gain",
+    needs=("eval/accuracy", "eval/reward"),
+    follows=(),
+)
+def eval_too_small(case: Case) -> Finding | None:
+    tasks, train = case.held_out_tasks, case.trend("success" if case.has("success") else "reward")
+    if case.held_out is None or train is None or tasks is None:
+        return None
+    error = case.held_out_error
+    values = case.values(case.held_out)
+    if not (values.min() >= 0 and values.max() <= 1):
+        return None
+    wanted = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
+    if tasks > 40 or 1.96 * error < 0.15 or case.held_out_gain != 0:
+        return None
+    return found(
+        "eval_too_small",
+        "warning" if tasks <= 16 else "note",
+        "proved",
+        f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
+        case.quote(case.held_out),
+        f"{wanted} tasks show a change of 0.1",
+    )
+
+
+@sickness(
+    "resume_discontinuity",
+    5,
+    "a resume lost state: steps, rate or entropy jump",
+    "step numbers repeat or jump; learning rate or its warm-up begins again in the middle of the run",
+    needs=("lr", "loss", "reward"),
+    follows=(),
+)
+def resume_discontinuity(case: Case) -> Finding | None:
+    lines = []
+    main = next((case.log.series[n] for n in ("reward", "loss", "grad_norm") if n in case.log.series), None)
+    if main is not None and len(main) > 5:
+        jumps = np.diff(main.steps)
+        back = np.flatnonzero(jumps <= 0)
+        if len(back):
+            i = int(back[0])
+            lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+        usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
+        ahead = np.flatnonzero(jumps > 3 * usual)
+        if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
+            i = int(ahead[0])
+            lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+    held = case.log.series.get("lr")
+    if held is not None and len(held) > 10:
+        rates = held.values
+        change = np.diff(rates)
+        top = float(np.nanmax(rates))
+        up = np.flatnonzero(change > 0.3 * top)
+        down = np.flatnonzero(change < -0.5 * top)
+        falling = np.flatnonzero(change[2:] < 0) + 2
+        # a warm-up in the middle, or the whole rate back after a decay
+        for i in (*down.tolist(), *[j for j in up.tolist() if j > 2 and (falling < j).any()]):
+            if 2 < i < len(rates) - 2 and not (case.setting("schedule") or "").startswith("cosine_with_restarts"):
+                if change[i] < 0 and not (change[i + 1 :] > 0).any():
+                    continue
+                lines.append(
+                    f"{held.key} goes from {rates[i]:.3g} to {rates[i + 1]:.3g} after step {held.steps[i]:.0f}"
+                )
+                break
+    if not lines:
+        return None
+    entropy = case.quote("entropy") if case.has("entropy") else ""
+    return found(
+        "resume_discontinuity",
+        "warning",
+        "proved",
+        "a resume did not go on where the run had stopped",
+        *lines,
+        entropy,
+    )
+
+
+@sickness(
+    "tool_failures",
+    5,
+    "tool calls fail",
+    "share of failing or unreadable calls above one half over the whole run, not falling",
+    needs=("tool_failures", "malformed", "illegal"),
+    follows=("truncation", "wrong_template"),
+)
+def tool_failures(case: Case) -> Finding | None:
+    for name in ("tool_failures", "malformed", "illegal"):
+        if case.has(name) and case.first(name) > 0.5 and case.last(name) > 0.5 and not case.falls(name):
+            if name == "tool_failures" and case.has("tool_calls") and case.mean("tool_calls") < 0.05:
+                continue
+            return found(
+                "tool_failures",
+                "warning" if case.gains else "critical",
+                "likely",
+                "most tool calls fail, and it does not get better",
+                case.quote(name),
+                case.quote("reward"),
+            )
+    return None
+
+
+@sickness(
+    "slow_tail",
+    5,
+    "sampling waits for the longest completion",
+    "longest / mean completion above 8, and sampling more than half of the step",
+    needs=("seconds_sampling",),
+    follows=("truncation", "no_eos", "length_hack"),
+)
+def slow_tail(case: Case) -> Finding | None:
+    if not case.has("seconds_sampling", "seconds", "length", "length_max"):
+        return None
+    share = case.mean("seconds_sampling") / max(case.mean("seconds"), 1e-9)
+    tail = case.mean("length_max") / max(case.mean("length"), 1e-9)
+    if share < 0.5 or tail < 8:
+        return None
+    return found(
+        "slow_tail",
+        "note",
+        "likely",
+        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times the mean",
+        case.quote("length_max"),
+        case.quote("length"),
+        case.quote("seconds_sampling"),
+    )

@@ -1,0 +1,42 @@
+"""Warnings and errors among the lines of a console."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+MOST = 50
+_SAYS = re.compile(
+    r"\b\w*Warning: |^\s*(?:\[?\d{4}[-/].*)?\[?(?:WARNING|ERROR|CRITICAL)\b|All reward functions returned None"
+    r"|CUDA out of memory|OutOfMemoryError|\bnan\b.*\b(?:loss|grad)|Killed$|NCCL (?:error|timeout)"
+)
+_RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.\d]*|\d\d:\d\d:\d\d|0x[0-9a-f]+|pid=\d+|line \d+")
+
+
+@dataclass
+class Messages:
+    """The first `MOST` different ones, each once, as printed; a traceback is its last line."""
+
+    texts: list[str] = field(default_factory=list)
+    open: bool = False  # inside a traceback
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, line: str) -> None:
+        text = line.strip()
+        if text.startswith("Traceback (most recent call last)"):
+            self.open = True
+            return
+        if self.open:
+            if not _RAISED.match(text):
+                if text and not line.startswith((" ", "\t")) and not text.startswith(("During", "The above")):
+                    self.open = False
+                return
+            self.open = False
+        elif not _SAYS.search(line) or text.startswith(("{", "warnings.warn")):
+            return
+        text = text[:300]
+        alike = _STAMP.sub("", text)
+        if alike not in self._seen and len(self.texts) < MOST:
+            self._seen.add(alike)
+            self.texts.append(text)

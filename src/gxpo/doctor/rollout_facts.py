@@ -1,0 +1,491 @@
+"""`Facts`: what single rollouts show, each statistic computed when a check first asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gxpo.doctor.runlog import Floats, Rollouts
+
+Index = NDArray[np.int64]
+EARLY = 3  # recorded steps that count as the beginning
+SHIFTS = (-3, -2, -1, 1, 2, 3)  # prompts by which references may be off
+TEMPLATE = re.compile(
+    r"<\|(?:im_start|im_end|start_header_id|eot_id|user|assistant|system|endoftext)\|>|\[/?INST\]|<</?SYS>>"
+    r"|<start_of_turn>|(?:^|\n)\s*(?:###\s*(?:Instruction|Response|Human|Assistant)|(?:Human|User|Assistant|user|assistant)\s*:)"
+)
+MESSAGES = re.compile(r"[\[{]\s*['\"]role['\"]\s*:")
+
+
+@dataclass(frozen=True)
+class References:
+    """Completions against the reference answers beside them.
+
+    n            rollouts with a score and a reference
+    hits         of them those that contain their reference as words of its own
+    chance       share that contains the reference of another prompt
+    accepted     share of the hits with more than the lowest score
+    score_hit    mean score of hits, and `score_miss` of the others, as shares of the score's range
+    rejected     row indices of hits with the lowest score
+    shift        (prompts by which references are off, share of completions with that one, share with their own)
+    consensus    (share of answers that are their group's commonest, share of groups whose commonest contains the
+                 reference, groups) where answers agree with each other and not with the reference
+    contradictions, repeated   prompts with more than one reference, prompts that occur in several groups; and rows
+    """
+
+    n: int
+    hits: int
+    chance: float
+    accepted: float
+    score_hit: float
+    score_miss: float
+    rejected: Index
+    shift: tuple[int, float, float] | None
+    consensus: tuple[float, float, int] | None
+    contradictions: int
+    repeated: int
+    contradicting: Index
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Recorded advantages against the scores beside them.
+
+    groups        groups of unequal scores
+    correlation   of advantage and score, both centred in their group, over those groups
+    off_centre    root mean square of the groups' mean advantage / that of the advantages
+    raw           whether advantages are the scores themselves
+    residue       row indices of groups of equal scores with advantages other than 0; of `equal` rows in such groups
+    """
+
+    groups: int
+    correlation: float
+    off_centre: float
+    raw: bool
+    residue: Index
+    equal: int
+    size: float
+
+
+def words(text: str) -> str:
+    """Words and numbers of a text, in lower case between single spaces: " 12 apples ", so that 12 is not in 312."""
+    return " " + " ".join(re.findall(r"-?\d+(?:[.,]\d+)*|[^\W\d_]+", text.lower())) + " "
+
+
+class Facts:
+    """Statistics of training rollouts.
+
+    r      the training rollouts
+    whole  these and the held-out ones
+    """
+
+    def __init__(self, r: Rollouts, whole: Rollouts | None = None) -> None:
+        self.r, self.whole = r, whole
+
+    # ---------------------------------------------------------------- groups
+    @cached_property
+    def members(self) -> list[Index]:
+        """Row indices of each group of two or more."""
+        held: dict[int, list[int]] = defaultdict(list)
+        for row, group in enumerate(self.r.group.tolist()):
+            if group >= 0:
+                held[group].append(row)
+        return [np.array(rows) for rows in held.values() if len(rows) > 1]
+
+    @cached_property
+    def group_size(self) -> float | None:
+        """Median size of groups, groups of one included; None where groups are unknown or made of equal prompts."""
+        if self.r.grouped_by == "prompt" or not (self.r.group >= 0).any():
+            return None
+        return float(np.median(np.unique(self.r.group[self.r.group >= 0], return_counts=True)[1]))
+
+    @cached_property
+    def early(self) -> list[Index]:
+        """Groups of the first recorded steps."""
+        first = np.unique(self.r.step)[:EARLY]
+        return [rows for rows in self.members if self.r.step[rows[0]] in first]
+
+    @cached_property
+    def distinct_early(self) -> tuple[float, float, Index] | None:
+        """(mean number of different completions of a group, mean group size, rows of the most alike group) in the first
+        recorded steps; None without groups."""
+        if not self.early:
+            return None
+        counts = [len({self.r.completion[i] for i in rows}) for rows in self.early]
+        return (
+            float(np.mean(counts)),
+            float(np.mean([len(rows) for rows in self.early])),
+            self.early[int(np.argmin(counts))],
+        )
+
+    @cached_property
+    def characters(self) -> float:
+        """Mean length of a completion in characters."""
+        return float(np.mean([len(c) for c in self.r.completion]))
+
+    # ---------------------------------------------------------------- scores
+    def centred(self, values: Floats, groups: Iterable[Index] | None = None) -> tuple[Floats, Index]:
+        """(values less their group's mean, row indices), over the groups whose values are all known."""
+        parts, rows = [], []
+        for group in self.members if groups is None else groups:
+            own = values[group]
+            if np.isfinite(own).all():
+                parts.append(own - own.mean())
+                rows.append(group)
+        if not parts:
+            return np.empty(0), np.empty(0, dtype=np.int64)
+        return np.concatenate(parts), np.concatenate(rows)
+
+    def correlation(self, x: Floats, y: Floats) -> float | None:
+        """Of two columns within groups: sum of the products of what each row differs from its group's mean by, over the
+        root of the product of their sums of squares. None where one of them does not vary within any group."""
+        usable = [g for g in self.members if np.isfinite(x[g]).all() and np.isfinite(y[g]).all()]
+        a, _ = self.centred(x, usable)
+        b, _ = self.centred(y, usable)
+        scale = float(np.sqrt((a @ a) * (b @ b))) if len(a) else 0.0
+        return float(a @ b) / scale if scale > 1e-12 else None
+
+    @cached_property
+    def lengths(self) -> Floats:
+        """Tokens of each completion, where they are unknown characters."""
+        known = np.isfinite(self.r.tokens)
+        return self.r.tokens if known.all() else np.array([float(len(c)) for c in self.r.completion])
+
+    @cached_property
+    def length_pays(self) -> float | None:
+        """Correlation of length and score within groups."""
+        return self.correlation(self.lengths, self.r.score)
+
+    @cached_property
+    def spread(self) -> tuple[float, float, float, int] | None:
+        """(root mean square deviation of scores within groups, deviation of the groups' means, mean share of different
+        completions in a group, groups); None without two scored groups."""
+        groups = [g for g in self.members if np.isfinite(self.r.score[g]).all()]
+        if len(groups) < 2:
+            return None
+        inside, _ = self.centred(self.r.score, groups)
+        means = np.array([self.r.score[g].mean() for g in groups])
+        different = np.mean([len({self.r.completion[i] for i in g}) / len(g) for g in groups])
+        return float(np.sqrt(np.mean(inside**2))), float(means.std()), float(different), len(groups)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Covariance of each component with the total within groups / variance of the total: sums to 1 for unweighted
+        components."""
+        total, _ = self.centred(self.r.score)
+        scale = float(total @ total) if len(total) else 0.0
+        if scale <= 1e-12 or len(self.r.components) < 2:
+            return {}
+        found = {}
+        for name, values in self.r.components.items():
+            usable = [g for g in self.members if np.isfinite(values[g]).all() and np.isfinite(self.r.score[g]).all()]
+            part, _ = self.centred(values, usable)
+            whole, _ = self.centred(self.r.score, usable)
+            found[name] = float(part @ whole) / scale if len(part) else 0.0
+        return found
+
+    @cached_property
+    def same_text(self) -> tuple[int, int, float, Index] | None:
+        """(pairs of equal completions in a group, of them with different scores, mean squared difference of their
+        scores / that of all pairs of a group, rows of the most different pairs); None where no group has two equal
+        ones."""
+        pairs = differing = 0
+        equal_squares = all_squares = 0.0
+        all_pairs = 0
+        shown: list[tuple[float, int, int]] = []
+        for group in self.members:
+            score = self.r.score[group]
+            if not np.isfinite(score).all():
+                continue
+            n = len(group)
+            all_squares += float(n * (score**2).sum() - score.sum() ** 2)
+            all_pairs += n * (n - 1) // 2
+            alike: dict[str, list[int]] = defaultdict(list)
+            for at, row in enumerate(group.tolist()):
+                alike[self.r.completion[row]].append(at)
+            for ats in alike.values():
+                own = score[ats]
+                m = len(ats)
+                if m < 2:
+                    continue
+                pairs += m * (m - 1) // 2
+                equal_squares += float(m * (own**2).sum() - own.sum() ** 2)
+                values, counts = np.unique(own, return_counts=True)
+                differing += (m * m - int((counts**2).sum())) // 2
+                if len(values) > 1:
+                    low, high = ats[int(np.argmin(own))], ats[int(np.argmax(own))]
+                    shown.append((float(np.ptp(own)), int(group[low]), int(group[high])))
+        if not pairs:
+            return None
+        usual = all_squares / max(all_pairs, 1)
+        ratio = (equal_squares / pairs) / usual if usual > 0 else 0.0
+        best = sorted(shown, reverse=True)[:1]
+        return pairs, differing, ratio, np.array([i for _, a, b in best for i in (a, b)], dtype=np.int64)
+
+    @cached_property
+    def flipped(self) -> tuple[str, float] | None:
+        """(component, correlation) of the component that goes most against the total within groups, below -0.3; where
+        advantages are recorded, against those."""
+        worst: tuple[str, float] | None = None
+        against = self.r.advantage if np.isfinite(self.r.advantage).mean() > 0.9 else self.r.score
+        for name, values in self.r.components.items():
+            found = self.correlation(values, against)
+            if found is not None and found < -0.3 and (worst is None or found < worst[1]):
+                worst = (name, found)
+        return worst
+
+    @cached_property
+    def levels(self) -> tuple[float, ...]:
+        """Different scores, smallest first; empty above ten of them."""
+        known = np.unique(self.r.score[np.isfinite(self.r.score)])
+        return tuple(known.tolist()) if len(known) <= 10 else ()
+
+    # ---------------------------------------------------------------- advantages
+    @cached_property
+    def advantages(self) -> Advantages | None:
+        """None where no advantages are recorded or groups are unknown."""
+        a, s = self.r.advantage, self.r.score
+        usable = [g for g in self.members if np.isfinite(a[g]).all() and np.isfinite(s[g]).all()]
+        if not usable or float(np.abs(np.concatenate([a[g] for g in usable])).max()) == 0.0:
+            return None
+        unequal = [g for g in usable if np.ptp(s[g]) > 1e-9 * max(1.0, float(np.abs(s[g]).max()))]
+        equal = [g for g in usable if np.ptp(s[g]) <= 1e-12]
+        residue = [i for g in equal for i in g.tolist() if a[i] != 0 and abs(a[i]) < 0.1]
+        x, _ = self.centred(a, unequal)
+        y, _ = self.centred(s, unequal)
+        scale = float(np.sqrt((x @ x) * (y @ y))) if len(x) else 0.0
+        every = np.concatenate(usable)
+        means = np.array([a[g].mean() for g in usable])
+        strength = float(np.sqrt(np.mean(a[every] ** 2)))
+        return Advantages(
+            len(unequal),
+            float(x @ y) / scale if scale > 1e-12 else 0.0,
+            float(np.sqrt(np.mean(means**2))) / strength if strength else 0.0,
+            bool(np.allclose(a[every], s[every], atol=1e-6)) and bool((np.abs(means) > 1e-6).any()),
+            np.array(residue, dtype=np.int64),
+            sum(len(g) for g in equal),
+            float(np.abs(a[residue]).max()) if residue else 0.0,
+        )
+
+    # ---------------------------------------------------------------- references
+    @cached_property
+    def references(self) -> References | None:
+        """None where fewer than 20 scored rollouts have a reference, or all have the same."""
+        r = self.r
+        rows = [i for i in range(len(r)) if r.reference[i] is not None and np.isfinite(r.score[i])]
+        told = {i: words(str(r.reference[i])) for i in rows}
+        rows = [i for i in rows if told[i].strip()]
+        kinds = sorted({told[i] for i in rows})
+        if len(rows) < 20 or len(kinds) < 3:
+            return None
+        said = {i: words(r.completion[i]) for i in rows}
+        hit = np.array([told[i] in said[i] for i in rows])
+        other = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
+        place = {k: n for n, k in enumerate(kinds)}
+        chance = np.array(
+            [kinds[(place[told[i]] + o) % len(kinds)] in said[i] for i, o in zip(rows, other, strict=True)]
+        )
+        score = r.score[rows]
+        low, high = float(score.min()), float(score.max())
+        span = high - low
+        lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
+        index = np.array(rows)
+        repeated, contradictions, shown = self._contradictions(rows, told)
+        return References(
+            len(rows),
+            int(hit.sum()),
+            float(chance.mean()),
+            float((~lowest)[hit].mean()) if hit.any() else float("nan"),
+            float((score[hit].mean() - low) / span) if hit.any() and span > 0 else float("nan"),
+            float((score[~hit].mean() - low) / span) if (~hit).any() and span > 0 else float("nan"),
+            index[hit & lowest],
+            self._shift(rows, told, said, float(hit.mean()), float(chance.mean())),
+            self._consensus(told, said),
+            contradictions,
+            repeated,
+            shown,
+        )
+
+    def _contradictions(self, rows: list[int], told: dict[int, str]) -> tuple[int, int, Index]:
+        by_prompt: dict[str, dict[str, int]] = defaultdict(dict)
+        groups: dict[str, set[int]] = defaultdict(set)
+        for i in rows:
+            by_prompt[self.r.prompt[i]].setdefault(told[i], i)
+            groups[self.r.prompt[i]].add(int(self.r.group[i]))
+        repeated = sum(len(g) > 1 for g in groups.values())
+        several = [held for held in by_prompt.values() if len(held) > 1]
+        return repeated, len(several), np.array([i for held in several[:1] for i in held.values()], dtype=np.int64)
+
+    def _shift(
+        self, rows: list[int], told: dict[int, str], said: dict[int, str], own: float, chance: float
+    ) -> tuple[int, float, float] | None:
+        """Whether completions contain the reference of a neighbouring group far more often than their own."""
+        order = list(dict.fromkeys(int(self.r.group[i]) for i in rows))
+        reference = {int(self.r.group[i]): told[i] for i in rows}
+        step = {int(self.r.group[i]): int(self.r.step[i]) for i in rows}
+        at = {g: n for n, g in enumerate(order)}
+        best: tuple[int, float, float] | None = None
+        for shift in SHIFTS:
+            found = []
+            for i in rows:
+                place = at[int(self.r.group[i])] + shift
+                if 0 <= place < len(order) and step[order[place]] == step[int(self.r.group[i])]:
+                    found.append(reference[order[place]] in said[i])
+            if (
+                len(found) >= 20
+                and np.mean(found) > max(0.15, 3 * own, 3 * chance)
+                and (best is None or np.mean(found) > best[1])
+            ):
+                best = (shift, float(np.mean(found)), own)
+        return best
+
+    def _consensus(self, told: dict[int, str], said: dict[int, str]) -> tuple[float, float, int] | None:
+        """Groups at least half of whose answers are the same, and whether that one contains the reference."""
+        agree, right = [], []
+        for group in self.members:
+            rows = [i for i in group.tolist() if i in told]
+            if len(rows) < 3:
+                continue
+            answer, count = Counter(said[i] for i in rows).most_common(1)[0]
+            if answer.strip() and count >= 0.5 * len(rows):
+                agree.append(count / len(rows))
+                right.append(any(told[i] in answer for i in rows))
+        if len(agree) < 8 or len(agree) < 0.3 * len(self.members) or np.mean(right) > 0.1:
+            return None
+        return float(np.mean(agree)), float(np.mean(right)), len(agree)
+
+    # ---------------------------------------------------------------- texts
+    @cached_property
+    def goes_on(self) -> tuple[float, Index] | None:
+        """(share of the completions that go on after a complete answer, rows that do): the answer stands first and
+        something else follows it, a turn of the other side begins, or one piece repeats to the end. None where
+        completions are empty or too short to tell."""
+        r = self.r
+        rows = [i for i in range(len(r)) if len(r.completion[i].strip()) >= 2]
+        if len(rows) < 8:
+            return None
+        flags = []
+        for i in rows:
+            text = r.completion[i].strip()
+            flags.append(bool(TEMPLATE.search(text)) or _repeats(text) or self._answered_first(i, text))
+        return float(np.mean(flags)), np.array([i for i, f in zip(rows, flags, strict=True) if f], dtype=np.int64)
+
+    def _answered_first(self, row: int, text: str) -> bool:
+        answer = self.r.reference[row]
+        if not answer or not str(answer).strip():
+            return False
+        begin = str(answer).strip()
+        return text.startswith(begin) and len(text) > len(begin) and not text[len(begin)].isdigit()
+
+    @cached_property
+    def template(self) -> tuple[float, str, Index] | None:
+        """(share, what, rows): template tokens or roles inside the completions of the first recorded steps; a printed
+        list of messages or a doubled turn in the prompts; prompts without a turn for the assistant at their end."""
+        r = self.r
+        early = np.flatnonzero(np.isin(r.step, np.unique(r.step)[:EARLY]))
+        if not len(early):
+            return None
+        listed = np.array([bool(MESSAGES.search(r.prompt[i])) for i in early])
+        if listed.mean() > 0.5:
+            return float(listed.mean()), "a printed list of messages stands in the prompt", early[listed]
+        doubled = np.array([_doubled(r.prompt[i]) for i in early])
+        if doubled.mean() > 0.2:
+            return float(doubled.mean()), "the template is applied twice to the prompt", early[doubled]
+        inside = np.array([bool(TEMPLATE.search(r.completion[i])) for i in early])
+        if inside.mean() > 0.2:
+            return float(inside.mean()), "roles or template tokens stand inside the completion", early[inside]
+        open_end = np.array([_unanswered(r.prompt[i]) for i in early])
+        if open_end.mean() > 0.5:
+            return float(open_end.mean()), "the prompt does not open the assistant's turn", early[open_end]
+        return None
+
+    @cached_property
+    def cut_scores(self) -> tuple[float, float, int] | None:
+        """(mean score of cut completions, of finished ones, rollouts); None where it is unknown which were cut."""
+        known = np.isfinite(self.r.truncated) & np.isfinite(self.r.score)
+        cut, whole = known & (self.r.truncated > 0), known & (self.r.truncated == 0)
+        if cut.sum() < 5 or whole.sum() < 5:
+            return None
+        return float(self.r.score[cut].mean()), float(self.r.score[whole].mean()), int(known.sum())
+
+    # ---------------------------------------------------------------- prompts
+    @cached_property
+    def prompts(self) -> tuple[int, int]:
+        """(different prompts, groups)."""
+        known = self.r.group[self.r.group >= 0]
+        return len(set(self.r.prompt)), len(np.unique(known)) if len(known) else len(self.r)
+
+    @cached_property
+    def overlap(self) -> tuple[float, int, int, Index] | None:
+        """(share of the different held-out prompts that are training prompts, how many, of how many, rows of `whole`
+        with such a one); None without held-out rollouts."""
+        if self.whole is None or not self.whole.held_out.any():
+            return None
+        train = {_plain(p) for p in self.r.prompt}
+        held: dict[str, int] = {}
+        for i in np.flatnonzero(self.whole.held_out).tolist():
+            held.setdefault(_plain(self.whole.prompt[i]), i)
+        shared = [i for p, i in held.items() if p in train]
+        return len(shared) / len(held), len(shared), len(held), np.array(shared[:1], dtype=np.int64)
+
+    def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
+        """At most three rollouts as evidence."""
+        r = r or self.r
+        shown = []
+        for i in list(rows)[:3]:
+            row: dict[str, Any] = {
+                "where": r.where[i],
+                "step": int(r.step[i]),
+                "prompt": r.prompt[i][-2000:],
+                "completion": r.completion[i][:2000],
+                "score": float(r.score[i]) if np.isfinite(r.score[i]) else None,
+            }
+            if r.reference[i] is not None:
+                row["reference"] = str(r.reference[i])[:500]
+            if np.isfinite(r.advantage[i]):
+                row["advantage"] = float(r.advantage[i])
+            shown.append(row)
+        return tuple(shown)
+
+
+def _plain(prompt: str) -> str:
+    return " ".join(prompt.lower().split())
+
+
+def _repeats(text: str) -> bool:
+    """Whether the text ends in four or more of the same piece of 1 to 40 characters, at least 12 characters in all or
+    the whole text."""
+    for size in range(1, min(40, len(text) // 4) + 1):
+        piece = text[-size:]
+        count = 1
+        while text.endswith(piece * (count + 1)):
+            count += 1
+        if count >= 4 and (count * size >= 12 or count * size >= len(text) - size):
+            return True
+    return False
+
+
+def _doubled(prompt: str) -> bool:
+    """Whether a turn opens inside a turn that has not been closed."""
+    return bool(
+        re.search(r"(<\|im_start\|>\w+\s*){2}", prompt)
+        or re.search(r"(\[INST\]\s*){2}", prompt)
+        or re.search(r"(<\|start_header_id\|>\w+<\|end_header_id\|>\s*(?:<\|begin_of_text\|>)?){2}", prompt)
+    )
+
+
+def _unanswered(prompt: str) -> bool:
+    """Whether a rendered prompt has turns, and does not end in an open one of the assistant."""
+    text = prompt.rstrip()
+    if "<|im_start|>" in text:
+        return not re.search(r"<\|im_start\|>assistant\s*(?:<think>\s*(?:</think>)?)?$", text)
+    if "<|start_header_id|>" in text:
+        return not text.endswith("<|start_header_id|>assistant<|end_header_id|>")
+    return False

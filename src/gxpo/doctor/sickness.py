@@ -1,0 +1,65 @@
+"""`Sickness` and the registry of checks: `@sickness` declares what is looked for, in what, and what hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.doctor.case import Case
+from gxpo.doctor.finding import Finding, Grade, Severity
+
+STAGES = (
+    "what was sampled",
+    "what was scored",
+    "what credit there was",
+    "whose tokens",
+    "what moved",
+    "where it went",
+)
+
+
+@dataclass(frozen=True)
+class Sickness:
+    """One entry of `gxpo doctor --list`.
+
+    stage     index into STAGES, the order of diagnosis
+    needs     alternatives, one of which the log must have: names of series, "rollouts", "references"
+    follows   ids of the sicknesses that explain this one
+    """
+
+    id: str
+    stage: int
+    title: str
+    statistic: str
+    needs: tuple[str, ...]
+    follows: tuple[str, ...]
+    check: Callable[[Case], Finding | None]
+
+
+SICKNESSES: dict[str, Sickness] = {}
+
+
+def sickness(
+    id: str, stage: int, title: str, statistic: str, needs: Sequence[str] = (), follows: Sequence[str] = ()
+) -> Callable[[Callable[[Case], Finding | None]], Callable[[Case], Finding | None]]:
+    """Registers a check; a log that has none of `needs` is reported as unchecked."""
+
+    def register(check: Callable[[Case], Finding | None]) -> Callable[[Case], Finding | None]:
+        SICKNESSES[id] = Sickness(id, stage, title, statistic, tuple(needs), tuple(follows), check)
+        return check
+
+    return register
+
+
+def found(
+    ids: str | Sequence[str],
+    severity: Severity,
+    grade: Grade,
+    title: str,
+    *evidence: str,
+    examples: Sequence[dict[str, Any]] = (),
+) -> Finding:
+    """A finding, its remedies and causes still to be filled in."""
+    names = (ids,) if isinstance(ids, str) else tuple(ids)
+    return Finding(names, severity, grade, title, tuple(e for e in evidence if e), tuple(examples)[:3])
