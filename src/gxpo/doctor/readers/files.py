@@ -77,17 +77,15 @@ def _text(path: Path, start: str) -> Found | None:
     size = path.stat().st_size
     found: Found | None = None
     if start[:1] in ("{", "["):
-        first = start.split("\n", 1)[0].rstrip()
-        if first[:1] == "{" and first[-1:] == "}" and len(first) > 2:
-            found = json_files.from_lines(text.lines(path, notes))
-            if found is None and json_files.is_dump(start):
-                return None
-        elif first[:1] == "{" and len(start) > 60_000 and "\n" not in start:
+        first = next((line for line in text.lines(path, []) if line.strip()), "").strip("\ufeff \t")
+        if json_files.is_dump(first):
+            return None
+        if len(first) > 2 and first[0] == "{":
             found = json_files.from_lines(text.lines(path, notes))
         if found is None:
             found = json_files.from_text(text.whole(path))
         if found is not None and found.kind == "config":
-            found = configs.from_settings(found.settings)
+            return configs.from_settings(found.settings)
         if found is not None and (not found.rows or _training(found)):
             found.notes += notes
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -63,12 +64,15 @@ def is_rollout(row: Any) -> bool:
     return any(isinstance(row.get(key), (str, list, dict)) for key in ROLLOUT_KEYS & set(map(str, row)))
 
 
-def is_dump(start: str) -> bool:
-    """Whether the first line of a text is a row of a dump of rollouts."""
+_TEXTS = re.compile(r"\{\"(?:schema|prompt|completion|input|output|response|messages|request_id)\": ?[\"\[{]")
+
+
+def is_dump(first: str) -> bool:
+    """Whether the first line of a text is a row of a dump of rollouts; a long one may be cut short."""
     try:
-        return is_rollout(json.loads(start.split("\n", 1)[0]))
+        return is_rollout(json.loads(first))
     except (ValueError, RecursionError):
-        return False
+        return _TEXTS.match(first) is not None
 
 
 def from_lines(lines: Iterable[str]) -> Found | None:
@@ -99,7 +103,8 @@ def from_lines(lines: Iterable[str]) -> Found | None:
         rows.append(row)
     if not rows:
         return None
-    if len(rows) == 1 and ("log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
+    nested = any(isinstance(v, Mapping) and k not in ("data", "metrics") for k, v in rows[0].items())
+    if len(rows) == 1 and (nested or "log_history" in rows[0] or not any(key in rows[0] for key in STEP_KEYS)):
         return from_document(rows[0])
     found = _rows(rows)
     found.unreadable += unreadable - torn

@@ -28,8 +28,10 @@ def one_run(files: Mapping[str, Found], path: str) -> dict[str, Found]:
         homes: list[tuple[bool, int, dict[str, Found]]] = []
         for cluster in clusters:
             verdicts = [_same(name, found, other, one) for other, one in cluster.items()]
-            if True in verdicts or False not in verdicts:
-                homes.append((True in verdicts, max(_shared(name, other) for other in cluster), cluster))
+            near = max(_shared(name, other) for other in cluster)
+            # nothing to compare: then it goes with what is nearest, but not to one of several runs far from it
+            if True in verdicts or (False not in verdicts and (near or "/" not in name or len(clusters) == 1)):
+                homes.append((True in verdicts, near, cluster))
         if homes:
             max(homes, key=lambda home: home[:2])[2][name] = found
         else:

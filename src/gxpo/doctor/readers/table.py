@@ -17,10 +17,10 @@ _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 def read(text: str, name: str) -> Found | None:
     """The table whose header names figures of training; None where there is none."""
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for at, line in enumerate(lines[:2000]):
         for mark in ("\t", ",", "|", ";"):
-            if mark in line:
+            if mark in line and len(line) < 50_000:
                 header = _cells(line, mark)
                 if len(header) > 1 and len(set(header)) == len(header) and _is_header(header):
                     found = _rows(header, lines[at + 1 :], mark, name)
@@ -42,7 +42,10 @@ def _bare(column: str) -> str:
 def _cells(line: str, mark: str) -> list[str]:
     if mark == "|":
         return [c.strip() for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
-    return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+    try:
+        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+    except csv.Error:
+        return []
 
 
 def _rows(header: list[str], lines: list[str], mark: str, name: str) -> Found | None:
@@ -58,11 +61,7 @@ def _rows(header: list[str], lines: list[str], mark: str, name: str) -> Found | 
             if found.rows and mark == "|" and not line.strip():
                 break
             continue
-        try:
-            cells = _cells(line, mark)
-        except csv.Error:
-            found.unreadable += 1
-            continue
+        cells = _cells(line, mark)
         if len(cells) != len(header):
             if mark == "|":
                 break
