@@ -1,0 +1,196 @@
+"""Figures of the texts of rollouts: unfinished or overrun completions, markup of templates, repeated prompts, leaks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gxpo.doctor.runlog import Floats, Rollouts
+
+Flags = NDArray[np.bool_]
+
+_MARKUP = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|eot_id|start_header_id|end_header_id|begin_of_text|user|assistant|system|end)\|>"
+    r"|\[/?INST\]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<\uff5c[^\uff5c]{1,40}\uff5c>"
+    r"|^#{2,3} ?(?:Instruction|Response|Input|Human|Assistant)\b",
+    re.MULTILINE,
+)
+_ROLE = re.compile(r"^(?:(?:user|assistant|system|human)[ \t]*(?::|$)|(?:question|problem|q)[ \t]*\d*:)", re.I | re.M)
+_ANSWER = re.compile(r"\\boxed\s*\{|####|</answer>|final answer (?:is|:)", re.IGNORECASE)
+_OPEN_END = re.compile(
+    r"(?:[,;:+*/=(\[{<&|\\^-]|\b(?:and|or|the|a|an|of|to|is|so|then|we|that|because))\s*$", re.IGNORECASE
+)
+_TAGS = re.compile(r"<(/?)(think|answer|reasoning|tool_call|code)>", re.IGNORECASE)
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+def markup(texts: list[str]) -> Flags:
+    """[n] whether the text holds tokens or headings of a template (`<|im_start|>`, `[INST]`, `### Instruction`)."""
+    return np.array([_MARKUP.search(t) is not None for t in texts], dtype=bool)
+
+
+def unfinished(texts: list[str]) -> Flags:
+    """[n] whether the text breaks off: ends with an operator, comma or article, or with an open bracket, tag or fence.
+
+    A text that ends in a word or a number counts as finished: many answers do.
+    """
+    return np.array([_unfinished(t) for t in texts], dtype=bool)
+
+
+def _unfinished(text: str) -> bool:
+    if not text.strip():
+        return False
+    if _OPEN_END.search(text[-40:]) or text.count("```") % 2:
+        return True
+    tags: list[str] = []
+    for closing, name in _TAGS.findall(text):
+        if not closing:
+            tags.append(name)
+        elif name in tags:
+            tags.remove(name)
+    opened: list[str] = []
+    for c in text[-400:]:
+        if c in "([{":
+            opened.append(c)
+        elif c in _PAIRS and opened and opened[-1] == _PAIRS[c]:
+            opened.pop()
+    return bool(tags) or "{" in opened or "(" in opened
+
+
+def goes_on(r: Rollouts) -> Flags:
+    """[n] whether the completion goes on after an answer: a role's name or a new question at the head of a later line,
+    a second final answer, the prompt's own beginning again, or an end that repeats a piece three times."""
+    return np.array([_goes_on(p, c) for p, c in zip(r.prompt, r.completion, strict=True)], dtype=bool)
+
+
+def _goes_on(prompt: str, completion: str) -> bool:
+    body = completion.strip()
+    if any(m.start() for m in _ROLE.finditer(body)):
+        return True
+    if len(_ANSWER.findall(body)) > 1 or repeats(body):
+        return True
+    opening = prompt.strip()[:40]
+    return len(opening) >= 12 and opening in body
+
+
+def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
+    """Whether the text ends with one piece of at least two characters, blanks aside, `times` in a row or more, over 12
+    characters in all."""
+    end = text.rstrip()[-longest * times :]
+    for size in range(1, min(longest, len(end) // times) + 1):
+        piece = end[-size:]
+        n = max(times, -(-12 // size))
+        if piece.strip() and len(end) >= n * size and end.endswith(piece * n):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shares of the training completions; `cut`, `whole`: of those cut at the limit and those not (nan: unknown)."""
+
+    rows: int
+    empty: float
+    unfinished: float
+    goes_on: float
+    markup: float
+    markup_in_prompts: float
+    unfinished_cut: float
+    unfinished_whole: float
+
+
+def shape(r: Rollouts) -> Shape:
+    """How completions end and what stands in them."""
+    train = r.select(~r.held_out)
+    open_end = unfinished(train.completion)
+    cut = train.truncated
+
+    def share(flags: Flags, among: Flags | None = None) -> float:
+        some = flags if among is None else flags[among]
+        return float(some.mean()) if len(some) else float("nan")
+
+    return Shape(
+        len(train),
+        share(np.array([not c.strip() for c in train.completion], dtype=bool)),
+        share(open_end),
+        share(goes_on(train)),
+        share(markup(train.completion)),
+        share(markup(train.prompt)),
+        share(open_end, cut == 1),
+        share(open_end, cut == 0),
+    )
+
+
+def normal(prompt: str) -> str:
+    """A prompt without case, with single spaces."""
+    return " ".join(prompt.lower().split())
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Repeated training prompts in the sample.
+
+    groups      groups in it
+    prompts     distinct prompts of these
+    within      share of groups whose prompt another group of the same step has, too
+    steps_each  mean number of steps that a prompt was seen in (of the sample: a lower bound)
+    """
+
+    groups: int
+    prompts: int
+    within: float
+    steps_each: float
+
+
+def repeated_prompts(r: Rollouts) -> Repeats:
+    """How often prompts come again. Groups that were made by equal prompts can't repeat one within a step."""
+    seen: dict[int, tuple[int, str]] = {}
+    for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
+        seen.setdefault(int(r.group[i]), (int(r.step[i]), normal(r.prompt[i])))
+    pairs = list(seen.values())
+    if not pairs:
+        return Repeats(0, 0, float("nan"), float("nan"))
+    counts: dict[tuple[int, str], int] = {}
+    for pair in pairs:
+        counts[pair] = counts.get(pair, 0) + 1
+    prompts = {p for _, p in pairs}
+    within = sum(counts[pair] > 1 for pair in pairs) / len(pairs)
+    return Repeats(len(pairs), len(prompts), within, len(counts) / len(prompts))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """held_out: distinct held-out prompts; shared: of them, those that training has; rows: (held-out row, training
+    row) of each of these."""
+
+    held_out: int
+    shared: int
+    rows: list[tuple[int, int]]
+
+
+def overlap(r: Rollouts) -> Overlap:
+    """Held-out prompts that are training prompts, case and white space aside."""
+    train: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for i, p in enumerate(r.prompt):
+        if p.strip():
+            (held if r.held_out[i] else train).setdefault(normal(p), i)
+    rows = [(i, train[p]) for p, i in held.items() if p in train]
+    return Overlap(len(held), len(rows), rows)
+
+
+def distinct_share(r: Rollouts) -> dict[int, Floats]:
+    """Training step -> distinct completions over rollouts, of each of its groups of two or more."""
+    seen: dict[int, tuple[int, set[str], list[int]]] = {}
+    for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
+        entry = seen.setdefault(int(r.group[i]), (int(r.step[i]), set(), []))
+        entry[1].add(r.completion[i])
+        entry[2].append(i)
+    found: dict[int, list[float]] = {}
+    for step, texts, rows in seen.values():
+        if len(rows) > 1:
+            found.setdefault(step, []).append(len(texts) / len(rows))
+    return {step: np.array(shares) for step, shares in found.items()}
