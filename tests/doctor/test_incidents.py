@@ -1,4 +1,4 @@
-"""Incidents of others: what their logs show is read, and every one says where it is from and what was found."""
+"""Incidents of others: their logs are read, and the first finding is what the thread found, or nothing is said."""
 
 from __future__ import annotations
 
@@ -8,20 +8,55 @@ from typing import Any
 
 import pytest
 
+from gxpo.doctor import diagnose, read
+
 HERE = Path(__file__).parent / "incidents"
 INCIDENTS: list[dict[str, Any]] = json.loads((HERE / "incidents.json").read_text())
 KEYS = {"name", "source", "trainer", "logged", "finding", "expected", "told_by_log", "why"}
+NAMES = [i["name"] for i in INCIDENTS]
+
+# What doctor does not say yet: name -> why. An entry that has become untrue fails.
+MISSED = {
+    "coursia-10603": "one averaged row: the share of equal groups is not set against the size of the group",
+    "gpt-2048": "says all_right: a constant reward is taken for the largest there is",
+    "sheldon-rlaif": "five rows with a mean ratio of 0.03",
+    "lightrft-53": "five rows of kl alone",
+    "grpo-chess-entropy": "entropy in ten rows, reward in two of them",
+    "grpo-chess-recovery": "entropy in 23 rows, reward in seven of them",
+    "reasoning-7.3": "one key of gxpo's makes the table gxpo's, and reward and length are left out",
+    "reasoning-7.5": "as reasoning-7.3, and kl_loss",
+    "reasoning-7.6": "says weights_do_not_move: the total is flat while its components and the entropy move",
+    "verl-7495": "rollout_corr/kl alone does not make a console verl's",
+}
+UNREAD = {"swift-5571": "one JSON line, the step in global_step/max_steps", "verl-7495": "", "verl-7496": ""}
+
+
+def right(incident: dict[str, Any]) -> bool:
+    """The first finding is the thread's; silence is right, too, where nothing was wrong or the log cannot tell."""
+    diagnosis = diagnose(read(HERE / incident["name"]))
+    if not diagnosis.sick:
+        return not incident["expected"] or not incident["told_by_log"]
+    return bool(set(diagnosis.findings[0].ids) & set(incident["expected"]))
 
 
 def test_every_incident_has_a_log_and_every_log_its_incident() -> None:
-    names = [i["name"] for i in INCIDENTS]
-    assert sorted(names) == sorted(p.name for p in HERE.iterdir() if p.is_dir())
-    assert len(names) >= 12
+    assert sorted(NAMES) == sorted(p.name for p in HERE.iterdir() if p.is_dir())
+    assert len(NAMES) >= 12
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=[i["name"] for i in INCIDENTS])
+@pytest.mark.parametrize("incident", INCIDENTS, ids=NAMES)
 def test_an_incident_says_its_source_and_its_finding(incident: dict[str, Any]) -> None:
     assert set(incident) == KEYS
     assert incident["source"].startswith("https://")
     assert incident["finding"] and incident["logged"] and incident["why"]
     assert any(p.is_file() and p.stat().st_size for p in (HERE / incident["name"]).iterdir())
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=NAMES)
+def test_the_log_is_read(incident: dict[str, Any]) -> None:
+    assert bool(read(HERE / incident["name"]).series) == (incident["name"] not in UNREAD)
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=NAMES)
+def test_the_first_finding_is_what_the_thread_found(incident: dict[str, Any]) -> None:
+    assert right(incident) == (incident["name"] not in MISSED)
