@@ -224,7 +224,7 @@ class StepInfo:
     tokens_forward: int = 0  # stored tokens that went through the model with gradient
     tokens_flat: int = 0  # what they would have been without sharing
     microbatches: int = 0
-    moved: float | None = None  # share of the low-precision weights that changed; None: there are none
+    moved: float | None = None  # share of the weights that changed, float32 ones by a sample; None: not counted
     nonfinite: str = ""  # the first parameter whose gradient was not finite: no step was taken
     outputs: Mapping[str, Tensor] = field(default_factory=dict)  # detached policy outputs [P], nan where not computed
 

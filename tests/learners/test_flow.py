@@ -229,7 +229,7 @@ def test_a_method_is_exact_under_microbatches_and_on_policy_at_first(name):
         signals = Signals.of(forest, {"proximal_logprob": one.outputs(forest)["logprob"]})
         credit = m.advantages(forest, signals)
         weight = m.token_weights(forest, credit, signals)
-        bound = BoundLearner(one, m, forest, signals, 1)
+        bound = BoundLearner(one, m, forest, signals, 3)  # the sampler has version 2
         m.update.run(forest, credit, weight, bound)
         assert bound.metrics[0]["on_policy"] == 1.0 and bound.sampler_gap < 1e-12
         moved.append(one.snapshot())

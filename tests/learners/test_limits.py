@@ -72,8 +72,18 @@ def test_a_step_too_small_for_bfloat16_is_seen_and_not_lost():
     assert optimiser.parameters()["large"].tolist() == pytest.approx([0.996] * 4, abs=1e-5)
 
 
-def test_float32_has_no_such_figure(learner):
-    assert learner.step(FOREST, loss).moved is None
+def test_what_float32_weights_move_is_told_by_a_sample():
+    """A frozen half: Adam moves what has a gradient and leaves what has none."""
+    pushed, still = (torch.nn.Parameter(torch.ones(60_000)) for _ in range(2))
+    optimiser = Optimiser({"pushed": pushed, "still": still}, lr=1e-3)
+    pushed.grad = torch.ones_like(pushed)
+    optimiser.step()
+    assert optimiser.moved == 0.5 and not optimiser.copies
+    # near 1 float32 has steps of 2^-24 (6e-8) below: a step of 1e-9 is lost in every weight
+    lost = Optimiser({"pushed": torch.nn.Parameter(torch.ones(300_000))}, lr=1e-9)
+    lost.named["pushed"].grad = torch.ones(300_000)
+    lost.step()
+    assert lost.moved == 0.0
 
 
 def test_a_learning_rate_that_bfloat16_hardly_sees_is_warned_of(tmp_path):

@@ -114,6 +114,7 @@ class Schedule:
 
 States = Literal["float32", "bfloat16"]
 STATES = ("exp_avg", "exp_avg_sq")
+SAMPLED = 1 << 16  # weights that are looked at to say what share of them a step moved
 
 
 class Optimiser:
@@ -142,11 +143,12 @@ class Optimiser:
         self.named = dict(sorted(named.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
-        self.moved: float | None = None  # share of low-precision parameters that the last step changed; None: has none
+        self.moved: float | None = None  # share of the parameters that the last step changed
         rounds = states == "bfloat16"
         if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
         self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
+        self._direct = [p for name, p in self.named.items() if self._full[name] is p]
         groups: dict[tuple[float, float], list[Tensor]] = {}
         for name, p in self._full.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
@@ -217,14 +219,33 @@ class Optimiser:
                 g.mul_(limit / (norm + 1e-6))
         for group, multiple in zip(self._adamw.param_groups, self._multiples, strict=True):
             group["lr"] = multiple * self.current_lr
+        before = self._sample()
         self._adamw.step()
         torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
         self.steps += 1
-        self._write_back()
+        changed, total = self._write_back()
+        if before is not None:
+            share = float((self._sample() != before).double().mean())
+            size = sum(p.numel() for p in self._direct)
+            changed, total = changed + share * size, total + size
+        self.moved = changed / total
         return norm
 
-    def _write_back(self) -> None:
-        """Round the float32 copies to the model's parameters, and count how many change."""
+    @torch.no_grad()
+    def _sample(self) -> Tensor | None:
+        """Some weights of each parameter that has no copy, the same ones at every step; None: all have one."""
+        if not self._direct:
+            return None
+        apart = max(1, sum(p.numel() for p in self._direct) // SAMPLED)
+        return torch.cat([p.reshape(-1)[::apart] for p in self._direct])
+
+    @property
+    def copies(self) -> bool:
+        """Whether low-precision parameters are updated through float32 copies."""
+        return len(self._direct) < len(self.named)
+
+    def _write_back(self) -> tuple[float, int]:
+        """Round the float32 copies to the model's parameters; how many of how many have changed."""
         changed = total = 0
         with torch.no_grad():
             for name, p in self.named.items():
@@ -234,7 +255,7 @@ class Optimiser:
                     changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
                     total += p.numel()
                     p.copy_(rounded)
-        self.moved = changed / total if total else None
+        return changed, total
 
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:

@@ -40,12 +40,25 @@ NAMES: dict[str, Metric] = {
     "reward_mean": Metric(
         "mean outcome, the method's own rewards included", "reward", "scored rollouts made in the step"
     ),
+    "reward_std": Metric(
+        "mean standard deviation of the outcomes of a group (n - 1)",
+        "reward",
+        "groups with two scored rollouts or more made in the step",
+    ),
+    "reward_min": Metric("smallest outcome", "reward", "scored rollouts made in the step"),
+    "reward_max": Metric("largest outcome", "reward", "scored rollouts made in the step"),
     "reward_NAME": Metric("mean of the reward component NAME", "reward", "rollouts made in the step that have it"),
     "success_rate": Metric("share of successes", "share", "rollouts made in the step, with a verdict"),
     "zero_signal_groups": Metric(
         "share of groups whose advantage is 0 on every trained token: nothing is learned from them",
         "share",
         "groups of the step",
+    ),
+    "zero_signal_all_right": Metric(
+        "share of groups without signal of which all verdicts are right", "share", "groups of the step"
+    ),
+    "zero_signal_all_wrong": Metric(
+        "share of groups without signal of which all verdicts are wrong", "share", "groups of the step"
     ),
     "groups": Metric("groups in the step", "groups", "the step"),
     "trajectories": Metric("rollouts in the step", "rollouts", "the step"),
@@ -252,10 +265,18 @@ NAMES: dict[str, Metric] = {
         "steps of the implicit reward model that were skipped, where any were", "optimiser steps", "the step"
     ),
     "entropy": Metric("mean entropy of the policy", "nats", f"trained tokens {_UPDATES}"),
+    "entropy_sampled": Metric(
+        "mean -log p by the sampler's own distribution, an estimate of its entropy also where nothing is trained",
+        "nats",
+        "trainable tokens that it drew in the step",
+    ),
     "sampler_gap": Metric(
         "largest difference between the learner's and the sampler's log-prob of a token",
         "nats",
         "trainable tokens of the step's first optimiser step",
+    ),
+    "sampler_gap_mean": Metric(
+        "mean of these differences without sign", "nats", "trainable tokens of the step's first optimiser step"
     ),
     "loss": Metric("value minimised", "of the objective", "the step's optimiser steps, mean"),
     "grad_norm": Metric(
@@ -263,7 +284,8 @@ NAMES: dict[str, Metric] = {
     ),
     "lr": Metric("learning rate at the beginning of the step", "per optimiser step", "the step"),
     "weights_moved": Metric(
-        "share of the bfloat16 weights that changed; float32 copies keep what is rounded away",
+        "share of the weights that changed, by a sample of 65536; of bfloat16 ones all are counted, and float32 copies "
+        "keep what is rounded away",
         "share",
         "trained weights, mean over the step's optimiser steps",
     ),

@@ -330,7 +330,9 @@ class BoundLearner:
         self.infos: list[StepInfo] = []
         self.metrics: list[dict[str, float]] = []
         self.trouble = ""  # why the last of the optimiser steps that were skipped was
-        self.sampler_gap = 0.0  # largest |proximal - behaviour| log-prob among the tokens of the first optimiser step
+        # |proximal - behaviour| log-prob among the tokens of the first optimiser step; None: nothing was compared
+        self.sampler_gap: float | None = None  # the largest
+        self.sampler_gap_mean: float | None = None
         # an output whose own signal is nan throughout is one that nobody reads in this step
         unread = {n for n in method.outputs if n.at and n in signals and bool(signals[n].isnan().all())}
         self._names = tuple(n for n in dict.fromkeys((*method.outputs, "entropy")) if n not in unread)
@@ -457,15 +459,17 @@ class BoundLearner:
         elif not info.empty:
             self.metrics.append(batch.figures(info.outputs))
             if first and before is not None:
-                self.sampler_gap = self._gap(before, batch.forest)
+                self._compare(before, batch.forest)
         return info
 
-    def _gap(self, logprob: Tensor, forest: Forest) -> float:
-        """Largest difference to the sampler among trained tokens that it sampled in this step, in this context."""
+    def _compare(self, logprob: Tensor, forest: Forest) -> None:
+        """Notes the largest and the mean difference to the sampler among trained tokens that it sampled in this step,
+        in this context."""
         node = forest.token_node[forest.path_token]
         same = (forest.policy_version[node] == self.step_number - 1) & forest.path_trainable
         if self.method.context == "trained":
             same &= forest.sampled_under[node] < 0
         gap = (logprob - forest.path_behaviour_logprob)[same].abs()
         gap = gap[gap.isfinite()]
-        return float(gap.max()) if gap.numel() else 0.0
+        if gap.numel():
+            self.sampler_gap, self.sampler_gap_mean = float(gap.max()), float(gap.mean())

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo import former, runtime
+from gxpo import former, grouped, runtime
 from gxpo.config import Resolved
-from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
 from gxpo.pipeline import Method, silent_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
@@ -26,6 +25,7 @@ from gxpo.runtime import give_back
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
+from gxpo.trainer.episodes import of_episodes
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
@@ -134,7 +134,7 @@ class Stages:
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
             **of_sources(forest, number - 1),
             **{f"scoring_{kind}": n - counted[kind] for kind, n in self.rewards.counts.items()},
-            **of_updates(bound.infos, bound.metrics, bound.sampler_gap),
+            **of_updates(bound.infos, bound.metrics, (bound.sampler_gap, bound.sampler_gap_mean)),
             **learnt,
         }
         self.tally.add(figures)
@@ -245,13 +245,13 @@ class Stages:
             self._trouble = []
         elif bound.trouble:
             self._trouble = [*self._trouble, bound.trouble]
-        moved = [i.moved for i in infos if i.moved is not None]
-        if bound.sampler_gap > GAP_ALARM[self.settings.learner.dtype != "bfloat16"]:
+        if (bound.sampler_gap or 0.0) > GAP_ALARM[self.settings.learner.dtype != "bfloat16"]:
             warnings.warn(
                 f"step {self.step_number}: the sampler's and the learner's log-probs of a token differ by "
                 f"{bound.sampler_gap:.2g} nats",
                 stacklevel=3,
             )
+        moved = [i.moved for i in infos if i.moved is not None] if self.learner.optimiser.copies else []
         if moved and self.learner.optimiser.steps == len(moved) and max(moved) < FAINT:
             warnings.warn(
                 f"optim.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "
@@ -292,8 +292,10 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
     return {
         "reward_mean": _mean(forest.outcome[own]),
+        **of_spread(forest, own),
         "success_rate": _mean(forest.success[own]),
         "zero_signal_groups": _mean(silent.to(torch.float64)),
+        **of_verdicts(forest, silent),
         "groups": silent.numel(),
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
@@ -301,7 +303,41 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         "truncated_rate": _mean(forest.truncated[own].to(torch.float64)),
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
-        **of_episodes(forest),
+        **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
+    }
+
+
+def of_spread(forest: Forest, own: Tensor) -> dict[str, Any]:
+    """How far outcomes of the trajectories `own` [R] lie apart: within their groups, and at most."""
+    known = own & forest.scored
+    group, outcome = forest.ids("group", axis="R"), torch.where(known, forest.outcome, 0.0)
+    compared = known & (grouped.count(group, known) > 1)
+    _, first = torch.unique(group[compared], return_inverse=True)
+    spread = grouped.std(outcome, group, known)[compared]
+    of_groups = torch.zeros(int(first.max()) + 1 if first.numel() else 0, dtype=torch.float64)
+    of_groups[first] = spread
+    every = forest.outcome[known]
+    return {
+        "reward_std": _mean(of_groups),
+        "reward_min": float(every.min()) if every.numel() else None,
+        "reward_max": float(every.max()) if every.numel() else None,
+    }
+
+
+def of_verdicts(forest: Forest, silent: Tensor) -> dict[str, Any]:
+    """The shares of groups that are silent [groups] because all of their verdicts are right, or all wrong; nothing
+    where there is no verdict."""
+    known = forest.success.isfinite()
+    if not bool(known.any()):
+        return {}
+    group = forest.ids("group", axis="R")
+    verdict = torch.where(known, forest.success, 0.0)
+    worst, best = grouped.min(verdict, group, known), grouped.max(verdict, group, known)
+    right, wrong = (torch.zeros(len(silent), dtype=torch.bool) for _ in range(2))
+    right[group[known]], wrong[group[known]] = (worst >= 1.0)[known], (best <= 0.0)[known]
+    return {
+        "zero_signal_all_right": _mean((silent & right).to(torch.float64)),
+        "zero_signal_all_wrong": _mean((silent & wrong).to(torch.float64)),
     }
 
 
@@ -315,7 +351,8 @@ def of_labels(forest: Forest) -> dict[str, Any]:
 
 
 def of_sources(forest: Forest, version: int) -> dict[str, Any]:
-    """Where the step's rollouts come from: how many updates old they are, and the shares of origins but the policy's.
+    """Where the step's rollouts come from: how many updates old they are, the shares of origins but the policy's, and
+    how sure the sampler was of what it drew in this step.
 
     version   the policy's own at the start of the step. Tokens without a sampler (demonstrations) have no age.
     """
@@ -324,41 +361,26 @@ def of_sources(forest: Forest, version: int) -> dict[str, Any]:
     age = (version - forest.policy_version[node]).to(torch.float64)
     shares = {f"origin_{name}": forest.origin.count(name) / len(forest.origin) for name in sorted(set(forest.origin))}
     stale = {"staleness_mean": _mean(age), "staleness_max": float(age.max()) if age.numel() else None}
-    return {**stale, **({} if set(forest.origin) <= {"policy"} else shares)}
-
-
-def of_episodes(forest: Forest) -> dict[str, Any]:
-    """How the episodes of an environment went; nothing where tasks are prompts."""
-    ends = [info["end"] for info in forest.info if "end" in info]
-    if not ends:
-        return {}
-    ended = ["end" in info for info in forest.info]  # others are single steps that belong to no episode
-    steps = zip(forest.step_info, forest.step_trajectory.tolist(), strict=True)
-    moves = [info for info, r in steps if ended[r] and not {"summary", "aside"} & info.keys()]
-    errors = [info.get("action_error") for info in moves]
+    fresh = forest.trainable & (forest.policy_version[forest.token_node] == version)
     return {
-        "turns_mean": len(moves) / len(ends),
-        "malformed_rate": errors.count("malformed") / max(1, len(moves)),
-        "illegal_rate": errors.count("illegal") / max(1, len(moves)),
-        "cut_action_rate": forest.step_finish.count("length") / max(1, forest.n_steps),
-        "turn_limit_rate": (ends.count("turns") + ends.count("truncated")) / len(ends),
-        "context_limit_rate": ends.count("context") / len(ends),
-        "summaries": sum("summary" in info for info in forest.step_info),
-        "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),
-        "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
-        **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
+        **stale,
+        "entropy_sampled": _mean(-forest.behaviour_logprob[fresh]),
+        **({} if set(forest.origin) <= {"policy"} else shares),
     }
 
 
-def of_updates(infos: Sequence[StepInfo], metrics: Sequence[Mapping[str, float]], sampler_gap: float) -> dict[str, Any]:
-    """What the optimiser steps that were taken did, averaged over them."""
+def of_updates(
+    infos: Sequence[StepInfo], metrics: Sequence[Mapping[str, float]], gap: tuple[float | None, float | None]
+) -> dict[str, Any]:
+    """What the optimiser steps that were taken did, averaged over them; `gap`: the sampler's largest and mean."""
     run = [i for i in infos if not i.empty]
     taken = [i for i in run if not i.nonfinite]
     forward, flat = sum(i.tokens_forward for i in run), sum(i.tokens_flat for i in run)
     names = dict.fromkeys(k for m in metrics for k in m)
     return {
         **{name: _average([m[name] for m in metrics if name in m]) for name in names},
-        "sampler_gap": sampler_gap,
+        "sampler_gap": gap[0],
+        "sampler_gap_mean": gap[1],
         "loss": _average([i.loss for i in taken]),
         "grad_norm": _average([i.grad_norm for i in taken]),
         "optimiser_steps": len(taken),
