@@ -47,7 +47,8 @@ def read(path: str | Path) -> RunLog:
     if not root.is_dir():
         others |= _beside(root, base)
     _settings(log, members, others)
-    _series(log, members)
+    said = (configs.value(one.settings, "logging_steps") for one in (*others.values(), *members.values()))
+    _series(log, members, next((v for v in said if isinstance(v, (int, float)) and v > 1), None))
     _rollouts(log, left, base)
     used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
     for name, one in used.items():
@@ -58,8 +59,8 @@ def read(path: str | Path) -> RunLog:
         log.notes += [f"{name}: {note}" for note in one.notes]
     log.messages = list(dict.fromkeys(m for one in used.values() for m in one.messages))[:50]
     if not log.read:
-        many = f"{len(files):,} files, none of which" if root.is_dir() else "a file that"
-        log.notes.append(f"{path}: {many} could be read; looked for: {LOOKED_FOR}")
+        what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
+        log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
     return log
 
 
@@ -100,12 +101,11 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
     log.read = sorted({*log.read, *members})
 
 
-def _series(log: RunLog, members: Mapping[str, Found]) -> None:
+def _series(log: RunLog, members: Mapping[str, Found], log_every: float | None) -> None:
     """Series of the files of one run."""
-    every = next((v for one in members.values() if (v := one.settings.get("trainer_state.logging_steps"))), None)
     for name, one in members.items():
         if not one.numbered:
-            log.notes += [f"{name}: {note}" for note in numbering.renumber(one, every)]
+            log.notes += [f"{name}: {note}" for note in numbering.renumber(one, log_every)]
     merged = runs.merged(members)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gxpo.doctor.readers import keys, printed_settings
-from gxpo.doctor.readers.found import Found, number
+from gxpo.doctor.readers.found import Found, Row, number, step_of
 from gxpo.doctor.readers.messages import Messages
 from gxpo.doctor.readers.text import plain
 
@@ -39,6 +39,7 @@ _STEP = re.compile(
 _PIPE = re.compile(rf"\|\s*([A-Za-z][\w ./@()-]*?)\s*[:=]?\s+({_NUMBER})\s*(%|ms|s|m)?(?=[\s|(,]|$)")
 _SPAN = re.compile(rf"\|\s*({_NUMBER})(ms|s|m|h)\s*(?:({_NUMBER})s)?\s*\|")
 _EQUALS = re.compile(rf"([A-Za-z_][\w./@-]*(?: [A-Za-z][\w./@-]*){{0,2}}?)\s*[:=]\s*({_NUMBER})(%?)(?=[\s,;|)\]]|$)")
+_STEPS = ("step", "global_step", "global_step/max_steps")
 _BAR = re.compile(r"(\d+)/(\d+) \[")
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d+)\)")
 
@@ -56,6 +57,8 @@ class Console:
     step: float = math.nan  # the last that was printed
     broken: tuple[float, str] | None = None  # a line of verl that may go on in the next
     rounded: bool = False
+    worded: list[Row] = field(default_factory=list)  # rows of words and numbers
+    evaluated: int = 0
 
     def read(self, lines: Iterable[str]) -> Found:
         for line in lines:
@@ -113,8 +116,9 @@ class Console:
             self._row(text, self.before)
 
     def _row(self, text: str, before: str) -> None:
-        row = {m[2].strip(): number(m[4] if m[4] is not None else m[5]) for m in _PAIR.finditer(text)}
-        figures = {key.replace("\n", ""): value for key, value in row.items() if value is not None}
+        pairs = _PAIR.finditer(text)
+        texts = {m[2].replace("\n", "").strip(): m[4] if m[4] is not None else m[5] for m in pairs}
+        figures = {key: value for key, written in texts.items() if (value := number(written)) is not None}
         if "train_runtime" in figures:
             return
         if not any(keys.known(key) for key in figures):
@@ -122,7 +126,9 @@ class Console:
             if logged is not None:
                 self._words(logged[1])
             return
-        step = next((figures.pop(k) for k in ("step", "global_step") if k in figures), None)
+        step = next((s for k in _STEPS if (s := step_of(texts.get(k))) is not None), None)
+        for key in _STEPS:
+            figures.pop(key, None)
         said = _STEP.search(before)
         if step is None and said is not None:
             step = float(said[1])
@@ -179,7 +185,7 @@ class Console:
         if "%|" in line:
             bar = _BAR.search(line)
             if bar is not None and self.rows and int(bar[2]) > 1:
-                self.found.bars.append((self.rows, int(bar[1])))
+                self.found.bars.append((self.rows, int(bar[1]), int(bar[2])))
             return
         evaluated = _EVALUATED.search(line)
         said = evaluated or _STEP.search(line)
@@ -201,11 +207,15 @@ class Console:
             return
         if evaluated:
             figures = {f"eval/{evaluated['name']}/{key}": value for key, value in figures.items()}
-        self.found.numbered = True
         self.step = step
-        self.found.rows.append((step, figures))
+        self.worded.append((step, figures))
+        self.evaluated += evaluated is not None
 
     def _end(self) -> None:
+        # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
+        if not self.found.rows or self.evaluated:
+            self.found.rows += self.worded
+            self.found.numbered = self.found.numbered or bool(self.worded)
         if self.open:
             self.found.torn = True
         if self.rounded:

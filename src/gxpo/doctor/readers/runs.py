@@ -17,7 +17,8 @@ Columns = dict[str, tuple[list[float], list[float]]]
 _ORDER = ("state", "rows", "table", "events", "console")
 # Figures that agree between different runs (schedules) or differ between logs of one (clocks).
 _UNTELLING = re.compile(
-    r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp"
+    r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp|eval_tasks",
+    re.I,
 )
 
 
