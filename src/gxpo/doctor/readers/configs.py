@@ -158,9 +158,11 @@ def from_settings(settings: Mapping[str, Any]) -> Found | None:
     """The same of settings that are already flat."""
     if any(key in settings for key in _MODEL):
         return None
-    # wandb's config.yaml: each key a mapping with the value under "value"
+    # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
     settings = {
-        k.removesuffix(".value"): v for k, v in settings.items() if not k.startswith(("_wandb", "wandb_version"))
+        key.removesuffix(".value"): found
+        for key, found in settings.items()
+        if not key.startswith(("_wandb", "wandb_version")) and not str(found).startswith("${")
     }
     if trainer(settings) is None and "peft_type" not in settings:
         return None
