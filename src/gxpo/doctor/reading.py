@@ -48,7 +48,7 @@ def read(path: str | Path) -> RunLog:
         others |= _beside(root, base)
     _settings(log, members, others)
     said = (configs.value(one.settings, "logging_steps") for one in (*others.values(), *members.values()))
-    _series(log, members, next((v for v in said if isinstance(v, (int, float)) and v > 1), None))
+    add_series(log, members, next((v for v in said if isinstance(v, (int, float)) and v > 1), None))
     _rollouts(log, left, base)
     used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
     for name, one in used.items():
@@ -101,8 +101,8 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
     log.read = sorted({*log.read, *members})
 
 
-def _series(log: RunLog, members: Mapping[str, Found], log_every: float | None) -> None:
-    """Series of the files of one run."""
+def add_series(log: RunLog, members: Mapping[str, Found], log_every: float | None) -> None:
+    """Adds the series of the files of one run, by name."""
     for name, one in members.items():
         if not one.numbered:
             log.notes += [f"{name}: {note}" for note in numbering.renumber(one, log_every)]

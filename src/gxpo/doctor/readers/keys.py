@@ -107,6 +107,7 @@ GXPO = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "lr": "lr",
+    "entropy_sampled": "entropy",  # in every step; the exact one is absent where nothing was trained
     "entropy": "entropy",
     "kl": "kl",
     "kl_coef": "kl_coef",
