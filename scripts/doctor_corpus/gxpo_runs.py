@@ -263,7 +263,15 @@ def outcome(run: Path) -> dict[str, Any]:
         k = max(1, len(found) // 5)
         return [round(sum(x) / len(x), 4) if x else None for x in (found[:k], found[-k:])]
 
-    keys = ("reward_mean", "success_rate", "zero_signal_groups", "length_mean", "truncated_rate", "entropy", "grad_norm")
+    keys = (
+        "reward_mean",
+        "success_rate",
+        "zero_signal_groups",
+        "length_mean",
+        "truncated_rate",
+        "entropy",
+        "grad_norm",
+    )
     return {"steps": len(rows), "eval": [round(e["eval_accuracy"], 3) for e in evals], **{k: ends(k) for k in keys}}
 
 
