@@ -90,7 +90,7 @@ SICK = [
         "sick",
         ("all_right",),
         "the policy knew the task before the run",
-        set={**DATA},
+        set={**DATA, "sampling.temperature": 0.5},
         data="sums",
         policy="master",
     ),
@@ -173,6 +173,7 @@ SICK = [
         "sick",
         ("length_collapse", "component_dominates"),
         "a price on length that outweighs correctness, without a gate",
+        set={"optim.lr": 5e-4, "trainer.steps": 60},
     ),
     Recipe(
         "error rate",
