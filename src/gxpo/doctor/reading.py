@@ -25,7 +25,7 @@ def read(path: str | Path) -> RunLog:
     """
     root = Path(path)
     try:
-        there = root.exists()
+        there = root.is_dir() or root.is_file()
     except (OSError, ValueError):
         there = False
     if not there:

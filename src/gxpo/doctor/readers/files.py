@@ -94,7 +94,7 @@ def _text(path: Path, start: str) -> Found | None:
         if found is not None and len(found.rows) > 0:
             return found
     notes = []
-    found = console.read(text.lines(path, notes))
+    found = console.read(text.chunks(path, notes))
     found.notes += notes
     if found.rows or found.messages or (found.settings and configs.trainer(found.settings)):
         return found

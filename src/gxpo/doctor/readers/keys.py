@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import lru_cache
 
 # TRL 1.16, trl/trainer/grpo_trainer.py (`_metrics`), and transformers' Trainer.
 TRL = {
@@ -325,7 +325,7 @@ _NAMED: dict[str, Callable[[str], str | None]] = {
 _TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": OPENRLHF, "prime-rl": PRIME}
 
 
-@cache
+@lru_cache(100_000)
 def known(key: str) -> bool:
     """Whether a key is a figure of some trainer: a row without any such is not of a log of training."""
     key = own(key)
@@ -346,7 +346,7 @@ def source(keys: Iterable[str]) -> str:
 _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transformers' table in a notebook
 
 
-@cache
+@lru_cache(100_000)
 def own(key: str) -> str:
     """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
     and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
