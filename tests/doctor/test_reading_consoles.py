@@ -1,5 +1,7 @@
 """Console texts of TRL, unsloth, verl, OpenRLHF and prime-rl, as their programs print them."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -211,9 +213,40 @@ def test_console_in_utf_16(tmp_path):
 def test_a_console_that_goes_on_adds_later_steps(tmp_path):
     rows = [f'{{"reward": {i / 8}, "grad_norm": 0.{i}, "step": {i}}}' for i in (1, 2)]
     (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/trainer_state.json").write_text(f'{{"log_history": [{", ".join(rows)}]}}')
+    (tmp_path / "checkpoint-2/trainer_state.json").write_text(
+        f'{{"log_history": [{", ".join(rows)}], "logging_steps": 1}}'
+    )
     printed = "".join(f"{{'reward': '{i / 8:.4g}', 'grad_norm': '0.{i}', 'reward_std': '0.5'}}\n" for i in (1, 2, 3))
     (tmp_path / "console").write_text(printed)
     log = read(tmp_path)
     assert log.series["reward"].values.tolist() == [0.125, 0.25, 0.375]
     assert log.series["reward_std"].values.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_console_beside_a_state_takes_its_logging_steps(tmp_path):
+    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows, "logging_steps": 10}))
+    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in (1, 2, 3))
+    (tmp_path / "console").write_text(printed)
+    log = read(tmp_path)
+    assert log.steps("reward").tolist() == [10, 20, 30]
+    assert log.steps("entropy").tolist() == [10, 20, 30]
+
+
+def test_a_console_whose_steps_nothing_tells_is_no_other_run(tmp_path):
+    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in range(1, 21))
+    (tmp_path / "console").write_text(printed)
+    log = read(tmp_path)
+    assert log.steps("reward").tolist() == [10, 20, 30]
+    assert log.notes == ["console: rows carry no step: they were counted"]
+
+
+def test_dump_alone_tells_its_trainer(tmp_path):
+    rows = [{"input": "q", "output": f"a{i}", "gts": "a1", "score": float(i == 1), "step": 1} for i in range(4)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read(tmp_path)
+    assert log.source == "verl"
+    assert log.read == ["1.jsonl"]
+    assert log.rollouts is not None and log.rollouts.kept == 4

@@ -134,7 +134,7 @@ class Live:
         """What `gxpo.doctor.read` would make of the rows and rollouts."""
         log = RunLog(source=self.source)
         log.config = configs.named(self._settings, self.source)
-        add_series(log, {"rows": Found("rows", rows=self._rows)} if self._rows else {}, None)
+        add_series(log, {"rows": Found("rows", rows=self._rows)} if self._rows else {})
         for name in dict.fromkeys(n for _, row in self._named for n in row):
             pairs = [(step, row[name]) for step, row in self._named if name in row]
             steps, values = np.array(pairs, dtype=float).T

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gxpo.doctor.readers import configs, keys, numbering, runs, validation
-from gxpo.doctor.readers.files import candidates, recognised
+from gxpo.doctor.readers.files import candidates, dump_source, recognised
 from gxpo.doctor.readers.found import Found
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog, Series
@@ -41,14 +41,14 @@ def read(path: str | Path) -> RunLog:
         else:
             found[file.relative_to(base).as_posix()] = one
     log = RunLog(notes=notes)
-    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
-    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
     others = {name: one for name, one in found.items() if not one.rows}
     if not root.is_dir():
         others |= _beside(root, base)
+    _number(found, others)
+    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
+    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
     _settings(log, members, others)
-    said = (configs.value(one.settings, "logging_steps") for one in (*others.values(), *members.values()))
-    add_series(log, members, next((v for v in said if isinstance(v, (int, float)) and v > 1), None))
+    add_series(log, members)
     _rollouts(log, left, base)
     used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
     for name, one in used.items():
@@ -76,6 +76,15 @@ def _beside(file: Path, base: Path) -> dict[str, Found]:
     return out
 
 
+def _number(found: Mapping[str, Found], others: Mapping[str, Found]) -> None:
+    """Steps of the rows that carry none."""
+    every = {configs.value(one.settings, "logging_steps") for one in (*found.values(), *others.values())}
+    said = [v for v in every if isinstance(v, (int, float)) and v >= 1]
+    for one in found.values():
+        if one.rows and not one.numbered:
+            one.notes += numbering.renumber(one, said[0] if len(said) == 1 else None)
+
+
 def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Found]) -> None:
     """`config` from all files that set anything, the nearest to the root first, and from what consoles print."""
     whose = log.source
@@ -101,11 +110,8 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
     log.read = sorted({*log.read, *members})
 
 
-def add_series(log: RunLog, members: Mapping[str, Found], log_every: float | None) -> None:
-    """Adds the series of the files of one run, by name."""
-    for name, one in members.items():
-        if not one.numbered:
-            log.notes += [f"{name}: {note}" for note in numbering.renumber(one, log_every)]
+def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
+    """Series of the files of one run."""
     merged = runs.merged(members)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
@@ -137,3 +143,5 @@ def _rollouts(log: RunLog, left: list[Path], base: Path) -> None:
     )
     log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in taken)})
     log.notes += notes
+    if log.source == "unknown" and taken:
+        log.source = dump_source(taken[0])

@@ -104,3 +104,17 @@ def _text(path: Path, start: str) -> Found | None:
 def _training(found: Found) -> bool:
     """Whether the rows have any figure of training."""
     return any(keys.known(key) for _, row in itertools.islice(found.rows, 200) for key in row)
+
+
+def dump_source(path: Path) -> str:
+    """The trainer that wrote a dump of rollouts, by its first row."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return "unknown"
+    if head[:4] == b"PAR1":
+        return "trl"
+    if b"gxpo.rollouts" in head[:200]:
+        return "gxpo"
+    return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

@@ -21,9 +21,13 @@ def renumber(found: Found, every: float | None) -> list[str]:
     if len(known) == count > 1 and known == sorted(set(known)):
         table = {0.0: 0.0} | {row: float(step) for row, step in enumerate(known, 1)}
         found.rows = [(table[step], row) for step, row in found.rows]
+        found.numbered = True
         return []
-    if every and every > 1:
+    if every is not None:
         found.rows = [(step * every, row) for step, row in found.rows]
+        found.numbered = True
+        if every == 1:
+            return []
         return [f"rows carry no step: they were counted, logging_steps ({every:g}) each"]
     return ["rows carry no step: they were counted"]
 
