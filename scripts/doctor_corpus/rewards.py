@@ -127,12 +127,10 @@ def _strict(form: str = "{}.0", log: bool = True, split: str | None = None) -> R
     return accuracy_reward
 
 
-def _negative(log: bool = False) -> Reward:
+def _negative() -> Reward:
     """An error count where a reward is asked for, without the minus."""
 
-    def error_reward(completions, answer, log_extra=None, **_):
-        if log:
-            log_extra("answer", list(answer))
+    def error_reward(completions, answer, **_):
         return [float(final(c) != a) for c, a in zip(completions, answer, strict=True)]
 
     return error_reward
@@ -219,5 +217,5 @@ BUILDERS: dict[str, Callable[..., Reward]] = {
 }
 
 
-def build(builder: str, /, **settings: Any) -> Reward:
-    return BUILDERS[builder](**settings)
+def build(name: str, **settings: Any) -> Reward:
+    return BUILDERS[name](**settings)

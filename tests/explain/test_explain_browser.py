@@ -1,0 +1,126 @@
+"""The page of `gxpo explain` in a headless Chromium: what it draws, by keys alone; hostile text runs nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.explain.test_explain_page import HOSTILE, record, write
+
+from gxpo.explain import rollout_page
+
+CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), "")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH to draw the page")
+
+
+class Drawn(HTMLParser):
+    """Text of the drawn page by element id, and all elements with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[tuple[str, str]] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.by_id: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {k: v or "" for k, v in attrs}
+        self.elements.append((tag, named))
+        if tag not in ("meta", "br", "img", "link", "input", "hr"):
+            self.open.append((tag, named.get("id", "")))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        for _, name in self.open:
+            if name:
+                self.by_id[name] = self.by_id.get(name, "") + data
+
+    def classes(self, name: str) -> int:
+        return sum(name in a.get("class", "").split() for _, a in self.elements)
+
+
+def drawn(path: Path, methods: tuple[str, ...], keys: str, tmp_path: Path) -> Drawn:
+    page = tmp_path / "page.html"
+    page.write_text(rollout_page.explain(path, methods), encoding="utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+               "--window-size=1280,900", "--virtual-time-budget=3000", "--dump-dom",
+               f"file://{page}#{keys}"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    return Drawn(done.stdout.decode("utf-8", "replace").replace("\u00d7", "x"))
+
+
+def test_the_arithmetic_is_reached_by_keys(tmp_path: Path) -> None:
+    groups = {"first": [1, 1, 1, 1], "second": [1, 0, 0, 1]}
+    rows = [record(i, r, group=g) for g, rewards in groups.items() for i, r in enumerate(rewards)]
+    for i, r in enumerate(rows):
+        r["id"] = f"t{i}"
+    # next group, rollouts r0, r1, r2, next token
+    page = drawn(write(tmp_path / "some.jsonl", rows), ("grpo", "dr_grpo"), "press=jvvv>", tmp_path)
+    why = page.by_id["why"]
+    assert "r2, token 1" in why
+    for line in (
+        "r0 1, r1 0, r2 0, r3 1",
+        "mean = (2 x 1 + 2 x 0) / 4 = 0.5",
+        "std = sqrt((2 x (1 - 0.5)^2 + 2 x (0 - 0.5)^2) / (4 - 1)) = 0.57735027",
+        "(0 - 0.5) / (0.57735027 + 1e-6) = -0.8660239",
+        "(0 - 0.5) = -0.5",
+        "1 / (8 rollouts x 2 tokens) = 0.0625",
+        "clip keeps 1 of the unclipped gradient",
+    ):
+        assert line in why, (line, why)
+    assert "task second" in page.by_id["group"] and "silent" in page.by_id["groups"]
+    assert page.classes("line") == 2 and page.classes("rollout") == 4 and page.classes("node") == 5
+    selected = [a for _, a in page.elements if a.get("aria-selected") == "true"]
+    assert [a["id"] for a in selected] == ["line1"]
+
+
+def test_order_filter_method_and_help_by_keys(tmp_path: Path) -> None:
+    groups = {"a": [0, 0], "b": [1, 0], "c": [1, 1]}
+    rows = [record(0, r, group=g) for g, rewards in groups.items() for r in rewards]
+    for i, r in enumerate(rows):
+        r["id"] = f"t{i}"
+    path = write(tmp_path / "some.jsonl", rows)
+    # filter: with signal; method: the second; colours: weight; help
+    page = drawn(path, ("grpo", "dr_grpo"), "press=fmc?", tmp_path)
+    assert page.classes("line") == 1 and "task b" in page.by_id["groups"]
+    pressed = [a for t, a in page.elements if t == "button" and a.get("aria-pressed") == "true"]
+    assert [a["title"].split(";")[0] for a in pressed if a.get("title")] == ["A = r - mean_g"]
+    assert any(t == "dialog" and "open" in a for t, a in page.elements) and "next group" in page.by_id["help"]
+    assert [a["value"] for t, a in page.elements if t == "option" and "selected" in a][:1] == ["weight"]
+
+
+def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
+    rows = [record(0, 1.0, group=HOSTILE, prompt_text=HOSTILE), record(1, 0.0, group=HOSTILE)]
+    for r in rows:
+        r["turns"] = [{"action_text": HOSTILE + " \ud800 " + "y" * 100_000, "agent": HOSTILE, "state": HOSTILE,
+                       "observation_text": HOSTILE}] * 2  # fmt: skip
+    page = drawn(write(tmp_path / "a.jsonl", rows), ("grpo", "gigpo"), "press=v>>", tmp_path)
+    tags = [t for t, _ in page.elements]
+    assert "img" not in tags and tags.count("script") == 2 and "iframe" not in tags
+    assert not [a for _, a in page.elements if any(k.startswith("on") for k in a)]
+    shown = page.by_id["group"]
+    assert "<script>alert(1)</script>" in shown and "<U+202E>" in shown and "<U+2028>" in shown and "<U+D800>" in shown
+    assert "more tokens" in shown
+
+
+def test_turns_name_agents_states_and_returns(tmp_path: Path) -> None:
+    def walk(i: int, states: str, reward: float) -> dict:
+        turns = [{"action": [4], "logprob": [-1.0], "state": s, "agent": "solver" if k % 2 == 0 else "checker"}
+                 for k, s in enumerate(states)]  # fmt: skip
+        return {**record(i, reward), "turns": turns}
+
+    path = write(tmp_path / "a.jsonl", [walk(0, "AB", 1.0), walk(1, "AAB", 0.0)])
+    page = drawn(path, ("gigpo",), "press=v", tmp_path)
+    shown, why = page.by_id["group"], page.by_id["why"]
+    assert "solver, turn 0" in shown and "checker, turn 1" in shown
+    assert "state met also by r1 turn 0, r1 turn 1" in shown and "return 0.95" in shown
+    assert "r0 turn 0 0.95, r1 turn 0 0, r1 turn 1 0" in why
+    assert "return of r0 turn 0 = 0 + 0.95 x 1 (the return of turn 1) = 0.95" in why
+    assert "0.70710578 + 1.1546984 = 1.8618042" in why
