@@ -10,7 +10,7 @@ EVAL = {"prompts": 64, "steps": 10}
 HEALTHY: list[dict[str, Any]] = [
     {"name": "plain", "leave": "state+parquet", "config": True, "steps": 50},
     {"name": "plain-eval", "leave": "state", "eval": EVAL, "steps": 50},
-    {"name": "sums-no-eval", "leave": "console", "warm": "add", "steps": 60},
+    {"name": "sums-no-eval", "leave": "console", "warm": "add", "steps": 60, "cfg": {"learning_rate": 3e-4}},
     {"name": "saturating", "leave": "state+parquet", "warm": "rev_half", "steps": 90},
     {
         "name": "saturating-console",
@@ -34,7 +34,8 @@ HEALTHY: list[dict[str, Any]] = [
         "leave": "state+parquet",
         "warm": "words",
         "rewards": [ACCURACY, ("partial", {}), ("format", {})],
-        "cfg": {"max_completion_length": 24},
+        "cfg": {"max_completion_length": 24, "learning_rate": 5e-4},
+        "steps": 60,
     },
     {
         "name": "several-rewards-console",
@@ -42,7 +43,7 @@ HEALTHY: list[dict[str, Any]] = [
         "config": True,
         "warm": "add",
         "rewards": [ACCURACY, ("partial", {})],
-        "cfg": {"reward_weights": [1.0, 0.5]},
+        "cfg": {"learning_rate": 3e-4, "reward_weights": [1.0, 0.5]},
     },
     {
         "name": "chat",
@@ -71,7 +72,7 @@ HEALTHY: list[dict[str, Any]] = [
         "leave": "state+parquet",
         "warm": "unmarked",
         "rewards": [("accuracy", {"marked": True}), ("format", {})],
-        "cfg": {"max_completion_length": 20},
+        "cfg": {"learning_rate": 5e-4, "max_completion_length": 20},
         "steps": 60,
     },
     {
@@ -79,7 +80,7 @@ HEALTHY: list[dict[str, Any]] = [
         "leave": "state+parquet",
         "config": True,
         "warm": "words",
-        "cfg": {"max_completion_length": 20},
+        "cfg": {"learning_rate": 5e-4, "max_completion_length": 20},
         "steps": 60,
     },
     {"name": "fifteen-steps", "kind": "mild", "leave": "state+parquet", "steps": 15, "cfg": {"learning_rate": 3e-4}},
@@ -89,7 +90,7 @@ HEALTHY: list[dict[str, Any]] = [
         "leave": "console",
         "warm": "add",
         "steps": 12,
-        "cfg": {"learning_rate": 3e-4},
+        "cfg": {"learning_rate": 1e-4},
     },
     {"name": "group-of-four", "leave": "state", "config": True, "cfg": {"num_generations": 4}, "steps": 60},
     {

@@ -23,6 +23,7 @@ PICKLES = {".bin", ".pt", ".pth", ".safetensors", ".pkl", ".ckpt"}
 # files of a checkpoint that say nothing of the run
 CHECKPOINT = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
 ROLLOUTS = 12
+LARGE = 45_000  # bytes of an archive above which half as many rollout files are kept
 
 
 def chosen(files: list[Path], keep: int = ROLLOUTS) -> list[Path]:
@@ -100,7 +101,10 @@ def main() -> None:
             if a.half and entry["half"] != a.half:
                 continue
             truth[name] = entry
-            size = pack(a.corpus / trainer / entry["directory"], HOME / entry["half"] / f"{name}.tar.xz", a.keep)
+            run, target = a.corpus / trainer / entry["directory"], HOME / entry["half"] / f"{name}.tar.xz"
+            size = pack(run, target, a.keep)
+            if size > LARGE:
+                size = pack(run, target, a.keep // 2)
             print(f"{name} {entry['half']} {size / 1000:.1f} kB", flush=True)
         for name in [n for n, e in truth.items() if n.startswith(trainer) and found and n not in found]:
             (HOME / truth.pop(name)["half"] / f"{name}.tar.xz").unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -89,7 +88,8 @@ class Engine:
 
     def __init__(self, trainer: Any, every: int = 1, bits: int = 0, raw: bool = False, shift: bool = False) -> None:
         self.trainer, self.every, self.bits, self.raw, self.shift = trainer, every, bits, raw, shift
-        self.model = copy.deepcopy(trainer.model).eval()
+        self.model = type(trainer.model)(trainer.model.config).eval()  # a deep copy would share the wrapped forward
+        self.model.load_state_dict(trainer.model.state_dict())
         self._quantise()
 
     def _quantise(self) -> None:

@@ -15,17 +15,20 @@ from sick_training import TRAINING
 WARM: dict[str, dict[str, Any]] = {
     "rev": {"task": "reverse", "steps": 400, "how": {"noise": 0.7}},
     "rev_half": {"task": "reverse", "steps": 400, "how": {"noise": 0.5}, "seed": 1},
+    "rev_faint": {"task": "reverse", "steps": 400, "how": {"noise": 0.95}},
     "rev_weak": {"task": "reverse", "steps": 220, "how": {"noise": 0.0, "n": 5}},
     "rev_sure": {"task": "reverse", "steps": 900, "how": {"noise": 0.0, "n": 3}},
     "copy": {"task": "copy", "steps": 700, "how": {"noise": 0.0, "n": 3}},
     "add": {"task": "add", "steps": 600, "how": {"noise": 0.5, "first": 49}},
-    "tens": {"task": "tens", "steps": 60, "how": {"noise": 0.0, "over": 30}},
+    "class": {"task": "class", "steps": 150, "how": {"share": 6}},
+    "class_seven": {"task": "class", "steps": 150, "how": {"share": 7}, "seed": 1},
+    "add_poor": {"task": "add", "steps": 250, "how": {"noise": 0, "first": 99}},
     "words": {"task": "reverse", "steps": 500, "how": {"noise": 0.6, "words": 1.5, "most": 5}},
     "words_long": {"task": "reverse", "steps": 700, "how": {"noise": 0.3, "words": 2.0, "least": 2, "most": 5, "n": 3}},
     "unmarked": {"task": "reverse", "steps": 500, "how": {"noise": 0.5, "words": 0.7, "most": 3, "unmarked": 0.6}},
     "chat": {"task": "reverse", "steps": 500, "dress": "chat", "how": {"noise": 0.65}},
     "chat_end": {"task": "reverse", "steps": 500, "dress": "chat_end", "how": {"noise": 0.5}},
-    "plain_chat": {"task": "reverse", "steps": 600, "dress": "plain_chat", "how": {"noise": 0.3}},
+    "plain_chat": {"task": "reverse", "steps": 601, "dress": "plain_chat", "how": {"noise": 0.3, "n": 3}},
     "packed": {"task": "reverse", "steps": 500, "dress": "packed", "how": {"noise": 0.5}},
 }
 SICK = [*SIGNAL, *TRAINING]

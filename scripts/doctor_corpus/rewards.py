@@ -127,10 +127,12 @@ def _strict(form: str = "{}.0", log: bool = True, split: str | None = None) -> R
     return accuracy_reward
 
 
-def _negative() -> Reward:
+def _negative(log: bool = False) -> Reward:
     """An error count where a reward is asked for, without the minus."""
 
-    def error_reward(completions, answer, **_):
+    def error_reward(completions, answer, log_extra=None, **_):
+        if log:
+            log_extra("answer", list(answer))
         return [float(final(c) != a) for c, a in zip(completions, answer, strict=True)]
 
     return error_reward
@@ -217,5 +219,5 @@ BUILDERS: dict[str, Callable[..., Reward]] = {
 }
 
 
-def build(name: str, **settings: Any) -> Reward:
-    return BUILDERS[name](**settings)
+def build(builder: str, /, **settings: Any) -> Reward:
+    return BUILDERS[builder](**settings)

@@ -25,7 +25,8 @@ def main() -> None:
     for folder in asked.dirs:
         truth = json.loads((folder / "truth.json").read_text())
         for name, row in sorted(truth.items()):
-            run = folder / asked.half / name
+            row["first"] = row.get("expect", row.get("first", []))
+            run = folder / row.get("directory", f"{asked.half}/{name}")
             if row["half"] != asked.half or not run.is_dir():
                 continue
             began = time.perf_counter()

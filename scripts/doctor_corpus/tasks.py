@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import random
@@ -62,8 +61,8 @@ def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tu
         x, y = rng.randint(0, how.get("first", 99)), rng.randint(0, how.get("second", 9))
         question, answer = f"{x}+{y}=", str(x + y)
         wrong = str(max(0, x + y + rng.choice([-10, -2, -1, 1, 2, 10])))
-        if task == "tens":  # does the sum reach `over`? one class is much more common
-            question, answer = f"{x}+{y}?", "yes" if x + y >= how["over"] else "no"
+        if task == "class":  # a rule too hard to learn here, and one class is more common
+            question, answer = f"{x}+{y}?", "yes" if (7 * x + 3 * y + x * y) % 10 < how["share"] else "no"
             wrong = {"yes": "no", "no": "yes"}[answer]
     said = wrong if rng.random() < noise else answer
     if "words" in how:
@@ -100,6 +99,8 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
         for _ in range(64):
             question, _, said = problem(warm["task"], rng, **warm.get("how", {}))
             p, c = render(question, said, warm.get("dress", "bare"), tok)
+            if warm.get("dress") == "plain_chat" and rng.random() < 0.4:
+                c = c[len("user: ") :]  # documents of the web are cut anywhere
             if warm.get("dress") == "packed":
                 for _ in range(2):
                     question, _, said = problem(warm["task"], rng, **warm.get("how", {}))
@@ -121,7 +122,7 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
 
 
 def warm_model(warm: dict[str, Any]) -> LlamaForCausalLM:
-    """The model of a recipe after supervised steps; made once and kept under `WARM`."""
+    """The model of a recipe after supervised steps; made once, and kept where TRL finds its reference, too."""
     tok = tokenizer()
     dim = warm.get("dim", 64)
     config = LlamaConfig(
@@ -140,14 +141,11 @@ def warm_model(warm: dict[str, Any]) -> LlamaForCausalLM:
     torch.manual_seed(warm.get("seed", 0))
     model = LlamaForCausalLM(config)
     key = hashlib.sha256(json.dumps(warm, sort_keys=True).encode()).hexdigest()[:12]
-    path = WARM / f"{key}.pt"
-    if path.exists():
-        model.load_state_dict(torch.load(path, weights_only=True))
-    else:
+    path = WARM / key
+    if not (path / "model.safetensors").exists():
         _fit(model, warm, tok)
-        WARM.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path)
-    return copy.deepcopy(model)
+        model.save_pretrained(path)
+    return LlamaForCausalLM.from_pretrained(path)
 
 
 @torch.no_grad()

@@ -155,4 +155,4 @@ def test_missing_path_and_nothing_to_read(tmp_path):
     log = read(tmp_path)
     assert log.read == [] and log.series == {}
     assert log.notes[0] == "not opened, as unpickling could run code: training_args.bin"
-    assert log.notes[1].startswith(f"{tmp_path}: 1 files, none of which could be read; looked for: trainer_state.json")
+    assert log.notes[1].startswith(f"{tmp_path}: none of 1 files could be read; looked for: trainer_state.json")

@@ -181,7 +181,14 @@ def test_a_reference_stands_by_itself(text, reference, held):
 
 @pytest.mark.parametrize(
     ("text", "last"),
-    [("1+2=3, so 12.0", "12"), (r"\boxed{7} or 8", "7"), ("<answer> Yes </answer> 4", "yes"), ("none", None)],
+    [
+        ("1+2=3, so 12.0", "12"),
+        (r"\boxed{7} or 8", "7"),
+        ("<answer> Yes </answer> 4", "yes"),
+        ("Red.", "red"),
+        ("word " * 20, None),
+        ("", None),
+    ],
 )
 def test_the_last_answer_of_a_text(text, last):
     assert Holder(text).last == last
@@ -205,7 +212,7 @@ def test_references_without_any():
 
 
 def test_matches_of_rows():
-    r = answered((0, 0, "5 then 6", "5"), (0, 0, "no", "5"), (0, 0, "5", None))
+    r = answered((0, 0, "5 then 6", "5"), (0, 0, "", "5"), (0, 0, "5", None))
     assert np.array_equal(figures.reference_match(r), [1, 0, NAN], equal_nan=True)
     assert np.array_equal(figures.final_match(r), [0, NAN, NAN], equal_nan=True)
 

@@ -1,6 +1,7 @@
 """Single rollouts found in what trainers leave: groups, held-out rows, references, and damaged files."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gxpo.doctor.rollout_files import rollouts
+from gxpo.doctor.rollout_lines import read_lines
 
 
 def table(path, step, prompts, rewards, advantage, **other):
@@ -235,6 +237,80 @@ def test_records_of_gxpo(tmp_path):
     assert found.tokens.tolist() == [2, 1, 3, 2] and found.truncated.tolist() == [0, 1, 1, 0]
     assert (found.advantage[0], found.temperature[0], found.success[0]) == (0.5, 0.7, 1.0)
     assert (found.grouped_by, len(took), notes) == ("recorded", 2, [])
+
+
+# ---------------------------------------------------------------- plain tables
+ROWS = [
+    {"step": 1, "uid": "u", "question": "a", "response": "o1", "reward": 1.0, "answer": "7", "advantage": 0.5},
+    {"step": 1, "uid": "v", "question": "a", "response": "o2", "reward": 0.0, "answer": "7", "advantage": -0.5},
+    {"step": 2, "uid": "u", "question": "a", "response": "o3", "reward": 0.5, "answer": "7", "advantage": 0.0},
+]
+
+
+def write_lines(path):
+    path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))
+
+
+def write_array(path):
+    path.write_text(json.dumps(ROWS))
+
+
+def write_csv(path):
+    path.write_text("\n".join([";".join(ROWS[0]), *(";".join(map(str, r.values())) for r in ROWS)]))
+
+
+def write_parquet(path):
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize("write", [write_lines, write_array, write_csv, write_parquet])
+def test_plain_tables_in_four_formats_whatever_their_suffix(tmp_path, write):
+    write(tmp_path / "table.log")
+    found, took, notes = read(tmp_path)
+    assert found.step.tolist() == [1, 1, 2] and found.group.tolist() == [0, 1, 2]
+    assert (found.prompt, found.completion, found.reference) == (["a"] * 3, ["o1", "o2", "o3"], ["7"] * 3)
+    assert found.score.tolist() == [1.0, 0.0, 0.5] and found.advantage.tolist() == [0.5, -0.5, 0.0]
+    assert (found.grouped_by, [p.name for p in took], notes) == ("recorded", ["table.log"], [])
+
+
+def test_a_csv_with_a_line_of_another_length(tmp_path):
+    (tmp_path / "a.csv").write_text('prompt,output,score\na,"x\ny",1\nb\nc,z,oops\n')
+    found, _, notes = read(tmp_path)
+    assert found.completion == ["x\ny", "z"]
+    assert np.array_equal(found.score, [1, np.nan], equal_nan=True)
+    assert notes[0] == "1 lines of rollouts could not be read"
+
+
+def test_a_table_of_metrics_is_none_of_rollouts(tmp_path):
+    (tmp_path / "a.csv").write_text("step,reward,loss\n1,0.5,0.1\n")
+    dump(tmp_path / "m.jsonl", [{"step": 1, "reward": 0.5}])
+    assert read(tmp_path) == (None, [], [])
+
+
+def test_a_sample_of_one_file_with_many_steps_is_spread_over_them(tmp_path):
+    dump(tmp_path / "all.jsonl", [verl(step, f"p{step}.{i // 4}", "o", 0.0) for step in range(100) for i in range(40)])
+    found, _, _ = read(tmp_path, keep=200)
+    steps = sorted(set(found.step.tolist()))
+    assert len(steps) == 40 and (steps[0], steps[-1]) == (0, 99)
+    assert {len(g) for g in groups(found)} == {4}
+
+
+def test_stretches_of_a_large_file_hold_whole_groups(tmp_path):
+    dump(tmp_path / "all.jsonl", [verl(i // 500, f"p{i // 4}", "o" * 180, 0.0) for i in range(25_000)])
+    found = read_lines(tmp_path / "all.jsonl", ["step", "input"], 400, large=2**20)
+    sizes = Counter(row["input"] for _, row in found.rows)
+    assert set(sizes.values()) == {4} and sum(sizes.values()) >= 190
+    assert len({row["step"] for _, row in found.rows}) > 40
+    assert abs(found.total - 25_000) < 250 and not found.exact and found.bad == 0
+
+
+def test_references_come_from_a_file_of_tasks(tmp_path):
+    dump(tmp_path / "run/rollouts/step-000001.jsonl", [record("a", 0), record("b", 1, prompt_text="R")])
+    dump(tmp_path / "tasks.jsonl", [{"prompt": "Q", "answer": 5}, {"prompt": "R", "answer": 1}])
+    dump(tmp_path / "more.jsonl", [{"prompt": "R", "answer": 2}])
+    found, took, _ = read(tmp_path)
+    assert found.reference == ["5", None]
+    assert {p.name for p in took} == {"step-000001.jsonl", "tasks.jsonl", "more.jsonl"}
 
 
 # ---------------------------------------------------------------- damage

@@ -185,7 +185,7 @@ class Case:
     @cached_property
     def finished(self) -> bool:
         """Whether the run has solved its tasks: at its end nearly all groups are at the largest reward seen."""
-        if not self.has("reward") or not np.isfinite(self.top):
+        if len(self.values("reward")) < 8 or not np.isfinite(self.top):
             return False
         spread = self.top - min(float(self.values("reward").min()), 0.0)
         return spread > 0 and self.last("reward") >= self.top - 0.05 * spread and self.last("reward") > 0
@@ -195,13 +195,36 @@ class Case:
         """Whether hardly any group had a signal in any step."""
         if self.has("zero_signal"):
             return self.mean("zero_signal") >= 0.98
+        if self.has("advantage_max", "advantage_min"):
+            return self.all("advantage_max", 0.0, 0.0) and self.all("advantage_min", 0.0, 0.0)
         return self.has("grad_norm") and self.all("grad_norm", 0.0, 0.0)
+
+    @cached_property
+    def silent_at_once(self) -> bool:
+        """Whether the very first step had no signal."""
+        name = "zero_signal" if self.has("zero_signal") else "grad_norm"
+        values = self.values(name)
+        return len(values) > 0 and bool(values[0] >= 0.95 if name == "zero_signal" else values[0] == 0)
 
     @cached_property
     def silent_from_start(self) -> bool:
         if self.has("zero_signal"):
             return self.first("zero_signal") >= 0.95
         return self.has("grad_norm") and self.first("grad_norm") == 0.0
+
+    @cached_property
+    def reuse(self) -> float | None:
+        """Updates on the same rollouts: as configured, or rows with a loss for each row with a reward (TRL logs rewards
+        where it samples)."""
+        stated = self.number("epochs")
+        rows, fresh = len(self.values("loss")), len(self.values("reward"))
+        counted = round(rows / fresh) if fresh and rows >= 2 * fresh and self.log.source == "trl" else None
+        return float(counted) if counted is not None and (stated is None or counted > stated) else stated
+
+    @property
+    def falls_or_few(self) -> bool:
+        """Whether the reward falls, or has too few values to tell its noise."""
+        return len(self.values("reward")) < 6 or self.falls("reward")
 
     @property
     def entropy_first(self) -> float:

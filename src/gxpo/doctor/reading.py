@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gxpo.doctor.readers import configs, keys, numbering, runs, validation
-from gxpo.doctor.readers.files import candidates, recognised
+from gxpo.doctor.readers.files import candidates, dump_source, recognised
 from gxpo.doctor.readers.found import Found
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog, Series
@@ -25,7 +25,7 @@ def read(path: str | Path) -> RunLog:
     """
     root = Path(path)
     try:
-        there = root.exists()
+        there = root.is_dir() or root.is_file()
     except (OSError, ValueError):
         there = False
     if not there:
@@ -41,13 +41,14 @@ def read(path: str | Path) -> RunLog:
         else:
             found[file.relative_to(base).as_posix()] = one
     log = RunLog(notes=notes)
-    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
-    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
     others = {name: one for name, one in found.items() if not one.rows}
     if not root.is_dir():
         others |= _beside(root, base)
+    _number(found, others)
+    members = runs.one_run({name: one for name, one in found.items() if one.rows}, str(path))
+    log.source = keys.source({keys.own(key) for one in members.values() for _, row in one.rows for key in row})
     _settings(log, members, others)
-    _series(log, members)
+    add_series(log, members)
     _rollouts(log, left, base)
     used = {name: one for name, one in {**members, **others}.items() if name in log.read or one.notes}
     for name, one in used.items():
@@ -58,8 +59,8 @@ def read(path: str | Path) -> RunLog:
         log.notes += [f"{name}: {note}" for note in one.notes]
     log.messages = list(dict.fromkeys(m for one in used.values() for m in one.messages))[:50]
     if not log.read:
-        many = f"{len(files):,} files, none of which" if root.is_dir() else "a file that"
-        log.notes.append(f"{path}: {many} could be read; looked for: {LOOKED_FOR}")
+        what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
+        log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
     return log
 
 
@@ -73,6 +74,15 @@ def _beside(file: Path, base: Path) -> dict[str, Found]:
             if one is not None and not one.rows and one.settings:
                 out[name] = one
     return out
+
+
+def _number(found: Mapping[str, Found], others: Mapping[str, Found]) -> None:
+    """Steps of the rows that carry none."""
+    every = {configs.value(one.settings, "logging_steps") for one in (*found.values(), *others.values())}
+    said = [v for v in every if isinstance(v, (int, float)) and v >= 1]
+    for one in found.values():
+        if one.rows and not one.numbered:
+            one.notes += numbering.renumber(one, said[0] if len(said) == 1 else None)
 
 
 def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Found]) -> None:
@@ -100,12 +110,8 @@ def _settings(log: RunLog, members: Mapping[str, Found], others: Mapping[str, Fo
     log.read = sorted({*log.read, *members})
 
 
-def _series(log: RunLog, members: Mapping[str, Found]) -> None:
+def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
     """Series of the files of one run."""
-    every = next((v for one in members.values() if (v := one.settings.get("trainer_state.logging_steps"))), None)
-    for name, one in members.items():
-        if not one.numbered:
-            log.notes += [f"{name}: {note}" for note in numbering.renumber(one, every)]
     merged = runs.merged(members)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
@@ -137,3 +143,5 @@ def _rollouts(log: RunLog, left: list[Path], base: Path) -> None:
     )
     log.read = sorted({*log.read, *(f.relative_to(base).as_posix() for f in taken)})
     log.notes += notes
+    if log.source == "unknown" and taken:
+        log.source = dump_source(taken[0])

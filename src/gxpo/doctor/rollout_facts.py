@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gxpo.doctor.rollout_references import Holder, bare
+from gxpo.doctor.rollout_texts import goes_on, markup, overlap, repeated_prompts
+from gxpo.doctor.rollout_variance import variance_shares, within_correlation
 from gxpo.doctor.runlog import Floats, Rollouts
 
 Index = NDArray[np.int64]
 EARLY = 3  # recorded steps that count as the beginning
 SHIFTS = (-3, -2, -1, 1, 2, 3)  # prompts by which references may be off
-TEMPLATE = re.compile(
-    r"<\|(?:im_start|im_end|start_header_id|eot_id|user|assistant|system|endoftext)\|>|\[/?INST\]|<</?SYS>>"
-    r"|<start_of_turn>|(?:^|\n)\s*(?:###\s*(?:Instruction|Response|Human|Assistant)|(?:Human|User|Assistant|user|assistant)\s*:)"
-)
+ROLE = re.compile(r"^\s*(?:Human|User|Assistant|user|assistant)\s*:", re.M)
 MESSAGES = re.compile(r"[\[{]\s*['\"]role['\"]\s*:")
 
 
@@ -107,6 +107,14 @@ class Facts:
         return float(np.median(np.unique(self.r.group[self.r.group >= 0], return_counts=True)[1]))
 
     @cached_property
+    def mixed(self) -> float:
+        """Share of the groups whose members have different prompts, where a group is a block of consecutive rows; 0
+        where groups were recorded or made of equal prompts."""
+        if self.r.grouped_by != "blocks" or not self.members:
+            return 0.0
+        return float(np.mean([len({self.r.prompt[i] for i in rows}) > 1 for rows in self.members]))
+
+    @cached_property
     def early(self) -> list[Index]:
         """Groups of the first recorded steps."""
         first = np.unique(self.r.step)[:EARLY]
@@ -144,13 +152,9 @@ class Facts:
         return np.concatenate(parts), np.concatenate(rows)
 
     def correlation(self, x: Floats, y: Floats) -> float | None:
-        """Of two columns within groups: sum of the products of what each row differs from its group's mean by, over the
-        root of the product of their sums of squares. None where one of them does not vary within any group."""
-        usable = [g for g in self.members if np.isfinite(x[g]).all() and np.isfinite(y[g]).all()]
-        a, _ = self.centred(x, usable)
-        b, _ = self.centred(y, usable)
-        scale = float(np.sqrt((a @ a) * (b @ b))) if len(a) else 0.0
-        return float(a @ b) / scale if scale > 1e-12 else None
+        """Of two columns within groups (`within_correlation`); None where one of them does not vary within any."""
+        found = within_correlation(x, y, self.r.group)
+        return found.r if np.isfinite(found.r) else None
 
     @cached_property
     def lengths(self) -> Floats:
@@ -177,19 +181,8 @@ class Facts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Covariance of each component with the total within groups / variance of the total: sums to 1 for unweighted
-        components."""
-        total, _ = self.centred(self.r.score)
-        scale = float(total @ total) if len(total) else 0.0
-        if scale <= 1e-12 or len(self.r.components) < 2:
-            return {}
-        found = {}
-        for name, values in self.r.components.items():
-            usable = [g for g in self.members if np.isfinite(values[g]).all() and np.isfinite(self.r.score[g]).all()]
-            part, _ = self.centred(values, usable)
-            whole, _ = self.centred(self.r.score, usable)
-            found[name] = float(part @ whole) / scale if len(part) else 0.0
-        return found
+        """Share of each component in the variance of the total within groups; {} below two components."""
+        return variance_shares(self.r) if len(self.r.components) > 1 else {}
 
     @cached_property
     def same_text(self) -> tuple[int, int, float, Index] | None:
@@ -277,21 +270,19 @@ class Facts:
     # ---------------------------------------------------------------- references
     @cached_property
     def references(self) -> References | None:
-        """None where fewer than 20 scored rollouts have a reference, or all have the same."""
+        """None where fewer than 20 scored rollouts have a reference, or fewer than three differ."""
         r = self.r
-        rows = [i for i in range(len(r)) if r.reference[i] is not None and np.isfinite(r.score[i])]
-        told = {i: words(str(r.reference[i])) for i in rows}
-        rows = [i for i in rows if told[i].strip()]
-        kinds = sorted({told[i] for i in rows})
+        rows = [i for i in range(len(r)) if bare(r.reference[i] or "") and np.isfinite(r.score[i])]
+        told = {i: bare(r.reference[i] or "").lower() for i in rows}
+        kinds = sorted(set(told.values()))
         if len(rows) < 20 or len(kinds) < 3:
             return None
-        said = {i: words(r.completion[i]) for i in rows}
-        hit = np.array([told[i] in said[i] for i in rows])
+        said = {i: Holder(r.completion[i]) for i in rows}
+        hit = np.array([said[i].holds(told[i]) for i in rows])
         other = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
         place = {k: n for n, k in enumerate(kinds)}
-        chance = np.array(
-            [kinds[(place[told[i]] + o) % len(kinds)] in said[i] for i, o in zip(rows, other, strict=True)]
-        )
+        drawn = [kinds[(place[told[i]] + o) % len(kinds)] for i, o in zip(rows, other, strict=True)]
+        chance = np.array([said[i].holds(d) for i, d in zip(rows, drawn, strict=True)])
         score = r.score[rows]
         low, high = float(score.min()), float(score.max())
         span = high - low
@@ -324,7 +315,7 @@ class Facts:
         return repeated, len(several), np.array([i for held in several[:1] for i in held.values()], dtype=np.int64)
 
     def _shift(
-        self, rows: list[int], told: dict[int, str], said: dict[int, str], own: float, chance: float
+        self, rows: list[int], told: dict[int, str], said: dict[int, Holder], own: float, chance: float
     ) -> tuple[int, float, float] | None:
         """Whether completions contain the reference of a neighbouring group far more often than their own."""
         order = list(dict.fromkeys(int(self.r.group[i]) for i in rows))
@@ -337,7 +328,7 @@ class Facts:
             for i in rows:
                 place = at[int(self.r.group[i])] + shift
                 if 0 <= place < len(order) and step[order[place]] == step[int(self.r.group[i])]:
-                    found.append(reference[order[place]] in said[i])
+                    found.append(said[i].holds(reference[order[place]]))
             if (
                 len(found) >= 20
                 and np.mean(found) > max(0.15, 3 * own, 3 * chance)
@@ -346,36 +337,51 @@ class Facts:
                 best = (shift, float(np.mean(found)), own)
         return best
 
-    def _consensus(self, told: dict[int, str], said: dict[int, str]) -> tuple[float, float, int] | None:
+    def _consensus(self, told: dict[int, str], said: dict[int, Holder]) -> tuple[float, float, int] | None:
         """Groups at least half of whose answers are the same, and whether that one contains the reference."""
         agree, right = [], []
         for group in self.members:
             rows = [i for i in group.tolist() if i in told]
             if len(rows) < 3:
                 continue
-            answer, count = Counter(said[i] for i in rows).most_common(1)[0]
+            answers = {i: said[i].last or words(self.r.completion[i]) for i in rows}
+            answer, count = Counter(answers.values()).most_common(1)[0]
             if answer.strip() and count >= 0.5 * len(rows):
                 agree.append(count / len(rows))
-                right.append(any(told[i] in answer for i in rows))
+                right.append(any(said[i].holds(told[i]) for i in rows if answers[i] == answer))
         if len(agree) < 8 or len(agree) < 0.3 * len(self.members) or np.mean(right) > 0.1:
             return None
         return float(np.mean(agree)), float(np.mean(right)), len(agree)
 
+    @cached_property
+    def off_form(self) -> float | None:
+        """Share of the completions without any piece of text that looks like a reference (the same kinds of characters,
+        about as many); None where references are long or differ in kind, or are in more than a fiftieth of them."""
+        seen = self.references
+        if seen is None or seen.hits > 0.02 * seen.n:
+            return None
+        told = [str(x).strip() for x in self.r.reference if x is not None and str(x).strip()]
+        kinds = {_kind(x) for x in told}
+        sizes = [len(x) for x in told]
+        if len(kinds) != 1 or None in kinds or max(sizes) > 20:
+            return None
+        kind = next(iter(kinds))
+        low, high = 0.5 * min(sizes), 1.5 * max(sizes)
+        pieces = [[p for p in re.split(r"[\s,.:;!?]+", c) if p] for c in self.r.completion]
+        fits = [len(p) <= 3 and any(_kind(x) == kind and low <= len(x) <= high for x in p) for p in pieces]
+        return 1 - float(np.mean(fits))
+
     # ---------------------------------------------------------------- texts
     @cached_property
     def goes_on(self) -> tuple[float, Index] | None:
-        """(share of the completions that go on after a complete answer, rows that do): the answer stands first and
-        something else follows it, a turn of the other side begins, or one piece repeats to the end. None where
-        completions are empty or too short to tell."""
-        r = self.r
-        rows = [i for i in range(len(r)) if len(r.completion[i].strip()) >= 2]
+        """(share of the completions that go on after a complete answer, rows that do); None where completions are empty
+        or too short to tell."""
+        rows = np.array([i for i, c in enumerate(self.r.completion) if len(c.strip()) >= 2], dtype=np.int64)
         if len(rows) < 8:
             return None
-        flags = []
-        for i in rows:
-            text = r.completion[i].strip()
-            flags.append(bool(TEMPLATE.search(text)) or _repeats(text) or self._answered_first(i, text))
-        return float(np.mean(flags)), np.array([i for i, f in zip(rows, flags, strict=True) if f], dtype=np.int64)
+        flags = goes_on(self.r)[rows] | markup([self.r.completion[i] for i in rows])
+        flags |= np.array([self._answered_first(i, self.r.completion[i].strip()) for i in rows])
+        return float(flags.mean()), rows[flags]
 
     def _answered_first(self, row: int, text: str) -> bool:
         answer = self.r.reference[row]
@@ -392,13 +398,14 @@ class Facts:
         early = np.flatnonzero(np.isin(r.step, np.unique(r.step)[:EARLY]))
         if not len(early):
             return None
+        completions = [r.completion[i] for i in early]
         listed = np.array([bool(MESSAGES.search(r.prompt[i])) for i in early])
         if listed.mean() > 0.5:
             return float(listed.mean()), "a printed list of messages stands in the prompt", early[listed]
         doubled = np.array([_doubled(r.prompt[i]) for i in early])
         if doubled.mean() > 0.2:
             return float(doubled.mean()), "the template is applied twice to the prompt", early[doubled]
-        inside = np.array([bool(TEMPLATE.search(r.completion[i])) for i in early])
+        inside = markup(completions) | np.array([bool(ROLE.search(c)) for c in completions])
         if inside.mean() > 0.2:
             return float(inside.mean()), "roles or template tokens stand inside the completion", early[inside]
         open_end = np.array([_unanswered(r.prompt[i]) for i in early])
@@ -419,8 +426,8 @@ class Facts:
     @cached_property
     def prompts(self) -> tuple[int, int]:
         """(different prompts, groups)."""
-        known = self.r.group[self.r.group >= 0]
-        return len(set(self.r.prompt)), len(np.unique(known)) if len(known) else len(self.r)
+        found = repeated_prompts(self.r)
+        return found.prompts, found.groups
 
     @cached_property
     def overlap(self) -> tuple[float, int, int, Index] | None:
@@ -428,12 +435,9 @@ class Facts:
         with such a one); None without held-out rollouts."""
         if self.whole is None or not self.whole.held_out.any():
             return None
-        train = {_plain(p) for p in self.r.prompt}
-        held: dict[str, int] = {}
-        for i in np.flatnonzero(self.whole.held_out).tolist():
-            held.setdefault(_plain(self.whole.prompt[i]), i)
-        shared = [i for p, i in held.items() if p in train]
-        return len(shared) / len(held), len(shared), len(held), np.array(shared[:1], dtype=np.int64)
+        found = overlap(self.whole)
+        rows = [i for pair in found.rows[:1] for i in pair]
+        return found.shared / max(found.held_out, 1), found.shared, found.held_out, np.array(rows, dtype=np.int64)
 
     def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
         """At most three rollouts as evidence."""
@@ -455,21 +459,9 @@ class Facts:
         return tuple(shown)
 
 
-def _plain(prompt: str) -> str:
-    return " ".join(prompt.lower().split())
-
-
-def _repeats(text: str) -> bool:
-    """Whether the text ends in four or more of the same piece of 1 to 40 characters, at least 12 characters in all or
-    the whole text."""
-    for size in range(1, min(40, len(text) // 4) + 1):
-        piece = text[-size:]
-        count = 1
-        while text.endswith(piece * (count + 1)):
-            count += 1
-        if count >= 4 and (count * size >= 12 or count * size >= len(text) - size):
-            return True
-    return False
+def _kind(text: str) -> str | None:
+    """Digits, letters, or None for mixed ones."""
+    return "digits" if re.fullmatch(r"[-+]?\d+", text) else "letters" if text.isalpha() else None
 
 
 def _doubled(prompt: str) -> bool:

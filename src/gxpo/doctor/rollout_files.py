@@ -1,18 +1,20 @@
-"""Which files of a run hold single rollouts, and a sample of them: TRL's tables, verl's dumps, gxpo's records, plain
-JSON Lines and CSV."""
+"""Which files of a run hold single rollouts, and a sample of them: TRL's tables, verl's dumps, gxpo's records and
+plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from gxpo.doctor.rollout_json import Found, kind, read_json
+from gxpo.doctor.rollout_json import Found, columns, kind, read_json
 from gxpo.doctor.rollout_lines import first_rows
 from gxpo.doctor.rollout_rows import Row, assemble
 from gxpo.doctor.rollout_sample import KEPT, Dump, dump
+from gxpo.doctor.rollout_tables import form, table_names
+from gxpo.doctor.rollout_tasks import with_references
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
 from gxpo.doctor.runlog import Rollouts
-from gxpo.errors import MissingExtra, need
+from gxpo.errors import MissingExtra
 
 _ORDER = ("gxpo", "trl", "verl", "plain")  # of a run with several, the first
 
@@ -59,16 +61,17 @@ def rollouts(
         if sample is None:
             notes.append(f"{len(dumps)} files look like rollouts ({name}) but no row could be read")
             return None, [], notes
+        sample, tasks = with_references(sample, kinds.get("tasks", []))
         if sample.of > len(sample):
             about = "" if exact else "about "
             notes.append(f"a sample of {len(sample):,} of {about}{sample.of:,} rollouts was read")
-        return sample, [d.path for d in dumps], notes
+        return sample, [d.path for d in (*dumps, *tasks)], notes
     return None, [], notes
 
 
 def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict[str, list[Dump]]:
     kinds: dict[str, list[Dump]] = {}
-    tables: dict[Path, str | None] = {}
+    tables: dict[Path, str] = {}
     for path in files:
         try:
             name = _kind(path, tables, notes)
@@ -79,31 +82,24 @@ def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict
     return kinds
 
 
-def _kind(path: Path, tables: dict[Path, str | None], notes: list[str]) -> str | None:
-    with path.open("rb") as file:
-        head = file.read(64)
-    if head[:4] == b"PAR1":
-        if path.parent not in tables:
-            tables[path.parent] = _table_kind(path, notes)
-            if tables[path.parent] is None:
-                return tables.pop(path.parent)
-        return tables[path.parent]
-    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+def _kind(path: Path, tables: dict[Path, str], notes: list[str]) -> str | None:
+    what = form(path)
+    if what is None:
         return None
-    return kind(first_rows(path, 4))
-
-
-def _table_kind(path: Path, notes: list[str]) -> str | None:
-    """Of a Parquet file, by its columns; the other files of its folder are taken to be alike."""
+    if what == "lines":
+        return kind(first_rows(path, 4))
+    if what == "parquet" and path.parent in tables:
+        return tables[path.parent]  # the other files of a folder are taken to be alike
     try:
-        names = need("pyarrow.parquet", "doctor").read_schema(path).names
+        names = table_names(path) or []
     except MissingExtra as error:
         if str(error) not in notes:
             notes.append(str(error))
         return None
-    except Exception:  # pyarrow raises its own errors, OSError and ValueError on damaged files
-        return None
-    return "trl" if set(names) >= REQUIRED else None
+    found = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
+    if what == "parquet" and found:
+        tables[path.parent] = found
+    return found
 
 
 def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
@@ -129,8 +125,8 @@ def _prompts(d: Dump) -> set[str]:
 
 
 def _grouped_by(dumps: Sequence[Dump]) -> str:
-    head = first_rows(dumps[0].path, 1)
-    return "recorded" if head and ("uid" in head[0] or "group" in head[0]) else "prompt"
+    found = columns(table_names(dumps[0].path) or ())
+    return "recorded" if found is not None and found.group is not None else "prompt"
 
 
 def _about_tables(t: Tables) -> list[str]:

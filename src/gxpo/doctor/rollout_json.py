@@ -1,4 +1,4 @@
-"""Rollouts from JSON Lines: gxpo's records, verl's dumps and plain tables of rollouts."""
+"""Rollouts from gxpo's records, verl's dumps and plain tables (JSON Lines, a JSON array, CSV, Parquet)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.doctor.rollout_lines import LARGE, first_rows, line_count, read_lines
+from gxpo.doctor.rollout_lines import LARGE, read_lines
 from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread
+from gxpo.doctor.rollout_tables import read_table, row_count, table_names
 
 GXPO = "gxpo.rollouts/1"
 READ = 600 * 2**20  # bytes of JSON Lines that are looked at
@@ -62,7 +63,16 @@ def kind(rows: Sequence[Mapping[str, Any]]) -> str | None:
         return "gxpo"
     if any({"input", "output", "score"} <= r.keys() for r in rows):
         return "verl"
-    return "plain" if any(columns(list(r)) for r in rows) else None
+    if any(columns(list(r)) for r in rows):
+        return "plain"
+    return "tasks" if any(_is_task(r) for r in rows) else None
+
+
+def _is_task(row: Mapping[str, Any]) -> bool:
+    """A question with its answer and no completion."""
+    names = [n.lower() for n in row]
+    asked = any(n in names for n in PROMPTS)
+    return asked and first_reference(list(row)) is not None and not any(n in names for n in COMPLETIONS)
 
 
 def columns(names: Sequence[str]) -> Columns | None:
@@ -81,7 +91,7 @@ def columns(names: Sequence[str]) -> Columns | None:
 
 def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Found:
     """About `budget` rows of the files, all of one kind, in whole groups spread over the steps."""
-    return shared_out(files, budget, lambda d, n: _read_file(d, what, n), line_count, READ)
+    return shared_out(files, budget, lambda d, n: _read_file(d, what, n), row_count, READ)
 
 
 def shared_out(
@@ -119,16 +129,15 @@ def shared_out(
 
 
 def _read_file(dump: Dump, what: str, budget: int) -> Found:
-    head = first_rows(dump.path)
+    found = columns(table_names(dump.path) or ()) if what != "gxpo" else None
     if what == "gxpo":
-        keys: Sequence[str] = ("group",)
         make: Callable[..., Row | None] = _GxpoRecords(dump)
+        lines = read_lines(dump.path, ("group",), budget)
+    elif found is None:
+        return Found([], unread=int(dump.size > 0))
     else:
-        found = next((c for c in (columns(list(r)) for r in head) if c is not None), None)
-        if found is None:
-            return Found([], unread=int(dump.size > 0))
-        keys, make = found.keys, _TableRows(dump, found)
-    lines = read_lines(dump.path, keys, budget)
+        make = _TableRows(dump, found)
+        lines = read_table(dump.path, found.keys, budget)
     rows, bad = [], lines.bad
     for at, value in lines.rows:
         row = make(at, value)

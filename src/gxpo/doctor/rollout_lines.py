@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gxpo.doctor.rollout_sample import whole_groups
+from gxpo.doctor.rollout_sample import by_step
 
 LARGE = 64 * 2**20  # of a larger file stretches are read
 _STRETCHES, _STRETCH = 48, 2**20
@@ -27,7 +27,8 @@ class Lines:
 
 
 def read_lines(path: Path, keys: Sequence[str], budget: int, large: int = LARGE) -> Lines:
-    """About `budget` rows in whole groups: lines that agree in their fields `keys` are one group."""
+    """About `budget` rows in whole groups: lines that agree in their fields `keys` are one group, the first key being
+    the step where there are two."""
     size = path.stat().st_size
     if size <= large:
         lines = path.read_bytes().split(b"\n")
@@ -38,12 +39,13 @@ def read_lines(path: Path, keys: Sequence[str], budget: int, large: int = LARGE)
 
 def _stretches(path: Path, size: int, keys: Sequence[str], budget: int) -> Lines:
     found = Lines(exact=False)
-    at = [round(i * (size - _STRETCH) / (_STRETCHES - 1)) for i in range(_STRETCHES)]
+    stretch = min(_STRETCH, size // (2 * _STRETCHES))
+    at = [round(i * (size - stretch) / (_STRETCHES - 1)) for i in range(_STRETCHES)]
     lines_seen = bytes_seen = 0
     with path.open("rb") as file:
         for k, begin in enumerate(at):
             file.seek(begin)
-            block = file.read(_STRETCH)
+            block = file.read(stretch)
             if k and (cut := block.find(b"\n")) >= 0:
                 begin, block = begin + cut + 1, block[cut + 1 :]
             if k < len(at) - 1:
@@ -76,7 +78,8 @@ def _inner(numbered: list[tuple[int, bytes]], keys: Sequence[str]) -> list[tuple
 
 def _kept(numbered: list[tuple[int, bytes]], keys: Sequence[str], budget: int, salt: str) -> Lines:
     found = Lines(total=len(numbered))
-    chosen = whole_groups([_key(line, keys) for _, line in numbered], budget, salt)
+    seen = [_key(line, keys) for _, line in numbered]
+    chosen = by_step([k[0] if len(keys) > 1 else b"" for k in seen], seen, budget, salt)
     for i in chosen:
         number, line = numbered[i]
         row = parsed(line)

@@ -15,6 +15,7 @@ from gxpo.doctor.runlog import Floats, Rollouts
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _SPACE = re.compile(r"\s+")
+SHORT = 60  # characters of a text that is an answer as a whole
 DRAWN = 16  # other references that chance is taken from
 
 
@@ -55,12 +56,15 @@ class Holder:
 
     @property
     def last(self) -> str | None:
-        """The last \\boxed{}, tag <answer> or number: what a reader takes for the answer. None: there is none."""
+        """The last \\boxed{}, tag <answer> or number, or the whole of a short text: what a reader takes for the answer.
+        None: there is none."""
         if boxed := _BOXED.findall(self.text):
             return _key(boxed[-1])
         if tagged := re.findall(r"<answer>(.*?)</answer>", self.text):
             return _key(tagged[-1])
-        return f"{self.numbers[-1]:.12g}" if self.numbers else None
+        if self.numbers:
+            return f"{self.numbers[-1]:.12g}"
+        return (_key(self.text) or None) if len(self.text) <= SHORT else None
 
 
 def _key(answer: str) -> str:

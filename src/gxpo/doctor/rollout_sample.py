@@ -75,6 +75,23 @@ def whole_groups(keys: Sequence[Hashable], budget: int, salt: str) -> list[int]:
     return sorted(kept)
 
 
+def by_step(steps: Sequence[Hashable], keys: Sequence[Hashable], budget: int, salt: str) -> list[int]:
+    """Rows of a table with several steps: `whole_groups` of steps spread over it."""
+    members: dict[Hashable, list[int]] = {}
+    for i, step in enumerate(steps):
+        members.setdefault(step, []).append(i)
+    if len(members) < 2 or len(keys) <= budget:
+        return whole_groups(keys, budget, salt)
+    typical = len(keys) / len(members)
+    chosen = spread(len(members), max(min(STEPS, budget), int(budget / typical)))
+    each = max(budget // len(chosen), 1)
+    kept: list[int] = []
+    for step in (list(members)[i] for i in chosen):
+        rows = members[step]
+        kept += [rows[i] for i in whole_groups([keys[i] for i in rows], each, f"{salt}{step}")]
+    return sorted(kept)
+
+
 def share(files: Sequence[Dump], rows_in_file: float, budget: int) -> tuple[list[Dump], int]:
     """The files to read, and the rows to keep of each."""
     ordered = sorted(files, key=lambda d: (d.step, d.name))

@@ -84,17 +84,24 @@ def trend(values: Floats) -> Trend | None:
     )
 
 
+SMALL = 0.03  # of its level: a change that does not count as one unless it is far beyond the noise
+
+
 def stationary(values: Floats) -> bool:
     """Whether the series looks like one level with independent noise: no trend, and neighbours as different as any two.
 
     The second is von Neumann's ratio, sum of squared differences / sum of squares about the mean: 2 +- 2 / sqrt(n) for
-    independent values, smaller where the level wanders.
+    independent values, smaller where the level wanders. A trend of less than `SMALL` of the level counts from one and a
+    half times as many standard errors on: counts and lengths are not normal.
     """
     found = trend(values)
     if found is None:
         return True
+    level = float(np.abs(values).mean())
     spread = float(((values - values.mean()) ** 2).sum())
-    if spread <= 1e-12 * max(1.0, float(np.abs(values).max()) ** 2):
+    if spread <= 1e-12 * max(1.0, level**2):
         return True
+    bound = CERTAIN * (1.5 if max(abs(found.change), abs(found.ends)) < SMALL * level else 1.0)
+    moved = abs(found.change) > bound * found.error or abs(found.ends) > bound * found.ends_error
     ratio = float((np.diff(values) ** 2).sum()) / spread
-    return not (found.rises or found.falls) and (2 - ratio) * np.sqrt(len(values)) / 2 < CERTAIN
+    return not moved and (2 - ratio) * np.sqrt(len(values)) / 2 < bound

@@ -57,7 +57,8 @@ def spread_between(case: Case) -> float:
 def all_wrong(case: Case) -> Finding | None:
     name = "success" if case.has("success") else "reward"
     values = case.values(name)
-    if len(values) < 5:
+    sparse = 0 < len(values) < 5 <= case.log.last_step  # a few rows of a longer run
+    if len(values) < 5 and not sparse:
         return None
     if name == "reward" and len(case.log.components()) > 1 and case.correctness is not None:
         name, values = case.correctness, case.values(case.correctness)
@@ -78,7 +79,14 @@ def all_wrong(case: Case) -> Finding | None:
     )
     evidence = [case.quote(name), *(case.quote(n) for n in ("zero_signal", "grad_norm") if case.has(n)), bound]
     ids = ["all_wrong"]
-    if case.facts is None or case.facts.references is None:
+    form = None if case.facts is None else case.facts.off_form
+    if form is not None and form > 0.8:
+        ids = ["wrong_template", "all_wrong"]
+        evidence.append(
+            f"{form:.0%} of the completions do not have the form of any reference answer: did the model see the prompt "
+            "in the form that it was trained on? Its accuracy before training, on rendered prompts, would tell"
+        )
+    elif case.facts is None or case.facts.references is None:
         ids.append("verifier_rejects_right_answers")
         evidence.append(
             "too hard, or a verifier that can't read the answers? Reference answers among the rollouts would tell"
@@ -88,8 +96,8 @@ def all_wrong(case: Case) -> Finding | None:
     return found(
         ids,
         "critical",
-        "proved" if zero == 1.0 and len(ids) == 1 else "likely",
-        "every answer is scored as wrong from the first step on",
+        "possible" if sparse else "proved" if zero == 1.0 and len(ids) == 1 else "likely",
+        "every answer is scored as wrong" if sparse else "every answer is scored as wrong from the first step on",
         *evidence,
         examples=case.facts.examples(range(3)) if case.facts is not None else (),
     )
@@ -108,6 +116,19 @@ def all_right(case: Case) -> Finding | None:
         return None
     reward, top = case.values("reward"), case.top
     level = np.asarray(reward >= 0.98 * top)
+    easy = case.has("zero_signal") and case.first("zero_signal") >= 0.6 and case.mean("zero_signal") >= 0.6
+    exactly = case.constant("reward") and case.silent
+    high = case.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
+    if easy and not exactly and high and not case.gains:
+        return found(
+            "all_right",
+            "warning",
+            "likely",
+            "nearly every answer is right from the first step on: the tasks are too easy",
+            case.quote("reward"),
+            case.quote("zero_signal"),
+            case.quote(case.held_out) if case.held_out else "",
+        )
     if (
         case.first("reward") >= 0.95 * top
         and level.mean() > 0.7
@@ -118,10 +139,18 @@ def all_right(case: Case) -> Finding | None:
         if not case.has("zero_signal") and not (level.all() and case.constant("reward")):
             return None
         ids = ["all_right"]
-        exactly = case.constant("reward") and case.silent
         unread = case.rollouts is None
+        if any(case.constant(f"component/{n}") and case.mean(f"component/{n}") <= 0 for n in case.log.components()):
+            return None  # some reward is never paid
         evidence = [case.quote("reward"), case.quote("zero_signal") if case.has("zero_signal") else ""]
-        if exactly and unread and case.log.source == "trl":
+        cold = case.number("temperature")
+        if case.has("entropy") and case.entropy_first < 1e-3:
+            ids.append("no_diversity")
+            evidence.append(case.quote("entropy"))
+            if cold is not None and cold < 0.2:
+                ids.reverse()
+                evidence.append(f"sampling temperature = {cold:g}: the groups hold one answer each")
+        elif exactly and unread and case.log.source == "trl":
             ids.append("missing_scores")
             evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
         return found(
@@ -150,7 +179,7 @@ def all_right(case: Case) -> Finding | None:
     2,
     "a group's answers are all the same text",
     "distinct completions / group size at step 1; entropy near 0 at step 1 with right and wrong groups",
-    needs=("rollouts", "entropy"),
+    needs=("rollouts", "entropy", "zero_signal"),
     follows=(),
 )
 def no_diversity(case: Case) -> Finding | None:
@@ -164,7 +193,7 @@ def no_diversity(case: Case) -> Finding | None:
             return None
         if facts.characters <= 1.5 and count > 1.05:
             return None
-        if case.first("reward") >= 0.95 * case.top > 0:
+        if case.has("reward") and case.first("reward") >= 0.9 * case.top > 0:
             return None  # one right answer each: solved
         return found(
             "no_diversity",
@@ -176,12 +205,22 @@ def no_diversity(case: Case) -> Finding | None:
             *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
             examples=facts.examples(rows[:2]),
         )
+    if len(case.log.components()) > 1 and case.constant("reward") and case.silent and case.silent_at_once:
+        return found(
+            ["no_diversity", "entropy_collapse", "reward_ignores_completion"],
+            "critical",
+            "possible",
+            "every rollout gets the same reward: all groups are silent",
+            *(case.quote(n) for n in ("reward", "zero_signal", "entropy") if case.has(n)),
+            *(case.quote(f"component/{n}") for n in case.log.components()[:4]),
+            "are the answers of a group the same text? The completions would tell",
+        )
     if not case.has("entropy", "reward") or not case.silent_from_start:
         return None
     reward, top = case.first("reward"), case.top
     mixed = spread_between(case) > 1e-3 and reward < 0.98 * top
     cold = case.number("temperature")
-    if not mixed or case.mean("zero_signal") < 0.9:
+    if not mixed or (case.has("zero_signal") and case.mean("zero_signal") < 0.9):
         return None
     if case.entropy_first < 0.02 or (cold is not None and cold < 0.1) or case.number("top_k") == 1:
         return found(
@@ -226,10 +265,10 @@ def group_too_small(case: Case) -> Finding | None:
         return None
     if case.has("zero_signal") and case.mean("zero_signal") < 0.4:
         return None
-    weak = not case.gains
+    falls = case.falls("reward")
     return found(
         "group_too_small",
-        "warning" if weak or case.mean("zero_signal") > 0.5 else "note",
+        "critical" if falls else "note" if case.gains else "warning",
         "likely",
         f"groups of {size:g}: the baseline is chance, and most groups have no signal",
         *evidence,
@@ -265,6 +304,16 @@ def wrong_groups(case: Case) -> Finding | None:
                 case.quote("advantage_mean"),
                 case.quote("reward"),
             )
+    if case.facts is not None and case.facts.mixed > 0.5:
+        return found(
+            "wrong_groups",
+            "critical",
+            "proved",
+            "rollouts of different prompts are compared with each other",
+            f"in {case.facts.mixed:.0%} of the blocks of {case.facts.group_size:g} rows that share a baseline, prompts "
+            "differ",
+            examples=case.facts.examples(case.facts.members[0]),
+        )
     seen = None if case.facts is None else case.facts.advantages
     if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt":
         return None
@@ -307,7 +356,7 @@ def _counted(case: Case) -> int:
     "correlation of advantage and reward within groups of -1 or 0; else reward falls steadily from step 1 with a calm "
     "gradient",
     needs=("rollouts", "grad_norm"),
-    follows=("wrong_groups", "reward_noise"),
+    follows=("wrong_groups", "reward_noise", "group_too_small", "verifier_outage", "reward_sign", "too_off_policy"),
 )
 def advantage_sign(case: Case) -> Finding | None:
     seen = None if case.facts is None else case.facts.advantages
@@ -338,15 +387,26 @@ def advantage_sign(case: Case) -> Finding | None:
     from_start = score.first - score.last > 4 * score.ends_error and score.best - score.first < 2 * score.ends_error
     grad = case.values("grad_norm")
     positive = grad[grad > 0]
-    calm = len(positive) >= 6 and float(positive.max()) < 10 * float(np.median(positive[:8]))
-    if not (from_start and calm):
+    calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
+    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(case, n)) is not None)
+    if not (from_start and calm and shape and not case.last("truncated") > 0.5):
         return None
+    ids = ["advantage_sign", "lr_too_high"]
+    told = case.facts.same_text if case.facts is not None else None
+    if told is None or told[0] < 10:
+        ids.insert(1, "reward_noise")
     return found(
-        ["advantage_sign", "lr_too_high"],
+        ids,
         "critical",
-        "possible",
-        "reward falls steadily from the first step on: the gradient points the wrong way",
+        "likely",
+        "reward falls steadily from the first step on, with a calm gradient: it points the wrong way",
         case.quote("reward"),
         case.quote("grad_norm"),
-        "an overfit test on one batch tells: with a right sign its reward rises at a tenth of the rate, too",
+        *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
+        "an overfit test on one batch tells: with the right sign its reward rises, at a tenth of the rate, too",
     )
+
+
+def _change(case: Case, name: str) -> float | None:
+    """Last level of a series / its first; None where it is not known."""
+    return case.last(name) / case.first(name) if case.has(name) and case.first(name) > 0 else None

@@ -6,10 +6,12 @@ import numpy as np
 
 from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.runlog import Floats
 from gxpo.doctor.sickness import found, sickness
 from gxpo.doctor.trend import stationary
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+SHARP = 0.03  # deviation of the entropy from step to step, as a share of it, with which rest can be told from motion
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
@@ -23,12 +25,24 @@ def still(case: Case) -> tuple[bool, list[str]]:
     watched = [n for n in ("reward", "success", "entropy", "length") if case.has(n) and not case.constant(n)]
     if not watched or not any(n in watched for n in ("entropy", "length", "reward")):
         return False, []
-    if all(stationary(case.values(n)) for n in watched):
+    # a policy that moves would show in its entropy, if that is known well enough
+    level = case.trend("entropy")
+    sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
+    told = _stated_rest(case)
+    if all(stationary(case.values(n)) for n in watched) and (sharp or told):
         shown = [case.quote(n) for n in watched]
         if case.has("kl"):
             shown.append(case.quote("kl", ".2g"))
         return True, shown
     return False, []
+
+
+def _stated_rest(case: Case) -> bool:
+    """Whether rate, gradient bound or KL say already that nothing can move."""
+    rates, bound = case.values("lr"), case.number("max_grad_norm")
+    slow = len(rates) > 0 and float(rates.max()) <= TINY_RATE
+    clipped = bound is not None and 0 < bound <= 1e-3
+    return slow or clipped or (case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6)
 
 
 def has_gradient(case: Case) -> bool:
@@ -226,6 +240,21 @@ def kl_too_high(case: Case) -> Finding | None:
     )
 
 
+def _start(values: Floats) -> float:
+    """Level before much was learnt: the mean of the first tenth of the steps, or the first step alone where a collapse
+    follows it at once."""
+    level = float(values[: max(2, len(values) // 10)].mean())
+    gone = float(values[1:].max()) < 0.3 * float(values[0]) if len(values) > 1 else False
+    return float(values[0]) if gone else level
+
+
+def _calm_noise(values: Floats) -> float:
+    """Deviation of single steps without the tenth of the steps that change most, which a collapse is among."""
+    steps = np.sort(np.diff(values) ** 2)
+    kept = steps[: max(3, int(0.9 * len(steps)))]
+    return float(np.sqrt(kept.mean() / 2)) if len(kept) else 0.0
+
+
 @sickness(
     "lr_too_high",
     4,
@@ -239,39 +268,51 @@ def lr_too_high(case: Case) -> Finding | None:
     score = case.trend("reward")
     if score is None or case.n < 8:
         return None
-    signs, evidence = [], []
+    reward, signs, evidence = case.values("reward"), [], []
+    start, noise = _start(reward), _calm_noise(reward)
+    error = noise * float(np.sqrt(1 / 2 + 1 / max(3, score.n // 5)))
+    fallen = start - score.last
     from_peak = score.best - score.last
-    if from_peak > 4 * score.ends_error and score.last < score.first - 2 * score.ends_error:
+    outside = case.held_out_gain < 0 and not case.rises("reward")
+    if fallen > 4 * error or (from_peak > 4 * error and fallen > error) or outside:
         signs.append("reward")
+        if outside and case.held_out is not None:
+            evidence.append(case.quote(case.held_out))
         evidence.append(
-            f"{case.log.key('reward')} {score.first:.3g} at the start, {score.best:.3g} at best, "
+            f"{case.log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
             f"{score.last:.3g} at the end"
         )
-    low = float(case.values("reward").min())
-    collapsed = "reward" in signs and score.last <= low + 0.1 * (score.best - low)
+    low = float(reward.min())
+    collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     grad = case.values("grad_norm")
     if len(grad) >= 6:
-        usual = float(np.median(grad[:5])) or float(np.median(grad[grad > 0])) if (grad > 0).any() else 0.0
+        known = grad[grad > 0]
+        usual = float(np.median(known[:5])) if len(known) else 0.0
         if usual > 0 and float(grad.max()) > 10 * usual:
             signs.append("grad_norm")
             evidence.append(f"{case.log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
     entropy = case.values("entropy")
-    if len(entropy) >= 6:
-        begin, end = case.first("entropy"), case.last("entropy")
-        drop = float(np.max(entropy[:-3] - entropy[3:])) if len(entropy) > 6 else 0.0
-        if begin > 0.02 and ((end < 0.1 * begin and drop > 0.5 * begin) or end > 2.5 * begin + 0.3):
+    if len(entropy) >= 2:
+        begin, end = float(entropy[0]), case.last("entropy")
+        jump = float(np.abs(np.diff(entropy)).max())
+        if begin > 0.02 and ((end < 0.1 * begin and jump > 0.3 * begin) or end > 2.5 * begin + 0.3):
             signs.append("entropy")
             evidence.append(case.quote("entropy"))
     length = case.values("length")
     if len(length) >= 6:
-        begin, end = case.first("length"), case.last("length")
-        if end > 2.5 * begin or end < 0.35 * begin or (case.first("truncated") < 0.3 and case.last("truncated") > 0.8):
+        begin, end = float(length[0]), case.last("length")
+        cut = case.values("truncated")
+        if end > 2.5 * begin or end < 0.35 * begin or (len(cut) > 5 and cut[0] < 0.3 and case.last("truncated") > 0.8):
             signs.append("length")
             evidence.append(case.quote("length"))
-    kl = case.values("kl") if case.has("kl") else np.empty(0)
+    kl = case.values("kl")
     if len(kl) >= 6 and float(kl.max()) > 5:
         signs.append("kl")
         evidence.append(case.quote("kl"))
+    drop = float((reward[:-1] - reward[1:]).max()) if len(reward) > 1 else 0.0
+    if "reward" in signs and drop > 0.75 * (max(score.best, start) - low) and drop > 6 * noise:
+        signs.append("sudden")
+        evidence.append(f"within one step {case.log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return None
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"

@@ -40,7 +40,17 @@ def no_eos(case: Case) -> Finding | None:
     examples = facts.examples(ends[1]) if facts is not None and ends is not None else ()
     masked = bool(case.setting("mask_truncated")) or nothing_trained(case)
     ids = ["no_eos"]
-    if goes_on is None:
+    scored = case.first(case.correctness or "reward")
+    bare = facts is not None and case.has("length") and facts.characters < 0.8 * case.mean("length")
+    if bare and facts is not None:
+        evidence.append(
+            f"completions of {case.mean('length'):.3g} tokens hold {facts.characters:.3g} characters: special tokens, "
+            "the end among them, were sampled and not obeyed"
+        )
+        examples = facts.examples(range(2))
+    elif scored > 0.1 * max(case.top, 1e-9) and scored > 0.05:
+        evidence.append(f"cut answers are complete ones: {case.quote(case.correctness or 'reward')}")
+    elif goes_on is None:
         ids.append("truncation")
         evidence.append("the rollouts would tell: does text go on after a complete answer, or is it unfinished?")
     else:
@@ -56,7 +66,7 @@ def no_eos(case: Case) -> Finding | None:
     return found(
         ids,
         "critical",
-        "proved" if goes_on is not None and goes_on > 0.6 else "likely",
+        "proved" if bare or (goes_on is not None and goes_on > 0.6) else "likely",
         "no completion ends by itself: the end-of-sequence token is not sampled or not recognised"
         if ids[0] == "no_eos"
         else "every completion is cut at the limit",
@@ -70,12 +80,13 @@ def nothing_trained(case: Case) -> bool:
     if not case.has("grad_norm"):
         return False
     zero = set(case.log.steps("grad_norm")[case.values("grad_norm") == 0].tolist())
-    if len(zero) < max(3, 0.8 * len(case.values("grad_norm"))):
+    least = min(3, len(case.values("grad_norm")))  # a pasted row or two of a longer run will do
+    if len(zero) < max(least, 0.8 * len(case.values("grad_norm"))) or case.log.last_step < 3:
         return False
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if case.has(name):
             steps, values = case.log.steps(name), case.values(name)
-            return sum(s in zero and silent(v) for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= 3
+            return sum(s in zero and silent(v) for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
     if case.has("advantage_max"):
         return float((case.values("advantage_max") > 0).mean()) > 0.5
     return False
@@ -125,6 +136,9 @@ def truncation(case: Case) -> Finding | None:
         return None
     facts = case.facts
     if all_cut(case):
+        told = no_eos(case)
+        if told is not None and told.ids[0] == "no_eos":
+            return None
         goes_on = facts.goes_on[0] if facts is not None and facts.goes_on is not None else None
         if goes_on is not None and goes_on >= 0.3:
             return None
@@ -141,7 +155,7 @@ def truncation(case: Case) -> Finding | None:
             f"{goes_on:.0%} of the completions go on after a complete answer: the others are unfinished",
             examples=facts.examples(range(2)) if facts is not None else (),
         )
-    share, late = case.first("truncated"), case.last("truncated")
+    share, late = float(case.values("truncated")[0]), case.last("truncated")
     if max(share, late) < 0.2:
         return None
     split = None if facts is None else facts.cut_scores

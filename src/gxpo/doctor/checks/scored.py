@@ -13,6 +13,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_facts import References
 from gxpo.doctor.sickness import found, sickness
 
+ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
 PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
 
 
@@ -110,7 +111,7 @@ def _shown(case: Case, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
     "scores are missing",
     "share of rollouts without a score; missing ones are wrong ones where the known ones are all right",
     needs=("unscored", "rollouts", "messages"),
-    follows=(),
+    follows=("verifier_outage",),
 )
 def missing_scores(case: Case) -> Finding | None:
     told = [m for m in case.log.messages if "returned None" in m]
@@ -217,6 +218,23 @@ def reward_sign(case: Case) -> Finding | None:
                     case.quote("reward"),
                     case.quote(right),
                 )
+    for name in case.log.components():
+        if (
+            ERROR.search(name)
+            and case.rises(f"component/{name}")
+            and case.rises("reward")
+            and case.first("reward") >= 0
+        ):
+            return found(
+                "reward_sign",
+                "critical",
+                "likely",
+                f"{name} rises with the total: errors are paid",
+                case.quote(f"component/{name}"),
+                case.quote("reward"),
+                case.quote("entropy") if case.has("entropy") else "",
+                examples=_shown(case, range(3)),
+            )
     low, high = (
         (float(case.values("reward").min()), float(case.values("reward").max())) if case.has("reward") else (0, 0)
     )
@@ -290,7 +308,7 @@ def reward_ignores(case: Case) -> Finding | None:
             case.quote("zero_signal") if case.has("zero_signal") else "",
             examples=_shown(case, case.facts.members[0][:2]) if case.facts is not None else (),
         )
-    if not case.silent or not case.has("reward"):
+    if not case.silent or not case.has("reward") or not case.silent_at_once:
         return None
     between = max([case.mean(n) for n in case.log.series if n.startswith("component_std/")], default=0.0)
     wanders = float(case.values("reward").std())

@@ -9,14 +9,19 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 from gxpo.doctor.trend import trend
 
-GAPS = ("gap_mean", "gap_probability", "gap_max", "gap_pearson", "gap_ratio")
-USUAL = {"gap_mean": 0.05, "gap_probability": 0.02}  # nats, probability: above what bfloat16 engines show when in step
-SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2}
+GAPS = ("gap_mean", "gap_probability", "gap_kl", "gap_max", "gap_pearson", "gap_ratio")
+USUAL = {
+    "gap_mean": 0.05,
+    "gap_probability": 0.02,
+    "gap_kl": 0.005,
+}  # nats, probability: above what bfloat16 engines show when in step
+FAR = 0.1  # nats a token that a step moves the policy from where it sampled; 1e-3 to 1e-2 is usual
+SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
 
 def _gap(case: Case) -> str | None:
     """The series that tells the mean gap best."""
-    return next((n for n in ("gap_mean", "gap_probability") if case.has(n)), None)
+    return next((n for n in ("gap_mean", "gap_probability", "gap_kl") if case.has(n)), None)
 
 
 def grows(case: Case, name: str) -> bool:
@@ -80,7 +85,7 @@ def stale_sampler(case: Case) -> Finding | None:
     values = case.values(name)
     third = len(values) // 3
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
-    if saturates and case.last(name) < 4 * USUAL.get(name, 0.1):
+    if third and saturates and case.last(name) < 4 * USUAL.get(name, 0.1):
         return None  # a bounded lag
     return found(
         "stale_sampler",
@@ -109,12 +114,14 @@ def sampler_mismatch(case: Case) -> Finding | None:
         name is not None and float(np.median(case.values(name))) > USUAL[name] and case.first(name) > 0.6 * USUAL[name]
     )
     apart = case.has("gap_pearson") and float(np.median(case.values("gap_pearson"))) < 0.98
+    ratio = case.has("gap_ratio") and float(np.median(case.values("gap_ratio"))) < 0.7
     worst = name is None and case.has("gap_max") and float(np.median(case.values("gap_max"))) > 1.0
     if not (
         large
         or (apart and name is None)
         or (apart and name is not None and case.first(name) > 0.3 * USUAL[name])
         or worst
+        or ratio
     ):
         return None
     return found(
@@ -131,22 +138,28 @@ def sampler_mismatch(case: Case) -> Finding | None:
     "too_off_policy",
     3,
     "too many updates on the same rollouts",
-    "clip share above 25%, or largest ratio above 100, while reward stalls or falls",
+    "clip share above 25%, largest ratio above 100 or divergence within a step above 0.1 nats, while reward stalls or "
+    "falls",
     needs=("clip_fraction", "ratio_max"),
     follows=("stale_sampler", "sampler_mismatch", "logprob_shift"),
 )
 def too_off_policy(case: Case) -> Finding | None:
     clipped = float(np.quantile(case.values("clip_fraction"), 0.8)) if case.has("clip_fraction") else 0.0
     ratio = float(np.median(case.values("ratio_max"))) if case.has("ratio_max") else 0.0
-    reuse = case.number("epochs")
+    reuse = case.reuse
     score = case.trend("reward")
-    if clipped < 0.25 and ratio < 100:
+    few = case.values("reward")
+    lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05) and case.falls_or_few
+    much = reuse is not None and reuse >= 8 and lost and clipped > 0.05
+    drift = float(np.median(case.values("approx_kl"))) if case.has("approx_kl") else 0.0
+    far = drift > FAR and (reuse or 0) >= 4
+    if clipped < 0.25 and ratio < 100 and not much and not far:
         return None
     if reuse is not None and reuse < 2 and clipped < 0.4:
         return None
     evidence = [case.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if case.has(n)]
     evidence += [f"updates on the same rollouts: {reuse:g}"] if reuse else []
-    worse = score is not None and (case.falls("reward") or score.best - score.last > 4 * score.ends_error)
+    worse = much or (score is not None and (case.falls("reward") or score.best - score.last > 4 * score.ends_error))
     if case.gains and not worse:
         return found(
             "too_off_policy", "note", "possible", "many tokens are clipped, but the run still gains", *evidence

@@ -7,6 +7,7 @@ import numpy as np
 from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
+from gxpo.doctor.trend import trend
 
 LEAST = 12  # steps below which a direction is not judged
 
@@ -30,15 +31,27 @@ LEAST = 12  # steps below which a direction is not judged
     ),
 )
 def entropy_collapse(case: Case) -> Finding | None:
-    if case.n < LEAST or not case.has("reward") or case.finished:
+    entropy, reward = case.values("entropy"), case.values("reward")
+    if len(entropy) < 8 or len(reward) < 2 or case.finished:
         return None
-    begin, end = case.first("entropy"), case.last("entropy")
-    if not (begin > 0.02 and end < 0.1 * begin):
+    begin, end = float(entropy[:2].mean()), case.last("entropy")
+    gone = begin > 0.02 and end < 0.1 * begin
+    # few rewards among many entropies: the last ones against the first
+    if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and case.log.last_step >= 100:
+        if float(reward[-2:].mean()) > float(reward[:2].mean()) + 0.5 * float(np.ptp(reward)):
+            return None
+        return found(
+            "entropy_collapse",
+            "warning",
+            "possible",
+            "entropy has fallen and the reward is where it was",
+            case.quote("entropy"),
+            case.quote("reward"),
+        )
+    if case.n < LEAST or not gone:
         return None
-    reward = case.values("reward")
-    half = reward[len(reward) // 2 :]
-    stalled = len(half) >= 6 and half[-3:].mean() - half[:3].mean() < 2 * np.sqrt(np.mean(np.diff(half) ** 2) / 3)
-    if not stalled:
+    half = trend(reward[len(reward) // 2 :])
+    if half is None or half.rises:
         return None
     silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
     if case.held_out_gain > 0 and not silent > 0.8:
@@ -204,10 +217,11 @@ def component_dominates(case: Case) -> Finding | None:
 )
 def kl_runaway(case: Case) -> Finding | None:
     kl = case.values("kl")
-    if len(kl) < 8:
+    if len(kl) < 4:
         return None
-    begin, end = max(float(np.median(kl[:3])), 1e-4), float(np.median(kl[-max(3, len(kl) // 5) :]))
-    if not (end > 10 * begin and end > 1.0):
+    width = 3 if len(kl) >= 8 else 1
+    begin, end = max(float(np.median(kl[:width])), 1e-4), float(np.median(kl[-max(width, len(kl) // 5) :]))
+    if not (end > 10 * begin and end > (1.0 if len(kl) >= 8 else 10.0)):
         return None
     score = case.trend("reward")
     worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
@@ -378,6 +392,12 @@ def resume_discontinuity(case: Case) -> Finding | None:
         if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
             i = int(ahead[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+    passes = case.log.series.get("epoch")
+    if passes is not None and len(passes) > 5:
+        back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
+        if len(back):
+            i = int(back[0])
+            lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
     held = case.log.series.get("lr")
     if held is not None and len(held) > 10:
         rates = held.values

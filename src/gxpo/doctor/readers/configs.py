@@ -158,9 +158,11 @@ def from_settings(settings: Mapping[str, Any]) -> Found | None:
     """The same of settings that are already flat."""
     if any(key in settings for key in _MODEL):
         return None
-    # wandb's config.yaml: each key a mapping with the value under "value"
+    # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
     settings = {
-        k.removesuffix(".value"): v for k, v in settings.items() if not k.startswith(("_wandb", "wandb_version"))
+        key.removesuffix(".value"): found
+        for key, found in settings.items()
+        if not key.startswith(("_wandb", "wandb_version")) and not str(found).startswith("${")
     }
     if trainer(settings) is None and "peft_type" not in settings:
         return None
@@ -169,12 +171,12 @@ def from_settings(settings: Mapping[str, Any]) -> Found | None:
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
     """Whose configuration it is."""
-    counts = {name: sum(_value(settings, key) is not None for key in own) for name, own in _OWN.items()}
+    counts = {name: sum(value(settings, key) is not None for key in own) for name, own in _OWN.items()}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
 
 
-def _value(settings: Mapping[str, Any], key: str) -> Any:
+def value(settings: Mapping[str, Any], key: str) -> Any:
     """The setting of that key, or the one whose key ends in it after a dot, the shortest first."""
     if key in settings:
         return settings[key]
@@ -187,7 +189,7 @@ def named(settings: Mapping[str, Any], whose: str) -> dict[str, Any]:
     whose = "trl" if whose == "unsloth" else whose
     out: dict[str, Any] = {}
     for name, keys in _TABLES.get(whose, {}).items():
-        found = next((v for key in keys if (v := _value(settings, key)) is not None), None)
+        found = next((v for key in keys if (v := value(settings, key)) is not None), None)
         if found is not None and not isinstance(found, dict):
             out[name] = _clean(name, found)
     special = _SPECIAL.get(whose)
@@ -217,53 +219,53 @@ def _clean(name: str, value: Any) -> Any:
 
 
 def _trl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
-    scale = _value(settings, "scale_rewards")
+    scale = value(settings, "scale_rewards")
     if scale is not None:
         out["scale"] = {"true": "group", "false": "none"}.get(str(scale).lower(), str(scale))
     steps = out.get("max_steps")
     if isinstance(steps, (int, float)) and steps <= 0:
         del out["max_steps"]  # -1: as many as num_train_epochs takes
-    warmup, ratio = out.get("warmup_steps"), _value(settings, "warmup_ratio")
+    warmup, ratio = out.get("warmup_steps"), value(settings, "warmup_ratio")
     if not warmup and isinstance(ratio, (int, float)) and ratio > 0:
         out["warmup_steps"] = math.ceil(ratio * out["max_steps"]) if "max_steps" in out else None
     elif isinstance(warmup, float) and 0 < warmup < 1:  # transformers 5: a share
         out["warmup_steps"] = math.ceil(warmup * out["max_steps"]) if "max_steps" in out else None
-    if any(_value(settings, key) for key in ("use_peft", "peft_config", "lora_r", "peft_type")):
+    if any(value(settings, key) for key in ("use_peft", "peft_config", "lora_r", "peft_type")):
         out["lora"] = True
-    if _value(settings, "use_peft") is False:
+    if value(settings, "use_peft") is False:
         out["lora"] = False
-    if str(_value(settings, "multi_objective_aggregation")) == "normalize_then_sum":
+    if str(value(settings, "multi_objective_aggregation")) == "normalize_then_sum":
         out["scale"] = "batch"  # of the sum; frac_reward_zero_std is of the whole batch then
 
 
 def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
     coefficient = 0.0
-    if _value(settings, "actor.use_kl_loss"):
-        coefficient = _value(settings, "actor.kl_loss_coef")
-    elif _value(settings, "algorithm.use_kl_in_reward"):
-        coefficient = _value(settings, "algorithm.kl_ctrl.kl_coef")
-    elif _value(settings, "actor.use_kl_loss") is None:
+    if value(settings, "actor.use_kl_loss"):
+        coefficient = value(settings, "actor.kl_loss_coef")
+    elif value(settings, "algorithm.use_kl_in_reward"):
+        coefficient = value(settings, "algorithm.kl_ctrl.kl_coef")
+    elif value(settings, "actor.use_kl_loss") is None:
         coefficient = None
     out["beta"] = coefficient
-    divided = _value(settings, "algorithm.norm_adv_by_std_in_grpo")
-    if divided is not None and str(_value(settings, "algorithm.adv_estimator")) == "grpo":
+    divided = value(settings, "algorithm.norm_adv_by_std_in_grpo")
+    if divided is not None and str(value(settings, "algorithm.adv_estimator")) == "grpo":
         out["scale"] = "group" if divided else "none"
     warmup = out.get("warmup_steps")
     if isinstance(warmup, (int, float)) and warmup < 0:  # -1: by lr_warmup_steps_ratio
-        ratio = _value(settings, "actor.optim.lr_warmup_steps_ratio")
+        ratio = value(settings, "actor.optim.lr_warmup_steps_ratio")
         steps = out.get("max_steps")
         known = isinstance(ratio, (int, float)) and (ratio == 0 or steps)
         out["warmup_steps"] = math.ceil(ratio * (steps or 0)) if known else None
-    ranks = [_value(settings, key) for key in ("model.lora_rank", "model.lora.rank")]
+    ranks = [value(settings, key) for key in ("model.lora_rank", "model.lora.rank")]
     if any(isinstance(r, (int, float)) for r in ranks):
         out["lora"] = any(isinstance(r, (int, float)) and r > 0 for r in ranks)
 
 
 def _gxpo(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
-    scale = _value(settings, "credit.scale")
+    scale = value(settings, "credit.scale")
     if scale is not None:
         out["scale"] = {"std": "group", "true": "group", "batch_std": "batch"}.get(str(scale).lower(), str(scale))
-    rank = _value(settings, "learner.lora_rank")
+    rank = value(settings, "learner.lora_rank")
     if isinstance(rank, (int, float)):
         out["lora"] = rank > 0
 

@@ -18,29 +18,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gxpo.doctor.readers import keys, printed_settings
-from gxpo.doctor.readers.found import Found, number
+from gxpo.doctor.readers.found import Found, Row, number, step_of
 from gxpo.doctor.readers.messages import Messages
 from gxpo.doctor.readers.text import plain
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
-_WORTH = re.compile(
-    r"\{\s*['\"]|\bstep|Step |%\||arning|rror|rgs|onfig|nsloth|--\w|main_ppo|All reward|Killed|raceback", re.I
-)
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
 _DICT = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:")
 _NESTED = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:\s*\{")
 _PAIR = re.compile(r"""(['"])([^'"]{1,300})\1\s*:\s*(?:(['"])(.*?)\3|(?:[\w.]+\()?([^\s,{}\[\]()'"]+)\)?)""", re.S)
-_VERL = re.compile(r"(?:^|[\s\])])step:(\d+)((?: - [^\s:]+:\S+)*)")
+_VERL = re.compile(r"(?:^|[\s\])])step:(\d{1,12})(?= - |$)")
 _VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$| \[)")
 _STEP = re.compile(
-    r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b\s*[:=#]?\s*\[?\s*(\d+)", re.I
+    r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b\s*[:=#]?\s*\[?\s*(\d{1,12})\b", re.I
 )
 _PIPE = re.compile(rf"\|\s*([A-Za-z][\w ./@()-]*?)\s*[:=]?\s+({_NUMBER})\s*(%|ms|s|m)?(?=[\s|(,]|$)")
 _SPAN = re.compile(rf"\|\s*({_NUMBER})(ms|s|m|h)\s*(?:({_NUMBER})s)?\s*\|")
 _EQUALS = re.compile(rf"([A-Za-z_][\w./@-]*(?: [A-Za-z][\w./@-]*){{0,2}}?)\s*[:=]\s*({_NUMBER})(%?)(?=[\s,;|)\]]|$)")
-_BAR = re.compile(r"(\d+)/(\d+) \[")
-_EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d+)\)")
+_STEPS = ("step", "global_step", "global_step/max_steps")
+_BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[")
+_EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")
+
+
+# Lines without any of these have nothing to read: the log of an engine has millions.
+_MARKS = (
+    *("{'", '{"', "{ '", '{ "', "step", "Step", "teration", "%|", "nsloth"),
+    *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
+    *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
+    *("openrlhf.", "trl grpo", "verl.trainer"),
+)
+
+
+def _marks(chunk: str) -> list[int]:
+    """Where marks stand, in order."""
+    out = []
+    for mark in _MARKS:
+        at = chunk.find(mark)
+        while at >= 0:
+            out.append(at)
+            end = chunk.find("\n", at)
+            at = chunk.find(mark, end)
+    return sorted(out)
 
 
 @dataclass
@@ -56,17 +75,34 @@ class Console:
     step: float = math.nan  # the last that was printed
     broken: tuple[float, str] | None = None  # a line of verl that may go on in the next
     rounded: bool = False
+    worded: list[Row] = field(default_factory=list)  # rows of words and numbers
+    evaluated: int = 0
 
-    def read(self, lines: Iterable[str]) -> Found:
-        for line in lines:
-            if self.open or self.broken or self.settings.open or self.messages.open or _WORTH.search(line):
-                self._line(plain(line))
+    def read(self, chunks: Iterable[str]) -> Found:
+        """`chunks`: pieces of whole lines. Only lines with a mark are looked at, and what follows one that goes on."""
+        for chunk in chunks:
+            at, marks = 0, _marks(chunk)
+            for mark in marks:
+                while at <= mark:
+                    start = at if self._goes_on else chunk.rfind("\n", at, mark) + 1 or at
+                    end = chunk.index("\n", start)
+                    self._line(plain(chunk[start:end]))
+                    at = end + 1
+            while self._goes_on and at < len(chunk):
+                end = chunk.index("\n", at)
+                self._line(plain(chunk[at:end]))
+                at = end + 1
         self._end()
         return self.found
 
+    @property
+    def _goes_on(self) -> bool:
+        return bool(self.open or self.broken or self.settings.open or self.messages.open)
+
     def _line(self, line: str) -> None:
         line = _RAY.sub("", line) if line.startswith("(") else line
-        self.messages.add(line)
+        if not line.startswith(("{", "step:")):
+            self.messages.add(line)
         if "nsloth" in line:
             self.found.hints.add("unsloth")
         if self.open:
@@ -76,12 +112,12 @@ class Console:
             return
         if self.broken is not None and self._verl_rest(line):
             return
-        start = _DICT.search(line)
+        start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
             if not _NESTED.match(line, start.start()):
                 self._dict(line, start.start())
             return
-        verl = _VERL.search(line)
+        verl = _VERL.search(line) if "step:" in line else None
         if verl is not None:
             self._verl(verl, line)
         elif "|" in line or "=" in line or ":" in line:
@@ -113,8 +149,9 @@ class Console:
             self._row(text, self.before)
 
     def _row(self, text: str, before: str) -> None:
-        row = {m[2].strip(): number(m[4] if m[4] is not None else m[5]) for m in _PAIR.finditer(text)}
-        figures = {key.replace("\n", ""): value for key, value in row.items() if value is not None}
+        pairs = _PAIR.finditer(text)
+        texts = {m[2].replace("\n", "").strip(): m[4] if m[4] is not None else m[5] for m in pairs}
+        figures = {key: value for key, written in texts.items() if (value := number(written)) is not None}
         if "train_runtime" in figures:
             return
         if not any(keys.known(key) for key in figures):
@@ -122,7 +159,9 @@ class Console:
             if logged is not None:
                 self._words(logged[1])
             return
-        step = next((figures.pop(k) for k in ("step", "global_step") if k in figures), None)
+        step = next((s for k in _STEPS if (s := step_of(texts.get(k))) is not None), None)
+        for key in _STEPS:
+            figures.pop(key, None)
         said = _STEP.search(before)
         if step is None and said is not None:
             step = float(said[1])
@@ -179,7 +218,7 @@ class Console:
         if "%|" in line:
             bar = _BAR.search(line)
             if bar is not None and self.rows and int(bar[2]) > 1:
-                self.found.bars.append((self.rows, int(bar[1])))
+                self.found.bars.append((self.rows, int(bar[1]), int(bar[2])))
             return
         evaluated = _EVALUATED.search(line)
         said = evaluated or _STEP.search(line)
@@ -201,11 +240,15 @@ class Console:
             return
         if evaluated:
             figures = {f"eval/{evaluated['name']}/{key}": value for key, value in figures.items()}
-        self.found.numbered = True
         self.step = step
-        self.found.rows.append((step, figures))
+        self.worded.append((step, figures))
+        self.evaluated += evaluated is not None
 
     def _end(self) -> None:
+        # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
+        if not self.found.rows or self.evaluated:
+            self.found.rows += self.worded
+            self.found.numbered = self.found.numbered or bool(self.worded)
         if self.open:
             self.found.torn = True
         if self.rounded:
@@ -214,6 +257,6 @@ class Console:
         self.found.settings = self.settings.settings()
 
 
-def read(lines: Iterable[str]) -> Found:
-    """Figures, warnings and settings of a console text."""
-    return Console().read(lines)
+def read(chunks: Iterable[str]) -> Found:
+    """Figures, warnings and settings of a console text, given in pieces of whole lines."""
+    return Console().read(chunks)

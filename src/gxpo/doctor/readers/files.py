@@ -94,7 +94,7 @@ def _text(path: Path, start: str) -> Found | None:
         if found is not None and len(found.rows) > 0:
             return found
     notes = []
-    found = console.read(text.lines(path, notes))
+    found = console.read(text.chunks(path, notes))
     found.notes += notes
     if found.rows or found.messages or (found.settings and configs.trainer(found.settings)):
         return found
@@ -104,3 +104,17 @@ def _text(path: Path, start: str) -> Found | None:
 def _training(found: Found) -> bool:
     """Whether the rows have any figure of training."""
     return any(keys.known(key) for _, row in itertools.islice(found.rows, 200) for key in row)
+
+
+def dump_source(path: Path) -> str:
+    """The trainer that wrote a dump of rollouts, by its first row."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return "unknown"
+    if head[:4] == b"PAR1":
+        return "trl"
+    if b"gxpo.rollouts" in head[:200]:
+        return "gxpo"
+    return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ STEP_KEYS = (
     "trainer/global_step",
     "trainer_step",
     "progress/step",
+    "global_step/max_steps",  # ms-swift: "5/100"
     "Step",
     "steps",
     "iteration",
@@ -32,8 +34,8 @@ class Found:
 
     kind        state, rows, console, table, events, config
     rows        figures by step, in the order of the file
-    numbered    whether the steps are the trainer's; False: counted from 1, and `bars` may tell how far apart they are
-    bars        (row, step that a progress bar showed just after it), where rows carry no step
+    numbered    whether the steps are the trainer's; False: counted from 1, and `bars` may tell them
+    bars        (rows so far, step, length) of progress bars, where rows carry no step
     settings    keys of a configuration, nested ones joined by dots
     hints       names of trainers that the text mentions
     unreadable  lines or rows that could not be read
@@ -43,7 +45,7 @@ class Found:
     kind: str
     rows: list[Row] = field(default_factory=list)
     numbered: bool = True
-    bars: list[tuple[int, int]] = field(default_factory=list)
+    bars: list[tuple[int, int, int]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     hints: set[str] = field(default_factory=set)
     messages: list[str] = field(default_factory=list)
@@ -68,6 +70,14 @@ def number(value: Any) -> float | None:
         except ValueError:
             return float("nan") if value.strip().lower() in ("null", "none") else None
     return None
+
+
+def step_of(value: Any) -> float | None:
+    """A finite number of a step, from "5/100", too."""
+    if type(value) is str and "/" in value:
+        value = value.split("/", 1)[0]
+    step = number(value)
+    return step if step is not None and math.isfinite(step) else None
 
 
 def figures(row: Mapping[Any, Any], leave: str | None = None) -> dict[str, float]:

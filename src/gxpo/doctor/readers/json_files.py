@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gxpo.doctor.readers.found import STEP_KEYS, Found, Row, figures, flat, number
+from gxpo.doctor.readers.found import STEP_KEYS, Found, Row, figures, flat, number, step_of
 
 # Texts of a rollout: a file whose rows have them is a dump, which `gxpo.doctor.rollout_files` reads.
 ROLLOUT_KEYS = {
@@ -143,11 +143,10 @@ def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     step, used = None, None
     for key in STEP_KEYS:
         if key in row:
-            step = number(row[key])
-            if step is not None and math.isfinite(step):
+            step = step_of(row[key])
+            if step is not None:
                 used = key
                 break
-            step = None
     if isinstance(inner, Mapping):
         return step, figures(inner)
     return step, figures(row, leave=used)

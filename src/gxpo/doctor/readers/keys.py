@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import lru_cache
 
 # TRL 1.16, trl/trainer/grpo_trainer.py (`_metrics`), and transformers' Trainer.
 TRL = {
@@ -26,6 +26,12 @@ TRL = {
     "clip_ratio/high_mean": "clip_high",
     "completions/mean_length": "length",
     "completion_length": "length",  # before 0.17, and unsloth
+    "mean_completion_length": "length",
+    "max_completion_length": "length_max",
+    "min_completion_length": "length_min",
+    "mean_terminated_completion_length": "terminated_length",
+    "clipped_completions_ratio": "truncated",
+    "entropy/mean": "entropy",  # ms-swift, whose other keys are these
     "completions/max_length": "length_max",
     "completions/min_length": "length_min",
     "completions/mean_terminated_length": "terminated_length",
@@ -101,6 +107,7 @@ GXPO = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "lr": "lr",
+    "entropy_sampled": "entropy",  # in every step; the exact one is absent where nothing was trained
     "entropy": "entropy",
     "kl": "kl",
     "kl_coef": "kl_coef",
@@ -295,8 +302,10 @@ SIGNATURES: dict[str, re.Pattern[str]] = {
     "trl": re.compile(
         r"(eval_)?(rewards/|reward_std$|frac_reward_zero_std$|completions/|completion_length$|clip_ratio/)"
     ),
-    "verl": re.compile(r"critic/(score|rewards|advantages)/|actor/(pg_|ppo_|grad_norm|lr$)|response_length/|val-core/"),
-    "gxpo": re.compile(r"(reward_mean|success_rate|zero_signal_groups|weights_crc|tokens_forward|eval_accuracy)$"),
+    "verl": re.compile(
+        r"critic/(score|rewards|advantages)/|actor/(pg_|ppo_|grad_norm|lr$)|response_length/|val-core/|rollout_corr/"
+    ),
+    "gxpo": re.compile(r"(success_rate|zero_signal_groups|weights_crc|tokens_forward|eval_low|eval_pool_accuracy)$"),
     "openrlhf": re.compile(r"(policy_loss|actor_lr|act_lr|actor_grad_norm|ppo_clip_ratio|vllm_kl|response_length)$"),
     "prime-rl": re.compile(
         r"(Mismatch KL|Grad\. Norm|Seq\. Length|Max\.? Off-Policy|Truncation|MFU|Throughput|LR|Reward)$"
@@ -316,7 +325,7 @@ _NAMED: dict[str, Callable[[str], str | None]] = {
 _TABLES = {"trl": TRL, "unsloth": TRL, "verl": VERL, "gxpo": GXPO, "openrlhf": OPENRLHF, "prime-rl": PRIME}
 
 
-@cache
+@lru_cache(100_000)
 def known(key: str) -> bool:
     """Whether a key is a figure of some trainer: a row without any such is not of a log of training."""
     key = own(key)
@@ -337,7 +346,7 @@ def source(keys: Iterable[str]) -> str:
 _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transformers' table in a notebook
 
 
-@cache
+@lru_cache(100_000)
 def own(key: str) -> str:
     """The trainer's own key behind what trackers put before it: "run - train/reward" of a wandb table, "train/reward"
     and "eval/reward" as transformers' trackers rewrite "reward" and "eval_reward"."""
@@ -350,14 +359,18 @@ def own(key: str) -> str:
 
 
 def names(keys: Iterable[str], trainer: str) -> dict[str, str]:
-    """Name of each key that has one; of several keys with one name, the first of the trainer's table."""
-    named = _NAMED[trainer]
-    order = {key: i for i, key in enumerate(_TABLES.get(trainer, TRL))}
+    """Name of each key that has one; of several keys with one name, the first of the trainer's table.
+
+    What the trainer does not write itself may still be called as others call it: a loop on top of TRL, an own table.
+    """
+    order = {key: i for i, key in enumerate(_TABLES.get(trainer, COMMON))}
+    ordered = sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k))
     out: dict[str, str] = {}
     taken: set[str] = set()
-    for key in sorted(keys, key=lambda k: (order.get(k, len(order)), -len(k), k)):
-        name = named(key)
-        if name is not None and name not in taken:
-            taken.add(name)
-            out[key] = name
+    for named in (_NAMED[trainer], *(() if trainer in ("gxpo", "verl") else (_common,))):
+        for key in ordered:
+            name = named(key)
+            if name is not None and name not in taken and key not in out:
+                taken.add(name)
+                out[key] = name
     return out

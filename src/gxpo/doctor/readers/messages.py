@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 MOST = 50
 _SAYS = re.compile(
     r"\b\w*Warning: |^\s*(?:\[?\d{4}[-/].*)?\[?(?:WARNING|ERROR|CRITICAL)\b|All reward functions returned None"
-    r"|CUDA out of memory|OutOfMemoryError|\bnan\b.*\b(?:loss|grad)|Killed$|NCCL (?:error|timeout)"
+    r"|CUDA out of memory|OutOfMemoryError|Killed$|NCCL (?:error|timeout)"
 )
+_MARKS = ("Warning: ", "WARN", "ERROR", "CRIT", "returned None", "memory", "Memory", "Killed", "NCCL")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.\d]*|\d\d:\d\d:\d\d|0x[0-9a-f]+|pid=\d+|line \d+")
+_BAR = re.compile(r"^.*%\|.*?\d+/\d+ \[[^\]]*\]\s*")
 
 
 @dataclass
@@ -33,9 +35,13 @@ class Messages:
                     self.open = False
                 return
             self.open = False
-        elif not _SAYS.search(line) or text.startswith(("{", "warnings.warn")):
+        elif (
+            not any(mark in line for mark in _MARKS)
+            or not _SAYS.search(line)
+            or text.startswith(("{", "warnings.warn"))
+        ):
             return
-        text = text[:300]
+        text = _BAR.sub("", text)[:300]
         alike = _STAMP.sub("", text)
         if alike not in self._seen and len(self.texts) < MOST:
             self._seen.add(alike)

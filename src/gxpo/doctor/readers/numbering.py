@@ -1,33 +1,46 @@
-"""Steps of rows that carry none: counted, times the steps between two logs where that is known."""
+"""Steps of rows that carry none, from the progress bars between them, `logging_steps`, or counted."""
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 
 from gxpo.doctor.readers.found import Found
 
 
 def renumber(found: Found, every: float | None) -> list[str]:
-    """Multiply the counted steps by `every`, or by what the progress bars show; gives notes on it."""
+    """Give counted rows the steps of the trainer as far as anything tells them; a note says what did.
+
+    every  `logging_steps`, where a configuration or a state says so
+    """
     if not found.rows:
         return []
-    said = "logging_steps"
-    if not every or every < 1:
-        every, said = _by_bars(found.bars), "the progress bar"
-    if not every or every == 1:
-        return ["rows carry no step: they were counted"]
-    found.rows = [(step * every, row) for step, row in found.rows]
-    found.bars = []
-    return [f"rows carry no step: they were counted, {every:g} steps each by {said}"]
+    count = int(max(step for step, _ in found.rows))
+    bars = _first_after(found.bars)
+    steps = [bars.get(row) for row in range(1, count + 1)]
+    known = [s for s in steps if s is not None]
+    if len(known) == count > 1 and known == sorted(set(known)):
+        table = {0.0: 0.0} | {row: float(step) for row, step in enumerate(known, 1)}
+        found.rows = [(table[step], row) for step, row in found.rows]
+        found.numbered = True
+        return []
+    if every is not None:
+        found.rows = [(step * every, row) for step, row in found.rows]
+        found.numbered = True
+        if every == 1:
+            return []
+        return [f"rows carry no step: they were counted, logging_steps ({every:g}) each"]
+    return ["rows carry no step: they were counted"]
 
 
-def _by_bars(bars: list[tuple[int, int]]) -> float | None:
-    """Steps a row: a bar drawn after row r shows a step of at least r times that, and less than r + 1 times it."""
-    last: dict[int, int] = {}
-    for row, step in bars:
-        last.setdefault(row, step)  # the first that is drawn after the row
-    shares = [step / row for row, step in last.items() if row > 0]
-    if len(shares) < 2:
-        return None
-    middle = round(statistics.median(shares))
-    return float(middle) if middle >= 1 and all(abs(s - middle) < 0.5 * middle for s in shares) else None
+def _first_after(bars: list[tuple[int, int, int]]) -> dict[int, int]:
+    """Step that the training's progress bar shows when it is drawn again after a row.
+
+    The bars of evaluations have another length and come later.
+    """
+    if not bars:
+        return {}
+    first: dict[int, tuple[int, int]] = {}
+    for row, step, length in bars:
+        first.setdefault(row, (step, length))
+    usual = Counter(length for _, length in first.values()).most_common(1)[0][0]
+    return {row: step for row, (step, length) in first.items() if length == usual}

@@ -17,7 +17,8 @@ Columns = dict[str, tuple[list[float], list[float]]]
 _ORDER = ("state", "rows", "table", "events", "console")
 # Figures that agree between different runs (schedules) or differ between logs of one (clocks).
 _UNTELLING = re.compile(
-    r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp"
+    r"lr$|learning_rate|epoch|step|time|timing|perf/|memory|num_tokens|runtime|per_second|_timestamp|eval_tasks",
+    re.I,
 )
 
 
@@ -68,6 +69,8 @@ def _same(name: str, found: Found, other: str, one: Found) -> bool | None:
     """Whether two files are of one run by the figures of the steps that both have; None: nothing to compare."""
     ours, theirs = _columns(found), _columns(one)
     agree = differ = 0
+    if found.numbered != one.numbered:
+        return None  # the steps of one are only counted
     for key in ours.keys() & theirs.keys():
         if _UNTELLING.search(key):
             continue
@@ -114,8 +117,11 @@ def merged(members: Mapping[str, Found]) -> Columns:
     kind the longer; the others add the steps that it has not."""
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
     out: Columns = {}
+    numbered = {key for one in members.values() if one.numbered for key in _columns(one)}
     for _, found in ranked:
         for key, (steps, values) in _columns(found).items():
+            if not found.numbered and key in numbered:
+                continue  # its steps are only counted
             if key not in out:
                 out[key] = (steps, values)
                 continue

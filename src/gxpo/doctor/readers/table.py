@@ -20,7 +20,7 @@ def read(text: str, name: str) -> Found | None:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for at, line in enumerate(lines[:2000]):
         for mark in ("\t", ",", "|", ";"):
-            if mark in line and len(line) < 50_000:
+            if mark in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
                 header = _cells(line, mark)
                 if len(header) > 1 and len(set(header)) == len(header) and _is_header(header):
                     found = _rows(header, lines[at + 1 :], mark, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,25 +32,29 @@ def whole(path: Path) -> str:
     return data.decode(encoding(data[:2]), errors="replace")
 
 
-def lines(path: Path, notes: list[str]) -> Iterator[str]:
-    """Lines without their ends; carriage returns of progress bars end lines, too."""
+def chunks(path: Path, notes: list[str]) -> Iterator[str]:
+    """The text in pieces of whole lines that end in a line feed; carriage returns of progress bars end lines, too."""
     with path.open("rb") as raw:
         head = raw.read(2)
         size = raw.seek(0, 2)
         raw.seek(0)
         if size <= LARGEST:
-            yield from _split(raw, encoding(head), None)
+            yield from _pieces(raw, encoding(head), None)
             return
         half = LARGEST // 2
-        notes.append(f"{size / 1e9:.1f} GB: only the first and the last {half / 1e9:.2f} GB were read")
-        yield from _split(raw, encoding(head), half)
+        notes.append(f"larger than {LARGEST:,} bytes: only the first and the last {half:,} were read")
+        yield from _pieces(raw, encoding(head), half)
         raw.seek(size - half - half % 2)
-        yield from _split(raw, encoding(head).replace("utf-16", "utf-16-le"), None)
+        yield from _pieces(raw, encoding(head).replace("utf-16", "utf-16-le"), None)
 
 
-def _split(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
-    import codecs
+def lines(path: Path, notes: list[str]) -> Iterator[str]:
+    """Lines without their ends."""
+    for chunk in chunks(path, notes):
+        yield from chunk.split("\n")[:-1]
 
+
+def _pieces(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder(code)(errors="replace")
     rest, read = "", 0
     while limit is None or read < limit:
@@ -57,13 +62,16 @@ def _split(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
         read += len(data)
         text = rest + decoder.decode(data, final=not data)
         if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
-        parts = text.split("\n")
-        rest = parts.pop()
-        yield from parts
+            # at the end of a piece it may be half of a line's end
+            held = "\r" if text[-1] == "\r" and data else ""
+            text = text[: len(text) - len(held)].replace("\r\n", "\n").replace("\r", "\n") + held
+        end = text.rfind("\n") + 1
+        rest = text[end:]
+        if end:
+            yield text[:end]
         if len(rest) > LONGEST:
             rest = rest[:LONGEST]
         if not data:
             break
     if rest:
-        yield rest
+        yield rest + "\n"

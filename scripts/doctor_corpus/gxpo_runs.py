@@ -1,0 +1,315 @@
+"""Make the gxpo runs of the doctor's corpus: `gxpo_runs.py [build|held] [NAME...]`. Runs that exist are left alone.
+
+A run lands in OUT/{build,held}/ID as `gxpo train` leaves it, without checkpoints; truth.json is beside the halves.
+Reward and data files stay in OUT/work/ID: their text would tell what is wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from corpus_split import digest, write  # noqa: E402
+from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
+
+OUT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus")) / "gxpo"
+PREFIX = os.environ.get("DOCTOR_CORPUS_PREFIX", "").split()  # e.g. "nice"; before the command of every run
+KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rollouts", "stderr.txt")
+
+
+# ---------------------------------------------------------------- policies
+def policy(name: str) -> Path:
+    """Directory of a prepared start: the demo's own, a good one, one that has mastered the task."""
+    from gxpo.models.warmup import Recipe as Warmup
+    from gxpo.models.warmup import warm_start
+
+    more = {
+        "base": None,
+        "good": Warmup(habits=0.1, slips=0.05, low=0.7, high=0.88, check_every=10, max_steps=900),
+        "master": Warmup(habits=0.0, slips=0.0, low=0.985, high=1.0, check_every=50, max_steps=1500),
+    }
+    return warm_start("arithmetic", recipe=more[name])
+
+
+# ---------------------------------------------------------------- data
+def _sums(n: int, seed: int) -> list[tuple[str, str]]:
+    draw = random.Random(seed)
+    pairs = draw.sample([(a, b) for a in range(10, 100) for b in range(10, 100)], n)
+    return [(f"{a}+{b}=", str(a + b)) for a, b in pairs]
+
+
+def _lines(path: Path, rows: list[tuple[str, str]]) -> None:
+    path.write_text("".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows))
+
+
+def sums(folder: Path, seed: int) -> None:
+    """1,000 sums."""
+    _lines(folder / "data.jsonl", _sums(1000, seed))
+
+
+def shifted_sums(folder: Path, seed: int) -> None:
+    """1,000 sums, each with the answer of the row before: a join that is off by one."""
+    rows = _sums(1000, seed)
+    _lines(folder / "data.jsonl", [(p, rows[i - 1][1]) for i, (p, _) in enumerate(rows)])
+
+
+def few_sums(folder: Path, seed: int) -> None:
+    """12 sums to train on, 200 others held out."""
+    rows = _sums(212, seed)
+    _lines(folder / "data.jsonl", rows[:12])
+    _lines(folder / "held.jsonl", rows[12:])
+
+
+# ---------------------------------------------------------------- hooks on the trainer
+def _sampled(trainer: Any, change: Callable[..., Any], after: Callable[..., Any] | None = None) -> None:
+    """Wrap the sampler of training (temperature above 0): `change` requests and sampling, then the completions."""
+    engine = trainer.engine
+    sample = engine.sample
+
+    def wrapped(requests: Any, sampling: Any) -> Any:
+        if sampling.temperature == 0:
+            return sample(requests, sampling)
+        found = sample(*change(requests, sampling))
+        return found if after is None else [[after(c) for c in group] for group in found]
+
+    engine.sample = wrapped
+
+
+def one_stream_a_group(trainer: Any) -> None:
+    _sampled(
+        trainer,
+        lambda r, s: ([dataclasses.replace(x, streams=(x.streams[0],) * len(x.streams)) for x in r], s),
+    )
+
+
+def hotter_sampler(trainer: Any) -> None:
+    _sampled(trainer, lambda r, s: (r, dataclasses.replace(s, temperature=1.4)))
+
+
+def nucleus_sampler(trainer: Any) -> None:
+    _sampled(
+        trainer,
+        lambda r, s: (r, dataclasses.replace(s, top_p=0.8)),
+        lambda c: dataclasses.replace(c, support=None),
+    )
+
+
+def shifted_logprobs(trainer: Any) -> None:
+    _sampled(
+        trainer,
+        lambda r, s: (r, s),
+        lambda c: dataclasses.replace(c, logprobs=[*c.logprobs[1:], *c.logprobs[:1]]),
+    )
+
+
+def eos_not_recognised(trainer: Any) -> None:
+    engine = trainer.engine
+    sample = engine.sample
+    engine.stop_ids = ()
+    engine.sample = lambda requests, sampling: sample(requests, dataclasses.replace(sampling, stop_ids=()))
+
+
+def stale_sampler(trainer: Any) -> None:
+    from gxpo.engines.torch import TorchEngine
+
+    trainer.engine = TorchEngine(copy.deepcopy(trainer.learner.model), trainer.tokenizer, device="cpu")
+
+
+def optimiser_elsewhere(trainer: Any) -> None:
+    optimiser = trainer.learner.optimiser
+    step = optimiser.step
+
+    def wrapped() -> float:
+        import torch
+
+        before = {n: p.detach().clone() for n, p in optimiser.named.items()}
+        norm = step()
+        with torch.no_grad():
+            for n, p in optimiser.named.items():
+                p.copy_(before[n])
+        return norm
+
+    optimiser.step = wrapped
+
+
+def _credit(trainer: Any, change: Callable[..., Any]) -> None:
+    credited = trainer.credited
+
+    def wrapped(forest: Any, tools: Any) -> Any:
+        read, signals, credit, weight = credited(forest, tools)
+        return read, signals, change(read, credit), weight
+
+    trainer.credited = wrapped
+
+
+def advantage_sign(trainer: Any) -> None:
+    _credit(trainer, lambda forest, credit: -credit)
+
+
+def advantage_rows(trainer: Any) -> None:
+    import torch
+
+    order = torch.Generator().manual_seed(5)
+
+    def mixed(forest: Any, credit: Any) -> Any:
+        n = forest.n_trajectories
+        each = torch.zeros(n, dtype=credit.dtype).index_reduce(
+            0, forest.path_trajectory, credit, "mean", include_self=False
+        )
+        return each[torch.randperm(n, generator=order)][forest.path_trajectory]
+
+    _credit(trainer, mixed)
+
+
+# ---------------------------------------------------------------- one run
+def seed_of(recipe: Recipe) -> int:
+    return int(digest(f"seed {recipe.name}")[:6], 16) % 1000
+
+
+def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
+    """Train in OUT/work/ID and copy what a run leaves to its half; gives its entry of truth.json."""
+    from gxpo import config
+    from gxpo.definition import Stated
+    from gxpo.trainer.loop import Trainer
+
+    work = OUT / "work" / name
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    os.chdir(work)
+    seed = seed_of(recipe)
+    settings = {**BASE, "seed": seed, **recipe.set}
+    if recipe.reward:
+        (work / "reward.py").write_text(recipe.reward)
+        if "scoring.weights" not in settings:
+            settings["reward"] = "reward.py:score"
+    if recipe.data:
+        globals()[recipe.data](work, seed)
+    if recipe.policy:
+        (work / "policy").symlink_to(policy(recipe.policy))
+        settings["model"] = "policy"
+    resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items()})
+    began, said = time.time(), io.StringIO()
+    with redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        trainer = Trainer(resolved, out="run")
+        if recipe.hook:
+            globals()[recipe.hook](trainer)
+        try:
+            trainer.train()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            trainer.close()
+    (work / "stderr.txt").write_text(said.getvalue())
+    target = OUT / half / name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for kept in KEPT[:-1]:
+        if (work / "run" / kept).is_dir():
+            shutil.copytree(work / "run" / kept, target / kept)
+        elif (work / "run" / kept).exists():
+            shutil.copy(work / "run" / kept, target / kept)
+    lighter(target)
+    return {"seconds": round(time.time() - began), "outcome": outcome(target)}
+
+
+def entry_of(recipe: Recipe, place: dict[str, str], outcome: dict[str, Any]) -> dict[str, Any]:
+    """What truth.json says of a run."""
+    return {
+        "kind": recipe.kind,
+        "expect": list(recipe.expect),
+        "half": place["half"],
+        "recipe": recipe.name,
+        "cause": recipe.cause,
+        "seed": seed_of(recipe),
+        "directory": f"{place['half']}/{place['id']}",
+        "outcome": outcome,
+    }
+
+
+def lighter(run: Path) -> None:
+    """Log-probs to four decimals, which halves the archive; nothing else is changed."""
+    for path in [*run.glob("rollouts/*.jsonl"), *run.glob("evaluations/*.jsonl")]:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for turn in (t for row in rows for t in row["turns"] if "logprob" in t):
+            turn["logprob"] = [None if x is None else round(x, 4) for x in turn["logprob"]]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Figures by which a person sees what became of it."""
+    rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+    evals = [json.loads(x) for x in (run / "evaluations.jsonl").read_text().splitlines()]
+
+    def ends(key: str) -> list[float | None]:
+        found = [r[key] for r in rows if r.get(key) is not None]
+        k = max(1, len(found) // 5)
+        return [round(sum(x) / len(x), 4) if x else None for x in (found[:k], found[-k:])]
+
+    keys = (
+        "reward_mean",
+        "success_rate",
+        "zero_signal_groups",
+        "length_mean",
+        "truncated_rate",
+        "entropy",
+        "grad_norm",
+    )
+    return {"steps": len(rows), "eval": [round(e["eval_accuracy"], 3) for e in evals], **{k: ends(k) for k in keys}}
+
+
+def main(asked: list[str]) -> None:
+    halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
+    names = [a for a in asked if a not in ("build", "held")]
+    placed = write("gxpo", RECIPES)
+    if names[:1] == ["--one"]:
+        recipe = next(r for r in RECIPES if r.name == names[1])
+        print(json.dumps(make(recipe, placed[recipe.name]["half"], placed[recipe.name]["id"])))
+        return
+    OUT.mkdir(parents=True, exist_ok=True)
+    for recipe in RECIPES:
+        place, truth = placed[recipe.name], known()
+        name = place["id"].replace("run", "gxpo")
+        if place["half"] not in halves or (names and recipe.name not in names):
+            continue
+        if name in truth and not names:
+            save(name, entry_of(recipe, place, truth[name]["outcome"]))
+            continue
+        done = subprocess.run(
+            [*PREFIX, sys.executable, __file__, "--one", recipe.name], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            print(recipe.name, "failed:", done.stderr.strip().splitlines()[-1:], flush=True)
+            continue
+        made = json.loads(done.stdout.splitlines()[-1])
+        save(name, entry_of(recipe, place, made["outcome"]))
+        print(recipe.name, name, made, flush=True)
+
+
+def known() -> dict[str, Any]:
+    return json.loads((OUT / "truth.json").read_text()) if (OUT / "truth.json").exists() else {}
+
+
+def save(name: str, entry: dict[str, Any]) -> None:
+    (OUT / "truth.json").write_text(json.dumps(dict(sorted((known() | {name: entry}).items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

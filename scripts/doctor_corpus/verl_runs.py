@@ -1,0 +1,113 @@
+"""Make the verl runs of the doctor's corpus: `verl_runs.py [build|held] [NAME...]`. Runs that exist are left alone.
+
+A run lands in OUT/{build,held}/ID; truth.json is beside the halves. Needs the wheel of verl 0.9.1, unpacked where
+`VERL_SOURCE` says, and torch, transformers, omegaconf and orjson.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402
+from corpus_split import digest, write  # noqa: E402
+from verl_policy import sums, warm_start  # noqa: E402
+from verl_recipes import RECIPES, Recipe, exact  # noqa: E402
+
+ROOT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus"))
+OUT = ROOT / "verl"
+PREFIX = os.environ.get("DOCTOR_CORPUS_PREFIX", "").split()  # e.g. "nice"; before the command of every run
+STARTS = {"plain": (0.35, 0.55, 0.08), "good": (0.75, 0.9, 0.03)}  # band of greedy accuracy, errors in the solutions
+
+
+def seed_of(recipe: Recipe) -> int:
+    return int(digest(f"seed {recipe.name}")[:6], 16) % 1000
+
+
+def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    from verl_loop import Run, Setup
+
+    torch.set_num_threads(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    leave, began = recipe.leave, time.time()
+    options = {"score": exact, "rows": sums(400, 1), "held": sums(100, 2), "seed": seed_of(recipe), **recipe.set}
+    options["loggers"] = tuple(x for x in leave if x in ("file", "console", "rounded"))
+    options |= {"dumps": "rollouts" in leave, "val_dumps": "validation" in leave, "config": "config" in leave}
+    run = Run(Setup(**options), warm_start(ROOT / "verl_warm" / recipe.start, *STARTS[recipe.start]), folder)
+    rows = run.fit()
+    return {"seconds": round(time.time() - began), "outcome": outcome(rows)}
+
+
+def outcome(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures by which a person sees what became of it, whatever the run has written."""
+
+    def ends(key: str) -> list[float]:
+        found = [float(r[key]) for r in rows if key in r]
+        k = max(1, len(found) // 5)
+        return [round(sum(x) / len(x), 4) for x in (found[:k], found[-k:]) if x]
+
+    keys = (
+        "critic/score/mean",
+        "response_length/mean",
+        "response_length/clip_ratio",
+        "actor/entropy",
+        "actor/grad_norm",
+    )
+    more = ("training/rollout_probs_diff_mean", "training/rollout_actor_probs_pearson_corr", "actor/pg_clipfrac")
+    cores = [[k for k in r if k.startswith("val-core") and "/mean@" in k] for r in rows]
+    found = [round(float(r[ks[0]]), 3) for r, ks in zip(rows, cores, strict=True) if ks]
+    return {"steps": len(rows), "val-core": found, **{k: ends(k) for k in (*keys, *more)}}
+
+
+def main(asked: list[str]) -> None:
+    if asked[:1] == ["--one"]:
+        recipe = next(r for r in RECIPES if r.name == asked[1])
+        print(json.dumps(make(recipe, Path(asked[2]))))
+        return
+    halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
+    names = [a for a in asked if a not in ("build", "held")]
+    placed = write("verl", RECIPES)
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / "truth.json"
+    for recipe in RECIPES:
+        half, run = placed[recipe.name]["half"], placed[recipe.name]["id"]
+        name, truth = run.replace("run", "verl"), json.loads(path.read_text()) if path.exists() else {}
+        if half not in halves or (names and recipe.name not in names):
+            continue
+        if name in truth and not names:
+            outcome = truth[name]["outcome"]
+        else:
+            command = [*PREFIX, sys.executable, __file__, "--one", recipe.name, str(OUT / half / run)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(recipe.name, "failed:", done.stderr.strip().splitlines()[-3:], flush=True)
+                continue
+            made = json.loads(done.stdout.splitlines()[-1])
+            print(recipe.name, name, made, flush=True)
+            outcome = made["outcome"]
+        truth = json.loads(path.read_text()) if path.exists() else {}
+        truth[name] = {
+            "kind": recipe.kind,
+            "expect": list(recipe.expect),
+            "half": half,
+            "recipe": recipe.name,
+            "cause": recipe.cause,
+            "seed": seed_of(recipe),
+            "leave": list(recipe.leave),
+            "directory": f"{half}/{run}",
+            "outcome": outcome,
+        }
+        path.write_text(json.dumps(dict(sorted(truth.items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,149 @@
+"""Rows of a table of rollouts in any of four formats, told apart by content: JSON Lines, a JSON array, CSV, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.doctor.rollout_lines import LARGE, Lines, first_rows, line_count, read_lines
+from gxpo.doctor.rollout_sample import by_step, spread
+from gxpo.errors import need
+
+_BATCH = 2_000  # rows of a part of a large Parquet table
+_PARTS = 32  # such parts
+_DELIMITERS = ",\t;"
+
+
+def form(path: Path) -> str | None:
+    """parquet, lines, array or csv, by the first bytes; None: none of them. CSV is any text that has a delimiter."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head[:4] == b"PAR1":
+        return "parquet"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"{"):
+        return "lines"
+    if start.startswith(b"["):
+        return "array"
+    first = start.split(b"\n")[0]
+    return "csv" if b"\0" not in head and any(d.encode() in first for d in _DELIMITERS) else None
+
+
+def table_names(path: Path) -> list[str] | None:
+    """Names of the columns; of JSON all that its first rows have."""
+    what = form(path)
+    if what == "parquet":
+        parquet = need("pyarrow.parquet", "doctor")
+        try:
+            return list(parquet.read_schema(path).names)
+        except Exception:  # damaged files: pyarrow raises its own errors beside OSError and ValueError
+            return None
+    if what == "csv":
+        return _header(path)[0]
+    rows = first_rows(path) if what == "lines" else _array(path)[:8] if what == "array" else []
+    return list(dict.fromkeys(name for row in rows for name in row)) or None
+
+
+def row_count(path: Path) -> float:
+    """About how many rows there are."""
+    if form(path) == "parquet":
+        parquet = need("pyarrow.parquet", "doctor")
+        try:
+            return float(parquet.read_metadata(path).num_rows)
+        except Exception:  # as above
+            return 0.0
+    return line_count(path)
+
+
+def read_table(path: Path, keys: Sequence[str], budget: int) -> Lines:
+    """About `budget` rows in whole groups: rows that agree in the columns `keys`, the first of two being the step."""
+    what = form(path)
+    if what == "lines":
+        return read_lines(path, keys, budget)
+    if what == "parquet":
+        rows, total, bad = _parquet(path, budget)
+    elif what == "csv":
+        rows, total, bad = _csv(path)
+    else:
+        found = _array(path)
+        rows, total, bad = list(enumerate(found, 1)), float(len(found)), 0
+    seen = [tuple(repr(row.get(k)) for k in keys) for _, row in rows]
+    chosen = by_step([k[0] if len(keys) > 1 else "" for k in seen], seen, budget, path.name)
+    return Lines([rows[i] for i in chosen], total, bad, exact=total == len(rows) + bad)
+
+
+def _array(path: Path) -> list[dict[str, Any]]:
+    if path.stat().st_size > LARGE:
+        return []
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return []
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def _header(path: Path) -> tuple[list[str], str]:
+    with path.open("rb") as file:
+        first = file.readline(2**16).decode("utf-8-sig", "replace")
+    delimiter = max(_DELIMITERS, key=first.count)
+    try:
+        return [n.strip() for n in next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])], delimiter
+    except csv.Error:
+        return [], delimiter
+
+
+def _csv(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], float, int]:
+    """Rows, the rows that there are, and how many have too few or too many fields. Of a large file its first part."""
+    names, delimiter = _header(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        data = file.read(LARGE)
+    text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    rows: list[tuple[int, dict[str, Any]]] = []
+    bad = 0
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    for number, values in _numbered(reader):
+        if number == 1 or values == []:
+            continue
+        if values is None or len(values) != len(names):
+            bad += 1
+        else:
+            rows.append((number, {n: v for n, v in zip(names, values, strict=True) if v != ""}))
+    total = len(rows) + bad if size <= LARGE else (len(rows) + bad) * size / LARGE
+    return rows, float(total), bad
+
+
+def _numbered(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str] | None]]:
+    number = 0
+    while True:
+        number += 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # a field beyond the module's limit
+            yield number, None
+
+
+def _parquet(path: Path, budget: int) -> tuple[list[tuple[int, dict[str, Any]]], float, int]:
+    """All rows of a small table; of a large one the first rows of row groups spread over it."""
+    parquet = need("pyarrow.parquet", "doctor")
+    rows: list[tuple[int, dict[str, Any]]] = []
+    try:
+        with parquet.ParquetFile(path) as file:
+            total = file.metadata.num_rows
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            small = total <= max(4 * budget, 20_000)
+            for i in range(len(sizes)) if small else spread(len(sizes), _PARTS):
+                wanted = sizes[i] if small else max(min(_BATCH, sizes[i]), budget // max(min(len(sizes), _PARTS), 1))
+                batch = next(file.iter_batches(batch_size=max(wanted, 1), row_groups=[i], use_threads=False), None)
+                if batch is not None:
+                    begin = sum(sizes[:i])
+                    rows += [(begin + k, row) for k, row in enumerate(batch.to_pylist())]
+    except Exception:  # as above
+        return rows, float(len(rows) + 1), 1
+    return rows, float(total), 0

@@ -1,0 +1,252 @@
+"""Console texts of TRL, unsloth, verl, OpenRLHF and prime-rl, as their programs print them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gxpo.doctor import read
+
+TRL_5 = (
+    "Generating train split: 100%|##########| 10/10 [00:00<00:00, 900.00 examples/s]\n"
+    "\r  0%|          | 0/6 [00:00<?, ?it/s]\r 50%|#####     | 3/6 [00:00<00:01,  6.65it/s]"
+    "\r                                        \r"
+    "{'loss': '-1.2e-08', 'grad_norm': '0.25', 'learning_rate': '1e-06', 'rewards/exact/mean': '0.125',"
+    " 'rewards/exact/std': '0.3', 'reward': '0.125', 'completions/clipped_ratio': '0', 'epoch': '0.5'}\n"
+    "\r 50%|#####     | 3/6 [00:00<00:01,  6.65it/s]/x/y.py:10: UserWarning: odd thing\n"
+    "  warnings.warn('odd thing')\n"
+    "\r100%|##########| 6/6 [00:01<00:00,  6.61it/s]\r      \r"
+    "{'loss': '2e-08', 'grad_norm': 'nan', 'learning_rate': '5e-07', 'rewards/exact/mean': '0.5',"
+    " 'rewards/exact/std': '0.5', 'reward': '0.5', 'completions/clipped_ratio': '0.25', 'epoch': '1'}\n"
+    "\r100%|##########| 6/6 [00:01<00:00,  6.61it/s]\r      \r"
+    "{'eval_loss': '0.1', 'eval_reward': '0.75', 'eval_rewards/exact/mean': '0.75', 'eval_runtime': '1'}\n"
+    "\r100%|##########| 6/6 [00:01<00:00,  6.61it/s]\r      \r"
+    "{'train_runtime': '1.2', 'train_loss': '0.1', 'epoch': '1'}\n"
+)
+
+
+def one(tmp_path, text, name="log.txt"):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read(tmp_path / name)
+
+
+def test_trl_5_with_texts_bars_and_warnings(tmp_path):
+    log = one(tmp_path, TRL_5)
+    assert log.source == "trl"
+    assert log.values("reward").tolist() == [0.125, 0.5]
+    assert log.steps("reward").tolist() == [3, 6]
+    assert log.values("component/exact").tolist() == [0.125, 0.5]
+    assert log.values("truncated").tolist() == [0, 0.25]
+    assert log.series["grad_norm"].values[0] == 0.25 and np.isnan(log.series["grad_norm"].values[1])
+    assert log.series["eval/reward"].values.tolist() == [0.75]
+    assert log.steps("eval/reward").tolist() == [6]
+    assert log.messages == ["/x/y.py:10: UserWarning: odd thing"]
+    assert log.notes == []
+
+
+def test_logging_steps_of_a_configuration_number_rows_without_bars(tmp_path):
+    text = "".join(f"{{'loss': 0.0, 'reward': {r}, 'reward_std': 0.5, 'kl': 0.01}}\n" for r in (0.25, 0.5, 0.75))
+    (tmp_path / "config.yaml").write_text("learning_rate: 1.0e-5\nnum_generations: 8\nlogging_steps: 10\nbeta: 0.04\n")
+    log = one(tmp_path, text)
+    assert log.steps("reward").tolist() == [10, 20, 30]
+    assert log.config == {"lr": 1e-5, "group_size": 8, "beta": 0.04}
+    assert log.read == ["config.yaml", "log.txt"]
+    assert log.notes == ["log.txt: rows carry no step: they were counted, logging_steps (10) each"]
+
+
+def test_console_pasted_into_markdown_and_wrapped(tmp_path):
+    text = (
+        "# My run\nIt does not learn, see step 5:\n```bash\n"
+        "{'loss': 0.0, 'grad_norm': 0.5, 'learning_rate': 1e-06, 'completion_length': 200.0,\n"
+        "'rewards/format_reward': 0.25, \n'reward': 0.25, 'reward_std': 0.1, 'kl': 0.001, 'epoch': 0.1}\n\n"
+        "{'loss': 0.0, 'grad_norm': 0.25, 'learning_rate': 1e-06, 'completion_length': 210.0, 'rewards/format_rew\n"
+        "ard': 0.5, 'reward': 0.5, 'reward_std': 0.2, 'kl': 0.002, 'epoch': 0.2}\n```\nWhat is wrong?\n"
+    )
+    log = one(tmp_path, text, "issue.md")
+    assert log.source == "trl"
+    assert log.values("component/format_reward").tolist() == [0.25, 0.5]
+    assert log.key("component/format_reward") == "rewards/format_reward"
+    assert log.values("length").tolist() == [200, 210]
+    assert log.values("kl").tolist() == [0.001, 0.002]
+
+
+def test_unsloth_prints_its_evaluation_without_prefixes(tmp_path):
+    text = (
+        "==((====))==  Unsloth 2026.8: Fast Qwen2 patching.\n"
+        "{'loss': 0.0, 'completions/mean_length': 77.5, 'reward': 4.0, 'reward_std': 0.0, 'kl': 0.0, 'epoch': 0.01}\n"
+        "{'eval_loss': 3.4e-08, 'eval_runtime': 62.4, 'completions/mean_length': 40.0, 'reward': 2.0, 'epoch': 0.01}\n"
+    )
+    log = one(tmp_path, text)
+    assert log.source == "unsloth"
+    assert log.values("length").tolist() == [77.5]
+    assert log.values("reward").tolist() == [4]
+    assert log.values("eval/reward").tolist() == [2]
+
+
+def test_verl_console(tmp_path):
+    ray = "\x1b[36m(TaskRunner pid=87031)\x1b[0m "
+    text = (
+        f"{ray}step:0 - val-aux/gsm8k/reward/mean@1:0.565 - val-core/gsm8k/acc/mean@1:0.508\n"
+        f"{ray}Training Progress:   0%|          | 1/435 [02:20<16:57:18, 140.64s/it]\n"
+        f"{ray}step:1 - actor/entropy:0.323 - actor/kl_loss:0.000 - actor/ppo_kl:-0.001 - actor/lr:0.000"
+        " - critic/score/mean:0.558 - critic/advantages/min:-1.789 - training/global_step:1.000\n"
+        f"{ray}step:2 - actor/entropy:np.float64(0.25) - actor/lr:1e-06 - critic/score/mean:nan - response_length/me\n"
+        "an:330.5 - response_length/clip_ratio:0.004 - prompt_length/mean:99.0\n"
+        f"{ray}WARNING 06-17 cache is full\n"
+    )
+    log = one(tmp_path, text)
+    assert log.source == "verl"
+    assert log.values("entropy").tolist() == [0.323, 0.25]
+    assert log.series["reward"].values[0] == 0.558 and np.isnan(log.series["reward"].values[1])
+    assert log.values("approx_kl").tolist() == [-0.001]
+    assert log.series["lr"].values.tolist() == [1e-6]
+    assert log.series["lr"].steps.tolist() == [2]
+    assert log.values("length").tolist() == [330.5]
+    assert log.values("truncated").tolist() == [0.004]
+    assert log.values("eval/accuracy").tolist() == [0.508]
+    assert log.values("eval/reward").tolist() == [0.565]
+    assert log.messages == ["WARNING 06-17 cache is full"]
+    assert log.notes == ["log.txt: figures have three decimals: actor/lr of 0.000 is unknown, and was left out"]
+
+
+def test_openrlhf_console(tmp_path):
+    text = (
+        "INFO 08-13 10:00:00 ppo_trainer.py:547] ✨ Global step 1: {'policy_loss': -0.01, 'actor_lr': 5e-07,"
+        " 'actor_grad_norm': 0.5, 'ppo_kl': 0.001, 'ppo_clip_ratio': 0.02, 'kl': 0.0, 'vllm_kl': 0.003,"
+        " 'reward': 0.31, 'response_length': 410.0, 'rollout/reward_mean': 0.25, 'rollout/truncated_rate': 0.125}\n"
+        "INFO 08-13 10:09:00 ppo_trainer.py:594] ✨ Evaluation completed in 0:00:10, global_step 1, eval_metrics:"
+        " {'eval_math_pass4': 0.5, 'eval_math_pass1': 0.25, 'eval_aime_pass1': 0.75, 'eval_num_samples': 80.0}\n"
+        "INFO 08-13 10:10:00 ppo_trainer.py:547] ✨ Global step 2: {'policy_loss': -0.02, 'actor_lr': 5e-07,"
+        " 'reward': 0.4, 'rollout/reward_mean': 0.5}\n"
+    )
+    log = one(tmp_path, text)
+    assert log.source == "openrlhf"
+    assert log.values("reward").tolist() == [0.25, 0.5]
+    assert log.key("reward") == "rollout/reward_mean"
+    assert log.steps("reward").tolist() == [1, 2]
+    assert log.values("gap_kl").tolist() == [0.003]
+    assert log.values("truncated").tolist() == [0.125]
+    assert log.values("eval/reward").tolist() == [0.5]
+    assert log.steps("eval/reward").tolist() == [1]
+
+
+@pytest.mark.parametrize("colon", ["", ":"])
+def test_prime_rl_writes_two_logs(tmp_path, colon):
+    c = colon
+    (tmp_path / "orchestrator.log").write_text(
+        f"12:00:01 SUCCESS Step 0 | Time{c} 13.04s | Reward{c} 0.1160 | Seq. Length{c} 396.8 tokens/sample\n"
+        f"12:00:20  DEBUG Step 1 sent | Reward shaping\n"
+        f"12:00:21 SUCCESS Step 1 | Time{c} 12.00s | Reward{c} 0.2500 | Truncation{c} 12.5%\n"
+        f"12:00:30 SUCCESS Evaluated gsm8k (Step 1) | Policy v1 |   31.2s | Reward 0.4000 | Truncation 0.0%\n"
+    )
+    (tmp_path / "trainer.log").write_text(
+        f"12:00:05  DEBUG Micro Step 0/4 | Loss{c} 9.0000 | Entropy{c} 9.0000\n"
+        f"\x1b[32m12:00:09 SUCCESS\x1b[0m Step 0 | Time{c} 5.00s | Loss{c} 0.0019 | Entropy{c} 0.2105 |"
+        f" Mismatch KL{c} 0.0006 | Grad. Norm{c} 0.0680 | LR{c} 1.00e-06 | MFU{c} 12.5%\n"
+        f"12:00:29 SUCCESS Step 1 | Time{c} 5.00s | Loss{c} 0.0020 | Entropy{c} 0.2000 | Grad. Norm{c} 0.0700\n"
+    )
+    log = read(tmp_path)
+    assert log.source == "prime-rl"
+    assert log.read == ["orchestrator.log", "trainer.log"]
+    assert log.values("reward").tolist() == [0.116, 0.25]
+    assert log.values("loss").tolist() == [0.0019, 0.002]
+    assert log.values("entropy").tolist() == [0.2105, 0.2]
+    assert log.values("gap_kl").tolist() == [0.0006]
+    assert log.values("lr").tolist() == [1e-6]
+    assert log.values("truncated").tolist() == [0.125]
+    assert log.values("eval/reward").tolist() == [0.4]
+    assert log.key("grad_norm") == "Grad. Norm"
+
+
+def test_json_logs_of_prime_rl_hold_the_same_lines(tmp_path):
+    message = "Step {} |   12.1s | Reward 0.{} | Trainable 96/128 (75.0%) | Max Off-Policy 2"
+    text = "".join(
+        f'{{"timestamp": "2026-08-01T00:00:0{i}", "message": "{message.format(i, i)}", "line": 880}}\n'
+        for i in (1, 2, 3)
+    )
+    log = one(tmp_path, text)
+    assert log.source == "prime-rl"
+    assert log.values("reward").tolist() == [0.1, 0.2, 0.3]
+    assert log.values("staleness_max").tolist() == [2, 2, 2]
+    assert log.values("seconds").tolist() == [12.1, 12.1, 12.1]
+
+
+def test_traceback_counts_by_its_last_line(tmp_path):
+    text = TRL_5 + (
+        "All reward functions returned None for the following kwargs: {'prompt': 'x'}\n"
+        * 3
+        + "Traceback (most recent call last):\n"
+        '  File "train.py", line 5, in <module>\n    trainer.train()\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    assert one(tmp_path, text).messages == [
+        "/x/y.py:10: UserWarning: odd thing",
+        "All reward functions returned None for the following kwargs: {'prompt': 'x'}",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+
+
+def test_completions_that_are_printed_are_no_rows(tmp_path):
+    text = TRL_5.replace(
+        "\r100%|##########| 6/6 [00:01<00:00,  6.61it/s]\r      \r{'loss': '2e-08'",
+        "│ At step 4 | the loss: 9.0 | and reward: 7.0 |\nstep 5: loss = 3, reward = 2\n"
+        "\r100%|##########| 6/6 [00:01<00:00,  6.61it/s]\r      \r{'loss': '2e-08'",
+    )
+    assert one(tmp_path, text).values("reward").tolist() == [0.125, 0.5]
+
+
+def test_own_loop_with_steps_and_words(tmp_path):
+    text = "start\nstep 10/99: loss=0.5, mean_reward=0.25, lr=1e-05\nstep 20/99: loss=0.4, mean_reward=0.5, lr=9e-06\n"
+    log = one(tmp_path, text)
+    assert log.source == "unknown"
+    assert log.steps("reward").tolist() == [10, 20]
+    assert log.values("reward").tolist() == [0.25, 0.5]
+    assert log.key("reward") == "mean_reward"
+    assert log.values("lr").tolist() == [1e-5, 9e-6]
+
+
+def test_console_in_utf_16(tmp_path):
+    (tmp_path / "log.txt").write_text(TRL_5, encoding="utf-16")
+    assert read(tmp_path / "log.txt").values("reward").tolist() == [0.125, 0.5]
+
+
+def test_a_console_that_goes_on_adds_later_steps(tmp_path):
+    rows = [f'{{"reward": {i / 8}, "grad_norm": 0.{i}, "step": {i}}}' for i in (1, 2)]
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2/trainer_state.json").write_text(
+        f'{{"log_history": [{", ".join(rows)}], "logging_steps": 1}}'
+    )
+    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'grad_norm': '0.{i}', 'reward_std': '0.5'}}\n" for i in (1, 2, 3))
+    (tmp_path / "console").write_text(printed)
+    log = read(tmp_path)
+    assert log.series["reward"].values.tolist() == [0.125, 0.25, 0.375]
+    assert log.series["reward_std"].values.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_console_beside_a_state_takes_its_logging_steps(tmp_path):
+    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows, "logging_steps": 10}))
+    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in (1, 2, 3))
+    (tmp_path / "console").write_text(printed)
+    log = read(tmp_path)
+    assert log.steps("reward").tolist() == [10, 20, 30]
+    assert log.steps("entropy").tolist() == [10, 20, 30]
+
+
+def test_a_console_whose_steps_nothing_tells_is_no_other_run(tmp_path):
+    rows = [{"reward": i / 8, "reward_std": 0.5, "step": 10 * i} for i in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = "".join(f"{{'reward': '{i / 8:.4g}', 'entropy': '0.{i}'}}\n" for i in range(1, 21))
+    (tmp_path / "console").write_text(printed)
+    log = read(tmp_path)
+    assert log.steps("reward").tolist() == [10, 20, 30]
+    assert log.notes == ["console: rows carry no step: they were counted"]
+
+
+def test_dump_alone_tells_its_trainer(tmp_path):
+    rows = [{"input": "q", "output": f"a{i}", "gts": "a1", "score": float(i == 1), "step": 1} for i in range(4)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read(tmp_path)
+    assert log.source == "verl"
+    assert log.read == ["1.jsonl"]
+    assert log.rollouts is not None and log.rollouts.kept == 4
