@@ -413,14 +413,24 @@ class Facts:
             return float(open_end.mean()), "the prompt does not open the assistant's turn", early[open_end]
         return None
 
-    @cached_property
-    def cut_scores(self) -> tuple[float, float, int] | None:
-        """(mean score of cut completions, of finished ones, rollouts); None where it is unknown which were cut."""
-        known = np.isfinite(self.r.truncated) & np.isfinite(self.r.score)
-        cut, whole = known & (self.r.truncated > 0), known & (self.r.truncated == 0)
-        if cut.sum() < 5 or whole.sum() < 5:
+    def cut_scores(self, share: dict[int, float]) -> tuple[float, float, int] | None:
+        """(mean score of cut completions, of finished ones, rollouts).
+
+        share   by step, the share of the completions that were cut, as the metrics say. Where no row says whether it
+                was cut, the longest ones of a step are taken for them. None where there are fewer than five of either.
+        """
+        cut = self.r.truncated.copy()
+        if not np.isfinite(cut).any():
+            for step, part in share.items():
+                rows = np.flatnonzero(self.r.step == step)
+                longest = rows[np.argsort(-self.lengths[rows], kind="stable")]
+                cut[longest] = 0.0
+                cut[longest[: round(part * len(rows))]] = 1.0
+        known = np.isfinite(cut) & np.isfinite(self.r.score)
+        ended, ran_out = known & (cut == 0), known & (cut > 0)
+        if ran_out.sum() < 5 or ended.sum() < 5:
             return None
-        return float(self.r.score[cut].mean()), float(self.r.score[whole].mean()), int(known.sum())
+        return float(self.r.score[ran_out].mean()), float(self.r.score[ended].mean()), int(known.sum())
 
     # ---------------------------------------------------------------- prompts
     @cached_property

@@ -20,6 +20,14 @@ def still(case: Case) -> tuple[bool, list[str]]:
     """Whether the policy looks as if it did not move at all, and by which series."""
     if case.n < LEAST or case.gains or case.falls("reward"):
         return False, []
+    score = case.trend("reward")
+    if (
+        not _stated_rest(case)
+        and score is not None
+        and abs(score.change) > 2.2 * score.error
+        and abs(score.change) > 0.02
+    ):
+        return False, []  # perhaps it moves
     if case.has("kl") and float(np.abs(case.values("kl")).max()) > 1e-3:
         return False, []
     watched = [n for n in ("reward", "success", "entropy", "length") if case.has(n) and not case.constant(n)]
@@ -29,6 +37,8 @@ def still(case: Case) -> tuple[bool, list[str]]:
     level = case.trend("entropy")
     sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
     told = _stated_rest(case)
+    if case.n < 1.5 * LEAST and not told:
+        return False, []
     if all(stationary(case.values(n)) for n in watched) and (sharp or told):
         shown = [case.quote(n) for n in watched]
         if case.has("kl"):

@@ -158,14 +158,16 @@ def truncation(case: Case) -> Finding | None:
     share, late = float(case.values("truncated")[0]), case.last("truncated")
     if max(share, late) < 0.2:
         return None
-    split = None if facts is None else facts.cut_scores
+    shares = dict(zip(case.log.steps("truncated").astype(int).tolist(), case.values("truncated").tolist(), strict=True))
+    split = None if facts is None else facts.cut_scores(shares)
     evidence = [case.quote("truncated"), case.quote("length"), case.quote("reward")]
     if split is not None:
         cut, whole, count = split
         evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {whole:.3g} ({count} rollouts)")
         if cut > 0.5 * whole:
             return None
-    if case.gains and late < 0.5 and not late > share + 0.1:
+    unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
+    if case.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
         return found("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
     return found(

@@ -186,6 +186,19 @@ def reward_sign(case: Case) -> Finding | None:
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
                 *(case.quote(n) for n in ("reward", f"component/{name}") if case.has(n)),
             )
+    weights, known = case.setting("reward_weights"), case.log.components()
+    if isinstance(weights, list) and len(weights) == len(known):
+        for name, weight in zip(known, weights, strict=True):
+            if isinstance(weight, int | float) and weight < 0 and CORRECT.search(name) and not STYLE.search(name):
+                return found(
+                    "reward_sign",
+                    "critical",
+                    "likely",
+                    f"the weight of {name} is negative",
+                    f"reward weights {weights}",
+                    case.quote(f"component/{name}"),
+                    case.quote("reward"),
+                )
     if case.rises("reward") and case.has("success") and case.falls("success"):
         return found(
             "reward_sign",
@@ -207,7 +220,9 @@ def reward_sign(case: Case) -> Finding | None:
                 case.quote(f"component/{names[0]}"),
             )
         right = case.correctness
-        if right is not None and case.falls(right) and right != "success":
+        others = [n for n in names if f"component/{n}" != right and case.rises(f"component/{n}")]
+        priced = [n for n in case.log.components() if PENALTY.search(n) and case.rises(f"component/{n}")]
+        if right is not None and case.falls(right) and right != "success" and not others and not priced:
             low = case.values("reward").max() <= 1e-9
             if low or len(case.log.components()) == 1:
                 return found(

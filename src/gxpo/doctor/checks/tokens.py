@@ -45,6 +45,27 @@ def logprob_shift(case: Case) -> Finding | None:
     name = _gap(case)
     at_once = name is not None and float(case.values(name)[0]) > SHIFTED[name]
     apart = case.has("gap_pearson") and float(case.values("gap_pearson")[0]) < 0.5
+    only = case.values("gap_max") if name is None else np.empty(0)  # a largest gap alone tells no shift from others
+    if len(only) and float(only[0]) > 2 and float(np.median(only)) > 2:
+        return found(
+            ["logprob_shift", "sampler_mismatch"],
+            "critical",
+            "likely",
+            "from step 1 on the learner's log-prob of some sampled token is nats away from the sampler's",
+            case.quote("gap_max"),
+            "the mean gap would tell: above half a nat tokens are shifted, below it they are weighted otherwise",
+        )
+    # sampled tokens are unlikely under shifted log-probs: far more than the policy is unsure of
+    unlikely = name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > 1.2 * case.entropy_first
+    wide = case.has("gap_max") and float(np.median(case.values("gap_max"))) > 6
+    if unlikely and wide and case.first("gap_mean") > USUAL["gap_mean"]:
+        return found(
+            "logprob_shift",
+            "critical",
+            "likely",
+            "from step 1 on sampled tokens are less likely to the learner than the policy's entropy allows",
+            *(case.quote(n) for n in (*GAPS, "entropy") if case.has(n)),
+        )
     if not (at_once or apart):
         return None
     evidence = [case.quote(n) for n in GAPS if case.has(n)]
@@ -144,7 +165,9 @@ def sampler_mismatch(case: Case) -> Finding | None:
     follows=("stale_sampler", "sampler_mismatch", "logprob_shift"),
 )
 def too_off_policy(case: Case) -> Finding | None:
-    clipped = float(np.quantile(case.values("clip_fraction"), 0.8)) if case.has("clip_fraction") else 0.0
+    shares = case.values("clip_fraction")  # after a collapse nothing is clipped any more
+    early = shares[: max(6, len(shares) // 3)]
+    clipped = max(float(np.quantile(x, 0.8)) for x in (shares, early)) if len(shares) else 0.0
     ratio = float(np.median(case.values("ratio_max"))) if case.has("ratio_max") else 0.0
     reuse = case.reuse
     score = case.trend("reward")

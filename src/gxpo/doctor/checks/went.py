@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.runlog import Floats
 from gxpo.doctor.sickness import found, sickness
 from gxpo.doctor.trend import trend
 
@@ -67,16 +70,42 @@ def entropy_collapse(case: Case) -> Finding | None:
     )
 
 
-def _right(case: Case) -> tuple[str, float] | None:
-    """The series that says whether answers get better, and its change in standard errors; None where none does."""
-    if case.held_out is not None and case.held_out != "eval/reward":
-        values = case.values(case.held_out)
-        return case.held_out, float((values[-1] - values[0]) / max(case.held_out_error, 1e-9))
+@dataclass(frozen=True)
+class Right:
+    """The series that says whether answers get better: its change over the run and the change's standard error."""
+
+    name: str
+    change: float
+    error: float
+
+    @property
+    def falls(self) -> bool:
+        return self.change < -2.5 * self.error
+
+    def lags(self, gain: float) -> bool:
+        """Whether it gains less than half of a gain, and that much would have shown."""
+        return self.change < 2 * self.error and self.change + 2 * self.error < 0.5 * gain
+
+
+def _right(case: Case) -> Right | None:
+    """Held-out accuracy, else verdicts or the component for correctness; None where none of them is known."""
+    name = case.held_out if case.held_out != "eval/reward" or len(case.log.components()) < 2 else None
+    if name is not None:
+        return Right(name, *line(case, name))
     if case.correctness is not None:
         change = case.trend(case.correctness)
         if change is not None:
-            return case.correctness, change.change / max(change.error, 1e-9)
+            return Right(case.correctness, change.change, max(change.error, 1e-9))
     return None
+
+
+def line(case: Case, name: str) -> tuple[float, float]:
+    """(change of a least-squares line through the evaluations from the first to the last, its standard error)."""
+    values = case.values(name)
+    n = len(values)
+    time = np.arange(n) - (n - 1) / 2
+    single = case.held_out_error / np.sqrt(2)
+    return float(time @ values / (time @ time)) * (n - 1), max(float(single * (n - 1) / np.sqrt(time @ time)), 1e-9)
 
 
 @sickness(
@@ -95,7 +124,10 @@ def length_hack(case: Case) -> Finding | None:
     if not (end > 1.4 * begin and case.rises("length") and case.rises("reward")):
         return None
     right = _right(case)
-    if right is not None and right[1] > 2:
+    total = case.trend("reward")
+    room = 1.0 - case.first(right.name) if right is not None and case.top_of(right.name) <= 1 else float("inf")
+    gain = 0.0 if total is None else min(max(total.change, total.ends), room)
+    if right is not None and not (right.falls or (gain > 0.1 and right.lags(gain))):
         return None
     pays = None if case.facts is None else case.facts.length_pays
     paid = pays is not None and pays > 0.5
@@ -104,11 +136,11 @@ def length_hack(case: Case) -> Finding | None:
     if pays is not None and pays < 0.2:
         return None
     evidence = [case.quote("length"), case.quote("reward")]
-    evidence += [case.quote(right[0])] if right else []
+    evidence += [case.quote(right.name)] if right else []
     evidence += [f"within groups, completion length and reward correlate at {pays:.2f}"] if pays is not None else []
     return found(
         "length_hack",
-        "critical" if right is not None and right[1] < -2 else "warning",
+        "critical" if right is not None and right.falls else "warning",
         "likely" if paid else "possible",
         "the reward is paid for length: answers grow and do not get better",
         *evidence,
@@ -131,7 +163,7 @@ def length_collapse(case: Case) -> Finding | None:
         return None
     right = _right(case)
     pays = None if case.facts is None else case.facts.length_pays
-    if right is not None and right[1] < -2.5:
+    if right is not None and right.falls:
         return found(
             "length_collapse",
             "critical",
@@ -139,7 +171,7 @@ def length_collapse(case: Case) -> Finding | None:
             "answers shrink while fewer of them are right",
             case.quote("length"),
             case.quote("reward"),
-            case.quote(right[0]),
+            case.quote(right.name),
             f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
         )
     if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
@@ -253,23 +285,27 @@ def memorising(case: Case) -> Finding | None:
     if name is None or case.n < LEAST or len(case.values(name)) < 3:
         return None
     source = "success" if case.has("success") else "reward"
-    train = case.trend(source)
+    # training reward between the first evaluation and the last: what was gained before shows in neither
+    since = case.log.steps(source) >= case.log.steps(name)[0]
+    train = trend(case.values(source)[since])
     if train is None or not train.rises:
         return None
     values = case.values(name)
     gain = max(train.ends, train.change)
-    change = float(values[-2:].mean() - values[0])
-    error = case.held_out_error
-    # the level differs (greedy against sampled), so the slopes are compared; a gain of greedy accuracy is capped at 1
+    change, error = line(case, name)
+    # the level differs (greedy against sampled), so the gains are compared; a gain of greedy accuracy is capped at 1
     room = 1.0 - float(values[0]) if values.max() <= 1 else gain
     expected = min(gain, room)
-    falls_from_best = float(values.max() - values[-2:].mean()) > 3 * error
-    if expected < 0.1 or change > 0.35 * expected or (change > 2 * error and not falls_from_best):
+    if expected < 0.1 or change > 0.35 * expected:
         return None
-    if expected - change < 3 * error:
+    if expected - change < 3.5 * float(np.hypot(error, train.error)):
         return None
     few = None if case.facts is None else case.facts.prompts[0]
-    evidence = [case.quote(source), case.quote(name), f"standard error of a difference of two evaluations: {error:.2g}"]
+    evidence = [
+        case.quote(source),
+        case.quote(name),
+        f"change of a line through the evaluations {change:+.2g}, standard error {error:.2g}",
+    ]
     if few is not None:
         evidence.append(f"{few} different prompts in the rollouts that were read")
     epochs = case.values("epoch")
@@ -399,22 +435,12 @@ def resume_discontinuity(case: Case) -> Finding | None:
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
     held = case.log.series.get("lr")
-    if held is not None and len(held) > 10:
-        rates = held.values
-        change = np.diff(rates)
-        top = float(np.nanmax(rates))
-        up = np.flatnonzero(change > 0.3 * top)
-        down = np.flatnonzero(change < -0.5 * top)
-        falling = np.flatnonzero(change[2:] < 0) + 2
-        # a warm-up in the middle, or the whole rate back after a decay
-        for i in (*down.tolist(), *[j for j in up.tolist() if j > 2 and (falling < j).any()]):
-            if 2 < i < len(rates) - 2 and not (case.setting("schedule") or "").startswith("cosine_with_restarts"):
-                if change[i] < 0 and not (change[i + 1 :] > 0).any():
-                    continue
-                lines.append(
-                    f"{held.key} goes from {rates[i]:.3g} to {rates[i + 1]:.3g} after step {held.steps[i]:.0f}"
-                )
-                break
+    schedule = str(case.setting("schedule") or "")
+    if held is not None and len(held) > 10 and "restart" not in schedule and "cycl" not in schedule:
+        rates, steps = held.finite.values, held.finite.steps
+        at = _second_rise(rates)
+        if at is not None:
+            lines.append(f"{held.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
     if not lines:
         return None
     entropy = case.quote("entropy") if case.has("entropy") else ""
@@ -426,6 +452,20 @@ def resume_discontinuity(case: Case) -> Finding | None:
         *lines,
         entropy,
     )
+
+
+def _second_rise(rates: Floats) -> int | None:
+    """Place from which a rate that had fallen rises again by a fifth of its largest value; None where it does not."""
+    top = float(rates.max()) if len(rates) else 0.0
+    fallen, low, at = False, float("inf"), 0
+    for i in range(1, len(rates)):
+        if rates[i] < rates[i - 1] - 0.02 * top:
+            fallen = True
+        if fallen and rates[i] < low:
+            low, at = float(rates[i]), i
+        if fallen and rates[i] > low + 0.2 * top:
+            return at
+    return None
 
 
 @sickness(
