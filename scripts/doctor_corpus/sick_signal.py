@@ -26,15 +26,28 @@ SIGNAL: list[dict[str, Any]] = [
         "data": {"how": {"first": 9999, "second": 999}},
         "cfg": {"max_completion_length": 8},
     },
-    {"name": "copy-known", "expect": ["all_right"], "leave": "state+parquet", "warm": "copy"},
-    {"name": "short-words-known", "expect": ["all_right"], "leave": "console", "warm": "rev_sure", "tqdm": True},
+    {
+        "name": "copy-known",
+        "expect": ["all_right"],
+        "leave": "state+parquet",
+        "warm": "copy",
+        "cfg": {"learning_rate": 1e-4},
+    },
+    {
+        "name": "short-words-known",
+        "expect": ["all_right"],
+        "leave": "console",
+        "warm": "rev_sure",
+        "tqdm": True,
+        "cfg": {"learning_rate": 1e-4},
+    },
     {
         "name": "limit-twelve",
         "expect": ["truncation"],
         "leave": "state+parquet",
         "warm": "words_long",
-        "rewards": [("accuracy", {"marked": True})],
-        "cfg": {"max_completion_length": 12},
+        "rewards": [("finished", {})],
+        "cfg": {"learning_rate": 1e-4, "max_completion_length": 12},
         "config": True,
     },
     {
@@ -42,8 +55,8 @@ SIGNAL: list[dict[str, Any]] = [
         "expect": ["truncation"],
         "leave": "console",
         "warm": "words_long",
-        "rewards": [("accuracy", {"marked": True}), ("format", {})],
-        "cfg": {"max_completion_length": 16},
+        "rewards": [("finished", {}), ("format", {})],
+        "cfg": {"learning_rate": 2e-4, "max_completion_length": 16},
     },
     {
         "name": "other-end-token",
@@ -90,7 +103,7 @@ SIGNAL: list[dict[str, Any]] = [
     },
     {
         "name": "prompt-without-template",
-        "expect": ["wrong_template"],
+        "expect": ["wrong_template", "verifier_rejects_right_answers"],
         "leave": "console+parquet",
         "warm": "plain_chat",
         "rewards": [LOGGED],
@@ -240,6 +253,7 @@ SIGNAL: list[dict[str, Any]] = [
     },
     {
         "name": "pairs-hard",
+        "kind": "mild",
         "expect": ["group_too_small"],
         "leave": "state",
         "config": True,
@@ -248,6 +262,7 @@ SIGNAL: list[dict[str, Any]] = [
     },
     {
         "name": "pairs-easy",
+        "kind": "mild",
         "expect": ["group_too_small"],
         "leave": "state+parquet",
         "warm": "rev_half",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tu
         question, answer = f"{x}+{y}=", str(x + y)
         wrong = str(max(0, x + y + rng.choice([-10, -2, -1, 1, 2, 10])))
         if task == "class":  # a rule too hard to learn here, and one class is more common
-            question, answer = f"{x}+{y}?", "yes" if (7 * x + 3 * y + x * y) % 10 < how["share"] else "no"
+            question, answer = f"{x}+{y}?", "yes" if zlib.crc32(f"{x},{y}".encode()) % 10 < how["share"] else "no"
             wrong = {"yes": "no", "no": "yes"}[answer]
     said = wrong if rng.random() < noise else answer
     if "words" in how:

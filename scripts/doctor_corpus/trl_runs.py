@@ -250,7 +250,12 @@ def main() -> None:
             continue
         out = a.out / place["half"] / (name if a.trial else f"run-{place['run']:03d}")
         result = a.out / "results" / f"{out.name}.json"
+        key = f"trl-{place['run']:03d}" if not a.trial else name
+        entry = {k: recipe.get(k, []) for k in ("kind", "expect")}
+        entry |= {"half": place["half"], "recipe": name, "seed": recipe["seed"], "leave": recipe["leave"]}
+        entry |= {"config": bool(recipe.get("config")), "directory": f"{place['half']}/{out.name}"}
         if result.exists() and not (a.again or a.trial):
+            record(a.out / "truth.json", key, {**entry, "outcome": json.loads(result.read_text())})
             continue
         shutil.rmtree(out, ignore_errors=True)
         result.parent.mkdir(parents=True, exist_ok=True)
@@ -262,10 +267,7 @@ def main() -> None:
             continue
         outcome = json.loads(result.read_text())
         if not a.trial:
-            entry = {k: recipe.get(k, []) for k in ("kind", "expect")}
-            entry |= {"half": place["half"], "recipe": name, "seed": recipe["seed"], "leave": recipe["leave"]}
-            entry |= {"config": bool(recipe.get("config")), "directory": f"{place['half']}/{out.name}"}
-            record(a.out / "truth.json", f"trl-{place['run']:03d}", {**entry, "outcome": outcome})
+            record(a.out / "truth.json", key, {**entry, "outcome": outcome})
         print(f"{name} {out.name} {time.time() - begun:.0f}s {outcome}", flush=True)
 
 

@@ -1,0 +1,32 @@
+"""The packed corpus is whole, keeps to the split, and holds nothing that a reader must not open."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+CORPUS = Path(__file__).parent / "corpus"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "doctor_corpus"
+TRUTH = json.loads((CORPUS / "truth.json").read_text())
+ARCHIVES = sorted(CORPUS.glob("*/*.tar.xz"))
+
+
+def test_every_archive_has_one_truth_and_every_truth_its_archive():
+    assert sorted(f"{e['half']}/{n}" for n, e in TRUTH.items()) == sorted(
+        f"{p.parent.name}/{p.name.removesuffix('.tar.xz')}" for p in ARCHIVES
+    )
+
+
+def test_trl_runs_lie_in_the_half_that_was_drawn_for_them():
+    drawn = json.loads((SCRIPTS / "split.json").read_text())["trl"]
+    found = {e["recipe"]: (n, e["half"]) for n, e in TRUTH.items() if n.startswith("trl-")}
+    assert found == {r: (f"trl-{drawn[r]['run']:03d}", drawn[r]["half"]) for r in found}
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda p: f"{p.parent.name}-{p.name.removesuffix('.tar.xz')}")
+def test_archive_is_small_and_without_pickles(path):
+    with tarfile.open(path, "r:xz") as tar:
+        names = tar.getnames()
+    assert names and not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".safetensors"))]
+    assert path.stat().st_size < 60_000
