@@ -125,6 +125,19 @@ def test_event_file_of_transformers(tmp_path):
     assert log.notes == ["runs/events.out.tfevents.1.host: the end is cut short and was left out"]
 
 
+def test_event_file_of_transformers_holds_its_arguments(tmp_path):
+    text = b'{"learning_rate": 3e-06, "num_generations": 4, "beta": 0.01, "max_steps": -1, "logging_steps": 5}'
+    tensor = field(1, 0, b"\x07") + field(8, 2, bytes([len(text)]) + text)  # a text: 1 type, 8 string_val
+    inner = field(1, 2, b"\x11args/text_summary") + field(8, 2, bytes([len(tensor)]) + tensor)
+    summary = field(1, 2, bytes([len(inner) & 127 | 128, len(inner) >> 7]) + inner)
+    text_event = record(field(5, 2, bytes([len(summary) & 127 | 128, len(summary) >> 7]) + summary))
+    path = tmp_path / "events.out.tfevents.1.host"
+    path.write_bytes(HEADER + text_event + event(5, **{"train/reward": 0.5, "train/reward_std": 0.5}))
+    log = read(path)
+    assert log.config == {"lr": 3e-6, "group_size": 4, "beta": 0.01}
+    assert log.steps("reward").tolist() == [5]
+
+
 def test_event_file_of_gxpo(tmp_path):
     path = tmp_path / "events.out.tfevents.1.host"
     path.write_bytes(HEADER + event(1, **{"reward/mean": 0.5, "zero/signal_groups": 0.25, "success/rate": 0.5}))

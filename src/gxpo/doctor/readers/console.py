@@ -100,7 +100,8 @@ class Console:
         return bool(self.open or self.broken or self.settings.open or self.messages.open)
 
     def _line(self, line: str) -> None:
-        line = _RAY.sub("", line) if line.startswith("(") else line
+        bare = _RAY.sub("", line) if line.startswith("(") else line
+        whole, line = bare != line, bare  # Ray puts its prefix before every line, so this one begins here
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
         if "nsloth" in line:
@@ -110,7 +111,7 @@ class Console:
             return
         if self.settings.take(line):
             return
-        if self.broken is not None and self._verl_rest(line):
+        if self.broken is not None and self._verl_rest(line, whole):
             return
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
@@ -197,16 +198,12 @@ class Console:
             self.found.rows.append((step, figures))
             self.broken = (step, text)
 
-    def _verl_rest(self, line: str) -> bool:
+    def _verl_rest(self, line: str, whole: bool) -> bool:
         """Whether the line is the rest of the one before, which a terminal or a page has broken."""
         assert self.broken is not None
         step, text = self.broken
-        if (
-            "step:" not in line
-            and len(text) < 20_000
-            and len(_VERL_PAIR.findall(line)) >= 1
-            and not line.startswith("(")
-        ):
+        goes_on = line.startswith((" - ", "- ")) or len(_VERL_PAIR.findall(line)) > 1
+        if goes_on and not whole and "step:" not in line and len(text) < 20_000:
             self._verl_pairs(step, text + line)
             return True
         self.broken = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
 
-from gxpo.doctor.readers.found import Found
+from gxpo.doctor.readers.found import Found, flat
 from gxpo.errors import need
 
 MARK = b"brain.Event:"  # in the first record of every event file
@@ -35,6 +36,8 @@ def read(path: Path) -> Found:
                 found.unreadable += 1
                 continue
             for value in event.summary.value:
+                if value.tag == "args/text_summary" and value.tensor.string_val:
+                    found.settings = _arguments(value.tensor.string_val[0])
                 figure = _scalar(value)
                 if figure is not None:
                     rows.setdefault(event.step, {})[value.tag] = figure
@@ -43,6 +46,14 @@ def read(path: Path) -> Found:
         # gxpo's own files: the first underline is a stroke there
         found.rows = [(step, {key.replace("/", "_", 1): v for key, v in row.items()}) for step, row in found.rows]
     return found
+
+
+def _arguments(data: bytes) -> dict[str, Any]:
+    """The arguments of training that transformers' `TensorBoardCallback` writes as a text."""
+    try:
+        return flat(json.loads(data))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _scalar(value: Any) -> float | None:

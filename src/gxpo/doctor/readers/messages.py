@@ -12,7 +12,8 @@ _SAYS = re.compile(
 )
 _MARKS = ("Warning: ", "WARN", "ERROR", "CRIT", "returned None", "memory", "Memory", "Killed", "NCCL")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.\d]*|\d\d:\d\d:\d\d|0x[0-9a-f]+|pid=\d+|line \d+")
+_FIGURES = re.compile(r"0x[0-9a-f]+|\d[\d.,:/e+-]*")  # in which alike messages differ: times, steps, addresses
+_OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later version will change
 _BAR = re.compile(r"^.*%\|.*?\d+/\d+ \[[^\]]*\]\s*")
 
 
@@ -41,8 +42,10 @@ class Messages:
             or text.startswith(("{", "warnings.warn"))
         ):
             return
+        if any(kind in text for kind in _OF_LIBRARIES):
+            return
         text = _BAR.sub("", text)[:300]
-        alike = _STAMP.sub("", text)
+        alike = _FIGURES.sub("", text)
         if alike not in self._seen and len(self.texts) < MOST:
             self._seen.add(alike)
             self.texts.append(text)
