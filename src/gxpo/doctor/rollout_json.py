@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.doctor.rollout_lines import LARGE, read_lines
+from gxpo.doctor.rollout_lines import LARGE, STRETCHES, read_lines
 from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread
 from gxpo.doctor.rollout_tables import read_table, row_count, table_names
 
 GXPO = "gxpo.rollouts/1"
-READ = 600 * 2**20  # bytes of JSON Lines that are looked at
+READ = 400 * 2**20  # bytes of JSON Lines that are looked at
 PROMPTS = ("prompt", "input", "question", "query", "instruction", "problem")
 COMPLETIONS = ("completion", "output", "response", "answer_text", "generation", "prediction")
 SCORES = ("reward", "score", "rewards", "total_reward")
@@ -110,9 +110,9 @@ def shared_out(
             continue
         typical = sorted(some, key=lambda d: d.size)[len(some) // 2]
         chosen, each = share(some, rows_in(typical.path), part)
-        cost = sum(min(d.size, LARGE) for d in chosen)
+        cost = sum(d.size if d.size <= LARGE else STRETCHES for d in chosen)
         if cost > most_bytes:
-            chosen = [chosen[i] for i in spread(len(chosen), max(int(len(chosen) * most_bytes / cost), 8))]
+            chosen = [chosen[i] for i in spread(len(chosen), max(int(len(chosen) * most_bytes / cost), 3))]
             each = max(part // len(chosen), 1)
         seen = Found([])
         for dump in chosen:

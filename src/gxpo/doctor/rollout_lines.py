@@ -11,8 +11,9 @@ from typing import Any
 
 from gxpo.doctor.rollout_sample import by_step
 
-LARGE = 64 * 2**20  # of a larger file stretches are read
+LARGE = 160 * 2**20  # of a larger file stretches are read
 _STRETCHES, _STRETCH = 48, 2**20
+STRETCHES = _STRETCHES * _STRETCH  # bytes of these
 _LONGEST = 16 * 2**20  # a line beyond this is not looked at
 
 
@@ -99,19 +100,18 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-_PATTERNS: dict[str, re.Pattern[bytes]] = {}
+_VALUE = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[^",\[{}\]]+)', re.DOTALL)
 
 
 def _key(line: bytes, keys: Sequence[str]) -> tuple[bytes, ...]:
     """The raw bytes of the fields. A quote inside a text is escaped, so that `"name":` stands before a field only."""
     out = []
     for name in keys:
-        pattern = _PATTERNS.get(name)
-        if pattern is None:
-            quoted = re.escape(json.dumps(name).encode())
-            value = rb'\s*:\s*("(?:[^"\\]|\\.)*"|[^",\[{}\]]+)'
-            pattern = _PATTERNS[name] = re.compile(rb"(?<!\\)" + quoted + value, re.DOTALL)
-        found = pattern.search(line)
+        quoted = f'"{name}":'.encode()
+        at = line.find(quoted)
+        while at > 0 and line[at - 1 : at] == b"\\":
+            at = line.find(quoted, at + 1)
+        found = _VALUE.match(line, at + len(quoted)) if at >= 0 else None
         out.append(found[1] if found else b"")
     return tuple(out)
 

@@ -141,7 +141,9 @@ def references_by_score(r: Rollouts, seed: int = 0) -> ByScore:
     n = np.bincount(at)
     share = np.bincount(at, hit) / n
     known = np.isfinite(chance)
-    by_chance = np.bincount(at[known], chance[known], minlength=len(n)) / np.bincount(at[known], minlength=len(n))
+    drawn_for = np.bincount(at[known], minlength=len(n))
+    summed = np.bincount(at[known], chance[known], minlength=len(n))
+    by_chance = np.where(drawn_for > 0, summed / np.maximum(drawn_for, 1), np.nan)
     low, high = _wilson(share, n.astype(float))
     return ByScore(np.bincount(at, score) / n, n.astype(float), share, by_chance, low, high)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 KEPT = 4_000  # rollouts in the sample
-STEPS = 40  # steps that are looked at where the budget would give fewer
+STEPS = 64  # steps that are looked at where the budget would give fewer
 _STEP = re.compile(r"(\d{1,18})(?!.*\d)")
 _HELD_OUT = re.compile(
     r"(?:^|[^a-z])(?:val(?:id(?:ation)?)?|eval(?:uation)?s?|held[-_ ]?out)(?:$|[^a-z])", re.IGNORECASE

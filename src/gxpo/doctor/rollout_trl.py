@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.doctor.rollout_blocks import Table, block_size, held_out_from
 from gxpo.doctor.rollout_credit import Floats, reward_columns, total
 from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, reference, text, whole
-from gxpo.doctor.rollout_sample import KEPT, Dump, share, whole_groups
+from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread, whole_groups
 from gxpo.errors import need
 
 REQUIRED = {"step", "prompt", "completion", "advantage"}
@@ -60,7 +60,7 @@ def read_trl(files: Sequence[Dump], hints: Hints, budget: int = KEPT) -> Tables:
     ordered = sorted(files, key=lambda d: (d.step, d.name))
     opened = {ordered[0]: _open(ordered[0])} if ordered else {}
     typical = next((len(f.prompts) for f in opened.values() if f is not None), 64)
-    chosen, _ = share(ordered, max(typical, budget / MOST_FILES), budget)
+    chosen = _chosen(ordered, hints, max(typical, budget / MOST_FILES), budget)
     tables: list[_File] = []
     before: tuple[list[str], list[str]] | None = None
     for dump in chosen:
@@ -79,6 +79,18 @@ def read_trl(files: Sequence[Dump], hints: Hints, budget: int = KEPT) -> Tables:
     if tables:
         _rows(tables, hints, found, max(budget // len(tables), 1))
     return found
+
+
+def _chosen(ordered: Sequence[Dump], hints: Hints, typical: float, budget: int) -> list[Dump]:
+    """Tables spread over the run, of the known evaluations a fifth of the whole."""
+    known = set(hints.evaluated or ())
+    held = [d for d in ordered if d.step in known]
+    train = [d for d in ordered if d.step not in known]
+    if not held or not train:
+        return share(ordered, typical, budget)[0]
+    some = set(share(train, typical, budget * 4 // 5)[0])
+    some |= {held[i] for i in spread(len(held), max(len(some) // 4, 2))}
+    return [d for d in ordered if d in some]
 
 
 def _open(dump: Dump) -> _File | None:
