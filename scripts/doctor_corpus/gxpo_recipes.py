@@ -24,6 +24,7 @@ class Recipe:
     data    name of a function of `gxpo_runs` that writes data.jsonl
     hook    name of a function of `gxpo_runs` that changes the trainer
     policy  which of the prepared policies it starts from; None: `model` says it
+    first   made by the first version of the trainer (`GXPO_FIRST`: the src of a checkout of it), with its metrics
     """
 
     name: str
@@ -34,6 +35,7 @@ class Recipe:
     data: str | None = None
     hook: str | None = None
     policy: str | None = None
+    first: bool = False
 
     @property
     def reward(self) -> str | None:
@@ -434,4 +436,18 @@ WELL = [
     Recipe("pairs", "mild", ("group_too_small",), set={"method": "two_grpo", "tasks.per_step": 64}),
     Recipe("tiny evaluation", "mild", ("eval_too_small",), set={"eval.tasks": 8, "eval.every": 20}),
 ]
-RECIPES = SICK + WELL
+FIRST = [
+    Recipe("first plain", "healthy", first=True),
+    Recipe(
+        "first rate 1e-8", "sick", ("lr_too_low",), "learning rate 10^4 times too low", {"optim.lr": 1e-8}, first=True
+    ),
+    Recipe(
+        "first four digits",
+        "sick",
+        ("all_wrong",),
+        "sums of four digits, policy knows two",
+        {"tasks.options": {"digits": 4}, "sampling.max_new_tokens": 48},
+        first=True,
+    ),
+]
+RECIPES = SICK + WELL + FIRST

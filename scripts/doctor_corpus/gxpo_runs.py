@@ -31,7 +31,7 @@ from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
 
 OUT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus")) / "gxpo"
 PREFIX = os.environ.get("DOCTOR_CORPUS_PREFIX", "").split()  # e.g. "nice"; before the command of every run
-KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rollouts", "stderr.txt")
+KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rollouts")
 
 
 # ---------------------------------------------------------------- policies
@@ -204,6 +204,8 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     if recipe.policy:
         (work / "policy").symlink_to(policy(recipe.policy))
         settings["model"] = "policy"
+    if recipe.first:
+        return first_trainer(settings, work, OUT / half / name)
     resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items()})
     began, said = time.time(), io.StringIO()
     with redirect_stderr(said), warnings.catch_warnings():
@@ -218,16 +220,29 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
         finally:
             trainer.close()
     (work / "stderr.txt").write_text(said.getvalue())
-    target = OUT / half / name
+    return {"seconds": round(time.time() - began), "outcome": moved(work / "run", OUT / half / name)}
+
+
+def moved(run: Path, target: Path) -> dict[str, Any]:
+    """Copy what is kept of a run; gives its outcome."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for kept in KEPT[:-1]:
-        if (work / "run" / kept).is_dir():
-            shutil.copytree(work / "run" / kept, target / kept)
-        elif (work / "run" / kept).exists():
-            shutil.copy(work / "run" / kept, target / kept)
+    for kept in KEPT:
+        if (run / kept).is_dir():
+            shutil.copytree(run / kept, target / kept)
+        elif (run / kept).exists():
+            shutil.copy(run / kept, target / kept)
     lighter(target)
-    return {"seconds": round(time.time() - began), "outcome": outcome(target)}
+    return outcome(target)
+
+
+def first_trainer(settings: dict[str, Any], work: Path, target: Path) -> dict[str, Any]:
+    """The same with the first version of the trainer, in a process of its own."""
+    began, keys = time.time(), {k.replace("optim.", "update."): v for k, v in settings.items()}
+    code = "import sys, json, gxpo; gxpo.train(set=json.loads(sys.argv[1]), out='run')"
+    environment = os.environ | {"PYTHONPATH": os.environ["GXPO_FIRST"]}
+    subprocess.run([sys.executable, "-c", code, json.dumps(keys)], cwd=work, env=environment, check=True, stdout=2)
+    return {"seconds": round(time.time() - began), "outcome": moved(work / "run", target)}
 
 
 def entry_of(recipe: Recipe, place: dict[str, str], outcome: dict[str, Any]) -> dict[str, Any]:
