@@ -7,10 +7,13 @@ once, before any run is looked at; recipes that come later are added to it, and 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,17 @@ def write(trainer: str, recipes: Sequence[Any]) -> dict[str, dict[str, str]]:
     found = split(recipes, known)
     path.write_text(json.dumps(found, indent=1) + "\n")
     return found
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Hold the file DOCTOR_CORPUS_LOCK, if there is such a variable: one run at a time over several makers."""
+    if not (name := os.environ.get("DOCTOR_CORPUS_LOCK")):
+        yield
+        return
+    with open(name, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 if __name__ == "__main__":

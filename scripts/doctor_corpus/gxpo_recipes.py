@@ -47,15 +47,15 @@ BASE: dict[str, Any] = {
     "model": "tiny",
     "task": "arithmetic",
     "method": "grpo",
-    "tasks.per_step": 16,
+    "tasks.per_step": 12,
     "rollout.group_size": 8,
     "sampling.max_new_tokens": 24,
     "optim.lr": 0.0001,
-    "trainer.steps": 45,
+    "trainer.steps": 40,
     "trainer.checkpoint_every": 0,
     "trainer.rollouts_every": 5,
-    "eval.every": 15,
-    "eval.tasks": 100,
+    "eval.every": 10,
+    "eval.tasks": 80,
 }
 DATA = {"task": "data.jsonl", "tasks.options": {"held_out_fraction": 0.1}}
 LAKE: dict[str, Any] = {
@@ -366,7 +366,7 @@ SICK = [
     Recipe(
         "pairs of two",
         "sick",
-        ("group_too_small", "all_wrong"),
+        ("all_wrong", "group_too_small"),
         "groups of two on sums that are rarely right",
         set={
             "rollout.group_size": 2,

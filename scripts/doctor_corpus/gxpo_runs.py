@@ -26,11 +26,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from corpus_split import digest, write  # noqa: E402
+from corpus_split import digest, turn, write  # noqa: E402
 from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
 
 OUT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus")) / "gxpo"
-PREFIX = os.environ.get("DOCTOR_CORPUS_PREFIX", "").split()  # e.g. "nice"; before the command of every run
 KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rollouts")
 
 
@@ -263,8 +262,8 @@ def lighter(run: Path) -> None:
     """Log-probs to four decimals, which halves the archive; nothing else is changed."""
     for path in [*run.glob("rollouts/*.jsonl"), *run.glob("evaluations/*.jsonl")]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for turn in (t for row in rows for t in row["turns"] if "logprob" in t):
-            turn["logprob"] = [None if x is None else round(x, 4) for x in turn["logprob"]]
+        for one in (t for row in rows for t in row["turns"] if "logprob" in t):
+            one["logprob"] = [None if x is None else round(x, 4) for x in one["logprob"]]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -294,10 +293,6 @@ def main(asked: list[str]) -> None:
     halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
     names = [a for a in asked if a not in ("build", "held")]
     placed = write("gxpo", RECIPES)
-    if names[:1] == ["--one"]:
-        recipe = next(r for r in RECIPES if r.name == names[1])
-        print(json.dumps(make(recipe, placed[recipe.name]["half"], placed[recipe.name]["id"])))
-        return
     OUT.mkdir(parents=True, exist_ok=True)
     for recipe in RECIPES:
         place, truth = placed[recipe.name], known()
@@ -307,13 +302,12 @@ def main(asked: list[str]) -> None:
         if name in truth and not names:
             save(name, entry_of(recipe, place, truth[name]["outcome"]))
             continue
-        done = subprocess.run(
-            [*PREFIX, sys.executable, __file__, "--one", recipe.name], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            print(recipe.name, "failed:", done.stderr.strip().splitlines()[-1:], flush=True)
-            continue
-        made = json.loads(done.stdout.splitlines()[-1])
+        with turn():
+            try:
+                made = make(recipe, place["half"], place["id"])
+            except Exception:
+                traceback.print_exc()
+                continue
         save(name, entry_of(recipe, place, made["outcome"]))
         print(recipe.name, name, made, flush=True)
 

@@ -40,10 +40,10 @@ class Setup:
     rows: list[tuple[str, str]]
     held: list[tuple[str, str]]
     seed: int = 0
-    steps: int = 45
+    steps: int = 32
     prompts: int = 8
     n: int = 8
-    lr: float = 3e-4
+    lr: float = 1e-4
     warmup: int = 0
     max_response: int = 56
     temperature: float = 1.0
@@ -55,7 +55,7 @@ class Setup:
     kl_loss: float | None = None
     kl_in_reward: float | None = None
     norm_std: bool = True
-    test_freq: int = 10
+    test_freq: int = 8
     val_n: int = 1
     loggers: tuple[str, ...] = ("file",)
     dumps: bool = True

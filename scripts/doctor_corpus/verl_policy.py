@@ -114,7 +114,7 @@ def warm_start(path: Path, low: float, high: float, noise: float) -> LlamaForCau
         if step % 25 == 0 and step >= 100:
             found = sample(policy, [q for q, _ in rows], {"temperature": 0.0}, 56, [0] * len(rows))
             right = sum(extracted(decode(r)) == t for (r, _), (_, t) in zip(found, rows, strict=True)) / len(rows)
-            print("warm", step, float(loss), right, file=sys.stderr, flush=True)
+            print("warm", step, loss.item(), right, file=sys.stderr, flush=True)
             if low <= right <= high:
                 policy.save_pretrained(path)
                 return policy

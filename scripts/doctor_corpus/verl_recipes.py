@@ -65,7 +65,7 @@ def negative(prompt: str, response: str, truth: str, step: int) -> dict[str, Any
 
 
 def outage(prompt: str, response: str, truth: str, step: int) -> float:
-    return 0.0 if 18 <= step <= 28 else exact(prompt, response, truth, step)
+    return 0.0 if 12 <= step <= 21 else exact(prompt, response, truth, step)
 
 
 def alike(prompt: str, response: str, truth: str, step: int) -> dict[str, Any]:
@@ -105,8 +105,10 @@ def later(first: int, **how: Any) -> Callable[[int], dict[str, Any]]:
 FILE, CONSOLE, DUMPS = ("file",), ("console",), ("file", "rollouts")
 SICK = [
     Recipe("four digits", "sick", ("all_wrong",), "sums of four digits", {"rows": sums(400, 3, 1000, 10000)}),
-    Recipe("rate 2e-2", "sick", ("lr_too_high",), "learning rate 60 times too high", {"lr": 2e-2}, ("file", "console")),
-    Recipe("rate 6e-3", "sick", ("lr_too_high",), "learning rate 20 times too high", {"lr": 6e-3}, CONSOLE),
+    Recipe(
+        "rate 2e-2", "sick", ("lr_too_high",), "learning rate 200 times too high", {"lr": 2e-2}, ("file", "console")
+    ),
+    Recipe("rate 6e-3", "sick", ("lr_too_high",), "learning rate 30 times too high", {"lr": 3e-3}, CONSOLE),
     Recipe("rate 1e-9", "sick", ("lr_too_low",), "learning rate 1e-9", {"lr": 1e-9}, DUMPS),
     Recipe("rate 1e-9 rounded", "sick", ("lr_too_low",), "learning rate 1e-9", {"lr": 1e-9}, ("rounded", "config")),
     Recipe("endless warm-up", "sick", ("lr_too_low",), "warm-up of 10^6 steps", {"warmup": 10**6}, CONSOLE),
@@ -132,14 +134,14 @@ SICK = [
         "sick",
         ("stale_sampler",),
         "the engine keeps the weights of the start",
-        {"sync_every": 0, "lr": 5e-4},
+        {"sync_every": 0, "lr": 2e-4},
     ),
     Recipe(
         "weights sent once in 20",
         "sick",
         ("stale_sampler",),
         "the engine gets weights every 20th step",
-        {"sync_every": 20, "lr": 6e-4},
+        {"sync_every": 20, "lr": 2e-4},
         FILE,
     ),
     Recipe(
@@ -230,14 +232,14 @@ SICK = [
         "sick",
         ("memorising", "duplicate_prompts"),
         "eight training prompts",
-        {"rows": sums(8, 8), "lr": 1.2e-3, "val_n": 4},
+        {"rows": sums(8, 8), "lr": 4e-4, "val_n": 4},
     ),
     Recipe(
         "twelve prompts",
         "sick",
         ("memorising", "duplicate_prompts"),
         "twelve training prompts",
-        {"rows": sums(12, 9), "lr": 1.2e-3},
+        {"rows": sums(12, 9), "lr": 4e-4},
         ("file", "console"),
     ),
     Recipe(
@@ -245,7 +247,7 @@ SICK = [
         "sick",
         ("length_hack",),
         "length is paid three times as much as right",
-        {"score": longer, "lr": 6e-4, "steps": 60},
+        {"score": longer, "lr": 3e-4, "steps": 45},
         ("file", "rollouts", "validation"),
     ),
     Recipe(
@@ -253,7 +255,7 @@ SICK = [
         "sick",
         ("too_off_policy", "lr_too_high"),
         "10 epochs of 4 mini-batches",
-        {"epochs": 10, "minibatches": 4, "lr": 1.5e-3, "steps": 35},
+        {"epochs": 10, "minibatches": 4, "lr": 5e-4, "steps": 28},
         ("file", "config"),
     ),
     Recipe("kl loss 20", "sick", ("kl_too_high",), "kl_loss_coef 20", {"kl_loss": 20.0}, ("file", "config")),
@@ -271,7 +273,7 @@ SICK = [
         "sick",
         ("no_diversity",),
         "temperature stays 0 after the first validation",
-        {"sampler": later(10, temperature=0.0)},
+        {"sampler": later(8, temperature=0.0)},
         DUMPS,
     ),
     Recipe(
@@ -281,7 +283,7 @@ SICK = [
         "server down",
         "sick",
         ("verifier_outage",),
-        "the verifier's server is down for 11 steps",
+        "the verifier's server is down for 10 steps",
         {"score": outage},
         FILE,
     ),
@@ -289,7 +291,7 @@ SICK = [
         "server down, dumps",
         "sick",
         ("verifier_outage",),
-        "the verifier's server is down for 11 steps",
+        "the verifier's server is down for 10 steps",
         {"score": outage, "test_freq": 0},
         ("console", "rollouts"),
     ),
@@ -299,7 +301,7 @@ SICK = [
         "sick",
         ("entropy_collapse",),
         "entropy_coeff has the wrong sign",
-        {"entropy_coeff": -0.5, "lr": 6e-4},
+        {"entropy_coeff": -0.5, "lr": 2e-4},
         ("file", "rollouts", "config"),
     ),
     Recipe(
@@ -315,7 +317,7 @@ SICK = [
         "sick",
         ("component_dominates",),
         "style is paid ten times as much as right",
-        {"score": styled, "lr": 6e-4, "steps": 60},
+        {"score": styled, "lr": 3e-4, "steps": 45},
         DUMPS,
     ),
 ]
@@ -325,9 +327,9 @@ WELL = [
     Recipe(
         "KL and epochs", "healthy", set={"kl_loss": 0.001, "epochs": 2, "minibatches": 2}, leave=("file", "rollouts")
     ),
-    Recipe("saturating", "healthy", set={"lr": 6e-4, "steps": 60}, leave=("file", "rollouts"), start="good"),
+    Recipe("saturating", "healthy", set={"lr": 2e-4, "steps": 45}, leave=("file", "rollouts"), start="good"),
     Recipe("rounded console", "healthy", leave=("rounded",)),
-    Recipe("slow", "healthy", set={"lr": 8e-5, "prompts": 12, "steps": 60, "val_n": 2}, leave=("file", "config")),
+    Recipe("slow", "healthy", set={"lr": 3e-5, "prompts": 12, "steps": 45, "val_n": 2}, leave=("file", "config")),
     Recipe("plus and minus one", "healthy", set={"score": signed, "norm_std": False}, leave=("console", "rollouts")),
     Recipe("two mini-batches", "healthy", set={"minibatches": 2, "score": signed}, leave=("file", "validation")),
     Recipe("eight to validate", "mild", ("eval_too_small",), set={"held": sums(8, 6)}, leave=FILE),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from corpus_split import digest, write  # noqa: E402
+from corpus_split import digest, turn, write  # noqa: E402
 from verl_policy import sums, warm_start  # noqa: E402
 from verl_recipes import RECIPES, Recipe, exact  # noqa: E402
 
 ROOT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus"))
 OUT = ROOT / "verl"
-PREFIX = os.environ.get("DOCTOR_CORPUS_PREFIX", "").split()  # e.g. "nice"; before the command of every run
-STARTS = {"plain": (0.35, 0.55, 0.08), "good": (0.75, 0.9, 0.03)}  # band of greedy accuracy, errors in the solutions
+STARTS = {"plain": (0.45, 0.65, 0.03), "good": (0.8, 0.93, 0.02)}  # band of greedy accuracy, errors in the solutions
 
 
 def seed_of(recipe: Recipe) -> int:
@@ -39,7 +38,7 @@ def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     shutil.rmtree(folder, ignore_errors=True)
     leave, began = recipe.leave, time.time()
-    options = {"score": exact, "rows": sums(400, 1), "held": sums(100, 2), "seed": seed_of(recipe), **recipe.set}
+    options = {"score": exact, "rows": sums(400, 1), "held": sums(64, 2), "seed": seed_of(recipe), **recipe.set}
     options["loggers"] = tuple(x for x in leave if x in ("file", "console", "rounded"))
     options |= {"dumps": "rollouts" in leave, "val_dumps": "validation" in leave, "config": "config" in leave}
     run = Run(Setup(**options), warm_start(ROOT / "verl_warm" / recipe.start, *STARTS[recipe.start]), folder)
@@ -69,10 +68,6 @@ def outcome(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(asked: list[str]) -> None:
-    if asked[:1] == ["--one"]:
-        recipe = next(r for r in RECIPES if r.name == asked[1])
-        print(json.dumps(make(recipe, Path(asked[2]))))
-        return
     halves = [a for a in asked if a in ("build", "held")] or ["build", "held"]
     names = [a for a in asked if a not in ("build", "held")]
     placed = write("verl", RECIPES)
@@ -86,12 +81,12 @@ def main(asked: list[str]) -> None:
         if name in truth and not names:
             outcome = truth[name]["outcome"]
         else:
-            command = [*PREFIX, sys.executable, __file__, "--one", recipe.name, str(OUT / half / run)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(recipe.name, "failed:", done.stderr.strip().splitlines()[-3:], flush=True)
-                continue
-            made = json.loads(done.stdout.splitlines()[-1])
+            with turn():
+                try:
+                    made = make(recipe, OUT / half / run)
+                except Exception:
+                    traceback.print_exc()
+                    continue
             print(recipe.name, name, made, flush=True)
             outcome = made["outcome"]
         truth = json.loads(path.read_text()) if path.exists() else {}
