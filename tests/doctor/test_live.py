@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gxpo.doctor.finding import Diagnosis, Finding, Grade, Severity
-from gxpo.doctor.live import ROWS, Live, told
+from gxpo.doctor.live import ROWS, Live, closing, told
 from gxpo.doctor.rollout_rows import Row
 from gxpo.doctor.runlog import RunLog
 
@@ -46,6 +46,13 @@ def test_a_finding_is_said_once_and_only_if_it_is_a_cause_and_no_note():
     doctor.check()
     assert [line.split(" (")[0] for line in lines[1:]] == ["doctor, step 10: about no_eos"]
     assert doctor.said == {"all_wrong", "no_eos"} and not doctor.stop  # nobody asked for it
+
+
+def test_a_check_whose_diagnosis_is_shown_warns_of_nothing():
+    doctor, lines, _ = live([finding("all_wrong", "critical")], stop_on=("critical",))
+    doctor.row(1, {"reward": 0.0})
+    assert doctor.check(aloud=False) is doctor.diagnosis is not None
+    assert lines == [] and doctor.stop
 
 
 def test_what_others_have_said_is_not_said_again():
@@ -121,11 +128,14 @@ def test_rollouts_may_be_read_for_a_check():
 def test_when_a_check_is_due():
     clock = Clock()
     doctor, _, _ = live([], every=5, clock=clock)
-    assert [s for s in range(12) if doctor.due(s)] == [5, 10]
+    assert [s for s in range(7) if doctor.due(s)] == [5, 6]  # steps 3, 6, 9 may be all that is logged
+    doctor.row(6, {"reward": 0.0})
+    doctor.check()
+    assert [s for s in range(6, 12) if doctor.due(s)] == [10, 11]
     clock.now, doctor.spent = 100.0, 1.5  # more than a hundredth
-    assert not doctor.due(5)
+    assert not doctor.due(10)
     clock.now = 150.0
-    assert doctor.due(5)
+    assert doctor.due(10)
     assert not live([], every=0)[0].due(10)
     stopping, _, _ = live([], stop_on=("critical",), clock=clock)
     stopping.spent = 1e9  # or where a run stops would depend on the clock
@@ -171,3 +181,15 @@ def test_without_a_warn_it_is_a_python_warning():
 def test_a_finding_in_a_line():
     several = Finding(("lr_too_low", "weights_do_not_move"), "critical", "possible", "Nothing moves")
     assert told(several) == "doctor: Nothing moves (possible: lr_too_low or weights_do_not_move)"
+
+
+def test_the_lines_a_run_ends_with():
+    healthy = Diagnosis("gxpo", ["metrics.jsonl"], progress="reward gains 0.2")
+    assert closing(healthy) == ["doctor: no sickness found", "  reward gains 0.2"]
+    sick = Diagnosis("gxpo", ["metrics.jsonl"], [finding("all_wrong", "critical", "proved")])
+    assert closing(sick, "runs/one") == [
+        "doctor: about all_wrong (proved)",
+        "  loss = 1.",
+        "  try: optim.lr=1e-4",
+        "  more: gxpo doctor runs/one",
+    ]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters import asks, trl_checkpoint
+from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
@@ -32,6 +33,7 @@ from gxpo.signals import Signals
 if TYPE_CHECKING:
     Base: Any = object  # mixed into TRL's trainer, which this environment need not have
     GRPOTrainer: Any
+    Doctor: Any
 else:
     Base = object
 
@@ -43,12 +45,16 @@ MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 
 
 def __getattr__(name: str) -> Any:
-    """`GRPOTrainer`, made on first use: importing this module needs no TRL."""
-    if name != "GRPOTrainer":
+    """`GRPOTrainer` and `Doctor`, made on first use: importing this module needs no TRL."""
+    if name not in ("GRPOTrainer", "Doctor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    body = {"__module__": __name__, "__doc__": WithMethod.__doc__}
-    made = type("GRPOTrainer", (WithMethod, need("trl", "trl").GRPOTrainer), body)
-    globals()["GRPOTrainer"] = made
+    mixed, base = (
+        (WithMethod, need("trl", "trl").GRPOTrainer)
+        if name == "GRPOTrainer"
+        else (Watching, need("transformers", "trl").TrainerCallback)
+    )
+    made = type(name, (mixed, base), {"__module__": __name__, "__doc__": mixed.__doc__})
+    globals()[name] = made
     return made
 
 
@@ -90,6 +96,9 @@ class WithMethod(Base):
         self.success_at = success_at
         for part in self.gxpo_method.signals.values():
             part.bind(asks.tools(0, self.args.seed))
+        for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
+            if isinstance(callback, Watching):
+                callback.attach(self)
         self._scored: dict[str, Scored] = {}
         self._window: tuple[Any, Window] | None = None  # of which optimiser step, and its rows
         self._seen: dict[str, Any] = {}  # of the newest `_calculate_rewards`

@@ -61,12 +61,13 @@ class Live:
         self.said: set[str] = set()  # ids of the findings that were warned of
         self.spent = 0.0  # seconds
         self._settings = flat(settings or {})
-        self._warn = warn or (lambda line: warnings.warn(line, stacklevel=4))
+        self._warn = warn or (lambda line: warnings.warn(line, stacklevel=6))
         self._examine, self._clock, self._began = examine, clock, clock()
         self._rows: list[tuple[float, dict[str, float]]] = []
         self._named: list[tuple[float, dict[str, float]]] = []
         self._rollouts: dict[int, list[Row]] = {}
         self._of = 0
+        self._checked = 0  # the last step that was
         self._broken = False
 
     # ------------------------------------------------------------ what the trainer hands over
@@ -99,30 +100,34 @@ class Live:
 
     # ------------------------------------------------------------ checks
     def due(self, step: int) -> bool:
-        """Whether this step ends with a check."""
-        if not self.every or self._broken or step < 1 or step % self.every:
+        """Whether this step ends with a check: the first since the last one that reaches a multiple of `every`."""
+        if not self.every or self._broken or step // self.every <= self._checked // self.every:
             return False
         return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._began)
 
-    def check(self, rollouts: Callable[[RunLog], Rollouts | None] | None = None) -> Diagnosis | None:
+    def check(
+        self, rollouts: Callable[[RunLog], Rollouts | None] | None = None, *, aloud: bool = True
+    ) -> Diagnosis | None:
         """The diagnosis of what there is so far, its findings said if they have not been; None where it failed.
 
         rollouts  reads them for this check, in place of those that were handed over
+        aloud     False: warn of nothing, as the diagnosis will be shown
         """
         began = self._clock()
         try:
-            return self._guarded(lambda: self._check(rollouts))
+            return self._guarded(lambda: self._check(rollouts, aloud))
         finally:
             self.spent += self._clock() - began
 
-    def _check(self, rollouts: Callable[[RunLog], Rollouts | None] | None) -> Diagnosis:
+    def _check(self, rollouts: Callable[[RunLog], Rollouts | None] | None, aloud: bool) -> Diagnosis:
         log = self.log()
+        self._checked = log.last_step
         if rollouts is not None:
             log.rollouts = rollouts(log)
         self.diagnosis = found = self._examine(log)
         for finding in found.findings:
             grave = finding.severity != "note" and finding.follows_from is None
-            if grave and self.said.isdisjoint(finding.ids):
+            if grave and aloud and self.said.isdisjoint(finding.ids):
                 self._warn(told(finding, log.last_step))
             if grave:
                 self.said |= set(finding.ids)
@@ -159,6 +164,18 @@ def told(finding: Finding, step: int | None = None) -> str:
     ids = " or ".join(finding.ids)
     parts = [f"{finding.title} ({finding.grade}: {ids})", *finding.evidence[:1], *finding.remedy[:1]]
     return ("doctor" if step is None else f"doctor, step {step}") + ": " + "; ".join(p.rstrip(".") for p in parts)
+
+
+def closing(diagnosis: Diagnosis, path: str | None = None) -> list[str]:
+    """The lines a run ends with: the verdict, what speaks for it and what to do, or how the run went; `path`: what
+    `gxpo doctor` is to be given for more."""
+    lines = [f"doctor: {diagnosis.verdict}"]
+    if diagnosis.sick:
+        first = diagnosis.findings[0]
+        lines += [f"  {line}" for line in first.evidence[:2]] + [f"  try: {line}" for line in first.remedy[:2]]
+    if diagnosis.progress:
+        lines.append(f"  {diagnosis.progress}")
+    return [*lines, f"  more: gxpo doctor {path}"] if path is not None else lines
 
 
 def _thinned(rows: list[T]) -> list[T]:
