@@ -156,3 +156,32 @@ def test_missing_path_and_nothing_to_read(tmp_path):
     assert log.read == [] and log.series == {}
     assert log.notes[0] == "not opened, as unpickling could run code: training_args.bin"
     assert log.notes[1].startswith(f"{tmp_path}: none of 1 files could be read; looked for: trainer_state.json")
+
+
+def test_several_data_sets_of_evaluation_are_averaged(tmp_path):
+    rows = [{"reward": 0.5, "reward_std": 0.5, "step": 1}]
+    rows.append({"eval_math_reward": 0.25, "eval_code_reward": 0.75, "step": 1})
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    log = read(tmp_path)
+    assert log.values("eval/reward").tolist() == [0.5]
+    assert log.key("eval/reward") == "mean of eval_code_reward, eval_math_reward"
+    assert log.notes == ["eval/reward is the mean of 2 data sources: code, math"]
+
+
+def test_a_run_after_a_resume_keeps_its_repeated_steps_in_order(tmp_path):
+    seen = ((1, 0.5), (2, 0.25), (2, 0.75))
+    rows = [{"step": s, "reward_mean": r, "success_rate": r, "weights_crc": s} for s, r in seen]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    log = read(tmp_path)
+    assert log.series["reward"].steps.tolist() == [1, 2, 2]
+    assert log.series["reward"].values.tolist() == [0.5, 0.25, 0.75]
+    assert log.values("reward").tolist() == [0.5, 0.75]
+
+
+def test_logs_before_and_after_a_resume_are_one_run(tmp_path):
+    for name, steps, shift in (("a.jsonl", range(1, 8), 0), ("b.jsonl", range(5, 11), 1)):
+        rows = [{"step": s, "reward": (s + shift) / 16, "reward_std": 0.5} for s in steps]
+        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    log = read(tmp_path)
+    assert log.steps("reward").tolist() == list(range(1, 11))
+    assert log.values("reward").tolist()[-1] == 11 / 16

@@ -126,6 +126,8 @@ def add_series(log: RunLog, members: Mapping[str, Found]) -> None:
             log.raw[key] = series
     evaluations, notes = validation.evaluations(merged, log.source)
     for name, (steps, values, key) in evaluations.items():
+        if name in log.series:
+            continue
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes

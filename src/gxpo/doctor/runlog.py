@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 # Names of series. NAME is a reward function or component; every name but `step` may also stand behind `eval/`.
 NAMES: dict[str, str] = {
     "reward": "mean total reward of the rollouts made in the step",
-    "reward_std": "spread of the total reward, as the trainer reports it (TRL: mean of the groups' deviations)",
+    "reward_std": "spread of the total reward, as the trainer reports it (TRL 1.16: over all rollouts of the step)",
     "reward_max": "largest total reward of the step",
     "reward_min": "smallest total reward of the step",
     "success": "share of rollouts that the verifier accepts",

@@ -77,7 +77,9 @@ def _text(path: Path, start: str) -> Found | None:
     size = path.stat().st_size
     found: Found | None = None
     if start[:1] in ("{", "["):
-        first = next((line for line in text.lines(path, []) if line.strip()), "").strip("\ufeff \t")
+        first, more, _ = start.partition("\n")
+        if not more:  # the line is longer than the head
+            first = next((line for line in text.lines(path, []) if line.strip()), "").strip("\ufeff \t")
         if json_files.is_dump(first):
             return None
         if len(first) > 2 and first[0] == "{":

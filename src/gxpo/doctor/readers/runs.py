@@ -88,7 +88,16 @@ def _same(name: str, found: Found, other: str, one: Found) -> bool | None:
         apart = PurePosixPath(name).parent != PurePosixPath(other).parent
         twins = PurePosixPath(name).name == PurePosixPath(other).name and found.kind == one.kind == "rows"
         return False if apart and twins else None
+    if agree < differ and PurePosixPath(name).parent == PurePosixPath(other).parent:
+        first, second = sorted([_span(found), _span(one)])
+        if first[0] < second[0] and first[1] < second[1]:
+            return None  # after a resume the last steps were made again
     return agree >= differ
+
+
+def _span(found: Found) -> tuple[float, float]:
+    steps = [step for step, _ in found.rows]
+    return min(steps), max(steps)
 
 
 def close(a: float, b: float) -> bool:

@@ -13,6 +13,8 @@ _MEAN = re.compile(
 
 # OpenRLHF trainer/ppo_trainer.py `compute_eval_metrics`: eval_SOURCE_pass1 is the mean reward.
 _PASS = re.compile(r"eval[_/](?:eval_)?(?P<source>.*)_pass1$")
+# transformers with several data sets of evaluation: eval_NAME_reward.
+_DATASET = re.compile(r"eval_(?P<source>[^/]+)_reward$")
 # prime-rl: "Evaluated NAME (Step 3) | ... | Reward 0.5" and, at wandb, eval/NAME/effective/reward/mean or .../avg@N.
 _EVALUATED = re.compile(r"eval/(?P<source>.*?)/(?:effective/(?:[^/]+/)?)?(?:Reward|reward/mean|avg@(?P<n>\d+))$")
 
@@ -26,6 +28,8 @@ def _read(key: str, trainer: str) -> tuple[str, str, int, bool] | None:
         name = "eval/accuracy" if variable == "acc" else "eval/reward"
         return name, found["source"] or found["old"], int(found["n"] or 0), variable == "reward"
     if trainer == "openrlhf" and (found := _PASS.match(key)):
+        return "eval/reward", found["source"], 1, True
+    if trainer in ("trl", "unsloth") and (found := _DATASET.match(key)):
         return "eval/reward", found["source"], 1, True
     if trainer == "prime-rl" and (found := _EVALUATED.match(key)):
         return "eval/reward", found["source"], int(found["n"] or 0), True
