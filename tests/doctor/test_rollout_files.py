@@ -360,5 +360,13 @@ def test_a_truncated_table_among_others(tmp_path):
     assert notes == ["1 tables of completions could not be read"]
 
 
+def test_bytes_of_a_table_that_are_not_utf_8_are_replaced(tmp_path):
+    texts = pa.array([b"a\x9e", b"a\x9e"], pa.binary()).view(pa.string())
+    columns = {"step": [1, 1], "prompt": texts, "completion": ["x", "y"], "f": [1.0, 0.0], "advantage": [0.7, -0.7]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    found, _, notes = read(tmp_path)
+    assert (found.prompt, notes) == (["a\ufffd"] * 2, [])
+
+
 def test_nothing_found(tmp_path):
     assert rollouts([], tmp_path) == (None, [], [])

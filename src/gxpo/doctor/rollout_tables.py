@@ -76,6 +76,19 @@ def read_table(path: Path, keys: Sequence[str], budget: int) -> Lines:
     return Lines([rows[i] for i in chosen], total, bad, exact=total == len(rows) + bad)
 
 
+def values(column: Any) -> list[Any]:
+    """An Arrow column as a list; bytes that are not UTF-8 are replaced, and what still can't be read is None."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        pass
+    try:
+        raw = column.cast("large_binary").to_pylist()
+    except Exception:  # as above; a conversation can't be cast
+        return [None] * len(column)
+    return [None if v is None else v.decode("utf-8", "replace") for v in raw]
+
+
 def _array(path: Path) -> list[dict[str, Any]]:
     if path.stat().st_size > LARGE:
         return []

@@ -10,8 +10,9 @@ import numpy as np
 
 from gxpo.doctor.rollout_blocks import Table, block_size, held_out_from
 from gxpo.doctor.rollout_credit import Floats, reward_columns, total
-from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, reference, text, whole
+from gxpo.doctor.rollout_rows import NAN, Row, completion_text, first_reference, number, reference, text, whole
 from gxpo.doctor.rollout_sample import KEPT, Dump, share, spread, whole_groups
+from gxpo.doctor.rollout_tables import values
 from gxpo.errors import need
 
 REQUIRED = {"step", "prompt", "completion", "advantage"}
@@ -104,12 +105,12 @@ def _open(dump: Dump) -> _File | None:
     names = table.column_names
     if not names or not set(names) >= REQUIRED or table.num_rows == 0:
         return None
-    column = {n: table.column(n).to_pylist() for n in REQUIRED}
+    column = {n: values(table.column(n)) for n in REQUIRED}
     between = [n for n in names if n not in REQUIRED and not n.startswith("__")]
     floats = {
         n: _numbers(table.column(n).to_pylist()) for n in between if types.is_floating(table.schema.field(n).type)
     }
-    other = {n: table.column(n).to_pylist() for n in between if n not in floats}
+    other = {n: values(table.column(n)) for n in between if n not in floats}
     return _File(
         dump,
         whole(column["step"][0], dump.step),
@@ -121,8 +122,8 @@ def _open(dump: Dump) -> _File | None:
     )
 
 
-def _numbers(values: Sequence[Any]) -> Floats:
-    return np.array([NAN if v is None else float(v) for v in values], dtype=np.float64)
+def _numbers(found: Sequence[Any]) -> Floats:
+    return np.array([number(v) for v in found], dtype=np.float64)
 
 
 def _rows(tables: Sequence[_File], hints: Hints, found: Tables, each: int) -> None:
