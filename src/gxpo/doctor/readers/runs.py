@@ -126,9 +126,10 @@ def merged(members: Mapping[str, Found]) -> Columns:
     kind the longer; the others add the steps that it has not."""
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
     out: Columns = {}
-    numbered = {key for one in members.values() if one.numbered for key in _columns(one)}
-    for _, found in ranked:
-        for key, (steps, values) in _columns(found).items():
+    columns = {name: _columns(found) for name, found in ranked}
+    numbered = {key for name, found in ranked if found.numbered for key in columns[name]}
+    for name, found in ranked:
+        for key, (steps, values) in columns[name].items():
             if not found.numbered and key in numbered:
                 continue  # its steps are only counted
             if key not in out:
