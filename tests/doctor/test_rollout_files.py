@@ -323,6 +323,19 @@ def test_stretches_of_a_large_file_hold_whole_groups(tmp_path):
     assert abs(found.total - 25_000) < 250 and not found.exact and found.bad == 0
 
 
+@pytest.mark.parametrize("decoded", [2**30, 0])
+def test_a_large_parquet_table_is_read_in_stretches(tmp_path, monkeypatch, decoded):
+    monkeypatch.setattr("gxpo.doctor.rollout_tables.MOST_DECODED", decoded)
+    n = 200_000
+    step, prompt = [(i + 1) // 1_000 for i in range(n)], [f"p{(i + 1) // 4}" for i in range(n)]
+    table = pa.table({"step": step, "prompt": prompt, "output": ["o"] * n, "score": [0.0] * n})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=4_000)
+    found, _, _ = read(tmp_path, keep=1_000)
+    assert {len(g) for g in groups(found)[1:-1]} == {4} and found.step[0] == 0
+    assert found.step[-1] == (200 if decoded else 197)
+    assert len(set(found.step.tolist())) >= 30 and found.of == n
+
+
 def test_references_come_from_a_file_of_tasks(tmp_path):
     dump(tmp_path / "run/rollouts/step-000001.jsonl", [record("a", 0), record("b", 1, prompt_text="R")])
     dump(tmp_path / "tasks.jsonl", [{"prompt": "Q", "answer": 5}, {"prompt": "R", "answer": 1}])

@@ -15,6 +15,7 @@ from gxpo.errors import need
 
 _BATCH = 2_000  # rows of a part of a large Parquet table
 _PARTS = 32  # such parts
+MOST_DECODED = 2**30  # bytes of a Parquet table that are decoded to reach rows inside its row groups
 _DELIMITERS = ",\t;"
 
 
@@ -71,9 +72,21 @@ def read_table(path: Path, keys: Sequence[str], budget: int) -> Lines:
     else:
         found = _array(path)
         rows, total, bad = list(enumerate(found, 1)), float(len(found)), 0
+    exact = what == "parquet" or total == len(rows) + bad
     seen = [tuple(repr(row.get(k)) for k in keys) for _, row in rows]
+    if what == "parquet" and len(rows) < total:
+        whole = _uncut([number for number, _ in rows], seen, int(total))
+        rows, seen = [rows[i] for i in whole], [seen[i] for i in whole]
     chosen = by_step([k[0] if len(keys) > 1 else "" for k in seen], seen, budget, path.name)
-    return Lines([rows[i] for i in chosen], total, bad, exact=total == len(rows) + bad)
+    return Lines([rows[i] for i in chosen], total, bad, exact=exact)
+
+
+def _uncut(numbers: Sequence[int], keys: Sequence[object], total: int) -> list[int]:
+    """Rows but those of groups at the ends of stretches of consecutive rows, which may go on outside."""
+    begins = [i for i, n in enumerate(numbers) if n > 0 and (i == 0 or numbers[i - 1] != n - 1)]
+    ends = [i for i, n in enumerate(numbers) if n < total - 1 and (i + 1 == len(numbers) or numbers[i + 1] != n + 1)]
+    cut = {keys[i] for i in (*begins, *ends)}
+    return [i for i, key in enumerate(keys) if key not in cut]
 
 
 def values(column: Any) -> list[Any]:
@@ -143,20 +156,26 @@ def _numbered(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str] | No
 
 
 def _parquet(path: Path, budget: int) -> tuple[list[tuple[int, dict[str, Any]]], float, int]:
-    """All rows of a small table; of a large one the first rows of row groups spread over it."""
+    """All rows of a small table; of a large one stretches spread over it, the first and the last rows among them."""
     parquet = need("pyarrow.parquet", "doctor")
     rows: list[tuple[int, dict[str, Any]]] = []
     try:
         with parquet.ParquetFile(path) as file:
             total = file.metadata.num_rows
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            small = total <= max(4 * budget, 20_000)
-            for i in range(len(sizes)) if small else spread(len(sizes), _PARTS):
-                wanted = sizes[i] if small else max(min(_BATCH, sizes[i]), budget // max(min(len(sizes), _PARTS), 1))
-                batch = next(file.iter_batches(batch_size=max(wanted, 1), row_groups=[i], use_threads=False), None)
-                if batch is not None:
-                    begin = sum(sizes[:i])
-                    rows += [(begin + k, row) for k, row in enumerate(batch.to_pylist())]
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+            starts = [sum(g.num_rows for g in groups[:i]) for i in range(len(groups))]
+            if total <= max(4 * budget, 20_000) or sum(g.total_byte_size for g in groups) <= MOST_DECODED:
+                size = _BATCH if total > max(4 * budget, 20_000) else max(total, 1)
+                kept = set(spread(-(-total // size), _PARTS))
+                parts = ((k * size, b) for k, b in enumerate(file.iter_batches(size, use_threads=False)) if k in kept)
+            else:  # too large to be decoded: the first rows of row groups
+                parts = ((starts[i], _head(file, i)) for i in spread(len(groups), _PARTS))
+            for begin, batch in parts:
+                rows += [(begin + k, row) for k, row in enumerate(batch.to_pylist())]
     except Exception:  # as above
         return rows, float(len(rows) + 1), 1
     return rows, float(total), 0
+
+
+def _head(file: Any, group: int) -> Any:
+    return next(file.iter_batches(_BATCH, row_groups=[group], use_threads=False))
