@@ -50,6 +50,6 @@ def doctor(
             raise
         say(json.dumps(Diagnosis("unknown", [], notes=[str(error)]).as_json(), indent=1))
         raise typer.Exit(2) from None
-    diagnosis = diagnose(log)
+    diagnosis = diagnose(log, recompute=True)
     say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
     raise typer.Exit(diagnosis.exit_code)

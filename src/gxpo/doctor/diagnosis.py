@@ -10,23 +10,42 @@ from gxpo.doctor.enable import unchecked
 from gxpo.doctor.finding import Diagnosis, Finding
 from gxpo.doctor.progress import progress
 from gxpo.doctor.remedies import remedies
-from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.runlog import Rollouts, RunLog
 from gxpo.doctor.sickness import SICKNESSES
 
 SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
+SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
 
-def diagnose(log: RunLog) -> Diagnosis:
+def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
     """Look for every sickness that the log allows to be seen.
 
     The first finding is the diagnosis. Findings that another one explains stand under it (`follows_from`).
+
+    recompute   whether to compute other methods' advantages on the rollouts where groups are silent (imports torch)
     """
     case = Case(log)
     made = [f for s in SICKNESSES.values() if (f := s.check(case)) is not None]
     ordered = _under_causes(_without_repeats(made))
     findings = [replace(f, remedy=remedies(f.ids, case)) for f in ordered]
+    if recompute and case.rollouts is not None:
+        findings = [_with_signal(f, case.rollouts) for f in findings]
     return Diagnosis(log.source, list(log.read), findings, unchecked(case), progress(case), list(log.notes))
+
+
+def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:
+    """A finding of silent groups with what other methods would make of them."""
+    if not SILENT & set(finding.ids) or finding.severity == "note":
+        return finding
+    from gxpo.doctor.recompute import signal_of
+
+    lines = [
+        f"computed on these rollouts: {name} would give a signal to {some} of {of} silent groups ({some / of:.0%})"
+        for name, (some, of) in signal_of(rollouts).items()
+        if some
+    ]
+    return replace(finding, remedy=(*finding.remedy, *lines))
 
 
 def _rank(finding: Finding) -> tuple[int, int, int]:

@@ -181,7 +181,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "verl": (
             "algorithm.rollout_correction.rollout_is=token, rollout_is_threshold=2.0; actor_rollout_ref.rollout.dtype as the actor's",
         ),
-        "gxpo": ("method+tis; sampling.top_p=1; learner.dtype as the engine's",),
+        "gxpo": ("method=grpo+tis; sampling.top_p=1; learner.dtype as the engine's",),
     },
     "stale_sampler": {
         "any": ("compare a checksum of the weights on both sides after each delivery; deliver adapters merged",),

@@ -156,8 +156,8 @@ def truncation(case: Case) -> Finding | None:
             examples=facts.examples(range(2)) if facts is not None else (),
         )
     share, late = float(case.values("truncated")[0]), case.last("truncated")
-    if max(share, late) < 0.2:
-        return None
+    if max(share, late) < 0.2 or 2 <= len(case.values("truncated")) < 5:
+        return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(case.log.steps("truncated").astype(int).tolist(), case.values("truncated").tolist(), strict=True))
     split = None if facts is None else facts.cut_scores(shares)
     evidence = [case.quote("truncated"), case.quote("length"), case.quote("reward")]

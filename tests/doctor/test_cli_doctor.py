@@ -1,0 +1,94 @@
+"""`gxpo doctor` as a command: exit codes, the JSON that other programs read, no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INCIDENTS = Path(__file__).parent / "incidents"
+FINDING = {"ids", "severity", "grade", "title", "evidence", "examples", "remedy", "follows_from"}
+
+
+def doctor(*arguments: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gxpo.cli", "doctor", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def _state(path: Path, reward: list[float]) -> Path:
+    """A trainer_state.json of TRL with these rewards."""
+    rows = [{"step": i + 1, "reward": r, "loss": 0.0, "completions/mean_length": 90.0} for i, r in enumerate(reward)]
+    path.write_text(json.dumps({"global_step": len(rows), "log_history": rows}))
+    return path
+
+
+def test_a_healthy_run_exits_with_0(tmp_path: Path) -> None:
+    state = _state(tmp_path / "trainer_state.json", [0.3 + 0.01 * i + 0.02 * (i % 3) for i in range(40)])
+    code, out, _ = doctor(str(state))
+    assert code == 0
+    assert out.startswith("trl run: no sickness found")
+    assert "gains" in out
+
+
+def test_a_sick_run_exits_with_1_and_names_the_cause_first() -> None:
+    code, out, _ = doctor(str(INCIDENTS / "verl-721"))
+    assert code == 1
+    assert "[non_finite]" in out
+
+
+def test_json_of_a_sick_run() -> None:
+    code, out, _ = doctor(str(INCIDENTS / "verl-721"), "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert set(found) >= {"source", "read", "findings", "unchecked"}
+    assert found["source"] == "verl"
+    assert set(found["findings"][0]) == FINDING
+    assert found["findings"][0]["ids"] == ["non_finite"]
+    assert all(set(u) == {"id", "why", "enable"} for u in found["unchecked"])
+    assert all(line.endswith("(untested here)") for line in found["findings"][0]["remedy"])
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\x00\xff" * 100, b"hello\nworld\n"], ids=["none", "0", "binary", "text"]
+)
+def test_json_where_nothing_could_be_read(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "run"
+    if content is not None:
+        path.write_bytes(content)
+    code, out, _ = doctor(str(path), "--json")
+    found = json.loads(out)
+    assert code == 2
+    assert found["findings"] == [] and found["read"] == [] and found["unchecked"] == []
+    assert found["notes"]
+
+
+def test_a_missing_path_is_a_one_line_error(tmp_path: Path) -> None:
+    code, out, err = doctor(str(tmp_path / "nowhere"))
+    assert code == 2 and out == ""
+    assert err.count("\n") == 1 and "nowhere" in err
+
+
+def test_the_list_names_every_sickness_with_its_statistic() -> None:
+    code, out, _ = doctor("--list", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert len(rows) == len({r["id"] for r in rows}) == 40
+    assert all(r["title"] and r["statistic"] for r in rows)
+
+
+def test_metrics_are_read_without_torch(tmp_path: Path) -> None:
+    state = _state(tmp_path / "trainer_state.json", [0.4] * 50)
+    program = (
+        "import sys; from gxpo.doctor import read, diagnose\n"
+        f"diagnose(read({str(state)!r}))\n"
+        "print(sorted({'torch', 'transformers', 'pandas', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stderr
