@@ -199,7 +199,9 @@ def reward_sign(case: Case) -> Finding | None:
                     case.quote(f"component/{name}"),
                     case.quote("reward"),
                 )
-    if case.rises("reward") and case.has("success") and case.falls("success"):
+    paid = [n for n in known if f"component/{n}" != case.correctness and case.rises(f"component/{n}")]
+    other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
+    if case.rises("reward") and case.has("success") and case.falls("success") and not (other and len(known) > 1):
         return found(
             "reward_sign",
             "critical",

@@ -173,7 +173,8 @@ def too_off_policy(case: Case) -> Finding | None:
     score = case.trend("reward")
     few = case.values("reward")
     lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05) and case.falls_or_few
-    much = reuse is not None and reuse >= 8 and lost and clipped > 0.05
+    torn = score is not None and score.noise > 0.1 and score.noise > 0.15 * max(abs(score.best), 1e-9)  # a saw-tooth
+    much = reuse is not None and reuse >= 8 and (lost or torn) and clipped > 0.05
     drift = float(np.median(case.values("approx_kl"))) if case.has("approx_kl") else 0.0
     far = drift > FAR and (reuse or 0) >= 4
     if clipped < 0.25 and ratio < 100 and not much and not far:

@@ -38,7 +38,8 @@ def entropy_collapse(case: Case) -> Finding | None:
     if len(entropy) < 8 or len(reward) < 2 or case.finished:
         return None
     begin, end = float(entropy[:2].mean()), case.last("entropy")
-    gone = begin > 0.02 and end < 0.1 * begin
+    silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
+    gone = begin > 0.02 and end < (0.2 if silent > 0.7 else 0.1) * begin
     # few rewards among many entropies: the last ones against the first
     if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and case.log.last_step >= 100:
         if float(reward[-2:].mean()) > float(reward[:2].mean()) + 0.5 * float(np.ptp(reward)):
@@ -56,7 +57,6 @@ def entropy_collapse(case: Case) -> Finding | None:
     half = trend(reward[len(reward) // 2 :])
     if half is None or half.rises:
         return None
-    silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
     if case.held_out_gain > 0 and not silent > 0.8:
         return None
     return found(
