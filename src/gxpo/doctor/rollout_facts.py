@@ -224,15 +224,29 @@ class Facts:
 
     @cached_property
     def flipped(self) -> tuple[str, float] | None:
-        """(component, correlation) of the component that goes most against the total within groups, below -0.3; where
-        advantages are recorded, against those."""
-        worst: tuple[str, float] | None = None
+        """(component, its correlation within groups with the total, or the advantage where that is recorded) of the
+        component with the most negative weight; None where none has one.
+
+        The weights are the least-squares ones of the total (or advantage) by the components, all centred per group:
+        a component that merely goes against the others, such as the right answer against a price on length, has a
+        negative correlation and a positive weight.
+        """
         against = self.r.advantage if np.isfinite(self.r.advantage).mean() > 0.9 else self.r.score
-        for name, values in self.r.components.items():
-            found = self.correlation(values, against)
-            if found is not None and found < -0.3 and (worst is None or found < worst[1]):
-                worst = (name, found)
-        return worst
+        columns = {n: v for n, v in self.r.components.items() if np.isfinite(v).mean() > 0.9}
+        usable = [g for g in self.members if all(np.isfinite(x[g]).all() for x in (against, *columns.values()))]
+        if not columns or len(usable) < 5:
+            return None
+        total, _ = self.centred(against, usable)
+        parts = np.stack([self.centred(v, usable)[0] for v in columns.values()], axis=1)
+        weights = np.linalg.lstsq(parts, total, rcond=None)[0]
+        share = 1 - float(((total - parts @ weights) ** 2).sum()) / max(float(total @ total), 1e-12)
+        varies = np.sqrt((parts**2).mean(axis=0))
+        effect = np.where(varies > 1e-9, weights * varies, 0.0)
+        worst = int(np.argmin(effect))
+        found = self.correlation(list(columns.values())[worst], against)
+        if share < 0.3 or effect[worst] > -0.1 * float(np.sqrt((total**2).mean())) or found is None or found > -0.3:
+            return None
+        return list(columns)[worst], found
 
     @cached_property
     def levels(self) -> tuple[float, ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from gxpo.doctor.rollout_credit import centred
 from gxpo.doctor.runlog import Floats, Rollouts
@@ -53,6 +52,8 @@ def within_correlation(x: Floats, y: Floats, group: Ints) -> Correlation:
     r = float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
     if abs(r) > 1 - 1e-12:
         return Correlation(r, r, r, 0.0, n, g)
+    from scipy import stats  # its import takes longer than reading a run
+
     p = float(2 * stats.t.sf(abs(r) * np.sqrt(d / (1 - r * r)), d))
     half = 1.96 / np.sqrt(d - 1)
     return Correlation(r, float(np.tanh(np.arctanh(r) - half)), float(np.tanh(np.arctanh(r) + half)), p, n, g)

@@ -38,6 +38,8 @@ def entropy_collapse(case: Case) -> Finding | None:
     if len(entropy) < 8 or len(reward) < 2 or case.finished:
         return None
     begin, end = float(entropy[:2].mean()), case.last("entropy")
+    if case.gains and case.last("reward") > 0.8 * case.top:
+        return None  # it has learnt most of what there is
     silent = case.last("zero_signal") if case.has("zero_signal") else float("nan")
     gone = begin > 0.02 and end < (0.2 if silent > 0.7 else 0.1) * begin
     # few rewards among many entropies: the last ones against the first
