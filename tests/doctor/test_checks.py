@@ -57,7 +57,11 @@ CASES: dict[str, RunLog] = {
     "lr_too_low": log(**healthy(FLAT, lr=1e-8)),
     "weights_do_not_move": log(**healthy(FLAT, weights_crc=77.0)),
     "entropy_collapse": log(
-        **healthy(reward=np.minimum(rise(0.3, 0.9), 0.5) + noise(0.03), entropy=rise(2.0, 0.02).clip(0.02) ** 2 + 0.01)
+        **healthy(
+            reward=np.minimum(rise(0.3, 0.9), 0.5) + noise(0.03),
+            reward_std=0.5,
+            entropy=rise(2.0, 0.02).clip(0.02) ** 2 + 0.01,
+        )
         | {"zero_signal": rise(0.1, 0.95)}
     ),
     "truncation": log(**healthy(FLAT) | {"truncated": 0.7 + noise(0.02), "reward": 0.05 + noise(0.01)}),

@@ -180,7 +180,15 @@ class Case:
         seen = [self.values(n).max() for n in ("reward", "reward_max") if n in self.log]
         if self.rollouts is not None and np.isfinite(self.rollouts.score).any():
             seen.append(np.nanmax(self.rollouts.score))
-        return float(max(seen, default=float("nan")))
+        return float(max([*seen, *([1.0] if seen and self.binary else [])], default=float("nan")))
+
+    @cached_property
+    def binary(self) -> bool:
+        """Whether rewards are 0 or 1, as far as means and deviations tell: a deviation^2 of p (1 - p) at most steps."""
+        p, spread = self.values("reward"), self.values("reward_std")
+        if len(p) < 5 or len(p) != len(spread) or p.min() < 0 or p.max() > 1 or not (p * (1 - p) > 0.02).any():
+            return False
+        return float(np.median(np.abs(spread**2 - p * (1 - p)))) < 0.02
 
     @cached_property
     def finished(self) -> bool:

@@ -257,7 +257,7 @@ def reward_sign(case: Case) -> Finding | None:
     )
     label = names[0] if len(case.log.components()) == 1 and names else None
     named = label is not None and CORRECT.search(label) and not STYLE.search(label)
-    if high <= 1e-9 and low < -0.05 and (case.rises("reward") or case.held_out_gain < 0):
+    if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (case.rises("reward") or case.held_out_gain < 0):
         worse = case.held_out_gain < 0 and case.held_out != "eval/reward"
         only = case.facts.levels if case.facts is not None else ()
         if worse or named or only == (-1.0, 0.0) or (case.facts is None and label is None and low >= -1.001):
