@@ -64,14 +64,14 @@ NAMED: dict[str, dict[str, set[str]]] = {
 Finding = tuple[str, str]  # its own name for it, severity
 
 
-def gxpo(directory: Path, program: str) -> list[dict[str, Any]] | None:
-    done = subprocess.run(
-        [*program.split(), "doctor", str(directory), "--json"], capture_output=True, text=True, check=False
-    )
-    if done.returncode not in (0, 1):
+def gxpo(directory: Path) -> list[dict[str, Any]] | None:
+    """What `gxpo doctor DIRECTORY --json` prints; None where it could read nothing."""
+    from gxpo.doctor import diagnose, read
+
+    said = diagnose(read(directory))
+    if said.exit_code == 2:
         return None
-    said = json.loads(done.stdout)
-    return [{"says": f["title"], "ids": f["ids"], "severity": f["severity"]} for f in said["findings"]]
+    return [{"says": f.title, "ids": list(f.ids), "severity": f.severity} for f in said.findings]
 
 
 TRL_NAMES = {  # gxpo's key -> TRL's, which rldoctor knows

@@ -94,7 +94,7 @@ def main() -> None:
     ap.add_argument("--half", choices=["build", "held"], required=True)
     ap.add_argument("--kinds", nargs="+", default=["trl", "gxpo", "verl"])
     ap.add_argument("--python", type=Path, default=Path("/tmp/peers/bin/python"), help="where the peers are installed")
-    ap.add_argument("--gxpo", default="gxpo", help="command of gxpo; empty: leave it out")
+    ap.add_argument("--only-peers", action="store_true", help="leave gxpo out")
     ap.add_argument("--out", type=Path, help="rows per run as JSON")
     a = ap.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
@@ -113,8 +113,8 @@ def compare(a: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
         **{t: [named(t, f) for f in replay(t, batch, a.python)] for t in ("rlprobe", "rlwatch")},
         "martingale": [None] * len(runs),
     }
-    if a.gxpo:
-        said = {"gxpo": [gxpo(r["directory"], a.gxpo) for r in runs], **said}
+    if not a.only_peers:
+        said = {"gxpo": [gxpo(r["directory"]) for r in runs], **said}
     tools = [t for t in TOOLS if t in said]
     rows = []
     for i, run in enumerate(runs):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gxpo.doctor import diagnose, read
+from gxpo.doctor.sickness import SICKNESSES
 
 HERE = Path(__file__).parent / "incidents"
 INCIDENTS: list[dict[str, Any]] = json.loads((HERE / "incidents.json").read_text())
@@ -39,6 +40,7 @@ def test_every_incident_has_a_log_and_every_log_its_incident() -> None:
 @pytest.mark.parametrize("incident", INCIDENTS, ids=NAMES)
 def test_an_incident_says_its_source_and_its_finding(incident: dict[str, Any]) -> None:
     assert set(incident) == KEYS
+    assert set(incident["expected"]) <= set(SICKNESSES)
     assert incident["source"].startswith("https://")
     assert incident["finding"] and incident["logged"] and incident["why"]
     assert any(p.is_file() and p.stat().st_size for p in (HERE / incident["name"]).iterdir())
