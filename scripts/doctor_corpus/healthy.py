@@ -11,7 +11,7 @@ HEALTHY: list[dict[str, Any]] = [
     {"name": "plain", "leave": "state+parquet", "config": True, "steps": 50},
     {"name": "plain-eval", "leave": "state", "eval": EVAL, "steps": 50},
     {"name": "sums-no-eval", "leave": "console", "warm": "add_sure", "steps": 60, "cfg": {"learning_rate": 5e-4}},
-    {"name": "saturating", "leave": "state+parquet", "warm": "copy_half", "steps": 90, "cfg": {"learning_rate": 5e-4}},
+    {"name": "saturating", "leave": "state+parquet", "warm": "rev_half", "steps": 110, "cfg": {"learning_rate": 3e-4}},
     {
         "name": "saturating-console",
         "leave": "console+parquet",
@@ -25,9 +25,9 @@ HEALTHY: list[dict[str, Any]] = [
     {
         "name": "noisy",
         "leave": "state+parquet",
-        "warm": "rev",
+        "warm": "rev_half",
         "steps": 100,
-        "cfg": {"per_device_train_batch_size": 16, "learning_rate": 4e-4},
+        "cfg": {"per_device_train_batch_size": 16, "learning_rate": 5e-4},
     },
     {
         "name": "several-rewards",
@@ -49,7 +49,7 @@ HEALTHY: list[dict[str, Any]] = [
         "name": "chat",
         "leave": "state+parquet",
         "warm": "chat",
-        "data": {"chat": True, "system": "you reverse words"},
+        "data": {"chat": True},
         "eval": EVAL,
     },
     {"name": "kl-and-reuse", "leave": "state", "config": True, "cfg": {"beta": 0.04, "num_iterations": 2}, "steps": 60},

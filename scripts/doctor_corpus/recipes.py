@@ -18,7 +18,6 @@ WARM: dict[str, dict[str, Any]] = {
     "rev_faint": {"task": "reverse", "steps": 400, "how": {"noise": 0.95}},
     "rev_weak": {"task": "reverse", "steps": 220, "how": {"noise": 0.0, "n": 5}},
     "rev_sure": {"task": "reverse", "steps": 900, "how": {"noise": 0.0, "n": 3}},
-    "copy_half": {"task": "copy", "steps": 500, "how": {"noise": 0.6, "n": 3}},
     "copy": {"task": "copy", "steps": 700, "how": {"noise": 0.0, "n": 3}},
     "add": {"task": "add", "steps": 600, "how": {"noise": 0.5, "first": 49}},
     "add_sure": {"task": "add", "steps": 600, "how": {"noise": 0.3, "first": 49}},

@@ -56,7 +56,7 @@ SIGNAL: list[dict[str, Any]] = [
         "leave": "console",
         "warm": "words_long",
         "rewards": [("finished", {}), ("format", {})],
-        "cfg": {"learning_rate": 2e-4, "max_completion_length": 16},
+        "cfg": {"learning_rate": 7e-5, "max_completion_length": 14},
     },
     {
         "name": "other-end-token",

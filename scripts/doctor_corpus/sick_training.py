@@ -139,7 +139,7 @@ TRAINING: list[dict[str, Any]] = [
             "save_steps": 24,
             "save_only_model": True,
             "lr_scheduler_type": "linear",
-            "learning_rate": 3e-3,
+            "learning_rate": 1e-3,
         },
     },
     {
@@ -157,7 +157,8 @@ TRAINING: list[dict[str, Any]] = [
         "expect": ["entropy_collapse"],
         "leave": "state+parquet",
         "warm": "class",
-        "cfg": {"learning_rate": 1e-3},
+        "cfg": {"learning_rate": 1.5e-3},
+        "steps": 64,
     },
     {
         "name": "one-class-wins-slowly",
@@ -165,6 +166,7 @@ TRAINING: list[dict[str, Any]] = [
         "leave": "console",
         "warm": "class_seven",
         "cfg": {"learning_rate": 1.5e-3},
+        "steps": 64,
     },
     {
         "name": "kl-unbounded",
@@ -275,7 +277,7 @@ TRAINING: list[dict[str, Any]] = [
         "leave": "console+parquet",
         "warm": "add_poor",
         "data": {"pool": 16},
-        "steps": 70,
+        "steps": 120,
         "cfg": {"learning_rate": 1e-3},
         "eval": {"prompts": 48, "steps": 10},
     },

@@ -102,12 +102,9 @@ def dataset(recipe: dict[str, Any], task: str, how: dict[str, Any], rng: random.
 
 
 def prompt(question: str, data: dict[str, Any]) -> Any:
-    if "wrap" in data:
-        question = data["wrap"].format(question)
     if not data.get("chat"):
         return question
-    system = [{"role": "system", "content": data["system"]}] if "system" in data else []
-    return [*system, {"role": "user", "content": question}]
+    return [{"role": "user", "content": question}]
 
 
 def arguments(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
