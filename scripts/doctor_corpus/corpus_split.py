@@ -7,13 +7,11 @@ once, before any run is looked at; recipes that come later are added to it, and 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +42,16 @@ def write(trainer: str, recipes: Sequence[Any]) -> dict[str, dict[str, str]]:
     return found
 
 
-@contextmanager
-def turn() -> Iterator[None]:
-    """Hold the file DOCTOR_CORPUS_LOCK, if there is such a variable: one run at a time over several makers."""
-    if not (name := os.environ.get("DOCTOR_CORPUS_LOCK")):
-        yield
-        return
-    with open(name, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def taken(name: str) -> bool:
+    """Whether another process makes this run: several share a list by files in the folder DOCTOR_CORPUS_CLAIMS."""
+    if not (folder := os.environ.get("DOCTOR_CORPUS_CLAIMS")):
+        return False
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 if __name__ == "__main__":

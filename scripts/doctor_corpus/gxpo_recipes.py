@@ -47,14 +47,14 @@ BASE: dict[str, Any] = {
     "model": "tiny",
     "task": "arithmetic",
     "method": "grpo",
-    "tasks.per_step": 12,
+    "tasks.per_step": 10,
     "rollout.group_size": 8,
     "sampling.max_new_tokens": 24,
     "optim.lr": 0.0001,
-    "trainer.steps": 40,
+    "trainer.steps": 36,
     "trainer.checkpoint_every": 0,
     "trainer.rollouts_every": 5,
-    "eval.every": 10,
+    "eval.every": 12,
     "eval.tasks": 80,
 }
 DATA = {"task": "data.jsonl", "tasks.options": {"held_out_fraction": 0.1}}
@@ -202,7 +202,7 @@ SICK = [
         "server down",
         "sick",
         ("verifier_outage",),
-        "the verifier's server is down for 12 steps, and its client then says 0",
+        "the verifier's server is down for 10 steps, and its client then says 0",
     ),
     Recipe(
         "server down, raises",
@@ -397,7 +397,7 @@ SICK = [
 ]
 WELL = [
     Recipe("plain", "healthy"),
-    Recipe("slow", "healthy", set={"optim.lr": 2e-05, "trainer.steps": 60, "tasks.per_step": 24}),
+    Recipe("slow", "healthy", set={"optim.lr": 3e-05, "trainer.steps": 50, "tasks.per_step": 16}),
     Recipe("saturating", "healthy", set={**DATA, "optim.lr": 0.0002, "trainer.steps": 60}, data="sums", policy="good"),
     Recipe("dapo", "healthy", set={"method": "dapo"}),
     Recipe("dr_grpo and gspo", "healthy", set={"method": "dr_grpo+gspo"}),

@@ -65,7 +65,7 @@ def score(completion, answer):
 
 def score(completion, answer):
     CALLS[0] += 1
-    if 128 * 20 < CALLS[0] < 128 * 32:
+    if 64 * 14 < CALLS[0] < 64 * 24:
         return 0.0
     return float(result(completion) == answer)
 """,

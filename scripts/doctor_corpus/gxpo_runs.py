@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from corpus_split import digest, turn, write  # noqa: E402
+from corpus_split import digest, taken, write  # noqa: E402
 from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
 
 OUT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus")) / "gxpo"
@@ -41,7 +41,7 @@ def policy(name: str) -> Path:
 
     more = {
         "base": None,
-        "good": Warmup(habits=0.1, slips=0.05, low=0.7, high=0.88, check_every=10, max_steps=900),
+        "good": Warmup(habits=0.1, slips=0.05, low=0.65, high=0.97, check_every=10, checked_on=200, max_steps=600),
         "master": Warmup(habits=0.0, slips=0.0, low=0.985, high=1.0, check_every=50, max_steps=1500),
     }
     return warm_start("arithmetic", recipe=more[name])
@@ -193,7 +193,8 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     work.mkdir(parents=True)
     os.chdir(work)
     seed = seed_of(recipe)
-    settings = {**BASE, "seed": seed, **recipe.set}
+    shorter = {"trainer.steps": 32, "tasks.per_step": 8} if recipe.kind == "sick" else {}
+    settings = {**BASE, **shorter, "seed": seed, **recipe.set}
     if recipe.reward:
         (work / "reward.py").write_text(recipe.reward)
         if "scoring.weights" not in settings:
@@ -302,12 +303,13 @@ def main(asked: list[str]) -> None:
         if name in truth and not names:
             save(name, entry_of(recipe, place, truth[name]["outcome"]))
             continue
-        with turn():
-            try:
-                made = make(recipe, place["half"], place["id"])
-            except Exception:
-                traceback.print_exc()
-                continue
+        if taken(name):
+            continue
+        try:
+            made = make(recipe, place["half"], place["id"])
+        except Exception:
+            traceback.print_exc()
+            continue
         save(name, entry_of(recipe, place, made["outcome"]))
         print(recipe.name, name, made, flush=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -272,7 +273,7 @@ class Run:
 
 def configuration(s: Setup) -> str:
     """What hydra writes, as far as the loop has such options."""
-    return f"""actor_rollout_ref:
+    text = f"""actor_rollout_ref:
   actor:
     ppo_mini_batch_size: {s.prompts // s.minibatches}
     ppo_epochs: {s.epochs}
@@ -309,3 +310,5 @@ trainer:
   total_training_steps: {s.steps}
   test_freq: {s.test_freq}
 """
+    # hydra writes floats with a point, which YAML 1.1 asks for: 1.0e-06
+    return re.sub(r": (\d+)e-", r": \1.0e-", text)

@@ -325,7 +325,10 @@ WELL = [
     Recipe("plain", "healthy", leave=("file", "console", "rollouts", "validation", "config")),
     Recipe("dumps alone", "healthy", set={"test_freq": 0}, leave=("rollouts",)),
     Recipe(
-        "KL and epochs", "healthy", set={"kl_loss": 0.001, "epochs": 2, "minibatches": 2}, leave=("file", "rollouts")
+        "KL and epochs",
+        "healthy",
+        set={"kl_loss": 0.001, "epochs": 2, "minibatches": 2, "lr": 4e-5},
+        leave=("file", "rollouts"),
     ),
     Recipe("saturating", "healthy", set={"lr": 2e-4, "steps": 45}, leave=("file", "rollouts"), start="good"),
     Recipe("rounded console", "healthy", leave=("rounded",)),

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from corpus_split import digest, turn, write  # noqa: E402
+from corpus_split import digest, taken, write  # noqa: E402
 from verl_policy import sums, warm_start  # noqa: E402
 from verl_recipes import RECIPES, Recipe, exact  # noqa: E402
 
@@ -38,7 +38,8 @@ def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     shutil.rmtree(folder, ignore_errors=True)
     leave, began = recipe.leave, time.time()
-    options = {"score": exact, "rows": sums(400, 1), "held": sums(64, 2), "seed": seed_of(recipe), **recipe.set}
+    options = {"score": exact, "rows": sums(400, 1), "held": sums(64, 2), "seed": seed_of(recipe)}
+    options |= {"steps": 24 if recipe.kind == "sick" else 36, **recipe.set}
     options["loggers"] = tuple(x for x in leave if x in ("file", "console", "rounded"))
     options |= {"dumps": "rollouts" in leave, "val_dumps": "validation" in leave, "config": "config" in leave}
     run = Run(Setup(**options), warm_start(ROOT / "verl_warm" / recipe.start, *STARTS[recipe.start]), folder)
@@ -81,12 +82,13 @@ def main(asked: list[str]) -> None:
         if name in truth and not names:
             outcome = truth[name]["outcome"]
         else:
-            with turn():
-                try:
-                    made = make(recipe, OUT / half / run)
-                except Exception:
-                    traceback.print_exc()
-                    continue
+            if taken(name):
+                continue
+            try:
+                made = make(recipe, OUT / half / run)
+            except Exception:
+                traceback.print_exc()
+                continue
             print(recipe.name, name, made, flush=True)
             outcome = made["outcome"]
         truth = json.loads(path.read_text()) if path.exists() else {}
