@@ -132,6 +132,8 @@ def test_files_of_tasks_scored_by_math_verify(tmp_path):
     run = gxpo.train("tiny:cold", str(tmp_path / "sums.jsonl"), "grpo", 1, out=tmp_path / "run",
                      set={**SMALL, "eval.tasks": 3})  # fmt: skip
     assert run.metrics[0]["unscored"] == 0 and run.metrics[0]["reward_mean"] is not None
+    for record in run.samples:  # with the answer, by which a verifier can be checked afterwards
+        assert int(record["info"]["answer"]) == sum(map(int, record["prompt_text"].rstrip("=").split("+")))
 
 
 def test_a_generator_of_reasoning_gym(tmp_path):

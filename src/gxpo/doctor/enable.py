@@ -55,7 +55,7 @@ LINES = {
     },
     "gxpo": {
         "rollouts": "trainer.rollouts_every=10",
-        "references": "not recorded; gxpo check-reward tries a reward on reference answers",
+        "references": "a run of this version notes the answers of its tasks; gxpo check-reward tries a reward on them",
         "kl": "objective.kl.coef above 0",
         "eval/accuracy": "eval.every=10",
         "component/NAME": "a reward that gives named numbers",

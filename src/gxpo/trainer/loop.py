@@ -26,7 +26,7 @@ from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_an
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
-from gxpo.trainer.session import decoder
+from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.start import config_sums, refuse_other_config
 from gxpo.trainer.step import Stages
 from gxpo.trainer.tensorboard import Board
@@ -287,9 +287,11 @@ def with_texts(forest: Forest, decode: Decode) -> Forest:
     )
 
 
-def annotated(forest: Forest, credit: Tensor, decode: Decode) -> Forest:
-    """The forest with texts, and each trajectory's mean advantage under `info`."""
+def annotated(forest: Forest, credit: Tensor, session: Session) -> Forest:
+    """The forest with texts, and under `info` each trajectory's mean advantage and the right answer to its task, where
+    one is known."""
     shown = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     shown[forest.path_trajectory] = grouped.mean(credit, forest.ids("trajectory", axis="P"), forest.path_trainable)
-    info = [{**info, "advantage": a} for info, a in zip(forest.info, shown.tolist(), strict=True)]
-    return with_texts(forest, decode).replace(info=info)
+    known = [{} if a is None else {"answer": a} for a in session.answers(forest)]
+    rows = zip(known, forest.info, shown.tolist(), strict=True)
+    return with_texts(forest, session.decode).replace(info=[{**a, **info, "advantage": x} for a, info, x in rows])

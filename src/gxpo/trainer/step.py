@@ -90,7 +90,7 @@ class Stages:
         self.empty_steps = self.nonfinite_steps = 0
         self._trouble: list[str] = []  # of the steps since the last one that moved anything: why none did
         self.budget = Budget()
-        self.last: tuple[Forest, Tensor, Callable[..., str]] | None = None  # the newest step, for `annotated`
+        self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
 
     def step(self) -> dict[str, Any]:
         """One step from tasks to parameters; gives its line of metrics.jsonl (without writing it)."""
@@ -128,7 +128,7 @@ class Stages:
         self.source.observe(forest)
         method.observe(forest)
         self._count(bound, lr)
-        self.last = (forest, credit, session.decode)
+        self.last = (forest, credit, session)
         figures = {
             "step": number,
             **of_rollouts(forest, credit if method.reads_credit else method.active(read, credit, weight).double()),
