@@ -51,6 +51,8 @@ HEALTHY: list[dict[str, Any]] = [
         "warm": "chat",
         "data": {"chat": True},
         "eval": EVAL,
+        "steps": 50,
+        "cfg": {"learning_rate": 5e-4},
     },
     {"name": "kl-and-reuse", "leave": "state", "config": True, "cfg": {"beta": 0.04, "num_iterations": 2}, "steps": 60},
     {

@@ -52,6 +52,7 @@ SIGNAL: list[dict[str, Any]] = [
     },
     {
         "name": "limit-sixteen",
+        "kind": "mild",
         "expect": ["truncation"],
         "leave": "console",
         "warm": "words_long",

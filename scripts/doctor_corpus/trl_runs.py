@@ -196,8 +196,12 @@ def tidy(recipe: dict[str, Any], out: Path) -> None:
     if "state" not in recipe["leave"]:
         for path in [out / "trainer_state.json", *out.glob("checkpoint-*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    console = out / "stdout.txt"
     if "console" not in recipe["leave"]:
-        (out / "stdout.txt").unlink(missing_ok=True)
+        console.unlink(missing_ok=True)
+        return
+    text = console.read_text(errors="replace").replace(str(Path(__file__)), "train.py")  # in tracebacks
+    console.write_text(text.replace(sys.prefix, "/opt/venv"))
 
 
 def child(recipe: dict[str, Any], out: Path, result: Path) -> int:
