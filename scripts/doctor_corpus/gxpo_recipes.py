@@ -76,7 +76,7 @@ SICK = [
     Recipe(
         "four digits",
         "sick",
-        ("all_wrong", "truncation"),
+        ("all_wrong",),
         "sums of four digits, policy knows two",
         set={"tasks.options": {"digits": 4}, "sampling.max_new_tokens": 48},
     ),
