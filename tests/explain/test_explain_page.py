@@ -78,7 +78,8 @@ def numbers(x: dict, n: int) -> list[float]:
     if "c" in x:
         return [x["c"]] * n
     kind = {"f4": "<f4", "f8": "<f8", "u1": "u1", "i1": "i1", "u2": "<u2", "i2": "<i2", "i4": "<i4"}[x["k"]]
-    return np.frombuffer(base64.b64decode(x["d"]), dtype=kind).tolist()
+    found = np.frombuffer(base64.b64decode(x["d"]), dtype=kind)
+    return (np.frombuffer(base64.b64decode(x["v"]), dtype="<f8")[found] if "v" in x else found).tolist()
 
 
 # ---------------------------------------------------------------- content
@@ -237,6 +238,8 @@ def test_columns_are_packed_on_the_coarsest_axis() -> None:
     assert of_tokens(forest, torch.tensor([1.0, 1, 2, 2, 3, 3, 4, 4]))["a"] == "R"
     assert of_tokens(forest, torch.arange(8.0))["a"] == "P"
     assert packed(np.array([7, 7])) == {"c": 7} and packed(np.array([math.nan, math.nan]))["k"] == "f8"
+    few = packed(np.array([0.5, math.nan, 0.5, 0.5, math.nan, 0.5, 0.5, 0.5]))
+    assert few["k"] == "u1" and str(numbers(few, 8)[:3]) == "[0.5, nan, 0.5]"
     assert packed(np.array([1, 300]))["k"] == "u2" and packed(np.array([-1, 3]))["k"] == "i1"
 
 

@@ -15,7 +15,8 @@ INTEGERS = (("u1", np.uint8), ("i1", np.int8), ("u2", np.uint16), ("i2", np.int1
 
 
 def packed(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") -> dict[str, Any]:
-    """{"k": kind, "d": base64}, or {"c": number} where all are equal; with the axis under "a".
+    """{"k": kind, "d": base64}, or {"c": number} where all are equal; the axis under "a". Numbers of which there are
+    few are given once under "v", and "d" holds their places.
 
     digits  "f8" where the numbers are read as arithmetic, "f4" where seven digits are more than is shown
     """
@@ -28,10 +29,18 @@ def packed(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") ->
     if np.issubdtype(column.dtype, np.integer):
         low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
         kind, dtype = next((k, t) for k, t in INTEGERS if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
-    else:
-        kind, dtype = ("f4", np.float32) if digits == "f4" else ("f8", np.float64)
-    raw = np.ascontiguousarray(column.astype(dtype).astype(np.dtype(dtype).newbyteorder("<")))
-    return {**mark, "k": kind, "d": base64.b64encode(raw.tobytes()).decode()}
+        return {**mark, "k": kind, "d": _coded(column, dtype)}
+    kind, dtype = ("f4", np.float32) if digits == "f4" else ("f8", np.float64)
+    if digits != "f4" and len(column):
+        distinct, places = np.unique(column, return_inverse=True)
+        if 3 * len(distinct) < len(column):
+            return {**mark, **packed(places.astype(np.int64)), "v": _coded(distinct, np.float64)}
+    return {**mark, "k": kind, "d": _coded(column, dtype)}
+
+
+def _coded(column: NDArray[Any], dtype: Any) -> str:
+    little = np.ascontiguousarray(column.astype(np.dtype(dtype).newbyteorder("<")))
+    return base64.b64encode(little.tobytes()).decode()
 
 
 def of_tokens(forest: Forest, x: Tensor, digits: str = "f4") -> dict[str, Any]:

@@ -98,7 +98,11 @@ def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> l
             top = float(np.nanmax(f.high)) if n and not np.isnan(f.high).all() else 0.0
             right = int((silent & (f.spread == 0) & (f.low == top) & (f.low > 0)).sum())
             wrong = int((silent & (f.spread == 0) & (f.high <= 0)).sum())
-            parts = {"all at the top": right, "all at 0 or less": wrong, "others": int(silent.sum()) - right - wrong}
+            parts = {
+                "all at the top": right,
+                "all at 0 or less": wrong,
+                "all equal between": int(silent.sum()) - right - wrong,
+            }
             said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
             out.append((f"silent under {x.name}", f"{int(silent.sum())} of {n}", said or "groups without an advantage"))
     if (count := int((f.residue > 0).sum())) > 0:

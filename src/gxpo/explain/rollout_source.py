@@ -218,8 +218,11 @@ def _of_rows(path: Path, asked: Path) -> Source:
     notes = [n for n in notes if "sample of" not in n]
     if bool(sample.held_out.all()):
         notes.append("these are rollouts of an evaluation")
-    kind = "TRL" if path.suffix == ".parquet" else "verl or plain JSON lines"
-    return from_rows(sample, f"{path.name}, {kind}", [str(path.parent.name)], notes)
+    kind = "TRL" if path.suffix == ".parquet" else "Dump of verl or plain JSON lines"
+    step = _step_of(path)
+    return from_rows(
+        sample, kind if step is None else f"{kind}, step {step}", [f"{path.parent.name}/{path.name}"], notes
+    )
 
 
 def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str] = ()) -> Source:
@@ -239,7 +242,7 @@ def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str]
         [[] for _ in prompts],
         ids,
         torch.tensor(rows.score[index]),
-        groups=list(order),
+        groups=[str(i) for i in range(len(order))],
         tasks=[" ".join(prompt.split())[:80] or f"group {name}" for prompt, name in zip(prompts, order, strict=True)],
         success=torch.tensor(rows.success[index]),
         truncated=torch.tensor(np.nan_to_num(rows.truncated[index]) > 0.5),
@@ -259,6 +262,6 @@ def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str]
     elif rows.grouped_by == "blocks":
         lacks.append("group ids (consecutive rows are a group)")
     steps = sorted(set(rows.step.tolist()))
-    facts = [*facts, f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"]
+    facts = [*facts, *([] if len(steps) == 1 else [f"steps {steps[0]} to {steps[-1]}"])]
     decode: Callable[[int], str] = list(lexicon).__getitem__
     return Source(forest, title, facts, lacks, Words.of(forest, decode), recorded, notes=list(notes))

@@ -118,6 +118,32 @@ function inputLines(m, k, r, s, p) { // a part without a written derivation: wha
   return out;
 }
 
+// A whole group: its statistics once, and the last line of each rollout. Parts that compare turns are the rollouts' own.
+function ofGroup(m, g) {
+  const blocks = [];
+  for (const k of m.summands) {
+    const c = k.compared, lines = [];
+    if (!c || c.axis !== 'R') {
+      lines.push(c ? `${c.what} of turns or tokens among ${c.among}: choose one` : `its formula: ${k.formula}`);
+    } else {
+      const sets = new Map();
+      for (const r of members[g]) sets.set(c.set(r), [...(sets.get(c.set(r)) || []), r]);
+      for (const rows of sets.values()) {
+        const of = r => summandLines(m, k, r, R.step(r), S.entry(R.step(r))).lines, said = of(rows[0]);
+        if (c.status(rows[0]) !== SHOWN) { lines.push(...said); continue; }
+        const own = c.settings.center === 'leave_one_out' || c.settings.scale === 'leave_one_out_std';
+        lines.push(...said.slice(0, own ? 2 : -1)); // what all share
+        const ends = new Map();
+        for (const r of rows) { const end = of(r).slice(own ? 2 : -1).join('; '); ends.set(end, [...(ends.get(end) || []), rname(r)]); }
+        for (const [end, names] of [...ends].slice(0, 16)) lines.push(`${listed(names, x => x, ', ')}: ${end}`);
+        if (ends.size > 16) lines.push(`and ${ends.size - 16} more`);
+      }
+    }
+    blocks.push({title: 'Advantage: ' + k.name, lines});
+  }
+  return blocks;
+}
+
 // The whole way from rewards to the token's share of the gradient: blocks of {title, lines}.
 function derivation(m, r, s, p) {
   const blocks = [], a = ofToken(m, 'credit', s, p), found = [];

@@ -1,13 +1,18 @@
 // Columns: decoding, and how rollouts, turns, tokens and nodes of a group hang together.
 const D = JSON.parse(document.getElementById('rollouts').textContent);
 const KINDS = {u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, i4: Int32Array, f4: Float32Array, f8: Float64Array};
+function typed(text, kind) {
+  const raw = atob(text), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return new KINDS[kind](bytes.buffer);
+}
 function col(x) { // a packed column as a function of the row
   if (!x) return null;
   if (!x.k) { const c = x.c === undefined ? NaN : Number(x.c); return () => c; }
-  const raw = atob(x.d), bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  const values = new KINDS[x.k](bytes.buffer);
-  return i => values[i];
+  const values = typed(x.d, x.k);
+  if (!x.v) return i => values[i];
+  const distinct = typed(x.v, 'f8');
+  return i => distinct[values[i]];
 }
 const isColumn = x => x !== null && typeof x === "object" && (typeof x.d === "string" || typeof x.c === "number" || typeof x.c === "boolean");
 const decoded = t => { const out = {}; for (const k in t) out[k] = isColumn(t[k]) ? col(t[k]) : t[k]; return out; };

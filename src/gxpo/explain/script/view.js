@@ -168,9 +168,15 @@ function token(m, r, s, p) {
 const plain = t => t.replace(/\n/g, '\u21b5\n').replace(/\t/g, '\u21e5\t') || '\u2205';
 
 // ---- the panel
+const blocksOf = list => list.map(b => [el('h4', {}, b.title), el('ol', {}, b.lines.map(t => el('li', {}, t)))]);
+const fill = (box, ...kids) => box.replaceChildren(...kids.flat(Infinity).filter(k => k));
 function why() {
   const box = $('why'), m = M[state.m];
-  if (state.r < 0 || !nG) { box.replaceChildren(el('h2', {}, 'How a number came about'), el('p', {class: 'soft'}, 'Choose a rollout (arrow down) or a token (arrow right).')); return; }
+  if (state.r < 0 || !nG) {
+    fill(box, el('h2', {}, 'How the numbers came about'), el('p', {class: 'soft'}, 'Of this group. Choose a rollout (arrow down) or a token (arrow right) for its own.'),
+      M.filter(x => nG && x.credit).sort((a, b) => (b === m) - (a === m)).map(x => el('details', {open: true, class: 'method'}, el('summary', {}, x.name), x.formula ? el('p', {class: 'soft formula'}, x.formula) : null, blocksOf(ofGroup(x, state.g)))));
+    return;
+  }
   const {r, s, p} = state;
   const out = [el('h2', {}, `${turnName(s)}, token ${p - S.entry(s)} `, el('code', {}, plain(word(p))))];
   const facts = [];
@@ -180,7 +186,7 @@ function why() {
   if (byState && S.state(s) >= 0 && steps(r).length > 1 && D.states[S.state(s)].length < 600) out.push(el('details', {open: true}, el('summary', {}, 'State'), el('pre', {class: 'boxed', dir: 'auto'}, D.states[S.state(s)])));
   const order = [m, ...M.filter(x => x !== m)].filter(x => x);
   for (const x of order) {
-    const body = x.missing ? [el('p', {class: 'soft'}, x.missing)] : [x.formula ? el('p', {class: 'soft formula'}, x.formula) : null, ...derivation(x, r, s, p).map(b => [el('h4', {}, b.title), el('ol', {}, b.lines.map(t => el('li', {}, t)))])];
+    const body = x.missing ? [el('p', {class: 'soft'}, x.missing)] : [x.formula ? el('p', {class: 'soft formula'}, x.formula) : null, ...blocksOf(derivation(x, r, s, p))];
     if (!x.missing && x.curve.length && x === m) body.push(el('details', {}, el('summary', {}, 'What the surrogate keeps at other ratios'), el('p', {class: 'soft'}, x.surrogate), el('div', {class: 'scroll'}, el('table', {},
       el('thead', {}, el('tr', {}, ['ratio', 'advantage above 0', 'below 0'].map(t => el('th', {scope: 'col', class: 'n'}, t)))), el('tbody', {}, x.curve.map(c => el('tr', {}, c.map(v => el('td', {class: 'n'}, num(v, 3))))))))));
     out.push(el('details', {open: x === m || order.length < 4, class: 'method'}, el('summary', {}, x.name, x.credit ? [' ', tone(ofToken(x, 'credit', s, p), scaleOf(x, 'credit'))] : null), body));
