@@ -89,7 +89,7 @@ function summandLines(m, k, r, s, p) {
   const own = peers.find(q => q.name === name && q.x === x);
   out.push(`${what} among ${c.among}${c.among.includes('state') && S.state(s) >= 0 ? ' as ' + turnName(s) : ''}:`);
   if (status === NO_SET) { out.push(c.among.includes('state') ? 'in no known state: 0' : 'compared with none: 0'); return {lines: out, value: c.result(row)}; }
-  if (peers.length && c.among !== 'the whole batch') out.push(peers.length > 1 && status === EQUAL ? `${peers.length} of ${num(x)}` : listed(peers, q => q.name + (q.n > 1 ? ' (' + q.n + ' tokens) ' : ' ') + num(q.x) + (q.counted ? '' : ' (not counted)'), ', '));
+  if (peers.length && c.among !== 'the whole batch') out.push(peers.length > 1 && status === EQUAL ? `all ${peers.length}: ${num(x)}` : listed(peers, q => q.name + (q.n > 1 ? ' (' + q.n + ' tokens) ' : ' ') + num(q.x) + (q.counted ? '' : ' (not counted)'), ', '));
   if (c.axis === 'S' && c.what.startsWith('return')) out.push(...returnLines(c, s));
   if (status === EQUAL) out.push('all equal: 0');
   else if (status === ALONE) out.push('no other to compare with: 0');
