@@ -287,6 +287,11 @@ class Facts:
         """None where fewer than 20 scored rollouts have a reference, or fewer than three differ."""
         r = self.r
         rows = [i for i in range(len(r)) if bare(r.reference[i] or "") and np.isfinite(r.score[i])]
+        by_group: dict[int, set[str | None]] = defaultdict(set)
+        for i in rows:
+            by_group[int(r.group[i])].add(r.reference[i])
+        if np.mean([len(x) > 1 for x in by_group.values()] or [0.0]) > 0.2:
+            return None  # what stands beside the completions is no answer to the group's task
         told = {i: bare(r.reference[i] or "").lower() for i in rows}
         kinds = sorted(set(told.values()))
         if len(rows) < 20 or len(kinds) < 3:
@@ -319,14 +324,15 @@ class Facts:
         )
 
     def _contradictions(self, rows: list[int], told: dict[int, str]) -> tuple[int, int, Index]:
-        by_prompt: dict[str, dict[str, int]] = defaultdict(dict)
-        groups: dict[str, set[int]] = defaultdict(set)
+        """(prompts that occur in several groups, of them those with several references, rows of one of them)."""
+        of_group: dict[int, set[str]] = defaultdict(set)
+        groups: dict[str, dict[int, int]] = defaultdict(dict)
         for i in rows:
-            by_prompt[self.r.prompt[i]].setdefault(told[i], i)
-            groups[self.r.prompt[i]].add(int(self.r.group[i]))
-        repeated = sum(len(g) > 1 for g in groups.values())
-        several = [held for held in by_prompt.values() if len(held) > 1]
-        return repeated, len(several), np.array([i for held in several[:1] for i in held.values()], dtype=np.int64)
+            of_group[int(self.r.group[i])].add(told[i])
+            groups[self.r.prompt[i]].setdefault(int(self.r.group[i]), i)
+        repeated = [held for held in groups.values() if len(held) > 1]
+        several = [held for held in repeated if len(set.union(*(of_group[g] for g in held))) > 1]
+        return len(repeated), len(several), np.array([i for h in several[:1] for i in h.values()], dtype=np.int64)
 
     def _shift(
         self, rows: list[int], told: dict[int, str], said: dict[int, Holder], own: float, chance: float

@@ -25,12 +25,15 @@ def _gap(case: Case) -> str | None:
 
 
 def grows(case: Case, name: str) -> bool:
-    """Whether the gap begins small and rises to several times its start."""
-    values = case.values(name)
+    """Whether the gap begins at about 0 and becomes several times its start, at the end or between deliveries of the
+    weights, after each of which it begins anew."""
+    values, usual = case.values(name), USUAL.get(name, 0.1)
     found_trend = trend(values)
-    if found_trend is None or not found_trend.rises:
+    if found_trend is None:
         return False
-    return found_trend.last > 3 * max(found_trend.first, 1e-4) and found_trend.last > 0.4 * USUAL.get(name, 0.1)
+    if found_trend.rises and found_trend.last > 3 * max(found_trend.first, 1e-4) and found_trend.last > 0.4 * usual:
+        return True
+    return bool(values[0] < 0.25 * usual and np.quantile(values[1:], 0.7) > max(usual, 5 * float(values[0])))
 
 
 @sickness(
