@@ -8,7 +8,7 @@ from gxpo.doctor.case import Case
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 
-SILENT = 0.95
+SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
 POSITIVE_ONLY = (
     "psr",
     "gpg",
@@ -355,7 +355,15 @@ def _counted(case: Case) -> int:
     "correlation of advantage and reward within groups of -1 or 0; else reward falls steadily from step 1 with a calm "
     "gradient",
     needs=("rollouts", "grad_norm"),
-    follows=("wrong_groups", "reward_noise", "group_too_small", "verifier_outage", "reward_sign", "too_off_policy"),
+    follows=(
+        "wrong_groups",
+        "reward_noise",
+        "group_too_small",
+        "verifier_outage",
+        "reward_sign",
+        "too_off_policy",
+        *SAMPLER,
+    ),
 )
 def advantage_sign(case: Case) -> Finding | None:
     seen = None if case.facts is None else case.facts.advantages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gxpo.doctor.case import Case
+from gxpo.doctor.checks.credit import SAMPLER
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import Floats
 from gxpo.doctor.sickness import found, sickness
@@ -272,7 +273,7 @@ def _calm_noise(values: Floats) -> float:
     "two of: reward below its start after a peak or at once; gradient norm x10; entropy to 0 or far up; length to its "
     "minimum or limit within a few steps",
     needs=("reward",),
-    follows=("reward_sign", "advantage_sign", "reward_noise", "labels_misaligned", "too_off_policy"),
+    follows=("reward_sign", "advantage_sign", "reward_noise", "labels_misaligned", "too_off_policy", *SAMPLER),
 )
 def lr_too_high(case: Case) -> Finding | None:
     score = case.trend("reward")
