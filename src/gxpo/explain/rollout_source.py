@@ -75,7 +75,8 @@ def read(path: Path, step: int | None = None) -> Source:
 
 
 def _files(folder: Path) -> list[Path]:
-    for pattern in ("rollouts/step-*.jsonl", "step-*.jsonl", "completions/*.parquet", "*.parquet", "*.jsonl"):
+    direct = ("rollouts/step-*.jsonl", "step-*.jsonl", "completions/*.parquet", "*.parquet", "[0-9]*.jsonl", "*.jsonl")
+    for pattern in (*direct, "*/[0-9]*.jsonl"):
         found = [p for p in sorted(folder.glob(pattern)) if _step_of(p) is not None]
         if found:
             return sorted(found, key=lambda p: (_step_of(p) or 0, p.name))

@@ -219,8 +219,8 @@ function fromAddress() {
   const q = new URLSearchParams(location.hash.slice(1)), n = (k, max) => q.has(k) && Number(q.get(k)) >= 0 && Number(q.get(k)) < max ? Number(q.get(k)) : null;
   state.g = n('g', nG) ?? state.g; state.m = n('m', M.length) ?? state.m;
   if (COLOURS.includes(q.get('c'))) state.colour = q.get('c');
-  if (q.get('sort') in ORDERS) state.sort = q.get('sort');
-  if (q.get('filter') in FILTERS) state.filter = q.get('filter');
+  if (Object.hasOwn(ORDERS, q.get('sort'))) state.sort = q.get('sort');
+  if (Object.hasOwn(FILTERS, q.get('filter'))) state.filter = q.get('filter');
   const r = n('r', nR);
   if (r !== null && R.group(r) === state.g) {
     const p = n('p', S.entry(R.step(nR)));
@@ -264,8 +264,9 @@ function help() {
   box.showModal();
 }
 document.addEventListener('keydown', e => {
-  if (e.ctrlKey || e.metaKey || e.altKey || !KEYS[e.key]) return;
+  if (e.ctrlKey || e.metaKey || e.altKey || !Object.hasOwn(KEYS, e.key)) return;
   const t = e.target.tagName;
+  if (e.key.startsWith('Arrow') && e.target.closest && e.target.closest('.scroll, #why')) return; // they scroll
   if (t === 'SELECT' || t === 'INPUT' || (e.key === 'Enter' && (t === 'BUTTON' || t === 'SUMMARY')) || ($('help').open && e.key !== '?')) return;
   e.preventDefault();
   KEYS[e.key][1]();
