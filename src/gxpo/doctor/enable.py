@@ -8,78 +8,83 @@ from gxpo.doctor.sickness import SICKNESSES
 
 WHAT = {
     "rollouts": "no completions were found",
-    "references": "no reference answers stand beside the completions",
+    "references": "no reference answers beside the completions",
     "entropy": "no entropy was logged",
     "kl": "no KL to the reference was logged",
-    "truncated": "no share of cut completions was logged",
-    "clip_fraction": "no clip share was logged",
-    "gap_mean": "no difference of sampler and learner was logged",
-    "eval/accuracy": "there are fewer than two evaluations",
-    "component/NAME": "the reward has no named components",
+    "truncated": "the share of cut completions was not logged",
+    "clip_fraction": "the share of clipped tokens was not logged",
+    "gap_mean": "the gap between sampler and learner was not logged",
+    "eval/accuracy": "fewer than two evaluations",
+    "component/NAME": "only the total reward was logged",
     "lr": "no learning rate was logged",
+    "loss": "neither loss nor gradient norm was logged",
     "weights_crc": "nothing tells whether weights changed",
-    "tool_failures": "no tool calls were logged",
-    "seconds_sampling": "no times of sampling were logged",
-    "advantage_min": "no advantages were logged",
-    "zero_signal": "no share of silent groups was logged",
-    "reward_std": "no spread of the reward within groups was logged",
+    "zero_signal": "the share of groups without a signal was not logged",
+    "reward_std": "no spread of the reward was logged",
+}
+# What a user of the trainer can switch on. A sickness none of whose sources stands here is not listed: a run without
+# tools has no failing calls, one without a KL term no KL that is too strong.
+TRL = {
+    "rollouts": "log_completions=True writes completions/*.parquet",
+    "references": "log_extra('answer', answer) in the reward function, with log_completions=True",
+    "entropy": "a newer TRL (1.16 logs entropy)",
+    "kl": "beta=0.001 (loads a reference model)",
+    "truncated": "a newer TRL (1.16 logs completions/clipped_ratio)",
+    "gap_mean": "with use_vllm=True: vllm_importance_sampling_correction=True",
+    "eval/accuracy": "eval_strategy='steps', eval_steps=10, and an eval_dataset",
+    "component/NAME": "reward_funcs=[correct, well_formed]: a function for each aspect",
+    "lr": "logging_steps=1",
+    "loss": "logging_steps=1",
+    "weights_crc": "callbacks=[gxpo.adapters.trl.Doctor()] looks at the weights",
+    "reward_std": "logging_steps=1",
 }
 LINES = {
-    "trl": {
-        "rollouts": "GRPOConfig(log_completions=True): completions/*.parquet",
-        "references": "log_extra('answer', answers) in the reward function, with log_completions=True",
-        "entropy": "TRL 0.20 or later logs entropy",
-        "kl": "GRPOConfig(beta=1e-3) (at the price of a reference model)",
-        "truncated": "TRL logs completions/clipped_ratio",
-        "gap_mean": "use_vllm=True with vllm_importance_sampling_correction=True logs sampling/*",
-        "eval/accuracy": "GRPOConfig(eval_strategy='steps', eval_steps=10) and an eval_dataset",
-        "component/NAME": "reward_funcs=[correct, format]: one function for each aspect",
-        "lr": "GRPOConfig(logging_steps=1)",
-        "weights_crc": "callbacks=[gxpo.adapters.trl.Doctor()] watches the weights",
-        "tool_failures": "GRPOTrainer(tools=[...]) logs tools/failure_frequency",
-        "reward_std": "GRPOConfig(logging_steps=1)",
-        "advantage_min": "GRPOConfig(log_completions=True)",
-    },
+    "trl": TRL,
+    "unsloth": {k: v for k, v in TRL.items() if "gxpo" not in v},
     "verl": {
         "rollouts": "trainer.rollout_data_dir=DIR",
-        "references": "trainer.rollout_data_dir=DIR with reward_model.ground_truth in the data",
+        "references": "trainer.rollout_data_dir=DIR, with reward_model.ground_truth in the data",
         "entropy": "actor_rollout_ref.actor.calculate_entropy=True",
-        "kl": "actor_rollout_ref.actor.use_kl_loss=True",
+        "kl": "actor_rollout_ref.actor.use_kl_loss=True (loads a reference model)",
         "truncated": "trainer.logger=[console,file]",
-        "gap_mean": "actor_rollout_ref.rollout.calculate_log_probs=True logs training/rollout_probs_diff_*",
+        "clip_fraction": "trainer.logger=[console,file]",
+        "gap_mean": "actor_rollout_ref.rollout.calculate_log_probs=True",
         "eval/accuracy": "trainer.test_freq=10",
-        "component/NAME": "return {'score': ..., NAME: ...} from compute_score, with trainer.rollout_data_dir=DIR",
+        "component/NAME": "compute_score returns {'score': ..., NAME: ...}, with trainer.rollout_data_dir=DIR",
         "lr": "trainer.logger=[console,file]",
-        "weights_crc": "no setting; compare a checkpoint's parameters",
+        "loss": "trainer.logger=[console,file]",
         "zero_signal": "trainer.rollout_data_dir=DIR",
     },
     "gxpo": {
         "rollouts": "trainer.rollouts_every=10",
-        "references": "a run of this version notes the answers of its tasks; gxpo check-reward tries a reward on them",
-        "kl": "objective.kl.coef above 0",
+        "references": "trainer.rollouts_every=10 with this version of gxpo, which records the tasks' answers",
+        "kl": "objective.kl.coef=0.001 (loads a reference model)",
         "eval/accuracy": "eval.every=10",
-        "component/NAME": "a reward that gives named numbers",
-        "clip_fraction": "update.epochs above 1",
-        "gap_mean": "a run of this version writes sampler_gap_mean",
+        "component/NAME": "scoring.weights={correct: 1, well_formed: 0.2}: a reward for each aspect",
     },
 }
 ANY = {
-    "rollouts": "keep the completions of some steps beside the metrics, with prompt, completion, reward and step",
-    "references": "write the reference answer beside each completion",
+    "rollouts": "keep the completions of some steps beside the metrics: prompt, completion, reward, step",
+    "truncated": "log the share of completions that the length limit cut",
+    "entropy": "log the mean entropy of the policy",
+    "eval/accuracy": "evaluate on held-out prompts every few steps",
 }
+IN_FORCE = {"kl_too_high"}  # a term that is not logged is not in the loss
 
 
 def unchecked(case: Case) -> list[Unchecked]:
-    """Every sickness none of whose sources the log has; none where nothing was read."""
+    """Every sickness none of whose sources the log has and one of whose sources the user can switch on; none where
+    nothing was read."""
     if not case.log.read:
         return []
     out = []
+    lines = LINES.get(case.log.source, ANY)
     for s in SICKNESSES.values():
-        if not s.needs or any(_has(case, need) for need in s.needs):
+        if s.id in IN_FORCE or not s.needs or any(_has(case, need) for need in s.needs):
             continue
-        first = s.needs[0]
-        line = LINES.get(case.log.source, {}).get(first) or ANY.get(first) or f"log {first.replace('_', ' ')}"
-        out.append(Unchecked(s.id, WHAT.get(first, f"no {first} was logged"), line))
+        need = next((n for n in s.needs if n in lines), None)
+        if need is not None:
+            out.append(Unchecked(s.id, WHAT[need], lines[need]))
     return out
 
 

@@ -1,0 +1,128 @@
+"""Every key that a remedy or an "enable" line prints is a real one: of gxpo's own registries, or of the settings of
+TRL 1.16.0 and of the wheel of verl 0.9.1, in settings_of_trainers.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gxpo import config, settings
+from gxpo.compose import method
+from gxpo.doctor import RunLog, diagnosis
+from gxpo.doctor.case import Case
+from gxpo.doctor.enable import LINES
+from gxpo.doctor.remedies import REMEDIES, lines_for, remedies
+from gxpo.doctor.remedies_any import ANY
+from gxpo.doctor.sickness import SICKNESSES
+
+assert diagnosis  # registers the checks
+KNOWN = json.loads((Path(__file__).parent / "settings_of_trainers.json").read_text())
+TRL, VERL = KNOWN["trl"], KNOWN["verl"]
+ASSIGNED = re.compile(r"(?<![\w.'\"])(\+?[A-Za-z_][\w.]*)=(?!=)('[^']*'|\[[^]]*\]|\{[^}]*\}|[^\s,;:)]*)")
+DOTTED = re.compile(r"(?<![\w./'<\[])\+?[a-z_]\w*(?:\.[a-z_]\w*)+(?![\w(/'])")
+FILES = re.compile(r".*\.(json|jsonl|yaml|py|jinja|parquet)|e\.g")
+# words of Python that are no settings: (line's own) objects, and columns and metrics of the trainers
+PYTHON = {
+    "trl": {
+        "tokenizer.eos_token",
+        "model.generation_config.eos_token_id",
+        "trainer.train",
+        "tokenizer.apply_chat_template",
+        "gxpo.adapters.trl",
+        "gxpo.adapters.trl.Doctor",
+        "method",  # gxpo's GRPOTrainer
+        "is_trainable",  # PeftModel.from_pretrained
+    },
+    "verl": {"VERL_USE_EXTERNAL_MODULES", "gxpo.adapters.verl", "reward_model.ground_truth"},
+    "gxpo": set(),
+}
+METHODS_KEYS = set(method("grpo").keys) | {"method", "reward.add.length", "reward.add.overlong"}
+GXPO_KEYS = set(settings.FIELDS) | METHODS_KEYS | {f"reward.add.length.{k}" for k in ("coef", "of", "scale")}
+KEYS = {
+    "trl": {n for k in TRL if k not in ("from", "version") for n in TRL[k]},
+    "verl": set(VERL["keys"]) | set(VERL["read"]),
+    "gxpo": GXPO_KEYS,
+}
+KEYS["unsloth"], PYTHON["unsloth"] = KEYS["trl"], PYTHON["trl"]
+SAID = [
+    (s, f"{n}-{i}", line) for s, t in REMEDIES.items() for n, lines in t.items() for i, line in enumerate(lines)
+] + [(s, f"enable-{need}", line) for s, t in LINES.items() for need, line in t.items()]
+each_line = pytest.mark.parametrize(("source", "line"), [pytest.param(s, line, id=f"{s}-{n}") for s, n, line in SAID])
+
+
+@pytest.mark.parametrize("source", ["trl", "verl", "gxpo", "unsloth", "openrlhf", "prime-rl", "unknown"])
+def test_every_sickness_has_a_remedy(source):
+    assert [name for name in SICKNESSES if not lines_for(name, source)] == []
+
+
+def test_no_remedy_of_an_unknown_sickness():
+    assert {n for table in (*REMEDIES.values(), ANY) for n in table} <= set(SICKNESSES)
+
+
+@each_line
+def test_keys_are_real(source, line):
+    unknown = {w for w, _ in ASSIGNED.findall(line)} | set(DOTTED.findall(line))
+    unknown = {w.removeprefix("+") for w in unknown if not FILES.fullmatch(w)}
+    assert unknown - KEYS[source] - PYTHON[source] == set()
+
+
+@each_line
+def test_long_names_are_real(source, line):
+    """Words with an underscore, except within quotes."""
+    if source not in ("trl", "unsloth"):
+        return
+    words = set(re.findall(r"(?<![\w.'/])[a-z]+(?:_[a-z]+)+(?![\w.'=(])", re.sub("'[^']*'", "", line)))
+    columns = {"completion_ids", "well_formed", "is_trainable", "requires_grad"}
+    own = {"_get_train_sampler", "_generate_and_score_completions", "ignore_eos", "pad_token", "eos_token"}
+    assert words - KEYS["trl"] - columns - own == set()
+
+
+def test_the_values_that_verl_names_are_real():
+    assigned = [(k.removeprefix("+"), v) for s, _, line in SAID if s == "verl"
+                for k, v in ASSIGNED.findall(line)]  # fmt: skip
+    named = [(k, v) for k, v in assigned if k in VERL["values"] and not v.startswith("gxpo/")]
+    assert len(named) >= 8
+    assert [(k, v) for k, v in named if v not in VERL["values"][k]] == []
+
+
+def test_a_key_that_is_no_key_would_be_seen():
+    assert ASSIGNED.findall("max_lenght=3, and top_k=0") == [("max_lenght", "3"), ("top_k", "0")]
+    assert "max_lenght" not in KEYS["trl"] and "actor_rollout_ref.actor.clip_grad" not in KEYS["verl"]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        [f"{k}={v}"]
+        for source, _, line in SAID
+        if source == "gxpo"
+        for k, v in ASSIGNED.findall(line)
+        if not v.startswith("FILE")
+    ],
+    ids=lambda stated: stated[0],
+)
+def test_gxpo_takes_what_is_said(stated):
+    """Each assignment, as `gxpo plan --set` reads it."""
+    assert config.load(None, stated).keys
+
+
+def test_lines_are_marked_as_untested_and_say_which_of_several_they_are_for():
+    case = Case(RunLog("verl"))
+    assert remedies(["dead_component"], case) == (
+        "call compute_score on a reference answer by hand; mend that part, or remove it (untested here)",
+    )
+    both = remedies(["no_eos", "truncation"], case)
+    assert [line.split(":")[0] for line in both] == ["no_eos", "no_eos", "truncation", "truncation"]
+
+
+def test_unsloth_takes_trls_keys_but_not_our_trainer():
+    assert (
+        lines_for("no_diversity", "unsloth")
+        == lines_for("no_diversity", "trl")
+        == ("temperature=1.0, top_k=0, top_p=1.0",)
+    )
+    assert len(lines_for("all_wrong", "unsloth")) == len(lines_for("all_wrong", "trl")) - 1
+    assert not [x for lines in REMEDIES["unsloth"].values() for x in lines if "gxpo" in x]
