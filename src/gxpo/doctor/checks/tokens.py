@@ -109,7 +109,7 @@ def stale_sampler(case: Case) -> Finding | None:
     values = case.values(name)
     third = len(values) // 3
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
-    if third and saturates and case.last(name) < 4 * USUAL.get(name, 0.1):
+    if third and saturates and float(np.quantile(values, 0.7)) < 1.5 * USUAL.get(name, 0.1):
         return None  # a bounded lag
     return found(
         "stale_sampler",
