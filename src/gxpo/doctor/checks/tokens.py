@@ -87,7 +87,7 @@ def logprob_shift(case: Case) -> Finding | None:
     "the sampler keeps old weights",
     "gap of sampler and learner grows from about 0; rollouts do not follow the policy",
     needs=(*GAPS, "staleness_mean"),
-    follows=("lr_too_high",),
+    follows=(),
 )
 def stale_sampler(case: Case) -> Finding | None:
     if logprob_shift(case) is not None:
