@@ -1,0 +1,207 @@
+"""Where it went, as far as data and machinery decide it: prompts, evaluations, resumes, tools, time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gxpo.doctor.case import Case
+from gxpo.doctor.finding import Finding
+from gxpo.doctor.runlog import Floats
+from gxpo.doctor.sickness import found, sickness
+
+
+@sickness(
+    "duplicate_prompts",
+    5,
+    "few different prompts",
+    "distinct prompts over the run, more than 20 passes over the data, evaluation flat",
+    needs=("epoch", "rollouts"),
+    follows=(),
+)
+def duplicate_prompts(case: Case) -> Finding | None:
+    epochs = case.values("epoch")
+    few, groups = (None, None) if case.facts is None else case.facts.prompts
+    passes = float(epochs[-1]) if len(epochs) else float("nan")
+    tiny = few is not None and groups is not None and few <= 16 and groups >= 5 * few
+    if not tiny and not passes > 20:
+        return None
+    evidence = (
+        [f"{few} different prompts in {groups} groups of rollouts"] if few is not None and groups is not None else []
+    )
+    evidence += [case.quote("epoch")] if len(epochs) else []
+    evidence += [case.quote(case.held_out)] if case.held_out else []
+    if case.held_out is not None and case.held_out_gain > 0:
+        return found("duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence)
+    return found(
+        "duplicate_prompts",
+        "warning",
+        "proved" if tiny else "likely",
+        "the same few prompts are used again and again",
+        *evidence,
+    )
+
+
+@sickness(
+    "eval_leak",
+    5,
+    "held-out prompts are training prompts",
+    "overlap of evaluation and training prompts, spaces and case aside",
+    needs=("rollouts",),
+    follows=(),
+)
+def eval_leak(case: Case) -> Finding | None:
+    facts = case.facts
+    if facts is None or facts.overlap is None or facts.whole is None:
+        return None
+    share, count, of, rows = facts.overlap
+    if share < 0.2 or count < 2:
+        return None
+    return found(
+        "eval_leak",
+        "warning",
+        "proved",
+        f"{share:.0%} of the held-out prompts are training prompts",
+        f"{count} of {of} different held-out prompts also occur among the training rollouts that were read",
+        examples=facts.examples(rows, facts.whole),
+    )
+
+
+@sickness(
+    "eval_too_small",
+    5,
+    "the evaluation is too small to see the gain",
+    "95% interval of a difference of evaluations wider than the training gain",
+    needs=("eval/accuracy", "eval/reward"),
+    follows=(),
+)
+def eval_too_small(case: Case) -> Finding | None:
+    tasks, train = case.held_out_tasks, case.trend("success" if case.has("success") else "reward")
+    if case.held_out is None or train is None or tasks is None:
+        return None
+    error = case.held_out_error
+    values = case.values(case.held_out)
+    if not (values.min() >= 0 and values.max() <= 1):
+        return None
+    wanted = int(np.ceil(2 * 0.25 * (1.96 / 0.1) ** 2))
+    if tasks > 40 or 1.96 * error < 0.15 or case.held_out_gain != 0:
+        return None
+    return found(
+        "eval_too_small",
+        "warning" if tasks <= 16 else "note",
+        "proved",
+        f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
+        case.quote(case.held_out),
+        f"{wanted} tasks show a change of 0.1",
+    )
+
+
+@sickness(
+    "resume_discontinuity",
+    5,
+    "a resume lost state: steps, rate or entropy jump",
+    "step numbers repeat or jump; learning rate or its warm-up begins again in the middle of the run",
+    needs=("lr", "loss", "reward"),
+    follows=(),
+)
+def resume_discontinuity(case: Case) -> Finding | None:
+    lines = []
+    main = next((case.log.series[n] for n in ("reward", "loss", "grad_norm") if n in case.log.series), None)
+    if main is not None and len(main) > 5:
+        jumps = np.diff(main.steps)
+        back = np.flatnonzero(jumps <= 0)
+        if len(back):
+            i = int(back[0])
+            lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+        usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
+        ahead = np.flatnonzero(jumps > 3 * usual)
+        if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
+            i = int(ahead[0])
+            lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
+    passes = case.log.series.get("epoch")
+    if passes is not None and len(passes) > 5:
+        back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
+        if len(back):
+            i = int(back[0])
+            lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
+    held = case.log.series.get("lr")
+    schedule = str(case.setting("schedule") or "")
+    if held is not None and len(held) > 10 and "restart" not in schedule and "cycl" not in schedule:
+        rates, steps = held.finite.values, held.finite.steps
+        at = _second_rise(rates)
+        if at is not None:
+            lines.append(f"{held.key} is {rates[at]:.3g} at step {steps[at]:.0f} and rises again after it")
+    if not lines:
+        return None
+    entropy = case.quote("entropy") if case.has("entropy") else ""
+    return found(
+        "resume_discontinuity",
+        "warning",
+        "proved",
+        "a resume did not go on where the run had stopped",
+        *lines,
+        entropy,
+    )
+
+
+def _second_rise(rates: Floats) -> int | None:
+    """Place from which a rate that had fallen rises again by a fifth of its largest value; None where it does not."""
+    top = float(rates.max()) if len(rates) else 0.0
+    fallen, low, at = False, float("inf"), 0
+    for i in range(1, len(rates)):
+        if rates[i] < rates[i - 1] - 0.02 * top:
+            fallen = True
+        if fallen and rates[i] < low:
+            low, at = float(rates[i]), i
+        if fallen and rates[i] > low + 0.2 * top:
+            return at
+    return None
+
+
+@sickness(
+    "tool_failures",
+    5,
+    "tool calls fail",
+    "share of failing or unreadable calls above one half over the whole run, not falling",
+    needs=("tool_failures", "malformed", "illegal"),
+    follows=("truncation", "wrong_template"),
+)
+def tool_failures(case: Case) -> Finding | None:
+    for name in ("tool_failures", "malformed", "illegal"):
+        if case.has(name) and case.first(name) > 0.5 and case.last(name) > 0.5 and not case.falls(name):
+            if name == "tool_failures" and case.has("tool_calls") and case.mean("tool_calls") < 0.05:
+                continue
+            return found(
+                "tool_failures",
+                "warning" if case.gains else "critical",
+                "likely",
+                "most tool calls fail, and it does not get better",
+                case.quote(name),
+                case.quote("reward"),
+            )
+    return None
+
+
+@sickness(
+    "slow_tail",
+    5,
+    "sampling waits for the longest completion",
+    "longest / mean completion above 8, and sampling more than half of the step",
+    needs=("seconds_sampling",),
+    follows=("truncation", "no_eos", "length_hack"),
+)
+def slow_tail(case: Case) -> Finding | None:
+    if not case.has("seconds_sampling", "seconds", "length", "length_max"):
+        return None
+    share = case.mean("seconds_sampling") / max(case.mean("seconds"), 1e-9)
+    tail = case.mean("length_max") / max(case.mean("length"), 1e-9)
+    if share < 0.5 or tail < 8:
+        return None
+    return found(
+        "slow_tail",
+        "note",
+        "likely",
+        f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times the mean",
+        case.quote("length_max"),
+        case.quote("length"),
+        case.quote("seconds_sampling"),
+    )
