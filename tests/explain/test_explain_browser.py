@@ -124,3 +124,19 @@ def test_turns_name_agents_states_and_returns(tmp_path: Path) -> None:
     assert "r0 turn 0 0.95, r1 turn 0 0, r1 turn 1 0" in why
     assert "return of r0 turn 0 = 0 + 0.95 x 1 (the return of turn 1) = 0.95" in why
     assert "0.70710578 + 1.1546984 = 1.8618042" in why
+
+
+def test_forks_share_their_boxes(tmp_path: Path) -> None:
+    first = {**record(0, 1.0), "turns": [{"action": [4, 5, 6, 7], "logprob": [-0.5] * 4}]}
+    fork = {
+        **record(1, 0.0),
+        "fork": {"of": "t0", "turn": 0, "token": 3},
+        "turns": [{"action": [9], "logprob": [-2.0]}],
+    }
+    for key in ("prompt", "prompt_text"):
+        fork.pop(key)
+    page = drawn(write(tmp_path / "a.jsonl", [first, fork]), ("dr_grpo",), "press=vv>>", tmp_path)
+    # prompt, the three shared tokens, one token each
+    assert page.classes("node") == 4 and page.by_id["group"].count("mean 0.5") >= 1
+    assert "r1, token 2" in page.by_id["why"] and "(0 - 0.5) = -0.5" in page.by_id["why"]
+    assert page.by_id["said"].startswith("r1, token 2, <6>, dr_grpo -0.500")

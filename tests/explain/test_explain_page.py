@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -170,9 +172,6 @@ def test_a_verl_dump_is_grouped_by_prompt(tmp_path: Path) -> None:
 
 
 def test_residues_of_equal_rewards_are_flagged(tmp_path: Path) -> None:
-    tables = pytest.importorskip("pyarrow.parquet", reason="TRL's tables are Parquet files: pyarrow reads them")
-    import pyarrow
-
     columns = {
         "step": [3] * 8,
         "prompt": ["a?"] * 4 + ["b?"] * 4,
@@ -182,7 +181,7 @@ def test_residues_of_equal_rewards_are_flagged(tmp_path: Path) -> None:
     }
     path = tmp_path / "completions" / "completions_00003.parquet"
     path.parent.mkdir()
-    tables.write_table(pyarrow.table(columns), path)
+    pq.write_table(pa.table(columns), path)
     page = page_of(tmp_path)
     assert numbers(page.data["groups"]["residue"], 2) == [6e-4, 0.0]
     assert "equal rewards, recorded advantage up to 6.0e-04" in page.text

@@ -77,16 +77,14 @@ class Summand:
 
 
 class Watched:
-    """A credit that remembers what it was called with: the scored rollouts as the method shaped them, the signals."""
+    """A credit that keeps the summands of its last call: of the scored rollouts as the method gives them to it."""
 
     def __init__(self, credit: Any) -> None:
         self.credit = credit
         self.needs, self.requires = getattr(credit, "needs", ()), getattr(credit, "requires", ())
-        self.forest: Forest | None = None
         self.found: list[Summand] = []
 
     def __call__(self, forest: Forest, signals: Any, step: int) -> Tensor:
-        self.forest = forest
         self.found = summands(self.credit, forest, signals, step)
         total = torch.zeros(forest.n_entries, dtype=torch.float64)
         for summand in self.found:

@@ -159,7 +159,7 @@ def _tokens(forest: Forest, token: np.ndarray) -> dict[str, Any]:
         "word": packed(token),
         "logprob": packed(logprob, digits="f4") if known.any() else None,
         "trained": packed(forest.trainable),
-        "path": packed(forest.path_token),
+        "path": None if torch.equal(forest.path_token, torch.arange(forest.n_tokens)) else packed(forest.path_token),
     }
 
 

@@ -117,6 +117,7 @@ def _skeleton() -> Html:
         '<div id="columns">'
         '<div id="groups" role="listbox" tabindex="0" aria-label="Groups"></div>'
         '<article id="group" aria-label="Rollouts of the group"></article>'
-        '<aside id="why" tabindex="-1" aria-live="polite" aria-label="How the number came about"></aside></div>\n'
+        '<aside id="why" tabindex="-1" aria-label="How the number came about"></aside></div>\n'
+        '<p id="said" class="unseen" role="status"></p>\n'
         '<dialog id="help" aria-label="Keys"></dialog>\n'
     )

@@ -17,6 +17,7 @@ function col(x) { // a packed column as a function of the row
 const isColumn = x => x !== null && typeof x === "object" && (typeof x.d === "string" || typeof x.c === "number" || typeof x.c === "boolean");
 const decoded = t => { const out = {}; for (const k in t) out[k] = isColumn(t[k]) ? col(t[k]) : t[k]; return out; };
 const R = decoded(D.R), S = decoded(D.S), N = decoded(D.N), T = decoded(D.T);
+if (!T.path) T.path = p => p; // every token is some rollout's, in order
 const G = decoded(D.groups);
 R.components = Object.entries(R.components).map(([name, x]) => ({name, at: col(x)}));
 for (const name in G.silent) G.silent[name] = col(G.silent[name]);

@@ -173,6 +173,7 @@ const fill = (box, ...kids) => box.replaceChildren(...kids.flat(Infinity).filter
 function why() {
   const box = $('why'), m = M[state.m];
   if (state.r < 0 || !nG) {
+    $('said').textContent = nG ? seen(`group ${G.task[state.g]}, rewards ${badge(state.g)}`) : '';
     fill(box, el('h2', {}, 'How the numbers came about'), el('p', {class: 'soft'}, 'Of this group. Choose a rollout (arrow down) or a token (arrow right) for its own.'),
       M.filter(x => nG && x.credit).sort((a, b) => (b === m) - (a === m)).map(x => el('details', {open: true, class: 'method'}, el('summary', {}, x.name), x.formula ? el('p', {class: 'soft formula'}, x.formula) : null, blocksOf(ofGroup(x, state.g)))));
     return;
@@ -184,6 +185,7 @@ function why() {
   if (!Number.isNaN(R.recorded(r))) facts.push(`recorded advantage of ${rname(r)} ${num(R.recorded(r), 6)}`);
   if (facts.length) out.push(el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))));
   if (byState && S.state(s) >= 0 && steps(r).length > 1 && D.states[S.state(s)].length < 600) out.push(el('details', {open: true}, el('summary', {}, 'State'), el('pre', {class: 'boxed', dir: 'auto'}, D.states[S.state(s)])));
+  $('said').textContent = seen(`${turnName(s)}, token ${p - S.entry(s)}, ${word(p)}, ${M.filter(x => x.credit).map(x => x.name + ' ' + signed(ofToken(x, 'credit', s, p))).join(', ')}`);
   const order = [m, ...M.filter(x => x !== m)].filter(x => x);
   for (const x of order) {
     const body = x.missing ? [el('p', {class: 'soft'}, x.missing)] : [x.formula ? el('p', {class: 'soft formula'}, x.formula) : null, ...blocksOf(derivation(x, r, s, p))];
