@@ -133,6 +133,13 @@ class TrainerSettings(_Section):
     )
 
 
+class DoctorSettings(_Section):
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="steps between checks of what gxpo doctor looks for; 0: only at the end"
+    )
+    stop: bool = Field(default=False, description="end the run where a critical cause is likely or proved")
+
+
 class EvalSettings(_Section):
     every: Annotated[int, Field(ge=0)] = Field(
         default=25, description="evaluate every n-th step; 0: only before and after"
@@ -179,6 +186,7 @@ class RunSettings(_Section):
     learner: LearnerSettings = LearnerSettings()
     trainer: TrainerSettings = TrainerSettings()
     eval: EvalSettings = EvalSettings()
+    doctor: DoctorSettings = DoctorSettings()
     scoring: RewardSettings = RewardSettings()
 
     @property

@@ -22,6 +22,7 @@ from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
+from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
 from gxpo.trainer.lock import Lock
@@ -100,6 +101,7 @@ class Trainer(Stages):
             self.save()
             self._begun = True
         board = Board(self.out, purge_after=self.step_number) if t.tensorboard and main else None
+        doctor = self._checkup() if main and self.settings.doctor.every else None
         while self.step_number < t.steps and not stop:
             row = self.step()
             with self._in_place():
@@ -108,13 +110,19 @@ class Trainer(Stages):
                     row |= self._evaluated(row["step"])
                 if main:
                     self._write(row, board, last)
-                stop = self._watched(watch, row)
+                halt = doctor is not None and doctor(row, warned=self.warned)
+                stop = self._watched(watch, row, halt)
                 if len(self._trouble) >= t.max_nonfinite_steps:
                     self._give_up()
                 if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
                     self.save()
         if board is not None:
             board.close()
+
+    def _checkup(self) -> Checkup:
+        """The doctor, told what is written so far: the first evaluation and, after a resume, all lines."""
+        before = [row for row in self.evaluations.read() if row["step"] == 0]
+        return Checkup(self.out, self.resolved, [*before, *self.metrics_file.read()])
 
     def _give_up(self) -> None:
         """Ends a run none of whose last steps could be taken. Resumed, it goes on behind them and counts anew."""
@@ -136,9 +144,11 @@ class Trainer(Stages):
             dump(annotated(*self.last), self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
 
     @staticmethod
-    def _watched(watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any]) -> bool:
-        """Whether to stop: if the watch of any process says so, all processes stop after the same step."""
-        return runtime.any_of(watch is not None and bool(watch(row)))
+    def _watched(
+        watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any], halt: bool = False
+    ) -> bool:
+        """Whether to stop: if the watch of any process says so, or `halt`, all processes stop after the same step."""
+        return runtime.any_of((watch is not None and bool(watch(row))) or halt)
 
     def _evaluated(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()

@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from gxpo import runtime
+from gxpo.doctor.live import closing
 from gxpo.rewards.scoring import LIMIT
+from gxpo.trainer.checkup import NOTHING_LEARNED
 
 COLUMNS = (
     ("step", "step", "{:>5.0f}"),
@@ -84,6 +86,7 @@ class Progress:
         gain = run.gain
         counts = {k: v for k, v in run.trainer.rewards.counts.items() if v}
         over_limit = counts.pop(LIMIT, 0)
+        diagnosis = run.diagnosis
         summary = {
             "out": str(run.path),
             "steps": run.trainer.step_number,
@@ -97,6 +100,8 @@ class Progress:
             "unscored": counts,
             "over_limit": over_limit,
             "problem": run.problem,
+            "verdict": diagnosis and diagnosis.verdict,
+            "findings": [id for f in diagnosis.findings for id in f.ids] if diagnosis else [],
         }
         if as_json:
             print(json.dumps(summary))
@@ -114,11 +119,15 @@ class Progress:
                 self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
         if over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
-        if run.problem:
+        first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()
+        if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
             self.console.print(run.problem, style="bold red", markup=False)
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if run.trainer.step_number < run.trainer.settings.trainer.steps:
             self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")
+        if diagnosis:
+            for line in closing(diagnosis, str(run.path)):
+                self.console.print(line, style="bold" if diagnosis.sick else None, markup=False)
 
 
 def _no_progress_bars() -> None:

@@ -7,14 +7,17 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gxpo import config, runtime
 from gxpo.definition import Stated
+from gxpo.doctor.finding import Diagnosis
 from gxpo.errors import ConfigError
 from gxpo.pipeline import Method
 from gxpo.trainer import export
+from gxpo.trainer.checkup import verdict_of
 from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
@@ -65,6 +68,11 @@ class Run:
         """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
         where something could."""
         return self.tally.problem(self.trainer.method, self.trainer.failures)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """What `gxpo doctor` finds in it; None where that failed, which is warned of."""
+        return verdict_of(self.path)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
