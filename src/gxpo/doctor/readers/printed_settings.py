@@ -14,6 +14,7 @@ _COMMAND = re.compile(
 )
 _OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
 _OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
+_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "--")  # one of them is in every match of _COMMAND
 _ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
 _ARGUMENT = re.compile(r"^\s*(\w+)=(.*?),?\s*$")
 _TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
@@ -60,10 +61,10 @@ class PrintedSettings:
                 return True
             self.open = ""
             return line.strip() == ")"
-        if _ARGUMENTS.search(line):
+        if line.endswith("(") and _ARGUMENTS.search(line):
             self.open = "arguments"
             return True
-        if self.open == "command" or _COMMAND.search(line):
+        if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
             pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
             for name, text in pairs:
                 self._found.setdefault(name.replace("-", "_"), value(text) if text else True)
