@@ -180,7 +180,7 @@ class Case:
         seen = [self.values(n).max() for n in ("reward", "reward_max") if n in self.log]
         if self.rollouts is not None and np.isfinite(self.rollouts.score).any():
             seen.append(np.nanmax(self.rollouts.score))
-        return float(max([*seen, *([1.0] if seen and self.binary else [])], default=float("nan")))
+        return max((float(x) for x in [*seen, *([1.0] if seen and self.binary else [])]), default=float("nan"))
 
     @cached_property
     def binary(self) -> bool:
@@ -189,6 +189,23 @@ class Case:
         if len(p) < 5 or len(p) != len(spread) or p.min() < 0 or p.max() > 1 or not (p * (1 - p) > 0.02).any():
             return False
         return float(np.median(np.abs(spread**2 - p * (1 - p)))) < 0.02
+
+    @cached_property
+    def covered(self) -> tuple[float, float] | None:
+        """(first, last) share of groups with at least one right answer: as recorded, else, for rewards of 0 and 1,
+        1 - the share of silent groups x that of all-wrong ones among them, if mixed groups are half right. None where
+        neither is known."""
+        if self.has("zero_wrong"):
+            return 1 - self.first("zero_wrong"), 1 - self.last("zero_wrong")
+        if not (self.binary and self.has("zero_signal")):
+            return None
+
+        def estimate(reward: float, silent: float) -> float:
+            right = (reward - (1 - silent) / 2) / max(silent, 1e-9)
+            return 1 - silent * (1 - min(max(right, 0.0), 1.0))
+
+        pairs = [(getattr(self, at)("reward"), getattr(self, at)("zero_signal")) for at in ("first", "last")]
+        return estimate(*pairs[0]), estimate(*pairs[1])
 
     @cached_property
     def finished(self) -> bool:

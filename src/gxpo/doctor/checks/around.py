@@ -87,7 +87,7 @@ def eval_too_small(case: Case) -> Finding | None:
         return None
     return found(
         "eval_too_small",
-        "warning" if tasks <= 16 else "note",
+        "warning" if tasks <= 8 else "note",
         "proved",
         f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
         case.quote(case.held_out),

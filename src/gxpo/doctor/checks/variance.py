@@ -25,9 +25,10 @@ def reward_noise(case: Case) -> Finding | None:
     if pairs < 10 or differing < 5 or differing / pairs < 0.05:
         return None
     strong = ratio > 0.5
+    slight = ratio < 0.2 or (case.gains and not strong)  # a judge that is not quite sure
     return found(
         "reward_noise",
-        "critical" if strong and not case.held_out_gain > 0 else "warning",
+        "note" if slight else "critical" if strong and not case.held_out_gain > 0 else "warning",
         "proved",
         "the same completion of the same prompt gets different scores",
         f"{differing} of {pairs} pairs of identical completions of one group differ in their score; the difference is "

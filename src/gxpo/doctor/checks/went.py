@@ -55,6 +55,10 @@ def entropy_collapse(case: Case) -> Finding | None:
         )
     if case.n < LEAST or not gone:
         return None
+    covered = case.covered
+    lost = covered is not None and covered[0] - covered[1] > 0.1
+    if covered is not None and not lost and not case.falls("reward"):
+        return None  # as many tasks are solved at times as at the start
     half = trend(reward[len(reward) // 2 :])
     if half is None or half.rises:
         return None
@@ -68,6 +72,9 @@ def entropy_collapse(case: Case) -> Finding | None:
         case.quote("entropy"),
         case.quote("reward"),
         case.quote("zero_signal") if case.has("zero_signal") else "",
+        f"groups with a right answer: about {covered[0]:.0%} in the first steps, {covered[1]:.0%} in the last"
+        if covered is not None
+        else "",
     )
 
 
