@@ -151,20 +151,33 @@ class Case:
         if tasks and float(values.min()) >= 0 and float(values.max()) <= 1:
             p = min(max(float(values.mean()), 0.5 / tasks), 1 - 0.5 / tasks)
             return float(np.sqrt(2 * p * (1 - p) / tasks))
-        if len(values) >= 4:
-            return float(np.sqrt(np.mean(np.diff(values) ** 2)))
-        return 0.1
+        scale = max(float(np.abs(values).max()), 1e-9)
+        return max(float(np.sqrt(np.mean(np.diff(values) ** 2))) if len(values) >= 4 else 0.0, 0.05 * scale)
 
     @cached_property
     def held_out_tasks(self) -> int | None:
         """Held-out tasks of one evaluation: recorded, or counted in the rollouts."""
         if self.has("eval/tasks"):
             return int(self.values("eval/tasks")[-1])
+        if (counted := self._denominator) is not None:
+            return counted
         r = self.log.rollouts
         if r is None or not r.held_out.any():
             return None
         last = r.held_out & (r.step == r.step[r.held_out].max())
         return len({p for p, use in zip(r.prompt, last.tolist(), strict=True) if use})
+
+    @cached_property
+    def _denominator(self) -> int | None:
+        """Smallest number of tasks, from 3 to 1,000, of which all held-out accuracies are whole parts, where there are
+        three different ones: 0.578125 and 0.59375 are parts of 64."""
+        values = self.values(self.held_out) if self.held_out is not None else np.empty(0)
+        if len(np.unique(values)) < 3 or values.min() < 0 or values.max() > 1:
+            return None
+        for n in range(3, 1001):
+            if float(np.abs(values * n - np.round(values * n)).max()) < min(2e-3, 2e-4 * n):
+                return n if n < 500 else None
+        return None
 
     @cached_property
     def rollouts(self) -> Rollouts | None:

@@ -134,6 +134,24 @@ class Facts:
         )
 
     @cached_property
+    def alike_from(self) -> tuple[int, float, Index] | None:
+        """(step, mean share of different completions in a group before it, rows of a group after it) where groups have
+        different completions up to some recorded step and one each from it on; None where that does not happen."""
+        by_step: dict[int, list[tuple[float, Index]]] = defaultdict(list)
+        for rows in self.members:
+            different = len({self.r.completion[i] for i in rows})
+            by_step[int(self.r.step[rows[0]])].append((different / len(rows), rows))
+        steps = sorted(by_step)
+        same = [all(share * len(rows) <= 1.0 for share, rows in by_step[s]) for s in steps]
+        if len(steps) < 4 or not same[-1]:
+            return None
+        at = len(same) - next((i for i, x in enumerate(reversed(same)) if not x), len(same))
+        if at < 2 or len(same) - at < 2:
+            return None
+        before = float(np.mean([share for s in steps[at - 2 : at] for share, _ in by_step[s]]))
+        return (steps[at], before, by_step[steps[at]][0][1]) if before > 0.3 else None
+
+    @cached_property
     def characters(self) -> float:
         """Mean length of a completion in characters."""
         return float(np.mean([len(c) for c in self.r.completion]))

@@ -184,6 +184,18 @@ def all_right(case: Case) -> Finding | None:
 )
 def no_diversity(case: Case) -> Finding | None:
     facts = case.facts
+    abrupt = None if facts is None else facts.alike_from
+    if facts is not None and abrupt is not None and _unmoved(case, abrupt[0]):
+        step, before, rows = abrupt
+        return found(
+            "no_diversity",
+            "critical",
+            "proved",
+            f"the answers of a group are the same text from step {step} on: is sampling greedy since an evaluation?",
+            f"{before:.0%} of a group's completions differ before step {step}, none after it",
+            *(case.quote(n) for n in ("entropy", "grad_norm") if case.has(n)),
+            examples=facts.examples(rows[:2]),
+        )
     distinct = None if facts is None else facts.distinct_early
     if facts is not None and distinct is not None:
         count, size, rows = distinct
@@ -232,6 +244,14 @@ def no_diversity(case: Case) -> Finding | None:
             *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
         )
     return None
+
+
+def _unmoved(case: Case, step: int) -> bool:
+    """Whether entropy stays at a step and the tasks are not solved after it, so that equal texts are no success."""
+    entropy, steps = case.values("entropy"), case.log.steps("entropy")
+    before, after = entropy[steps < step][-3:], entropy[steps >= step][:3]
+    sharpened = len(before) > 0 and len(after) > 0 and float(after.mean()) < 0.5 * float(before.mean())
+    return not sharpened and not case.last("reward") >= 0.95 * case.top
 
 
 @sickness(

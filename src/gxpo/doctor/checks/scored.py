@@ -125,6 +125,8 @@ def missing_scores(case: Case) -> Finding | None:
         for name, values in r.components.items():
             if len(r.components) == 1 or CORRECT.search(name):
                 lost = ~np.isfinite(values)
+                if lost.all():
+                    continue  # a column of other rows
                 missing = lost if lost.mean() > missing.mean() else missing
         if missing.mean() > 0.02:
             known = r.score[~missing]
