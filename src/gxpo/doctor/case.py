@@ -75,14 +75,21 @@ class Case:
         return len(values) > 1 and float(np.ptp(values)) <= 1e-9 * max(1.0, float(np.abs(values).max()))
 
     def quote(self, name: str, form: str = ".3g") -> str:
-        """Evidence: the series under the trainer's own key, first and last steps."""
-        steps, values = self.log.steps(name), self.values(name)
+        """Evidence: the series under the trainer's own key, first and last steps; "" where it was not recorded."""
+        steps, values, key = self.log.steps(name), self.values(name), self.log.key(name)
         if not len(values):
-            return f"{self.log.key(name)}: not recorded"
+            return ""
+        if len(values) == 1:
+            return f"{key} = {values[0]:{form}} at step {steps[0]:.0f}, the only one logged"
         if self.constant(name):
-            return f"{self.log.key(name)} = {values[0]:{form}} in all {len(values)} logged steps"
+            return f"{key} = {values[0]:{form}} in all {len(values)} logged steps"
+        if len(values) <= FRESH:
+            at = ", ".join(f"{s:.0f}" for s in steps)
+            return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {at}"
+        if name.startswith("eval/"):
+            return f"{key} {values[0]:{form}} at step {steps[0]:.0f}, {values[-1]:{form}} at step {steps[-1]:.0f}"
         return (
-            f"{self.log.key(name)} {self.first(name):{form}} in the first steps, {self.last(name):{form}} in the last "
+            f"{key} {self.first(name):{form}} in the first steps, {self.last(name):{form}} in the last "
             f"(steps {steps[0]:.0f} to {steps[-1]:.0f})"
         )
 

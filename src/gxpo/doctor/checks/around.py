@@ -91,7 +91,7 @@ def eval_too_small(case: Case) -> Finding | None:
         "proved",
         f"an evaluation of {tasks} tasks can't show a change below {1.96 * error:.2f}",
         case.quote(case.held_out),
-        f"{wanted} tasks show a change of 0.1",
+        f"{wanted} tasks would show a change of 0.1",
     )
 
 

@@ -89,7 +89,7 @@ def all_wrong(case: Case) -> Finding | None:
     elif case.facts is None or case.facts.references is None:
         ids.append("verifier_rejects_right_answers")
         evidence.append(
-            "too hard, or a verifier that can't read the answers? Reference answers among the rollouts would tell"
+            "too hard, or a verifier that can't read the answers? Reference answers beside the completions would tell"
         )
     if name.startswith("component/"):
         ids.append("dead_component")
@@ -430,7 +430,7 @@ def advantage_sign(case: Case) -> Finding | None:
         case.quote("reward"),
         case.quote("grad_norm"),
         *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
-        "an overfit test on one batch tells: with the right sign its reward rises, at a tenth of the rate, too",
+        "to tell them apart, overfit one batch at a tenth of the learning rate: with the right sign its reward rises",
     )
 
 

@@ -183,7 +183,7 @@ def weights_do_not_move(case: Case) -> Finding | None:
             *shown,
         )
     exact = case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6
-    told = "What would tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
+    told = "to tell them apart: the share of weights that a step changes, max_grad_norm, the rate asked for"
     ids = ["weights_do_not_move", "lr_too_low"]
     beta = case.number("beta")
     if case.has("kl") and not exact and (beta is None or beta >= STRONG_KL):

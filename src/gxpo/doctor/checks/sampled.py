@@ -52,7 +52,7 @@ def no_eos(case: Case) -> Finding | None:
         evidence.append(f"cut answers are complete ones: {case.quote(case.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
-        evidence.append("the rollouts would tell: does text go on after a complete answer, or is it unfinished?")
+        evidence.append("the completions would tell them apart: does text go on after an answer, or is it unfinished?")
     else:
         evidence.append(f"{goes_on:.0%} of the completions go on after a complete answer")
         if goes_on < 0.3:
@@ -201,6 +201,6 @@ def wrong_template(case: Case) -> Finding | None:
         "note" if healthy else "critical",
         "likely" if share > 0.5 else "possible",
         f"{what} in {share:.0%} of the rollouts: another chat template than the model's",
-        f"mean reward of the first steps {low:.3g}",
+        f"mean reward in the first steps: {low:.3g}",
         examples=facts.examples(rows),
     )

@@ -56,7 +56,7 @@ def logprob_shift(case: Case) -> Finding | None:
             "likely",
             "from step 1 on the learner's log-prob of some sampled token is nats away from the sampler's",
             case.quote("gap_max"),
-            "the mean gap would tell: above half a nat tokens are shifted, below it they are weighted otherwise",
+            "the mean gap would tell them apart: half a nat and more is a shift of tokens, less is numerics",
         )
     # sampled tokens are unlikely under shifted log-probs: far more than the policy is unsure of
     unlikely = name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > 1.2 * case.entropy_first
@@ -118,7 +118,7 @@ def stale_sampler(case: Case) -> Finding | None:
         "the sampler falls behind the learner: it does not receive its weights",
         *(case.quote(n) for n in GAPS if case.has(n)),
         case.quote("reward"),
-        "the same picture: an adapter that is not delivered; the gap drops after each delivery if there is one",
+        "an adapter that never reaches the sampler looks the same; where deliveries work, the gap drops after each one",
     )
 
 

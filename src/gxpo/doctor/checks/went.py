@@ -228,7 +228,10 @@ def component_dominates(case: Case) -> Finding | None:
     lengthy = "len" in other.lower() or case.log.source == "unknown"
     evidence = [case.quote(f"component/{other}"), case.quote(case.correctness), case.quote("reward")]
     evidence += (
-        ["share of the reward's variance within groups: " + ", ".join(f"{k} {v:.0%}" for k, v in share.items())]
+        [
+            "share of the reward's variance within groups: "
+            + ", ".join(f"{k} {max(v, 0.0):.0%}" for k, v in share.items())
+        ]
         if share
         else []
     )
@@ -242,7 +245,7 @@ def component_dominates(case: Case) -> Finding | None:
         ids,
         "critical" if right.falls else "warning",
         "likely",
-        f"{other} is what the policy is paid for: {name} {'falls' if right.falls else 'stands still'}",
+        f"the policy is paid for {other}: {name} {'falls' if right.falls else 'stands still'}",
         *evidence,
     )
 
