@@ -24,7 +24,6 @@ class Recipe:
     data    name of a function of `gxpo_runs` that writes data.jsonl
     hook    name of a function of `gxpo_runs` that changes the trainer
     policy  which of the prepared policies it starts from; None: `model` says it
-    first   made by the first version of the trainer (`GXPO_FIRST`: the src of a checkout of it), with its metrics
     """
 
     name: str
@@ -35,7 +34,6 @@ class Recipe:
     data: str | None = None
     hook: str | None = None
     policy: str | None = None
-    first: bool = False
 
     @property
     def reward(self) -> str | None:
@@ -166,9 +164,9 @@ SICK = [
     Recipe(
         "paid by length",
         "sick",
-        ("length_hack",),
-        "longer is paid, twice as much as right",
-        set={"sampling.max_new_tokens": 64},
+        ("length_hack", "component_dominates"),
+        "longer is paid, four times as much as right",
+        set={"sampling.max_new_tokens": 48, "optim.lr": 5e-4, "trainer.steps": 60},
     ),
     Recipe(
         "paid to be brief",
@@ -189,7 +187,6 @@ SICK = [
         "sick",
         ("reward_sign",),
         "an error is handed over as a reward",
-        set={"scoring.weights": {"reward.py:error": 1.0}},
     ),
     Recipe(
         "raises on wrong",
@@ -250,8 +247,9 @@ SICK = [
     Recipe(
         "format pays",
         "sick",
-        ("component_dominates", "length_collapse"),
-        "a style reward outweighs correctness twenty times",
+        ("component_dominates", "length_hack"),
+        "a style reward outweighs correctness ten times",
+        set={"optim.lr": 3e-4, "trainer.steps": 50},
     ),
     Recipe(
         "boxed wanted",
@@ -343,13 +341,6 @@ SICK = [
         hook="shifted_logprobs",
     ),
     Recipe(
-        "entropy penalised",
-        "sick",
-        ("entropy_collapse",),
-        "the entropy bonus has the wrong sign",
-        set={"objective.entropy.coef": -0.3, "optim.lr": 0.0003, "trainer.steps": 60},
-    ),
-    Recipe(
         "falling advantage",
         "sick",
         ("advantage_sign",),
@@ -398,7 +389,7 @@ SICK = [
 WELL = [
     Recipe("plain", "healthy"),
     Recipe("slow", "healthy", set={"optim.lr": 3e-05, "trainer.steps": 50, "tasks.per_step": 16}),
-    Recipe("saturating", "healthy", set={**DATA, "optim.lr": 0.0002, "trainer.steps": 60}, data="sums", policy="good"),
+    Recipe("saturating", "healthy", set={**DATA, "trainer.steps": 48}, data="sums", policy="good"),
     Recipe("dapo", "healthy", set={"method": "dapo"}),
     Recipe("dr_grpo and gspo", "healthy", set={"method": "dr_grpo+gspo"}),
     Recipe("gspo", "healthy", set={"method": "gspo"}),
@@ -436,18 +427,4 @@ WELL = [
     Recipe("pairs", "mild", ("group_too_small",), set={"method": "two_grpo", "tasks.per_step": 64}),
     Recipe("tiny evaluation", "mild", ("eval_too_small",), set={"eval.tasks": 8, "eval.every": 20}),
 ]
-FIRST = [
-    Recipe("first plain", "healthy", first=True),
-    Recipe(
-        "first rate 1e-8", "sick", ("lr_too_low",), "learning rate 10^4 times too low", {"optim.lr": 1e-8}, first=True
-    ),
-    Recipe(
-        "first four digits",
-        "sick",
-        ("all_wrong",),
-        "sums of four digits, policy knows two",
-        {"tasks.options": {"digits": 4}, "sampling.max_new_tokens": 48},
-        first=True,
-    ),
-]
-RECIPES = SICK + WELL + FIRST
+RECIPES = SICK + WELL

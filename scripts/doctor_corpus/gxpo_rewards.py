@@ -34,7 +34,7 @@ def score(prompt, completion, answer):
     "paid by length": NUMBER
     + r"""def score(completion, answer):
     thorough = min(len(completion) / 60, 1.0)
-    return {"correct": float(result(completion) == answer), "thorough": 2 * thorough}
+    return {"correct": float(result(completion) == answer), "thorough": 4 * thorough}
 """,
     "paid to be brief": NUMBER
     + r"""def score(completion, answer):
@@ -42,8 +42,7 @@ def score(prompt, completion, answer):
 """,
     "loss as reward": NUMBER
     + r"""def score(completion, answer):
-    wrong = float(result(completion) != answer)
-    return {"error": wrong, "correct": 1.0 - wrong}
+    return float(result(completion) != answer)
 """,
     "raises on wrong": NUMBER
     + r"""def score(completion, answer):
@@ -107,7 +106,7 @@ def score(completion, answer):
     "format pays": NUMBER
     + r"""def score(completion, answer):
     right = float(result(completion) == answer)
-    return {"correct": 0.1 * right, "style": 2.0 * completion.count("+1") / 4}
+    return {"correct": right, "style": 10.0 * min(completion.count("+1"), 3) / 3}
 """,
     "boxed wanted": r"""import re
 

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 import traceback
@@ -204,8 +203,6 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     if recipe.policy:
         (work / "policy").symlink_to(policy(recipe.policy))
         settings["model"] = "policy"
-    if recipe.first:
-        return first_trainer(settings, work, OUT / half / name)
     resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items()})
     began, said = time.time(), io.StringIO()
     with redirect_stderr(said), warnings.catch_warnings():
@@ -234,15 +231,6 @@ def moved(run: Path, target: Path) -> dict[str, Any]:
             shutil.copy(run / kept, target / kept)
     lighter(target)
     return outcome(target)
-
-
-def first_trainer(settings: dict[str, Any], work: Path, target: Path) -> dict[str, Any]:
-    """The same with the first version of the trainer, in a process of its own."""
-    began, keys = time.time(), {k.replace("optim.", "update."): v for k, v in settings.items()}
-    code = "import sys, json, gxpo; gxpo.train(set=json.loads(sys.argv[1]), out='run')"
-    environment = os.environ | {"PYTHONPATH": os.environ["GXPO_FIRST"]}
-    subprocess.run([sys.executable, "-c", code, json.dumps(keys)], cwd=work, env=environment, check=True, stdout=2)
-    return {"seconds": round(time.time() - began), "outcome": moved(work / "run", target)}
 
 
 def entry_of(recipe: Recipe, place: dict[str, str], outcome: dict[str, Any]) -> dict[str, Any]:
