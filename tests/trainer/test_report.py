@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gxpo.doctor.finding import Diagnosis, Finding
 from gxpo.errors import CheckpointError
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import summary, write_report
@@ -99,8 +100,8 @@ def test_a_whole_run(tmp_path: Path) -> None:
     whole_run(tmp_path)
     page = report(tmp_path)
     charts = [v for k, v in page.attributes if k == "aria-label"]
-    assert charts[:2] == ["Training reward", "Held-out accuracy"]
-    assert "KL" not in charts and "Not measured in this run: kl, approx_kl." in page.text
+    assert charts[:3] == ["Held-out accuracy", "Training reward", "Success rate"]
+    assert "KL" not in charts and "Not measured: kl." in page.text
     assert {"Entropy", "Clipped", "Completion length", "Groups without signal", "Speed"} <= set(charts)
     assert "method: grpo  # default" in page.text
     assert "step 000010" in page.text and "step 000030" in page.text and "step 000020" not in page.text
@@ -108,6 +109,25 @@ def test_a_whole_run(tmp_path: Path) -> None:
     for text in ("question 0", "answer 3", "answer 0", "correct: 1\nformat: 1", "0.3704"):
         assert text in page.text
     assert "question 5" not in page.text  # four groups are enough
+
+
+def test_verdict_and_names_stand_first(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    lines = ["method: dr_grpo+gspo  # argument", "model: tiny # default", "task: my tasks.jsonl", "seed: 3"]
+    (tmp_path / "config.yaml").write_text("\n".join(lines) + "\n")
+    found = Finding(("no_eos",), "critical", "likely", "nothing ends", ("truncated_rate = 1",), (), ("eos ids",))
+    write_report(tmp_path, Diagnosis("gxpo", ["metrics.jsonl"], [found], progress="flat"))
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    text = page.text[page.text.index("dr_grpo+gspo on my tasks.jsonl", 60) :]
+    parts = ["dr_grpo+gspo on my tasks.jsonl", "model tiny", "seed 3", "step 30", "nothing ends (likely)",
+             "truncated_rate = 1", "Try: eos ids", "flat", "Curves", "Sample rollouts", "Configuration"]  # fmt: skip
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_the_same_curve_is_drawn_once(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "metrics.jsonl").append({"step": 1, "reward_mean": 0.5, "success_rate": 0.5})
+    assert [v for k, v in report(tmp_path).attributes if k == "aria-label"] == ["Success rate", "table"]
 
 
 def test_summary_figures(tmp_path: Path) -> None:
@@ -136,9 +156,8 @@ def test_hostile_text_is_only_text(tmp_path: Path) -> None:
                                   info={"advantage": HOSTILE}),
                            record(1, 0.0, turns=[{"action_text": "\ud800 half a pair"}])])  # fmt: skip
     page = report(run)
-    assert (
-        page.text.count("alert(1)") == 8
-    )  # config, figure, task, prompt, completion, component and its name, advantage
+    # config.yaml and the model it names, figure, task, prompt, completion, component and its name, advantage
+    assert page.text.count("alert(1)") == 9
     assert "half a pair" in page.text and "<b>run & co" in page.text and "[cut]" in page.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from gxpo.doctor.live import Live
 from gxpo.doctor.reading import read
 from gxpo.doctor.rollout_json import read_json
 from gxpo.doctor.rollout_sample import dump
+from gxpo.trainer.report import write_report
 
 A_STEP = 100  # rollouts of a step that are looked at while the run goes on
 # Findings that say what `Tally.problem` says, but closer: where both are there, one is shown.
@@ -51,7 +53,17 @@ class Checkup:
         if self.live.due(step):
             self._read()
             self.live.check()
+            self._report()
         return self.live.stop
+
+    def _report(self) -> None:
+        """The report so far; counted with the checks, which leave out some where they take too long."""
+        began = time.perf_counter()
+        try:
+            write_report(self.run, self.live.diagnosis)
+        except Exception as error:
+            warnings.warn(f"report.html can't be written: {error}", stacklevel=3)
+        self.live.spent += time.perf_counter() - began
 
     def _read(self) -> None:
         try:

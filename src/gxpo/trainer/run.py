@@ -199,9 +199,9 @@ def _go(trainer: Trainer, watch: Watch | None) -> Run:
         trainer.train(watch)
     finally:
         trainer.close()
-    if runtime.rank() == 0:
-        write_report(trainer.out)
     run = Run(trainer.out, trainer)
+    if runtime.rank() == 0:
+        write_report(trainer.out, run.diagnosis)
     if not trainer.warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run
