@@ -32,6 +32,7 @@ PYTHON = {
         "trainer.train",
         "tokenizer.apply_chat_template",
         "gxpo.adapters.trl",
+        "gxpo.adapters.trl.GRPOTrainer",
         "gxpo.adapters.trl.Doctor",
         "method",  # gxpo's GRPOTrainer
         "is_trainable",  # PeftModel.from_pretrained

@@ -103,4 +103,7 @@ def test_progress_in_a_line():
     )
     flat = RunLog("trl", ["x"], {"reward": series([0.0] * 40, "reward")})
     assert progress(Case(flat)) == "reward = 0 in all 40 steps"
+    noise = [0.0, 0.1] * 10
+    unsure = RunLog("trl", ["x"], {"reward": series([n + i * 0.0054 for i, n in enumerate(noise)], "reward")})
+    assert progress(Case(unsure)).endswith("may gain, but by less than three standard errors")
     assert "gains" in diagnose(RunLog("trl", ["x"], {"reward": series([i / 40 for i in range(40)], "reward")})).progress

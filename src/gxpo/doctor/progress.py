@@ -20,6 +20,8 @@ def progress(case: Case) -> str:
             said = "gains"
         elif found.falls:
             said = "falls"
+        elif low > 0 or high < 0:
+            said = f"may {'gain' if low > 0 else 'fall'}, but by less than three standard errors"
         else:
             said = f"no clear change, where a gain of {found.detectable:.2g} would have shown"
         parts.append(
@@ -30,8 +32,10 @@ def progress(case: Case) -> str:
     if case.held_out is not None:
         values, error = case.values(case.held_out), case.held_out_error
         change = float(values[-1] - values[0])
-        verdict = "gains" if case.held_out_gain > 0 else "falls" if case.held_out_gain < 0 else "no clear change"
         low, high = change - 1.96 * error, change + 1.96 * error
+        verdict = "may gain" if low > 0 else "may fall" if high < 0 else "no clear change"
+        if case.held_out_gain:
+            verdict = "gains" if case.held_out_gain > 0 else "falls"
         parts.append(
             f"{case.log.key(case.held_out)} {values[0]:.3g} -> {values[-1]:.3g} in {len(values)} evaluations (change "
             f"{change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"

@@ -19,7 +19,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     "verifier_rejects_right_answers": ("gxpo check-reward REWARD --task TASK: it must accept every reference answer",),
     "labels_misaligned": ("gxpo check-reward REWARD --task TASK --n 10, and solve those tasks by hand",),
     "missing_scores": (
-        "read scoring_raised, scoring_timeout and scoring_died in metrics.jsonl: they say what went wrong",
+        "scoring_raised, scoring_timeout and scoring_died in metrics.jsonl say what went wrong: mend that",
         "raise scoring.timeout, or add scoring.workers",
     ),
     "reward_sign": (
@@ -35,6 +35,7 @@ GXPO: dict[str, tuple[str, ...]] = {
     ),
     "dead_component": ("gxpo check-reward REWARD --task TASK; mend that reward, or take it out of scoring.weights",),
     "verifier_outage": (
+        "scoring_raised, scoring_timeout and scoring_died in metrics.jsonl say what went wrong: mend that",
         "raise in the reward function where the verifier does not answer: that rollout is unscored, not 0",
         "gxpo train --from RUN/checkpoints/step-N from before the outage",
     ),

@@ -42,7 +42,7 @@ TRL: dict[str, tuple[str, ...]] = {
     "near_constant_reward": (
         "scale_rewards='none' (or 'batch'), so that tiny differences stay tiny",
         "round the reward to what is meant, e.g. 3 digits",
-        "from gxpo.adapters.trl import GRPOTrainer gives exactly 0 where all rewards of a group are equal",
+        "gxpo.adapters.trl.GRPOTrainer gives exactly 0 where all rewards of a group are equal",
     ),
     "dead_component": ("call that function of reward_funcs on a reference answer by hand; mend it, or remove it",),
     "verifier_outage": (
@@ -52,7 +52,7 @@ TRL: dict[str, tuple[str, ...]] = {
     "all_wrong": (
         "start with easier rows of train_dataset, or fine-tune on some solutions first",
         "num_generations=16, so that a rare right answer is seen",
-        "from gxpo.adapters.trl import GRPOTrainer, and method='ngrpo' learns from groups that are all wrong",
+        "gxpo.adapters.trl.GRPOTrainer(..., method='ngrpo') learns from groups that are all wrong",
     ),
     "all_right": (
         "filter train_dataset by pass rate: drop what the model solves in every sample",
@@ -62,7 +62,7 @@ TRL: dict[str, tuple[str, ...]] = {
     "group_too_small": (
         "num_generations=8",
         "scale_rewards='batch', which divides by a deviation that is better known",
-        "from gxpo.adapters.trl import GRPOTrainer, and method='reinforce_pp_baseline'",
+        "gxpo.adapters.trl.GRPOTrainer(..., method='reinforce_pp_baseline')",
     ),
     "wrong_groups": (
         "keep TRL's RepeatSampler: a _get_train_sampler of your own must repeat each prompt num_generations times",
