@@ -404,6 +404,7 @@ WELL = [
         "healthy",
         set={
             "method": "tree_grpo",
+            "rollout.group_size": None,  # a tree has none
             "rollout.trees": 2,
             "rollout.rounds": 2,
             "rollout.expansions": 3,
@@ -424,7 +425,9 @@ WELL = [
     ),
     Recipe("small batches", "healthy", set={"tasks.per_step": 6, "optim.lr": 7e-05, "trainer.steps": 60}),
     Recipe("one dead of three", "mild", ("dead_component",)),
-    Recipe("pairs", "mild", ("group_too_small",), set={"method": "two_grpo", "tasks.per_step": 64}),
+    Recipe(
+        "pairs", "mild", ("group_too_small",), set={"method": "two_grpo", "rollout.group_size": 2, "tasks.per_step": 48}
+    ),
     Recipe("tiny evaluation", "mild", ("eval_too_small",), set={"eval.tasks": 8, "eval.every": 20}),
 ]
 RECIPES = SICK + WELL

@@ -203,7 +203,7 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
     if recipe.policy:
         (work / "policy").symlink_to(policy(recipe.policy))
         settings["model"] = "policy"
-    resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items()})
+    resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items() if v is not None})
     began, said = time.time(), io.StringIO()
     with redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -299,7 +299,7 @@ SICK = [
     Recipe(
         "entropy loss",
         "sick",
-        ("entropy_collapse",),
+        ("entropy_collapse", "lr_too_high"),
         "entropy_coeff has the wrong sign",
         {"entropy_coeff": -3.0, "lr": 3e-4, "steps": 36},
         ("file", "rollouts", "config"),
@@ -315,7 +315,7 @@ SICK = [
     Recipe(
         "style pays",
         "sick",
-        ("component_dominates",),
+        ("component_dominates", "length_hack"),
         "style is paid ten times as much as right",
         {"score": styled, "lr": 3e-4, "steps": 45},
         DUMPS,
