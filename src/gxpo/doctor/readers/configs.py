@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gxpo import yamltext
 from gxpo.doctor.readers.found import Found, flat
 from gxpo.errors import GxpoError
 
@@ -134,6 +133,8 @@ def from_text(text: str) -> Found | None:
     if document is None:
         if ":" not in text:
             return None
+        from gxpo import yamltext  # ruamel is read only where there is YAML
+
         try:
             document = yamltext.plain(yamltext.load(text, "configuration"), "configuration")
         except GxpoError:
