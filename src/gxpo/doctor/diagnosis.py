@@ -25,6 +25,8 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
 
     recompute   whether to compute other methods' advantages on the rollouts where groups are silent (imports torch)
     """
+    if not log.series and log.rollouts is None:
+        return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
     case = Case(log)
     made = [f for s in SICKNESSES.values() if (f := s.check(case)) is not None]
     ordered = _under_causes(_without_repeats(made))

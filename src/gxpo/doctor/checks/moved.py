@@ -266,6 +266,16 @@ def _calm_noise(values: Floats) -> float:
     return float(np.sqrt(kept.mean() / 2)) if len(kept) else 0.0
 
 
+def _steps_of_fall(values: Floats, start: float, low: float) -> int:
+    """Steps from the last value above 80% of the way from `low` up to `start` to the first below 20% after it."""
+    share = (values - low) / max(start - low, 1e-12)
+    under = np.flatnonzero(share < 0.2)
+    if not len(under):
+        return len(values)
+    above = np.flatnonzero(share[: under[0]] > 0.8)
+    return int(under[0] - above[-1]) if len(above) else int(under[0])
+
+
 @sickness(
     "lr_too_high",
     4,
@@ -327,8 +337,15 @@ def lr_too_high(case: Case) -> Finding | None:
     if "reward" not in signs or len(signs) < 2:
         return None
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
+    ids = ["lr_too_high"]
+    if not case.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
+        ids.append("advantage_sign")
+        evidence.append(
+            "it never gained and fell over several steps: a gradient that points the wrong way looks the same; an "
+            "overfit test on one batch tells"
+        )
     return found(
-        "lr_too_high",
+        ids,
         "critical",
         grade,
         "the policy has collapsed: the learning rate is too high",
@@ -341,8 +358,8 @@ def lr_too_high(case: Case) -> Finding | None:
     "non_finite",
     4,
     "loss or gradient is not finite",
-    "non-finite loss or gradient norm in the last steps, or steps skipped for it",
-    needs=("loss", "grad_norm", "nonfinite_steps"),
+    "non-finite loss or gradient norm in the last steps, steps skipped for it, or an infinite reward",
+    needs=("loss", "grad_norm", "nonfinite_steps", "reward"),
     follows=(),
 )
 def non_finite(case: Case) -> Finding | None:
@@ -365,6 +382,16 @@ def non_finite(case: Case) -> Finding | None:
                 else f"{held.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {at}",
             )
+    scores = case.log.series.get("reward")
+    if scores is not None and len(scores) and np.isinf(scores.values).sum() >= max(1, 0.05 * len(scores)):
+        count = int(np.isinf(scores.values).sum())
+        return found(
+            "non_finite",
+            "critical",
+            "proved",
+            "the reward is not finite: a rollout of infinite reward makes all advantages of its group so",
+            f"{scores.key} is infinite in {count} of {len(scores)} logged steps",
+        )
     skipped = case.values("nonfinite_steps")
     if len(skipped) and skipped[-1] >= max(2, 0.05 * len(skipped)):
         return found(
