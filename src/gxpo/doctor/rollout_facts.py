@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gxpo.doctor.rollout_references import Holder, bare
-from gxpo.doctor.rollout_texts import goes_on, markup, overlap, repeated_prompts
+from gxpo.doctor.rollout_texts import goes_on, markup, overlap, repeated_prompts, unfinished
 from gxpo.doctor.rollout_variance import variance_shares, within_correlation
 from gxpo.doctor.runlog import Floats, Rollouts
 
@@ -420,6 +420,11 @@ class Facts:
         flags = goes_on(self.r)[rows] | markup([self.r.completion[i] for i in rows])
         flags |= np.array([self._answered_first(i, self.r.completion[i].strip()) for i in rows])
         return float(flags.mean()), rows[flags]
+
+    @cached_property
+    def unfinished(self) -> float:
+        """Share of the completions that break off in the middle of something."""
+        return float(unfinished(self.r.completion).mean()) if len(self.r) else 0.0
 
     def _answered_first(self, row: int, text: str) -> bool:
         answer = self.r.reference[row]

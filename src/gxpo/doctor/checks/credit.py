@@ -205,7 +205,8 @@ def no_diversity(case: Case) -> Finding | None:
             return None
         if facts.characters <= 1.5 and count > 1.05:
             return None
-        if case.has("reward") and case.first("reward") >= 0.9 * case.top > 0:
+        unsure = case.entropy_first * case.first("length") if case.has("entropy", "length") else 0.0  # nats an answer
+        if unsure < 1.0 and case.has("reward") and case.first("reward") >= 0.9 * case.top > 0:
             return None  # one right answer each: solved
         return found(
             "no_diversity",
@@ -411,7 +412,8 @@ def advantage_sign(case: Case) -> Finding | None:
     score = case.trend("reward")
     if score is None or not score.falls or score.n < 10:
         return None
-    from_start = score.first - score.last > 4 * score.ends_error and score.best - score.first < 2 * score.ends_error
+    worse = score.first - score.last > 4 * score.ends_error or (case.held_out_gain < 0 and score.falls)
+    from_start = worse and score.best - score.first < 2 * score.ends_error
     grad = case.values("grad_norm")
     positive = grad[grad > 0]
     calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))

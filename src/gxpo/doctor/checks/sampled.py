@@ -56,7 +56,9 @@ def no_eos(case: Case) -> Finding | None:
     else:
         evidence.append(f"{goes_on:.0%} of the completions go on after a complete answer")
         if goes_on < 0.3:
-            ids = ["truncation"] if goes_on < 0.1 else ["truncation", "no_eos"]
+            broken_off = facts.unfinished if facts is not None else 0.0
+            evidence.append(f"{broken_off:.0%} of them break off")
+            ids = ["truncation"] if broken_off >= 0.5 else ["truncation", "no_eos"]
     if ids[0] == "truncation" and len(ids) == 1 and not masked:
         return None  # `truncation` says it
     if masked:
@@ -79,9 +81,11 @@ def nothing_trained(case: Case) -> bool:
     """Gradient exactly 0 in steps whose rewards differ within groups."""
     if not case.has("grad_norm"):
         return False
-    zero = set(case.log.steps("grad_norm")[case.values("grad_norm") == 0].tolist())
-    least = min(3, len(case.values("grad_norm")))  # a pasted row or two of a longer run will do
-    if len(zero) < max(least, 0.8 * len(case.values("grad_norm"))) or case.log.last_step < 3:
+    late = slice(len(case.values("grad_norm")) // 2, None)  # completions may have become too long on the way
+    still = case.values("grad_norm")[late] == 0
+    zero = set(case.log.steps("grad_norm")[late][still].tolist())
+    least = min(3, len(still))  # a pasted row or two of a longer run will do
+    if len(zero) < max(least, 0.8 * len(still)) or case.log.last_step < 3:
         return False
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if case.has(name):

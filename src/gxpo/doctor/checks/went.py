@@ -53,6 +53,17 @@ def entropy_collapse(case: Case) -> Finding | None:
             case.quote("entropy"),
             case.quote("reward"),
         )
+    if not gone and case.held_out_gain < 0 and case.falls("reward") and 0.02 < end < 0.5 * begin:
+        return found(
+            ["entropy_collapse", "lr_too_high"],
+            "critical",
+            "possible",
+            "the policy becomes surer and worse",
+            case.quote("entropy"),
+            case.quote("reward"),
+            case.quote(case.held_out or "reward"),
+            "does the loss have an entropy term, and the right sign?",
+        )
     if case.n < LEAST or not gone:
         return None
     covered = case.covered
