@@ -174,6 +174,12 @@ class Facts:
         found = within_correlation(x, y, self.r.group)
         return found.r if np.isfinite(found.r) else None
 
+    def partly_missing(self, values: Floats) -> float:
+        """Share of the groups in which some values are missing and others are not: a reward that is for other tasks is
+        missing in whole groups."""
+        mixed = [0 < int(np.isnan(values[g]).sum()) < len(g) for g in self.members]
+        return float(np.mean(mixed)) if mixed else 0.0
+
     @cached_property
     def lengths(self) -> Floats:
         """Tokens of each completion, where they are unknown characters."""

@@ -215,7 +215,11 @@ def no_diversity(case: Case) -> Finding | None:
             "the answers of a group are the same text from the first step on",
             f"{count:.1f} different completions in groups of {size:.0f} in the first steps read",
             *(case.quote(n) for n in ("entropy", "zero_signal") if case.has(n)),
-            *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
+            *(
+                f"sampling {n} = {case.setting(n)}"
+                for n in ("temperature", "top_k", "top_p")
+                if case.setting(n) is not None
+            ),
             examples=facts.examples(rows[:2]),
         )
     if len(case.log.components()) > 1 and case.constant("reward") and case.silent and case.silent_at_once:
@@ -232,17 +236,22 @@ def no_diversity(case: Case) -> Finding | None:
         return None
     reward, top = case.first("reward"), case.top
     mixed = spread_between(case) > 1e-3 and reward < 0.98 * top
-    cold = case.number("temperature")
+    cold, mass = case.number("temperature"), case.number("top_p")
+    narrow = mass is not None and mass < 0.1
     if not mixed or (case.has("zero_signal") and case.mean("zero_signal") < 0.9):
         return None
-    if case.entropy_first < 0.02 or (cold is not None and cold < 0.1) or case.number("top_k") == 1:
+    if case.entropy_first < 0.02 or (cold is not None and cold < 0.1) or case.number("top_k") == 1 or narrow:
         return found(
             "no_diversity",
             "critical",
             "likely",
             "the answers of a group are all alike from the first step on",
             *(case.quote(n) for n in ("entropy", "zero_signal", "reward")),
-            *(f"sampling {n} = {case.setting(n)}" for n in ("temperature", "top_k") if case.setting(n) is not None),
+            *(
+                f"sampling {n} = {case.setting(n)}"
+                for n in ("temperature", "top_k", "top_p")
+                if case.setting(n) is not None
+            ),
         )
     return None
 

@@ -19,7 +19,8 @@ STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at 
 
 def still(case: Case) -> tuple[bool, list[str]]:
     """Whether the policy looks as if it did not move at all, and by which series."""
-    if case.n < LEAST or case.gains or case.falls("reward"):
+    averaged = case.n >= LEAST // 2 and case.log.last_step >= 2.5 * LEAST  # rows are means over several steps
+    if (case.n < LEAST and not averaged) or case.gains or case.falls("reward"):
         return False, []
     score = case.trend("reward")
     if (
@@ -38,7 +39,7 @@ def still(case: Case) -> tuple[bool, list[str]]:
     level = case.trend("entropy")
     sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
     told = _stated_rest(case)
-    if case.n < 1.5 * LEAST and not told:
+    if case.n < 1.5 * LEAST and not averaged and not told:
         return False, []
     if all(stationary(case.values(n)) for n in watched) and (sharp or told):
         shown = [case.quote(n) for n in watched]
@@ -255,8 +256,9 @@ def _start(values: Floats) -> float:
     """Level before much was learnt: the mean of the first tenth of the steps, or the first step alone where a collapse
     follows it at once."""
     level = float(values[: max(2, len(values) // 10)].mean())
-    gone = float(values[1:].max()) < 0.3 * float(values[0]) if len(values) > 1 else False
-    return float(values[0]) if gone else level
+    after = values[1:4]
+    gone = len(after) > 0 and values[0] > 0 and float(after.mean()) < 0.6 * values[0]
+    return float(values[0]) if gone and float(values[-3:].mean()) < 0.7 * values[0] else level
 
 
 def _calm_noise(values: Floats) -> float:
@@ -283,7 +285,15 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
     "two of: reward below its start after a peak or at once; gradient norm x10; entropy to 0 or far up; length to its "
     "minimum or limit within a few steps",
     needs=("reward",),
-    follows=("reward_sign", "advantage_sign", "reward_noise", "labels_misaligned", "too_off_policy", *SAMPLER),
+    follows=(
+        "reward_sign",
+        "advantage_sign",
+        "reward_noise",
+        "labels_misaligned",
+        "too_off_policy",
+        "verifier_outage",
+        *SAMPLER,
+    ),
 )
 def lr_too_high(case: Case) -> Finding | None:
     score = case.trend("reward")
@@ -327,7 +337,7 @@ def lr_too_high(case: Case) -> Finding | None:
             signs.append("length")
             evidence.append(case.quote("length"))
     kl = case.values("kl")
-    if len(kl) >= 6 and float(kl.max()) > 5:
+    if len(kl) >= 6 and float(np.sort(kl)[-3:].mean()) > 1.5:
         signs.append("kl")
         evidence.append(case.quote("kl"))
     drop = float((reward[:-1] - reward[1:]).max()) if len(reward) > 1 else 0.0
@@ -336,6 +346,8 @@ def lr_too_high(case: Case) -> Finding | None:
         evidence.append(f"within one step {case.log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return None
+    if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
+        return None  # harder tasks do as much
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
     ids = ["lr_too_high"]
     if not case.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:

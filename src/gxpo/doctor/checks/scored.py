@@ -123,7 +123,8 @@ def missing_scores(case: Case) -> Finding | None:
     if r is not None and len(r):
         missing = ~np.isfinite(r.score)
         for name, values in r.components.items():
-            if len(r.components) == 1 or CORRECT.search(name):
+            partly = case.facts is not None and case.facts.partly_missing(values) > 0.1
+            if len(r.components) == 1 or CORRECT.search(name) or partly:
                 lost = ~np.isfinite(values)
                 if lost.all():
                     continue  # a column of other rows

@@ -9,6 +9,8 @@ from gxpo.doctor.checks.scored import PENALTY, shown
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 
+FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
+
 
 @sickness(
     "reward_noise",
@@ -110,6 +112,21 @@ def near_constant(case: Case) -> Finding | None:
             )
     if not case.has("reward"):
         return None
+    pull = case.values("grad_norm")
+    if (
+        len(pull) >= 8
+        and case.has("reward_std")
+        and float(np.median(pull[:8])) > 0
+        and float(np.quantile(pull, 0.9)) < FAINT
+        and case.mean("reward_std") > 0.01
+    ):
+        return found(
+            ["reward_ignores_completion", "near_constant_reward"],
+            "critical",
+            "possible" if case.gains else "likely",
+            "the gradient is next to nothing although rewards differ: those of a group are equal up to rounding",
+            *(case.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "reward") if case.has(n)),
+        )
     spread = case.mean("reward_std") if case.has("reward_std") else _within(case)
     reward = case.values("reward")
     level = float(np.abs(reward).mean())
@@ -209,7 +226,7 @@ def verifier_outage(case: Case) -> Finding | None:
         return found(
             "verifier_outage",
             "critical" if not came_back else "warning",
-            "likely" if came_back else "possible",
+            "likely" if came_back or end - start >= 5 else "possible",
             f"{case.log.key(name)} is exactly {level:g} from step {start:.0f} to {end:.0f}: the verifier was out",
             f"mean of the steps before {before:.3g}" + (f", after {after:.3g}" if after is not None else ""),
             *(case.quote(n) for n in ("entropy", "length") if case.has(n)),
