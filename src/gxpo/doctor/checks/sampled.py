@@ -142,7 +142,7 @@ def truncation(case: Case) -> Finding | None:
     facts = case.facts
     if all_cut(case):
         told = no_eos(case)
-        if told is not None and told.ids[0] == "no_eos":
+        if told is not None:
             return None
         goes_on = facts.goes_on[0] if facts is not None and facts.goes_on is not None else None
         if goes_on is not None and goes_on >= 0.3:
