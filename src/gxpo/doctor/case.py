@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from gxpo.doctor.rollout_facts import Facts
+from gxpo.doctor.rollout_facts import CORRECT, STYLE, Facts
 from gxpo.doctor.runlog import Floats, Rollouts, RunLog
 from gxpo.doctor.trend import Trend, trend
 
-# names of reward functions that say whether an answer is right, against those of style and price
-CORRECT = re.compile(r"acc|correct|exact|match|answer|solve|right|success|verif|outcome|task|math|score", re.I)
-STYLE = re.compile(r"format|len|brev|short|long|penalt|cost|style|tag|xml|repet|think|soft|strict|bonus", re.I)
+__all__ = ["CORRECT", "STYLE", "Case"]
 FRESH = 5  # steps that count as the beginning of a run
 
 

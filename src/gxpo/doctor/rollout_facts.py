@@ -18,6 +18,9 @@ from gxpo.doctor.rollout_variance import variance_shares, within_correlation
 from gxpo.doctor.runlog import Floats, Rollouts
 
 Index = NDArray[np.int64]
+# names of reward functions that say whether an answer is right, against those of style and price
+CORRECT = re.compile(r"acc|correct|exact|match|answer|solve|right|success|verif|outcome|task|math|score", re.I)
+STYLE = re.compile(r"format|len|brev|short|long|penalt|cost|style|tag|xml|repet|think|soft|strict|bonus", re.I)
 EARLY = 3  # recorded steps that count as the beginning
 SHIFTS = (-3, -2, -1, 1, 2, 3)  # prompts by which references may be off
 ROLE = re.compile(r"^\s*(?:Human|User|Assistant|user|assistant)\s*:", re.M)
@@ -255,7 +258,10 @@ class Facts:
         a component that merely goes against the others, such as the right answer against a price on length, has a
         negative correlation and a positive weight.
         """
-        against = self.r.advantage if np.isfinite(self.r.advantage).mean() > 0.9 else self.r.score
+        told = (
+            np.isfinite(self.r.advantage).mean() > 0.9 and self.r.grouped_by == "blocks"
+        )  # there the total is our sum
+        against = self.r.advantage if told else self.r.score
         columns = {n: v for n, v in self.r.components.items() if np.isfinite(v).mean() > 0.9}
         usable = [g for g in self.members if all(np.isfinite(x[g]).all() for x in (against, *columns.values()))]
         if not columns or len(usable) < 5:
@@ -326,7 +332,10 @@ class Facts:
         place = {k: n for n, k in enumerate(kinds)}
         drawn = [kinds[(place[told[i]] + o) % len(kinds)] for i, o in zip(rows, other, strict=True)]
         chance = np.array([said[i].holds(d) for i, d in zip(rows, drawn, strict=True)])
+        named = [v for n, v in r.components.items() if CORRECT.search(n) and not STYLE.search(n)]
         score = r.score[rows]
+        if len(r.components) > 1 and len(named) == 1 and np.isfinite(named[0][rows]).all():
+            score = named[0][rows]  # what is said of the answer, without form and price
         low, high = float(score.min()), float(score.max())
         span = high - low
         lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)

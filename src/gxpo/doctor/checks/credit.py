@@ -66,7 +66,7 @@ def all_wrong(case: Case) -> Finding | None:
     zero = float((values <= lowest + 1e-9).mean())
     begin = float(values[:5].max())
     constant = zero > 0.9 and begin <= lowest + 1e-9 and lowest <= 0.0
-    rare = name == "success" and float(values.mean()) < 0.01 and not case.gains
+    rare = name == "success" and max(float(values.mean()), float(values[0])) < 0.01 and not case.gains
     if not (constant or rare):
         return None
     if name == "reward" and not case.silent_from_start and spread_between(case) > 1e-9:

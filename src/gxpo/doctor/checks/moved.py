@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gxpo.doctor.case import Case
@@ -12,6 +14,10 @@ from gxpo.doctor.sickness import found, sickness
 from gxpo.doctor.trend import stationary
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+NOT_FINITE = re.compile(
+    r"contains either `?inf`?|(?:loss|grad\w*|logits|probabilit\w+|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
+)
+ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.03  # deviation of the entropy from step to step, as a share of it, with which rest can be told from motion
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
@@ -54,7 +60,9 @@ def _stated_rest(case: Case) -> bool:
     rates, bound = case.values("lr"), case.number("max_grad_norm")
     slow = len(rates) > 0 and float(rates.max()) <= TINY_RATE
     clipped = bound is not None and 0 < bound <= 1e-3
-    return slow or clipped or (case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6)
+    short = str(case.setting("dtype")).endswith(("bfloat16", "bf16"))
+    rounded = short and len(rates) > 0 and float(rates.max()) <= ROUNDED
+    return slow or clipped or rounded or (case.has("kl") and float(np.abs(case.values("kl")).max()) < 1e-6)
 
 
 def has_gradient(case: Case) -> bool:
@@ -394,6 +402,16 @@ def non_finite(case: Case) -> Finding | None:
                 else f"{held.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {at}",
             )
+    died = [m for m in case.log.messages if NOT_FINITE.search(m)]
+    if died:
+        return found(
+            "non_finite",
+            "critical",
+            "proved",
+            "the run ended because probabilities, loss or gradient were not finite",
+            f"the console says: {died[-1]}",
+            *(case.quote(n) for n in ("entropy", "grad_norm", "reward") if case.has(n)),
+        )
     scores = case.log.series.get("reward")
     if scores is not None and len(scores) and np.isinf(scores.values).sum() >= max(1, 0.05 * len(scores)):
         count = int(np.isinf(scores.values).sum())

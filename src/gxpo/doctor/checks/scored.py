@@ -97,6 +97,15 @@ def labels_misaligned(case: Case) -> Finding | None:
     return None
 
 
+def _summed(case: Case) -> bool:
+    """Whether the logged total is the plain sum of its components, so that none has a negative weight."""
+    names = [f"component/{n}" for n in case.log.components()]
+    if not names or not case.has("reward") or any(len(case.values(n)) != len(case.values("reward")) for n in names):
+        return False
+    total = sum(case.values(n) for n in names)
+    return bool(np.abs(total - case.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
+
+
 def _references(case: Case) -> References | None:
     return None if case.facts is None else case.facts.references
 
@@ -161,11 +170,12 @@ def missing_scores(case: Case) -> Finding | None:
     "a reward has the wrong sign",
     "total rises while verdicts, evaluation or a component fall; a score of right answers below that of wrong ones",
     needs=("success", "component/NAME", "rollouts", "reward"),
-    follows=(),
+    follows=("near_constant_reward",),
 )
 def reward_sign(case: Case) -> Finding | None:
     seen = _references(case)
-    if seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
+    few = case.facts is not None and len(case.facts.levels) in (2, 3)  # a verdict, no sum of graded prices
+    if few and seen is not None and seen.hits >= 8 and seen.score_miss - seen.score_hit > 0.4:
         return found(
             "reward_sign",
             "critical",
@@ -177,7 +187,7 @@ def reward_sign(case: Case) -> Finding | None:
             examples=shown(case, seen.rejected),
         )
     flipped = None if case.facts is None else case.facts.flipped
-    if flipped is not None and not PENALTY.search(flipped[0]):
+    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(case):
         name, correlation = flipped
         named = CORRECT.search(name) is not None and STYLE.search(name) is None
         if named or case.falls(f"component/{name}"):

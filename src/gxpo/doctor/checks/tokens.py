@@ -137,6 +137,10 @@ def sampler_mismatch(case: Case) -> Finding | None:
     large = (
         name is not None and float(np.median(case.values(name))) > USUAL[name] and case.first(name) > 0.6 * USUAL[name]
     )
+    # a nucleus or another temperature shows beside the policy's own entropy, however small both are
+    relative = (
+        name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > max(5e-3, 0.3 * case.entropy_first)
+    )
     apart = case.has("gap_pearson") and float(np.median(case.values("gap_pearson"))) < 0.98
     ratio = case.has("gap_ratio") and float(np.median(case.values("gap_ratio"))) < 0.7
     worst = name is None and case.has("gap_max") and float(np.median(case.values("gap_max"))) > 1.0
@@ -145,6 +149,7 @@ def sampler_mismatch(case: Case) -> Finding | None:
         or (apart and name is None)
         or (apart and name is not None and case.first(name) > 0.3 * USUAL[name])
         or worst
+        or relative
         or ratio
     ):
         return None

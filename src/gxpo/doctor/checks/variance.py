@@ -256,11 +256,17 @@ def _stretch(case: Case, name: str) -> tuple[float, float, float, float, float |
     level = float(values[i])
     if level >= case.top_of(name) - 1e-9 and level > 0:
         return None  # solved
-    if float(before.mean()) - level < max(4 * noise, 0.05) or float(before[-1]) - level < 2 * noise:
+    # a whole step of zeros is no chance where a step of many rollouts had some right ones
+    exact = level == 0.0 and float(before.min()) > 0.05 and float(before.mean()) > 0.15 and j + 1 < len(values)
+    if not exact and float(before.mean()) - level < max(4 * noise, 0.05):
+        return None
+    if not exact and float(before[-1]) - level < 2 * noise:
         return None
     rest = values[j + 1 :]
     after = float(rest[:5].mean()) if len(rest) else None
-    if after is not None and after - level < 2 * noise:
+    if after is not None and not exact and after - level < 2 * noise:
+        return None
+    if exact and after is not None and after < 0.5 * float(before.mean()):
         return None
     return float(steps[i]), float(steps[j]), level, float(before.mean()), after
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo.doctor.case import Case
+from gxpo.doctor.case import CORRECT, STYLE, Case
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 from gxpo.doctor.trend import trend
@@ -108,7 +108,11 @@ class Right:
 
 def _right(case: Case) -> Right | None:
     """Held-out accuracy, else verdicts or the component for correctness; None where none of them is known."""
-    name = case.held_out if case.held_out != "eval/reward" or len(case.log.components()) < 2 else None
+    name = case.held_out
+    if name == "eval/reward":  # the same reward as in training, which says what is right only where it is named so
+        known = case.log.components()
+        named = len(known) == 1 and CORRECT.search(known[0]) is not None and STYLE.search(known[0]) is None
+        name = name if named else None
     if name is not None:
         return Right(name, *line(case, name))
     if case.correctness is not None:
