@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.doctor.rollout_facts import CORRECT, STYLE, Facts
+from gxpo.doctor.rollout_answers import CORRECT, STYLE
+from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.runlog import Floats, Rollouts, RunLog
 from gxpo.doctor.trend import Trend, trend
 

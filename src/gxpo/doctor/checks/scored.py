@@ -10,7 +10,7 @@ import numpy as np
 
 from gxpo.doctor.case import CORRECT, STYLE, Case
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.rollout_facts import References
+from gxpo.doctor.rollout_answers import References
 from gxpo.doctor.sickness import found, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
