@@ -16,6 +16,7 @@ def doctor(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="A run's directory or one of its files.", show_default=False)
     ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the diagnosis as a page.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print every sickness it knows, with its statistic.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -51,5 +52,12 @@ def doctor(
         say(json.dumps(Diagnosis("unknown", [], notes=[str(error)]).as_json(), indent=1))
         raise typer.Exit(2) from None
     diagnosis = diagnose(log, recompute=True)
+    if html is not None:
+        from gxpo.doctor.html import html as page
+
+        try:
+            html.write_text(page(diagnosis, log), encoding="utf-8", errors="replace")
+        except OSError as error:
+            fail(f"--html {html}: {error.strerror}; give a file in a directory that exists and can be written")
     say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
     raise typer.Exit(diagnosis.exit_code)

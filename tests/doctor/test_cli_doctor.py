@@ -69,6 +69,14 @@ def test_json_where_nothing_could_be_read(tmp_path: Path, content: bytes | None)
     assert found["notes"]
 
 
+def test_the_page_holds_verdict_evidence_and_remedies(tmp_path: Path) -> None:
+    code, _, _ = doctor(str(INCIDENTS / "verl-721"), "--html", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert code == 1
+    assert "non_finite" in page and "actor/pg_loss" in page and "untested here" in page
+    assert "http://" not in page.replace("http://www.w3.org", "") and "<script src" not in page
+
+
 def test_a_missing_path_is_a_one_line_error(tmp_path: Path) -> None:
     code, out, err = doctor(str(tmp_path / "nowhere"))
     assert code == 2 and out == ""

@@ -86,10 +86,10 @@ class Case:
             return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {at}"
         if name.startswith("eval/"):
             return f"{key} {values[0]:{form}} at step {steps[0]:.0f}, {values[-1]:{form}} at step {steps[-1]:.0f}"
-        return (
-            f"{key} {self.first(name):{form}} in the first steps, {self.last(name):{form}} in the last "
-            f"(steps {steps[0]:.0f} to {steps[-1]:.0f})"
-        )
+        begin = f"{self.first(name):{form}} in the first steps"
+        if abs(float(values[0]) - self.first(name)) > 0.4 * float(np.ptp(values)):  # it changed at once
+            begin = f"{values[0]:{form}} at step {steps[0]:.0f}"
+        return f"{key} {begin}, {self.last(name):{form}} in the last (steps {steps[0]:.0f} to {steps[-1]:.0f})"
 
     def setting(self, name: str) -> Any:
         """A setting of the run's configuration; None where it is unknown."""

@@ -136,7 +136,8 @@ def _curves(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[Html]:
             bands["accuracy"] = [(float(r["step"]), float(r["eval_low"]), float(r["eval_high"])) for r in source
                                  if r.get("eval_low") is not None and r.get("eval_high") is not None]  # fmt: skip
         caption = "; ".join(f"{label}: {metrics.meaning(names[label])}" for label in series)
-        least = (0.0, 1.0) if share else (0.0, 0.0) if title == "Speed" else None
+        still = all(y == 0 for points in series.values() for _, y in points)  # such as the KL within an only update
+        least = (0.0, 1.0) if share or still else (0.0, 0.0) if title == "Speed" else None
         drawn.append((svg_chart(series, title=title, y_label=unit, bands=bands, y_range=least), caption))
     if not drawn:
         return [paragraph("No step has ended yet.")]
