@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-
-import numpy as np
-
-from gxpo.doctor.rollout_variance import Correlation, within_correlation
-from gxpo.doctor.runlog import Floats, Rollouts
 
 # A sign belongs to a number unless it stands behind a digit, a letter or a closing bracket: 8-3 holds 8 and 3.
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")
@@ -20,7 +13,6 @@ _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _SPACE = re.compile(r"\s+")
 _PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
 SHORT = 60  # characters of a text that is an answer as a whole
-DRAWN = 16  # other references that chance is taken from
 
 
 @lru_cache(maxsize=8192)
@@ -93,148 +85,3 @@ def _key(answer: str) -> str:
     wanted = bare(answer)
     value = _number(wanted)
     return wanted.lower() if value is None else f"{value:.12g}"
-
-
-def reference_match(r: Rollouts) -> Floats:
-    """[n] 1 where the completion holds its reference, 0 where not, nan without a reference."""
-    return np.array(
-        [
-            np.nan if ref is None else float(Holder(c).holds(ref))
-            for c, ref in zip(r.completion, r.reference, strict=True)
-        ]
-    )
-
-
-def final_match(r: Rollouts) -> Floats:
-    """[n] 1 where the last answer of the completion (`Holder.last`) is its reference, nan without either."""
-    last = [Holder(c).last for c in r.completion]
-    pairs = zip(last, r.reference, strict=True)
-    return np.array([np.nan if a is None or ref is None else float(a == _key(ref)) for a, ref in pairs])
-
-
-@dataclass(frozen=True)
-class ByScore:
-    """A row each level of the score, the lowest first.
-
-    score   [l] the score (mean of the level's)
-    rows    [l] completions with a reference
-    share   [l] share of them that hold their reference
-    chance  [l] share of other tasks' references that they hold
-    low, high  [l] 95% interval of `share` (Wilson)
-    """
-
-    score: Floats
-    rows: Floats
-    share: Floats
-    chance: Floats
-    low: Floats
-    high: Floats
-
-    def __len__(self) -> int:
-        return len(self.score)
-
-
-def references_by_score(r: Rollouts, seed: int = 0) -> ByScore:
-    """Share of completions that hold their reference by score, beside what chance gives.
-
-    Up to four distinct scores are levels; of more, the lower and the upper half of their range. Chance is the mean over
-    rows of the share, of 16 references drawn among those that differ from the row's own, that its completion holds.
-    """
-    rows = [i for i in range(len(r)) if r.reference[i] is not None and np.isfinite(r.score[i])]
-    if not rows:
-        return ByScore(*(np.empty(0),) * 6)
-    score = r.score[rows]
-    levels = np.unique(np.round(score, 6))
-    at = np.searchsorted(levels, np.round(score, 6))
-    if len(levels) > 4:
-        at = (score > (score.min() + score.max()) / 2).astype(np.int64)
-    names = {i: _key(r.reference[i] or "") for i in rows}
-    others = sorted(set(names.values()))
-    draw = np.random.default_rng(seed)
-    hit, chance = np.zeros(len(rows)), np.full(len(rows), np.nan)
-    for k, i in enumerate(rows):
-        text = Holder(r.completion[i])
-        hit[k] = text.holds(r.reference[i] or "")
-        if len(others) > 1:
-            drawn = [others[j] for j in draw.integers(len(others), size=DRAWN)]
-            different = [o for o in drawn if o != names[i]]
-            chance[k] = np.mean([text.holds(o) for o in different]) if different else np.nan
-    n = np.bincount(at)
-    share = np.bincount(at, hit) / n
-    known = np.isfinite(chance)
-    drawn_for = np.bincount(at[known], minlength=len(n))
-    summed = np.bincount(at[known], chance[known], minlength=len(n))
-    by_chance = np.where(drawn_for > 0, summed / np.maximum(drawn_for, 1), np.nan)
-    low, high = _wilson(share, n.astype(float))
-    return ByScore(np.bincount(at, score) / n, n.astype(float), share, by_chance, low, high)
-
-
-def _wilson(share: Floats, n: Floats, z: float = 1.959964) -> tuple[Floats, Floats]:
-    """(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)."""
-    middle = share + z * z / (2 * n)
-    half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
-
-def neighbours(r: Rollouts, by: str = "row", shifts: range = range(-3, 4)) -> dict[int, Correlation]:
-    """Correlation of score with "the completion holds the reference of the row (or group) `shift` further on".
-
-    Pooled over the training rows of a step, by="row" or "group" in the order of the rows; references equal to the row's
-    own are left out for shifts other than 0. A reward joined to the wrong references has its largest value off 0.
-    """
-    holders = [Holder(c) for c in r.completion]
-    used = np.flatnonzero(~r.held_out & np.isfinite(r.score))
-    unit = used if by == "row" else r.group[used]
-    _, at = np.unique(unit, return_inverse=True)
-    reference = {int(k): r.reference[i] for k, i in zip(at, used, strict=True)}
-    step = {int(k): int(r.step[i]) for k, i in zip(at, used, strict=True)}
-    found: dict[int, Correlation] = {}
-    for shift in shifts:
-        match = np.full(len(r), np.nan)
-        for k, i in zip(at.tolist(), used.tolist(), strict=True):
-            other = reference.get(k + shift)
-            if other is None or step[k + shift] != r.step[i]:
-                continue
-            own = r.reference[i]
-            if shift == 0 or own is None or _key(own) != _key(other):
-                match[i] = holders[i].holds(other)
-        found[shift] = within_correlation(r.score, match, r.step.astype(np.int64) + 1)
-    return found
-
-
-@dataclass(frozen=True)
-class Majority:
-    """Prompts whose rollouts agree on a last answer.
-
-    prompts  with a reference and at least 4 rollouts with a last answer
-    agreed   of them: those where at least `least` of the answers are the same
-    against  of those: where that answer is not the reference
-    rows     a row each of those, with the majority's answer
-    """
-
-    prompts: int
-    agreed: int
-    against: int
-    rows: list[int]
-
-
-def majority(r: Rollouts, least: float = 0.75) -> Majority:
-    """How often the answer that most rollouts of a group give is not the reference: a policy that is sure and "wrong"
-    on most prompts speaks for wrong references."""
-    members: dict[int, list[int]] = {}
-    for i in np.flatnonzero(r.group >= 0).tolist():
-        if r.reference[i] is not None:
-            members.setdefault(int(r.group[i]), []).append(i)
-    prompts = agreed = 0
-    against: list[int] = []
-    for rows in members.values():
-        answers = {i: a for i in rows if (a := Holder(r.completion[i]).last) is not None}
-        if len(answers) < 4:
-            continue
-        prompts += 1
-        common, n = Counter(answers.values()).most_common(1)[0]
-        if n >= least * len(answers):
-            agreed += 1
-            if common != _key(r.reference[rows[0]] or ""):
-                against.append(next(i for i, a in answers.items() if a == common))
-    return Majority(prompts, agreed, len(against), against)

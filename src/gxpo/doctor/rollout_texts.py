@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gxpo.doctor.runlog import Floats, Rollouts
+from gxpo.doctor.runlog import Rollouts
 
 Flags = NDArray[np.bool_]
 
@@ -88,42 +88,6 @@ def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Shares of the training completions; `cut`, `whole`: of those cut at the limit and those not (nan: unknown)."""
-
-    rows: int
-    empty: float
-    unfinished: float
-    goes_on: float
-    markup: float
-    markup_in_prompts: float
-    unfinished_cut: float
-    unfinished_whole: float
-
-
-def shape(r: Rollouts) -> Shape:
-    """How completions end and what stands in them."""
-    train = r.select(~r.held_out)
-    open_end = unfinished(train.completion)
-    cut = train.truncated
-
-    def share(flags: Flags, among: Flags | None = None) -> float:
-        some = flags if among is None else flags[among]
-        return float(some.mean()) if len(some) else float("nan")
-
-    return Shape(
-        len(train),
-        share(np.array([not c.strip() for c in train.completion], dtype=bool)),
-        share(open_end),
-        share(goes_on(train)),
-        share(markup(train.completion)),
-        share(markup(train.prompt)),
-        share(open_end, cut == 1),
-        share(open_end, cut == 0),
-    )
-
-
 def normal(prompt: str) -> str:
     """A prompt without case, with single spaces."""
     return " ".join(prompt.lower().split())
@@ -180,17 +144,3 @@ def overlap(r: Rollouts) -> Overlap:
             (held if r.held_out[i] else train).setdefault(normal(p), i)
     rows = [(i, train[p]) for p, i in held.items() if p in train]
     return Overlap(len(held), len(rows), rows)
-
-
-def distinct_share(r: Rollouts) -> dict[int, Floats]:
-    """Training step -> distinct completions over rollouts, of each of its groups of two or more."""
-    seen: dict[int, tuple[int, set[str], list[int]]] = {}
-    for i in np.flatnonzero((r.group >= 0) & ~r.held_out).tolist():
-        entry = seen.setdefault(int(r.group[i]), (int(r.step[i]), set(), []))
-        entry[1].add(r.completion[i])
-        entry[2].append(i)
-    found: dict[int, list[float]] = {}
-    for step, texts, rows in seen.values():
-        if len(rows) > 1:
-            found.setdefault(step, []).append(len(texts) / len(rows))
-    return {step: np.array(shares) for step, shares in found.items()}

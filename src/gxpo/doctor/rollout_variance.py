@@ -59,23 +59,6 @@ def within_correlation(x: Floats, y: Floats, group: Ints) -> Correlation:
     return Correlation(r, float(np.tanh(np.arctanh(r) - half)), float(np.tanh(np.arctanh(r) + half)), p, n, g)
 
 
-def permutation_p(x: Floats, y: Floats, group: Ints, draws: int = 499, seed: int = 0) -> float:
-    """Two-sided p of `within_correlation` by shuffling y within groups: (1 + draws as far from 0) / (1 + draws).
-
-    For few or skewed values, where the t distribution is not to be trusted. nan without rows.
-    """
-    known = np.isfinite(x) & np.isfinite(y) & (group >= 0)
-    if not known.any():
-        return float("nan")
-    order = np.argsort(group[known], kind="stable")
-    _, at = np.unique(group[known][order], return_inverse=True)
-    a, b = centred(x[known][order], at), centred(y[known][order], at)
-    drawn = np.random.default_rng(seed)
-    least = abs(a @ b) * (1 - 1e-9)
-    hits = sum(abs(a @ b[np.lexsort((drawn.random(len(b)), at))]) >= least for _ in range(draws))
-    return float((1 + hits) / (1 + draws))
-
-
 def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dict[str, float]:
     """Each component's share of the within-group variance of the score of the training rows.
 
@@ -97,26 +80,3 @@ def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dic
     if weights is None and np.abs(parts @ w - score).max() > 1e-6:
         w = np.linalg.lstsq(parts, score, rcond=None)[0]
     return {n: float(s) for n, s in zip(r.components, w * (parts.T @ score) / whole, strict=True)}
-
-
-def icc(score: Floats, group: Ints) -> float:
-    """Intraclass correlation: the share of the variance of scores that lies between groups.
-
-    ICC = (B - W) / (B + (k - 1) W), B and W the mean squares between and within the g groups of the n scores,
-    k = (n - sum n_g^2 / n) / (g - 1). 1: scores of a group are equal and groups differ; 0 or below: groups are alike.
-    nan with fewer than two groups, no group of two, or no variance.
-    """
-    known = np.isfinite(score) & (group >= 0)
-    if not known.any():
-        return float("nan")
-    _, at = np.unique(group[known], return_inverse=True)
-    x, size = score[known], np.bincount(at)
-    n, g = len(x), len(size)
-    if g < 2 or n == g:
-        return float("nan")
-    means = np.bincount(at, x) / size
-    between = float(size @ (means - x.mean()) ** 2) / (g - 1)
-    within = float(((x - means[at]) ** 2).sum()) / (n - g)
-    k = (n - (size**2).sum() / n) / (g - 1)
-    bottom = between + (k - 1) * within
-    return float("nan") if bottom <= EQUAL**2 else float((between - within) / bottom)
