@@ -66,7 +66,7 @@ def test_the_arithmetic_is_reached_by_keys(tmp_path: Path) -> None:
     why = page.by_id["why"]
     assert "r2, token 1" in why
     for line in (
-        "r0 1, r1 0, r2 0, r3 1",
+        "r0: 1, r1: 0, r2: 0, r3: 1",
         "mean = (2 x 1 + 2 x 0) / 4 = 0.5",
         "std = sqrt((2 x (1 - 0.5)^2 + 2 x (0 - 0.5)^2) / (4 - 1)) = 0.57735027",
         "(0 - 0.5) / (0.57735027 + 1e-6) = -0.8660239",
@@ -121,7 +121,7 @@ def test_turns_name_agents_states_and_returns(tmp_path: Path) -> None:
     shown, why = page.by_id["group"], page.by_id["why"]
     assert "solver, turn 0" in shown and "checker, turn 1" in shown
     assert "state met also by r1 turn 0, r1 turn 1" in shown and "return 0.95" in shown
-    assert "r0 turn 0 0.95, r1 turn 0 0, r1 turn 1 0" in why
+    assert "r0 turn 0: 0.95, r1 turn 0: 0, r1 turn 1: 0" in why
     assert "return of r0 turn 0 = 0 + 0.95 x 1 (the return of turn 1) = 0.95" in why
     assert "0.70710578 + 1.1546984 = 1.8618042" in why
 

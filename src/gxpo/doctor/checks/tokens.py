@@ -139,7 +139,7 @@ def sampler_mismatch(case: Case) -> Finding | None:
     )
     # a nucleus or another temperature shows beside the policy's own entropy, however small both are
     relative = (
-        name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > max(5e-3, 0.3 * case.entropy_first)
+        name == "gap_mean" and case.has("entropy") and case.first("gap_mean") > max(5e-3, 0.4 * case.entropy_first)
     )
     apart = case.has("gap_pearson") and float(np.median(case.values("gap_pearson"))) < 0.98
     ratio = case.has("gap_ratio") and float(np.median(case.values("gap_ratio"))) < 0.7

@@ -89,7 +89,7 @@ function summandLines(m, k, r, s, p) {
   const own = peers.find(q => q.name === name && q.x === x);
   out.push(`${what} among ${c.among}${c.among.includes('state') && S.state(s) >= 0 ? ' as ' + turnName(s) : ''}:`);
   if (status === NO_SET) { out.push(c.among.includes('state') ? 'in no known state: 0' : 'compared with none: 0'); return {lines: out, value: c.result(row)}; }
-  if (peers.length && c.among !== 'the whole batch') out.push(peers.length > 1 && status === EQUAL ? `all ${peers.length}: ${num(x)}` : listed(peers, q => q.name + (q.n > 1 ? ' (' + q.n + ' tokens) ' : ' ') + num(q.x) + (q.counted ? '' : ' (not counted)'), ', '));
+  if (peers.length && c.among !== 'the whole batch') out.push(peers.length > 1 && status === EQUAL ? `all ${peers.length}: ${num(x)}` : listed(peers, q => q.name + (q.n > 1 ? ' (' + q.n + ' tokens): ' : ': ') + num(q.x) + (q.counted ? '' : ' (not counted)'), ', '));
   if (c.axis === 'S' && c.what.startsWith('return')) out.push(...returnLines(c, s));
   if (status === EQUAL) out.push('all equal: 0');
   else if (status === ALONE) out.push('no other to compare with: 0');
@@ -107,9 +107,9 @@ function summandLines(m, k, r, s, p) {
 }
 function inputLines(m, k, r, s, p) { // a part without a written derivation: what went in, what came out
   const g = R.group(r);
-  const out = [`its formula: ${k.formula}`, 'rewards of the group: ' + listed(members[g], q => rname(q) + ' ' + num(rewardOf(m, q)), ', ')];
+  const out = [`its formula: ${k.formula}`, 'rewards of the group: ' + listed(members[g], q => rname(q) + ': ' + num(rewardOf(m, q)), ', ')];
   const paid = steps(r).filter(q => !Number.isNaN(S.reward(q)));
-  if (paid.length) out.push('step rewards of ' + rname(r) + ': ' + listed(paid, q => 'turn ' + S.turn(q) + ' ' + num(S.reward(q)), ', '));
+  if (paid.length) out.push('step rewards of ' + rname(r) + ': ' + listed(paid, q => 'turn ' + S.turn(q) + ': ' + num(S.reward(q)), ', '));
   if (S.state(s) >= 0 && D.states.length > 1) {
     const same = members[g].flatMap(steps).filter(q => S.state(q) === S.state(s));
     out.push('turns in the same state: ' + listed(same, turnName, ', '));
