@@ -15,6 +15,8 @@ from gxpo.doctor.sickness import SICKNESSES
 
 SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
+# titles of consequences that would name a cause of their own, which the finding above them has taken the place of
+GUESSED = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
 
@@ -86,7 +88,10 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
     ordered: list[Finding] = []
 
     def place(finding: Finding) -> None:
-        ordered.append(replace(finding, follows_from=parents.get(finding.ids[0])))
+        placed = replace(finding, follows_from=parents.get(finding.ids[0]))
+        if placed.follows_from is not None and placed.ids[0] in GUESSED and placed.grade != "proved":
+            placed = replace(placed, title=GUESSED[placed.ids[0]])
+        ordered.append(placed)
         for child in sorted(findings, key=_rank):
             if parents.get(child.ids[0]) == finding.ids[0]:
                 place(child)

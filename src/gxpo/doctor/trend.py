@@ -61,8 +61,8 @@ def trend(values: Floats) -> Trend | None:
     """Of a series in the order of its steps; None below 6 steps.
 
     >>> t = trend(np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
-    >>> t.change, t.first, t.last, t.best
-    (5.0, 0.5, 4.0, 4.0)
+    >>> t.change, t.first, t.last
+    (5.0, 0.5, 4.0)
     """
     n = len(values)
     if n < 6:

@@ -159,7 +159,7 @@ def _within(case: Case) -> float:
     "a reward function is constant",
     "deviation of one component 0 over the whole run while others vary",
     needs=("component/NAME",),
-    follows=(),
+    follows=("all_wrong", "all_right", "no_diversity", "verifier_rejects_right_answers", "wrong_template"),
 )
 def dead_component(case: Case) -> Finding | None:
     names = case.log.components()
