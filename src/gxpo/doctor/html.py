@@ -58,7 +58,7 @@ def said(diagnosis: Diagnosis) -> Html:
         return verdict("note", diagnosis.verdict, diagnosis.notes[:3], label="nothing read")
     lines = [diagnosis.progress] if diagnosis.progress else []
     if not diagnosis.sick:
-        return verdict("healthy", diagnosis.verdict, lines)
+        return verdict("healthy", diagnosis.verdict, lines, label="no alarm")
     first = diagnosis.findings[0]
     return verdict(
         first.severity, diagnosis.verdict, [*first.evidence[:2], *(f"Try: {r}" for r in first.remedy[:2]), *lines]
