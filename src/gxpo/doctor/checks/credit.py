@@ -232,6 +232,15 @@ def no_diversity(case: Case) -> Finding | None:
             *(case.quote(f"component/{n}") for n in case.log.components()[:4]),
             "are the answers of a group the same text? The completions would tell",
         )
+    if (step := _silent_at_once(case)) is not None:
+        return found(
+            ["no_diversity", "reward_ignores_completion"],
+            "critical",
+            "likely",
+            f"from step {step} on every group is silent, at once: are its answers the same text since then?",
+            *(case.quote(n) for n in ("zero_signal", "reward", "entropy", "grad_norm") if case.has(n)),
+            "sampling that stays greedy after an evaluation looks like this, and a scorer that reads the prompt alone",
+        )
     if not case.has("entropy", "reward") or not case.silent_from_start:
         return None
     reward, top = case.first("reward"), case.top
@@ -254,6 +263,18 @@ def no_diversity(case: Case) -> Finding | None:
             ),
         )
     return None
+
+
+def _silent_at_once(case: Case) -> int | None:
+    """Step from which all groups are silent, where most were not up to it and tasks are neither solved nor lost."""
+    silent, steps = case.values("zero_signal"), case.log.steps("zero_signal")
+    loud = np.flatnonzero(silent < 0.95)
+    if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:
+        return None
+    at = int(loud[-1]) + 1
+    after = case.values("reward")[case.log.steps("reward") >= steps[at]]
+    mixed = len(after) > 0 and 0.05 * case.top < float(after.mean()) < 0.9 * case.top and float(np.ptp(after)) > 0.01
+    return int(steps[at]) if mixed and float(silent[at - 3 : at].mean()) < 0.7 else None
 
 
 def _unmoved(case: Case, step: int) -> bool:

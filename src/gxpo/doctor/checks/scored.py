@@ -273,7 +273,7 @@ def reward_sign(case: Case) -> Finding | None:
     if len(known) <= 1 and high <= 1e-9 and low < -0.05 and (case.rises("reward") or case.held_out_gain < 0):
         worse = case.held_out_gain < 0 and case.held_out != "eval/reward"
         only = case.facts.levels if case.facts is not None else ()
-        if worse or named or only == (-1.0, 0.0) or (case.facts is None and label is None and low >= -1.001):
+        if worse or named or only == (-1.0, 0.0) or (case.facts is None and low >= -1.001 and len(names) == len(known)):
             return found(
                 "reward_sign",
                 "critical",
