@@ -220,6 +220,12 @@ QUIET: dict[str, RunLog] = {
     ),
     "evaluations at another cadence": log(**healthy(eval__accuracy=rise(0.3, 0.6, 6), eval__tasks=[200.0] * 6)),
     "a gap as of bfloat16": log(**healthy(gap_mean=0.012 + noise(0.002))),
+    "a baseline that is no group's mean": log(
+        source="gxpo",
+        **healthy(),
+        config={"method": "poise"},
+        rows=rollouts(groups(10, 4, lambda g, m: {"completion": WORDS[m], "score": m % 2, "advantage": m % 2 - 0.1})),
+    ),
     "pairs on purpose": log(source="gxpo", **healthy(), config={"group_size": 2, "method": "two_grpo"}),
 }
 

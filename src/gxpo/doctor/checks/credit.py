@@ -9,6 +9,8 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 
 SAMPLER = ("stale_sampler", "sampler_mismatch", "logprob_shift")
+# our compositions whose advantages are the score less its group's mean; others have baselines of their own
+GROUP_MEAN = ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo")
 POSITIVE_ONLY = (
     "psr",
     "gpg",
@@ -365,7 +367,7 @@ def wrong_groups(case: Case) -> Finding | None:
             examples=case.facts.examples(case.facts.members[0]),
         )
     seen = None if case.facts is None else case.facts.advantages
-    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt":
+    if seen is None or case.facts is None or case.facts.r.grouped_by == "prompt" or not _by_group_mean(case):
         return None
     line = (
         f"root mean square of the groups' mean advantage / that of all advantages = {seen.off_centre:.2f}; correlation "
@@ -390,6 +392,11 @@ def wrong_groups(case: Case) -> Finding | None:
             examples=case.facts.examples(case.facts.members[0]),
         )
     return None
+
+
+def _by_group_mean(case: Case) -> bool:
+    """Whether advantages are relative to the group's mean, so far as is known."""
+    return case.log.source != "gxpo" or str(case.setting("method") or "").split("+")[0].split("@")[0] in GROUP_MEAN
 
 
 def _counted(case: Case) -> int:
@@ -430,7 +437,7 @@ def advantage_sign(case: Case) -> Finding | None:
                 line,
                 examples=some,
             )
-        if abs(seen.correlation) < 0.2:
+        if abs(seen.correlation) < 0.2 and _by_group_mean(case):
             return found(
                 "advantage_sign",
                 "critical",
