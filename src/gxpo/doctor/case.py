@@ -193,6 +193,17 @@ class Case:
         return r.select(~r.held_out) if r.held_out.any() else r
 
     @cached_property
+    def in_parts(self) -> bool:
+        """Whether rows without a score are parts of rollouts that go on in a later step: no score is missed."""
+        r = self.rollouts
+        if r is None or not self.has("unscored") or float(self.values("unscored").max()) > 0:
+            return False
+        parts = np.isnan(r.score)
+        if r.components:
+            parts |= np.all([np.isnan(v) for v in r.components.values()], axis=0)
+        return float(parts.mean()) > 0.05
+
+    @cached_property
     def top(self) -> float:
         """The largest reward that the run has seen, of a step's mean or of a rollout."""
         seen = [self.values(n).max() for n in ("reward", "reward_max") if n in self.log]

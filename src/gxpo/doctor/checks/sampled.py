@@ -13,6 +13,8 @@ ALL = 0.97  # share of completions at the limit that counts as all of them
 
 def all_cut(case: Case) -> bool:
     """Whether nearly every completion of every step ran into the limit, from the first step on."""
+    if case.in_parts:
+        return False
     if case.has("truncated"):
         return case.first("truncated") >= ALL and float(np.median(case.values("truncated"))) >= ALL
     if case.has("length_min", "length_max"):
@@ -137,7 +139,7 @@ def all_masked(case: Case) -> Finding | None:
     follows=("no_eos", "length_hack", "lr_too_high"),
 )
 def truncation(case: Case) -> Finding | None:
-    if not case.has("truncated"):
+    if not case.has("truncated") or case.in_parts:
         return None
     facts = case.facts
     if all_cut(case):

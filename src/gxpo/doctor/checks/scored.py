@@ -129,7 +129,10 @@ def missing_scores(case: Case) -> Finding | None:
         share = float(case.values("unscored").sum() / max(1.0, case.values("rollouts").sum()))
         evidence.append(case.quote("unscored"))
     r = case.rollouts
-    if r is not None and len(r):
+    counted = (
+        case.has("unscored") and float(case.values("unscored").max()) == 0
+    )  # rows without a score are parts of one
+    if r is not None and len(r) and not counted:
         missing = ~np.isfinite(r.score)
         for name, values in r.components.items():
             partly = case.facts is not None and case.facts.partly_missing(values) > 0.1
