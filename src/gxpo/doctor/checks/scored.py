@@ -57,7 +57,9 @@ def labels_misaligned(case: Case) -> Finding | None:
     seen = _references(case)
     if seen is None:
         return None
-    if seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
+    # what the answer depends on may lie in a world behind the prompt
+    world = case.has("turns") or (case.has("tool_calls") and case.mean("tool_calls") > 0)
+    if not world and seen.contradictions >= 3 and seen.contradictions > 0.3 * seen.repeated:
         return found(
             "labels_misaligned",
             "critical",
