@@ -32,7 +32,7 @@ from fresh_recipes import RECIPES  # noqa: E402
 from transformers import TrainerCallback, set_seed  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-OUT = Path("/tmp/corpus/fresh")
+OUT = Path("corpus/fresh")
 # the model of the first is at chance, so that nobody can see the labels; the second never abstains
 UNFIT = {"answers-sorted", "abstention"}
 

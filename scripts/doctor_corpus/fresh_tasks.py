@@ -10,7 +10,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-WARM = Path("/tmp/corpus/fresh/warm")
+WARM = Path("corpus/fresh/warm")
 CHARACTERS = "0123456789+-=?:. abcdefghijklmnopqrstuvwxyz()[]{}<>\n"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHATML = (

@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 from corpus_split import digest, taken, write  # noqa: E402
 from gxpo_recipes import BASE, RECIPES, Recipe  # noqa: E402
 
-OUT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus")) / "gxpo"
+OUT = Path(os.environ.get("DOCTOR_CORPUS", "corpus")) / "gxpo"
 KEPT = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "evaluations", "rollouts")
 
 

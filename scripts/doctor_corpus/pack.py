@@ -1,6 +1,6 @@
 """Pack the corpus for the repository: a run becomes tests/doctor/corpus/HALF/NAME.tar.xz, all truths one truth.json.
 
-    python scripts/doctor_corpus/pack.py --half build        # from /tmp/corpus/{trl,gxpo,verl}/truth.json
+    python scripts/doctor_corpus/pack.py --half build        # from corpus/{trl,gxpo,verl}/truth.json
 
 Metrics and consoles are whole; of rollout files (one a step) twelve are kept: the first and last three, others evenly.
 Weights, optimisers and pickles stay behind. The archives are the same bytes for the same files.
@@ -87,7 +87,7 @@ def unpack(archive: Path, target: Path) -> Path:
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ap.add_argument("--corpus", type=Path, default=Path("/tmp/corpus"))
+    ap.add_argument("--corpus", type=Path, default=Path("corpus"))
     ap.add_argument("--half", choices=["build", "held"])
     ap.add_argument("--trainer", nargs="*", default=["trl", "gxpo", "verl"])
     ap.add_argument("--keep", type=int, default=ROLLOUTS, help="rollout files a run")

@@ -90,10 +90,10 @@ def table(rows: list[dict[str, Any]], tools: list[str]) -> str:
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    ap.add_argument("--corpus", type=Path, default=Path("/tmp/corpus"))
+    ap.add_argument("--corpus", type=Path, default=Path("corpus"))
     ap.add_argument("--half", choices=["build", "held"], required=True)
     ap.add_argument("--kinds", nargs="+", default=["trl", "gxpo", "verl"])
-    ap.add_argument("--python", type=Path, default=Path("/tmp/peers/bin/python"), help="where the peers are installed")
+    ap.add_argument("--python", type=Path, default=Path("peers/bin/python"), help="where the peers are installed")
     ap.add_argument("--only-peers", action="store_true", help="leave gxpo out")
     ap.add_argument("--out", type=Path, help="rows per run as JSON")
     a = ap.parse_args()

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WARM = Path("/tmp/corpus/warm")
+WARM = Path("corpus/warm")
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,:?#>\n"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT = (

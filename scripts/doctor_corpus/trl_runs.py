@@ -238,7 +238,7 @@ def record(path: Path, key: str, entry: dict[str, Any]) -> None:
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ap.add_argument("--out", type=Path, default=Path("/tmp/corpus/trl"))
+    ap.add_argument("--out", type=Path, default=Path("corpus/trl"))
     ap.add_argument("--half", choices=["build", "held"])
     ap.add_argument("--only", nargs="*", help="names of recipes")
     ap.add_argument("--again", action="store_true", help="repeat runs that exist")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-SOURCE = Path(os.environ.get("VERL_SOURCE", "/tmp/verl")) / "verl"
+SOURCE = Path(os.environ.get("VERL_SOURCE", "verl")) / "verl"
 
 
 class Tensors(dict):

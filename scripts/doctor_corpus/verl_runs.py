@@ -23,7 +23,7 @@ from corpus_split import digest, taken, write  # noqa: E402
 from verl_policy import sums, warm_start  # noqa: E402
 from verl_recipes import RECIPES, Recipe, exact  # noqa: E402
 
-ROOT = Path(os.environ.get("DOCTOR_CORPUS", "/tmp/corpus"))
+ROOT = Path(os.environ.get("DOCTOR_CORPUS", "corpus"))
 OUT = ROOT / "verl"
 STARTS = {"plain": (0.45, 0.65, 0.03), "good": (0.8, 0.93, 0.02)}  # band of greedy accuracy, errors in the solutions
 

@@ -65,13 +65,6 @@ def reward_columns(
     return k, None
 
 
-def _scaled(values: Floats, group: NDArray[np.int64]) -> Floats:
-    """Centred values over the deviation of their group, as TRL's `normalize_then_sum` has them."""
-    c = centred(values, group)
-    deviation = np.sqrt(np.bincount(group, c * c) / np.maximum(np.bincount(group) - 1, 1))
-    return c / (deviation[group] + 1e-4)
-
-
 def _weights(components: Floats, advantage: Floats, group: NDArray[np.int64]) -> Floats | None:
     c = np.stack([centred(components[:, j], group) for j in range(components.shape[1])], axis=1)
     a, size = np.nan_to_num(advantage), np.maximum(np.bincount(group) - 1, 1)

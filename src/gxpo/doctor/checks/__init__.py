@@ -1,5 +1,5 @@
 """Checks by stage, in the order of diagnosis; importing this package registers them all."""
 
-from gxpo.doctor.checks import around, credit, moved, sampled, scored, tokens, variance, went
+from gxpo.doctor.checks import credit, evaluation, off_policy, outcome, reward_variance, sampled, scored, update
 
-__all__ = ["around", "credit", "moved", "sampled", "scored", "tokens", "variance", "went"]
+__all__ = ["credit", "evaluation", "off_policy", "outcome", "reward_variance", "sampled", "scored", "update"]

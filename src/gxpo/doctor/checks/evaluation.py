@@ -1,4 +1,4 @@
-"""Where it went, as far as data and machinery decide it: prompts, evaluations, resumes, tools, time."""
+"""Evaluation and data: repeated prompts, leaks, small evaluations; resumes, tool calls, slow sampling."""
 
 from __future__ import annotations
 

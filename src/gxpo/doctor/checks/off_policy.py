@@ -1,4 +1,4 @@
-"""Whose tokens: the sampler's log-probs against the learner's, and how far one batch is reused."""
+"""Off-policy: the sampler's log-probs against the learner's, and how far one batch is reused."""
 
 from __future__ import annotations
 

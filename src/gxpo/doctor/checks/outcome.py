@@ -1,4 +1,4 @@
-"""Where it went: entropy, length, components, memorising, evaluations, KL drift, resumes, tools, time."""
+"""Where it went: entropy and length collapse, reward hacking, memorising, drift from the reference."""
 
 from __future__ import annotations
 
