@@ -58,7 +58,7 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
 def _closed(progress: Any, run: Any, as_json: bool) -> None:
     progress.close(run, as_json=as_json)
-    if progress.signal is not None and run.trainer.step_number < run.trainer.settings.trainer.steps:
+    if progress.signal is not None and not run.trainer.finished:
         raise typer.Exit(128 + progress.signal)
     if run.tally.all_unscored:
         raise typer.Exit(1)

@@ -119,7 +119,14 @@ class LearnerSettings(_Section):
 
 
 class TrainerSettings(_Section):
-    steps: Positive = Field(default=100, description="steps of the run: rollouts, then an update")
+    steps: Positive = Field(default=100, description="steps of the run at most: rollouts, then an update")
+    max_tokens: Positive | None = Field(
+        default=None, description="budget: end after the step in which so many tokens have been generated in all"
+    )
+    max_updates: Positive | None = Field(default=None, description="budget: end after so many optimiser steps")
+    max_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="budget: end after so many seconds of training, evaluations not counted"
+    )
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         default=50, description="save a checkpoint every n-th step; 0: only the last"
     )
@@ -143,6 +150,9 @@ class DoctorSettings(_Section):
 class EvalSettings(_Section):
     every: Annotated[int, Field(ge=0)] = Field(
         default=25, description="evaluate every n-th step; 0: only before and after"
+    )
+    points: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="with a budget (trainer.max_*): evaluate so many times, after equal shares of it"
     )
     tasks: Positive = Field(default=1000, description="held-out tasks, the same for every seed and step")
     samples: Positive = Field(default=1, description="more than 1: that many samples a task, for pass@k")

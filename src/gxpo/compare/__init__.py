@@ -1,1 +1,1 @@
-"""Fair comparison of methods: the same tasks, start, evaluation and budget for every arm, over seeds, with intervals."""
+"""Fair comparison of methods: equal tasks, start, evaluation and budget for every arm, over seeds, with intervals."""

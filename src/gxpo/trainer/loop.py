@@ -64,6 +64,7 @@ class Trainer(Stages):
         self.config_text = self.resolved.to_yaml()
         self.inputs = inputs.hashes(self.resolved.keys, self.source)
         self._begun = False
+        self.seconds = 0.0  # of training so far, over resumes
         self.metrics_file = MetricsFile(self.out / METRICS)
         self.evaluations = MetricsFile(self.out / EVALUATIONS)
 
@@ -85,7 +86,8 @@ class Trainer(Stages):
 
     # ------------------------------------------------------------ the whole run
     def train(self, watch: Callable[[dict[str, Any]], bool | None] | None = None) -> None:
-        """Steps until `trainer.steps`; `watch` sees every line and ends the run early by returning True."""
+        """Steps until `trainer.steps` or a budget is spent; `watch` sees every line and ends the run early by returning
+        True."""
         try:
             self._train(watch)
         finally:
@@ -102,11 +104,14 @@ class Trainer(Stages):
             self._begun = True
         board = Board(self.out, purge_after=self.step_number) if t.tensorboard and main else None
         doctor = self._checkup() if main and self.settings.doctor.every else None
-        while self.step_number < t.steps and not stop:
+        while not self.finished and not stop:
+            shares = self.spent * e.points
             row = self.step()
+            self.seconds += row["time_step_s"]
             with self._in_place():
-                last = row["step"] == t.steps
-                if last or (e.every and row["step"] % e.every == 0):
+                last = self.finished
+                due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(shares)
+                if last or due:
                     row |= self._evaluated(row["step"])
                 if main:
                     self._write(row, board, last)
@@ -118,6 +123,25 @@ class Trainer(Stages):
                     self.save()
         if board is not None:
             board.close()
+
+    @property
+    def spent(self) -> float:
+        """Share of the budget that is spent: the largest over `trainer.max_tokens`, `max_updates` and `max_seconds`;
+        0 without any."""
+        t = self.settings.trainer
+        shares = [0.0]
+        if t.max_tokens is not None:
+            shares.append(self.budget.generated_tokens / t.max_tokens)
+        if t.max_updates is not None:
+            shares.append(self.learner.optimiser.steps / t.max_updates)
+        if t.max_seconds is not None:  # clocks differ: all processes go by the first's
+            shares.append(float(runtime.first(str(self.seconds))) / t.max_seconds)
+        return max(shares)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are taken or the budget is spent."""
+        return self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
         """The doctor, told what is written so far: the first evaluation and, after a resume, all lines."""
@@ -231,6 +255,7 @@ class Trainer(Stages):
             "trouble": self._trouble,
             "budget": vars(self.budget),
             "unscored": dict(self.rewards.counts),
+            **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
         }
         return checkpoint.save(
             self.out,
@@ -267,6 +292,7 @@ class Trainer(Stages):
         self.step_number, self.empty_steps = state["step"], state["empty_steps"]
         self.nonfinite_steps, self._trouble = state.get("nonfinite_steps", 0), list(state.get("trouble", []))
         self.budget = Budget(**state["budget"])
+        self.seconds = state.get("seconds", 0.0)
         self.rewards.counts.update(state["unscored"])
         if runtime.rank() == 0:
             self._cut()

@@ -123,7 +123,7 @@ class Progress:
         if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
             self.console.print(run.problem, style="bold red", markup=False)
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
-        if run.trainer.step_number < run.trainer.settings.trainer.steps:
+        if not run.trainer.finished:
             self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")
         if diagnosis:
             for line in closing(diagnosis, str(run.path)):

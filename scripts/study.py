@@ -1,0 +1,142 @@
+"""Studies: every run that lists of experiments name and the store lacks, so many at a time; resumes where it was ended.
+
+    python scripts/study.py studies/claims.yaml studies/remedies.yaml --plan     # runs, and how long they take
+    python scripts/study.py studies/claims.yaml --hours 4
+    python scripts/study.py studies/claims.yaml --only two_grpo --seeds 20
+
+A list has `settings` (keys, budget, measure) and `experiments` (setting, seeds, base, arms, and under `varied` a second
+setting with its arms). Runs of equal configuration and seed are made once, whoever asks for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo import config, yamltext
+from gxpo.compare.arms import stated
+from gxpo.compare.jobs import STOPPED, Job, Local
+from gxpo.compare.store import append, digest, missing, read_store, row_of
+from gxpo.options import dotted
+
+HERE = Path(__file__).resolve().parent.parent
+STORE = HERE / "studies" / "runs.jsonl"
+FOREVER = 1_000_000  # steps: the budget ends a run
+POINTS = 4  # evaluations in a run, after the first
+QUIET = {"trainer.rollouts_every": 0, "doctor.every": 0, "trainer.checkpoint_every": 0, "eval.every": 0}
+
+
+def read_list(path: Path) -> dict[str, Any]:
+    """A list of experiments with its settings, as plain dictionaries."""
+    return yamltext.plain(yamltext.load(path.read_text(encoding="utf-8"), str(path)), str(path))
+
+
+def keys_of(setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
+    limits = {f"trainer.max_{unit}": amount for unit, amount in setting["budget"].items()}
+    given = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
+    below = config.over({}, dotted(stated({**given, **setting["keys"]}, "setting")))
+    found = config.over(below, dotted(stated(arm.get("keys", {}), "arm")))
+    return {k: s.value for k, s in found.items()}
+
+
+def sides(
+    listed: Mapping[str, Any], experiment: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], list[Any], int]]:
+    """(setting, arms with the base first, seeds) of an experiment and of its varied condition."""
+    for part in (experiment, experiment.get("varied")):
+        if part and part.get("arms"):
+            seeds = part.get("seeds", experiment["seeds"])
+            base = part.get("base") or experiment["base"]
+            yield listed["settings"][part.get("setting", experiment["setting"])], [base, *part["arms"]], seeds
+
+
+def wanted(
+    lists: Sequence[Mapping[str, Any]], *, only: Sequence[str] = (), seeds: int | None = None
+) -> list[tuple[dict[str, Any], int]]:
+    """Every (keys, seed), seed by seed, so that what is there at any time has all arms."""
+    out = []
+    for listed in lists:
+        for experiment in listed["experiments"]:
+            if only and experiment["id"] not in only:
+                continue
+            for setting, arms, n in sides(listed, experiment):
+                for seed in range(seeds or n):
+                    out += [(seed, keys_of(setting, arm)) for arm in arms]
+    return [({**keys, "seed": seed}, seed) for seed, keys in sorted(out, key=lambda pair: pair[0])]
+
+
+def seconds_of(lists: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Configuration -> CPU seconds of a run, as its experiment expects."""
+    found: dict[str, float] = {}
+    for listed in lists:
+        for experiment in listed["experiments"]:
+            for setting, arms, _ in sides(listed, experiment):
+                found |= {digest(keys_of(setting, arm)): experiment.get("seconds_per_run", 10) for arm in arms}
+    return found
+
+
+def run(lists: Sequence[Mapping[str, Any]], *, hours: float, workers: int, folder: Path, **which: Any) -> int:
+    """Make what is missing for at most so many hours; the number of runs that are still missing."""
+    store = read_store(STORE)
+    todo = missing(wanted(lists, **which), store)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE, check=True
+    )
+    until, left = time.monotonic() + 3600 * hours, len(todo)
+    runner = Local(workers)
+    jobs = [Job(folder / digest(keys) / f"seed-{seed}", keys, keep=False) for keys, seed in todo]
+    began = time.monotonic()
+    try:
+        for job, trouble in runner(jobs):
+            if trouble.startswith(STOPPED):
+                print(f"{job.path}: {trouble}", flush=True)
+                continue
+            row = row_of(job.path, job.keys, trouble=trouble, commit=commit.stdout.strip())
+            append(STORE, row)
+            shutil.rmtree(job.path)
+            left -= 1
+            figures = [e.get("eval_accuracy") for e in row["evaluations"]]
+            print(
+                f"{left} left, {(time.monotonic() - began) / (len(todo) - left):.1f} s each: {job.keys['method']} "
+                f"{job.path.parent.name} seed {row['seed']}: {figures[0] if figures else None} -> "
+                f"{figures[-1] if figures else None} {trouble}",
+                flush=True,
+            )
+            if time.monotonic() > until:
+                break
+    finally:
+        runner.close()
+    return left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("lists", nargs="+", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="ids of experiments")
+    parser.add_argument("--seeds", type=int, help="so many, instead of each experiment's own")
+    parser.add_argument("--hours", type=float, default=4.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=HERE / "runs" / "studies", help="for runs under way")
+    parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
+    given = parser.parse_args()
+    lists = [read_list(path) for path in given.lists]
+    which = {"only": given.only, "seeds": given.seeds}
+    todo = missing(wanted(lists, **which), read_store(STORE))
+    cost = seconds_of(lists)
+    total = sum(cost[digest(keys)] for keys, _ in todo)
+    print(f"{len(todo)} runs missing, about {total / 60 / given.workers:.0f} minutes with {given.workers} workers")
+    if given.plan:
+        return
+    if run(lists, hours=given.hours, workers=given.workers, folder=given.folder, **which):
+        sys.exit("not all runs were made; the same command goes on")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Rows of a study: one finished run a line of JSON, found again by its configuration, so that studies share runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.compare.results import Point, RunResult
+from gxpo.errors import RecordError
+
+SCHEMA = "gxpo.study/1"
+CURVES = (  # metrics of training that a row keeps, each at `KEPT` points
+    "reward_mean", "success_rate", "zero_signal_groups", "entropy", "length_mean", "truncated_rate", "clip_fraction",
+    "approx_kl", "grad_norm", "ratio_max", "sampler_gap_mean",
+)  # fmt: skip
+LEFT_OUT = ("eval_tasks", "eval_low", "eval_high")  # known from the keys and the verdicts
+KEPT = 8
+DIGITS = 4
+
+
+def digest(keys: Mapping[str, Any]) -> str:
+    """Name of a configuration: equal for equal keys in whatever order, the seed left out.
+
+    >>> digest({"a": 1, "b": [2], "seed": 3}) == digest({"b": [2], "a": 1, "seed": 4})
+    True
+    """
+    said = json.dumps({k: v for k, v in keys.items() if k != "seed"}, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def row_of(run: Path, keys: Mapping[str, Any], *, trouble: str = "", commit: str = "") -> dict[str, Any]:
+    """The row of a run directory.
+
+    evaluations  step, tokens, updates and seconds spent before each, and its figures
+    tasks        held-out tasks of the first and the last evaluation; `bits`: the verdict of each, in the order of the
+                 task ids, 0 or 1; absent where verdicts are not 0 or 1
+    curves       metric -> [KEPT, 2] steps and values
+    """
+    metrics = _lines(run / "metrics.jsonl")
+    spent = {0: (0, 0, 0.0)}
+    updates, seconds = 0, 0.0
+    for m in metrics:
+        updates += m["optimiser_steps"]
+        seconds += m["time_step_s"]
+        spent[m["step"]] = (m["generated_tokens"], updates, seconds)
+    evaluations = [
+        {
+            "step": e["step"],
+            "tokens": spent[e["step"]][0],
+            "updates": spent[e["step"]][1],
+            "seconds": round(spent[e["step"]][2], 2),
+            **{k: _short(v) for k, v in e.items() if k.startswith("eval_") and k not in LEFT_OUT},
+        }
+        for e in _lines(run / "evaluations.jsonl")
+        if e["step"] in spent
+    ]
+    last = metrics[-1] if metrics else {}
+    verdicts = sorted((run / "evaluations").glob("step-*.json"))
+    bits = {}
+    if verdicts:
+        bits = {"bits_before": bits_of(verdicts[0]), "bits": bits_of(verdicts[-1])}
+    return {
+        "schema": SCHEMA,
+        "digest": digest(keys),
+        "seed": keys["seed"],
+        "keys": {k: v for k, v in keys.items() if k != "seed"},
+        "evaluations": evaluations,
+        **bits,
+        "discarded_rollouts": last.get("discarded_rollouts", 0),
+        "steps": last.get("step", 0),
+        "curves": {name: points for name in CURVES if (points := _thinned(metrics, name))},
+        "trouble": trouble,
+        "commit": commit,
+    }
+
+
+def result_of(row: Mapping[str, Any], arm: str, measure: str = "eval_accuracy") -> RunResult:
+    """The run of a row under an arm's name. `measure`: a figure of the evaluations.
+
+    Raises `RecordError` where the run did not record it.
+    """
+    found = row["evaluations"]
+    if not found or any(measure not in e for e in found):
+        there = ", ".join(sorted(k for k in (found[0] if found else {}) if k.startswith("eval_")))
+        raise RecordError(
+            f"run {row['digest']} seed {row['seed']} has no {measure}; there is {there or 'no evaluation'}"
+        )
+    paired = measure == "eval_accuracy" and "bits" in row
+    return RunResult(
+        arm=arm,
+        seed=row["seed"],
+        path=f"{row['digest']}/seed-{row['seed']}",
+        points=[Point(e["step"], e["tokens"], e["updates"], e["seconds"], e[measure]) for e in found],
+        before=verdicts_of(row["bits_before"]) if paired else {},
+        after=verdicts_of(row["bits"]) if paired else {},
+        discarded_rollouts=row["discarded_rollouts"],
+        figures={k: v for k, v in found[-1].items() if k.startswith("eval_")},
+        trouble=row["trouble"],
+    )
+
+
+def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """(digest, seed) -> row. A last line that a kill cut off is left out; any other bad line is a `RecordError`."""
+    out: dict[tuple[str, int], dict[str, Any]] = {}
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            out[row["digest"], row["seed"]] = row
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if number == len(lines):  # without a line end: not whole
+                continue
+            raise RecordError(f"{path} line {number}: not a row of a study: {error}") from None
+    return out
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row in one write; a line that a kill cut off is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            said = said if file.read(1) == b"\n" else "\n" + said
+        file.write(said.encode())
+
+
+def bits_of(file: Path) -> str | None:
+    """Verdicts of an evaluation's tasks in the order of their ids: hexadecimal, first task first, `n:` before it; None
+    where some are neither 0 nor 1."""
+    table: dict[str, float] = json.loads(file.read_text())
+    values = [table[k] for k in sorted(table)]
+    if not set(values) <= {0.0, 1.0}:
+        return None
+    said = "".join("1" if v else "0" for v in values)
+    return f"{len(values)}:{int('1' + said, 2):x}"
+
+
+def verdicts_of(bits: str | None) -> dict[str, float]:
+    """Number of the task, in the order of ids -> verdict.
+
+    >>> verdicts_of("3:d")  # 1 before 101
+    {'0': 1.0, '1': 0.0, '2': 1.0}
+    """
+    if bits is None:
+        return {}
+    n, _, said = bits.partition(":")
+    digits = f"{int(said, 16):b}"[1:]
+    if len(digits) != int(n):
+        raise RecordError(f"{bits[:20]}: {len(digits)} verdicts where {n} are said")
+    return {str(i): float(d) for i, d in enumerate(digits)}
+
+
+def missing(
+    wanted: Iterable[tuple[Mapping[str, Any], int]], store: Mapping[tuple[str, int], Any]
+) -> list[tuple[Mapping[str, Any], int]]:
+    """The (keys, seed) that the store lacks, each once, in order."""
+    out: dict[tuple[str, int], tuple[Mapping[str, Any], int]] = {}
+    for keys, seed in wanted:
+        name = (digest(keys), seed)
+        if name not in store:
+            out.setdefault(name, (keys, seed))
+    return list(out.values())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; a last one that is not whole is left out."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _thinned(metrics: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
+    """Means of `KEPT` stretches of steps: [last step of the stretch, mean]."""
+    known = [(m["step"], m[name]) for m in metrics if isinstance(m.get(name), (int, float)) and math.isfinite(m[name])]
+    out = []
+    for i in range(min(KEPT, len(known))):
+        part = known[i * len(known) // min(KEPT, len(known)) : (i + 1) * len(known) // min(KEPT, len(known))]
+        out.append([part[-1][0], _short(float(sum(v for _, v in part) / len(part)))])
+    return out

@@ -1,0 +1,109 @@
+"""Worker process of a comparison: trains the runs that it is sent, one after the other (see `gxpo.processes`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gxpo.processes import Line
+
+JOB, DONE, LOG = "job.json", "done.json", "log.txt"  # in a run directory: its keys, how it ended, what it said
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def serve(line: Line) -> None:
+    """Train each run that is sent; the answer says what kept it from its end, or nothing."""
+    while True:
+        for item in line.receive():
+            for name in THREADS:  # read when torch is loaded, which no import before this has done
+                os.environ[name] = str(item["threads"])
+            if item.get("probe"):
+                answer = probe(item["keys"])
+            else:
+                answer = {"trouble": run_one(Path(item["path"]), item["keys"], keep=item["keep"])}
+            line.answer(json.dumps(answer))
+
+
+def probe(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What two steps cost: figures of `gxpo.trainer.probe`, or `trouble`."""
+    from gxpo.config import resolve
+    from gxpo.definition import Stated
+    from gxpo.trainer import probe as steps
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        try:
+            return steps.probe(resolve({k: Stated(v, "compare") for k, v in keys.items()}))
+        except Exception as error:
+            return {"trouble": " ".join(f"{error}".split())[:500]}
+
+
+def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
+    """Train in `path`, or go on there, to the end; gives what went wrong, in a line.
+
+    keep  whether checkpoints and report stay; without it the directory holds metrics and evaluations alone
+    """
+    done = path / DONE
+    if done.is_file():
+        return str(json.loads(done.read_text())["trouble"])
+    path.mkdir(parents=True, exist_ok=True)
+    trouble = ""
+    with (
+        (path / LOG).open("a", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                _train(path, keys, keep)
+        except MemoryError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            trouble = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    done.write_text(json.dumps({"trouble": trouble}))
+    return trouble
+
+
+def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
+    from transformers.utils import logging
+
+    from gxpo.config import resolve
+    from gxpo.definition import Stated
+    from gxpo.trainer.checkpoint import FOLDER, write_atomic
+    from gxpo.trainer.loop import Trainer
+    from gxpo.trainer.run import resume, train
+
+    logging.disable_progress_bar()
+    given = {k: Stated(v, "compare") for k, v in keys.items()}
+    going_on = any((path / FOLDER).glob("step-*"))
+    if not going_on:
+        for left in path.iterdir():  # of a run that was ended before its first checkpoint
+            if left.name != LOG:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        write_atomic(path / JOB, json.dumps(dict(keys), indent=1))
+    if keep:
+        resume(path) if going_on else train(resolved=resolve(given), out=path)
+        return
+    if going_on:
+        shutil.rmtree(path / FOLDER)  # begun with checkpoints: a run that keeps none begins anew
+    trainer = Trainer(resolve(given), out=path)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    shutil.rmtree(path / FOLDER, ignore_errors=True)
+    shutil.rmtree(path / "rollouts", ignore_errors=True)
+
+
+if __name__ == "__main__":  # for Ray and for people: one run by its job.json
+    sys.exit(run_one(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), keep=True) or 0)
