@@ -51,7 +51,7 @@ def sides(
 ) -> Iterator[tuple[Mapping[str, Any], list[Any], int]]:
     """(setting, arms with the base first, seeds) of an experiment and of its varied condition."""
     for part in (experiment, experiment.get("varied")):
-        if part and part.get("arms"):
+        if part and part.get("arms") is not None:
             seeds = part.get("seeds", experiment["seeds"])
             base = part.get("base") or experiment["base"]
             yield listed["settings"][part.get("setting", experiment["setting"])], [base, *part["arms"]], seeds
