@@ -1,0 +1,123 @@
+"""The comparison in a terminal: verdict, a table as wide as the screen, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gxpo.compare.results import ArmSummary, Comparison, Difference
+from gxpo.compare.wording import (
+    caption,
+    count,
+    duration,
+    interval,
+    marked,
+    number,
+    ordered,
+    places,
+    probability,
+    verdict,
+)
+
+GAP = 2  # cells between two columns
+LISTED = 5  # runs that ended early are named up to so many
+STYLES = {"better": "bold green", "worse": "bold red", "undecided": ""}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    rank  1 stays on the narrowest screen, the largest goes first
+    cell  its text for an arm and, but for the base, its difference; the last argument is the measure's decimals
+    """
+
+    title: str
+    rank: int
+    cell: Callable[[ArmSummary, Difference | None, int], str]
+
+
+COLUMNS = (
+    Column("arm", 1, lambda a, d, n: marked(a)),
+    Column("seeds", 5, lambda a, d, n: str(len(a.runs))),
+    Column("start", 8, lambda a, d, n: number(a.start.mean, n)),
+    Column("end (95 %)", 3, lambda a, d, n: interval(a.end, n)),
+    Column("less base (95 %)", 2, lambda a, d, n: interval(d.end, n, sign=True) if d else ""),
+    Column("p", 4, lambda a, d, n: probability(d.p_adjusted) if d else ""),
+    Column("area", 9, lambda a, d, n: number(a.area.mean, n)),
+    Column("chance", 7, lambda a, d, n: number(d.improves.mean, 2) if d else ""),
+    Column("collapsed", 6, lambda a, d, n: str(a.collapsed)),
+    Column("tokens", 10, lambda a, d, n: count(a.tokens)),
+    Column("time", 11, lambda a, d, n: duration(a.seconds)),
+)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the verdict, the arms (base first, controls last) and the notes.
+
+    Columns that do not fit the console's width are left out, the least telling first, and named below.
+    """
+    sentences = verdict(comparison)
+    for sentence in sentences:
+        console.print(Text(sentence, style="bold"))
+    arms = ordered(comparison)
+    table, left_out = _table(comparison, arms, console.width)
+    console.print()
+    console.print(Text(caption(comparison)))
+    console.print(table)
+    console.print(Text(_legend(comparison, left_out), style="dim"))
+    fallen = [f"{a.arm.label} {a.collapsed} of {len(a.runs)}" for a in arms if a.collapsed]
+    if fallen and "collapsed" in left_out:
+        console.print(Text(f"runs that ended below half of their best: {', '.join(fallen)}", style="yellow"))
+    for note in comparison.notes:
+        console.print(Text(note, style="yellow"))
+    failed = [f"{a.arm.label}, seed {seed}: {why}" for a in arms for seed, why in sorted(a.failed.items())]
+    for line in failed[:LISTED]:
+        console.print(Text(f"ended before its budget: {line}", style="yellow"))
+    if len(failed) > LISTED:
+        console.print(Text(f"ended before their budget: {len(failed) - LISTED} more", style="yellow"))
+
+
+def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[Table, list[str]]:
+    """The table, and the titles of the columns that found no place in it."""
+    differences = {d.arm: d for d in comparison.differences}
+    digits = places(comparison)
+    rows = [[c.cell(a, differences.get(a.arm.label), digits) for c in COLUMNS] for a in arms]
+    widest = [max(map(cell_len, (c.title, *(r[i] for r in rows)))) for i, c in enumerate(COLUMNS)]
+    widest[0] = min(widest[0], max(18, width // 4))  # a long label takes several lines
+    kept = sorted(range(len(COLUMNS)), key=lambda i: COLUMNS[i].rank)
+    while len(kept) > 2 and sum(widest[i] + GAP for i in kept) > width:
+        kept.pop()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for i in sorted(kept):
+        right = i > 0
+        table.add_column(
+            COLUMNS[i].title,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right,
+            max_width=widest[i],
+        )
+    for arm, row in zip(arms, rows, strict=True):
+        difference = differences.get(arm.arm.label)
+        decided = STYLES[difference.verdict] if difference and arm.arm.kind == "arm" else ""
+        style = "dim" if arm.arm.kind == "control" else ""
+        cells = [Text(row[i], style=decided if COLUMNS[i].rank == 2 else style) for i in sorted(kept)]
+        table.add_row(*cells)
+    return table, [c.title for i, c in enumerate(COLUMNS) if i not in kept]
+
+
+def _legend(comparison: Comparison, left_out: list[str]) -> str:
+    arms = sum(a.arm.kind == "arm" for a in comparison.arms)
+    said = "less base: paired by seed and held-out task, + in the arm's favour; p: two-sided"
+    if arms > 1:
+        said += f", Holm's over {arms} arms"
+    if "chance" not in left_out:
+        said += "; chance: that a run of the arm ends above one of the base"
+    return f"{said}. Not shown for width: {', '.join(left_out)}" if left_out else said

@@ -1,0 +1,163 @@
+"""Figures and verdicts in words, as the terminal and the page say them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, Unit
+
+UNITS: Mapping[Unit, str] = {"tokens": "generated tokens", "seconds": "seconds of training", "updates": "updates"}
+
+
+def places(comparison: Comparison) -> int:
+    """Decimals that the measure is shown with: 3 for shares, fewer the larger its values are."""
+    sizes = [abs(e.mean) for a in comparison.arms for e in (a.start, a.end) if math.isfinite(e.mean)]
+    largest = max(sizes, default=0.0)
+    return 3 if largest <= 1 else 2 if largest < 10 else 1 if largest < 100 else 0
+
+
+def number(value: float, places: int = 3, *, sign: bool = False) -> str:
+    """The value without a zero before the point; a dash where there is none.
+
+    >>> number(0.0314), number(-0.2, 2), number(0.0314, sign=True), number(1234.5, 0), number(float("nan"))
+    ('.031', '-.20', '+.031', '1,234', '-')
+    """
+    if not math.isfinite(value):
+        return "-"
+    said = f"{value:{'+' if sign else ''},.{places}f}"
+    if float(said.replace(",", "")) == 0:
+        said = said.lstrip("+-")
+    lead, digits = (said[0], said[1:]) if said[0] in "+-" else ("", said)
+    return lead + (digits[1:] if digits.startswith("0.") else digits)
+
+
+def interval(estimate: Estimate, places: int = 3, *, sign: bool = False) -> str:
+    """The mean, and its 95% interval where there is one.
+
+    >>> interval(Estimate(0.031, 0.008, 0.054, 10), sign=True)
+    '+.031 (+.008 to +.054)'
+    """
+    mean = number(estimate.mean, places, sign=sign)
+    if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
+        return mean
+    return f"{mean} ({number(estimate.low, places, sign=sign)} to {number(estimate.high, places, sign=sign)})"
+
+
+def probability(p: float) -> str:
+    """A p-value.
+
+    >>> [probability(p) for p in (0.0002, 0.0203, 0.049, 0.37, 1.0, float("nan"))]
+    ['<.001', '.02', '.049', '.37', '1', '-']
+    """
+    if not math.isfinite(p):
+        return "-"
+    if p < 0.001:
+        return "<.001"
+    said = f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+    return said.rstrip("0").rstrip(".").removeprefix("0") or "0"
+
+
+def count(value: float) -> str:
+    """A number of tokens or updates, shortened.
+
+    >>> count(950), count(20_500), count(1_234_000), count(float("nan"))
+    ('950', '20.5 k', '1.23 M', 'unknown')
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g} {letter}"
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42.13), duration(204), duration(7500), duration(float("nan"))
+    ('42 s', '3 min 24 s', '2 h 5 min', 'unknown')
+    """
+    if not math.isfinite(seconds):
+        return "unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def settings(keys: Mapping[str, Any]) -> str:
+    """`key=value` of each key, in one line."""
+    return " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def ordered(comparison: Comparison) -> list[ArmSummary]:
+    """Base, then the arms from the best end to the worst, then the controls."""
+    turn = -1 if comparison.better == "more" else 1
+    rank = {"base": 0, "arm": 1, "control": 2}
+
+    def place(arm: ArmSummary) -> tuple[int, float]:
+        return rank[arm.arm.kind], turn * arm.end.mean if math.isfinite(arm.end.mean) else math.inf
+
+    return sorted(comparison.arms, key=place)
+
+
+def marked(arm: ArmSummary) -> str:
+    """The arm's label, and whether it is base or control."""
+    return arm.arm.label if arm.arm.kind == "arm" else f"{arm.arm.label} ({arm.arm.kind})"
+
+
+def compared(comparison: Comparison) -> list[Difference]:
+    """The differences of the arms, those of controls left out."""
+    kinds = {a.arm.label: a.arm.kind for a in comparison.arms}
+    return [d for d in comparison.differences if kinds.get(d.arm) == "arm"]
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """What the comparison says, a sentence an entry: arms told from the base first, then those that are not."""
+    found = compared(comparison)
+    if not found:
+        return ["nothing is compared: there is no arm beside the base"]
+    out = [d.said for d in sorted(found, key=lambda d: -d.end.mean) if d.verdict != "undecided"]
+    unsure = [d for d in found if d.verdict == "undecided"]
+    if len(unsure) == 1:
+        return [*out, unsure[0].said]
+    return [*out, _undecided(unsure, alone=not out)] if unsure else out
+
+
+def _undecided(unsure: Sequence[Difference], *, alone: bool) -> str:
+    who = "no arm can" if alone else f"{listed([d.arm for d in unsure])} can't"
+    said = f"{who} be told from {unsure[0].against}: n too small to say"
+    needed = sorted((d.seeds_needed, d.arm) for d in unsure if d.seeds_needed is not None)
+    if not needed:
+        return said
+    first, *rest = needed
+    tail = "".join(f", {n} for {arm}" for n, arm in rest)
+    return f"{said}; about {first[0]} seeds would for {first[1]}{tail}"
+
+
+def caption(comparison: Comparison) -> str:
+    """Measure, budget, setting, and whether learning rates were tuned: what every figure is shown with."""
+    return (
+        f"{comparison.measure} ({comparison.better} is better), {comparison.budget} a run, {comparison.setting}, "
+        f"{tuning(comparison)}"
+    )
+
+
+def tuning(comparison: Comparison) -> str:
+    """The keys that were tuned, or that all ran at one learning rate."""
+    if not any(comparison.tuned.values()):
+        return "at one learning rate"
+    return f"{listed(_keys(comparison.tuned.values()))} tuned for each arm on other seeds"
+
+
+def _keys(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
+    return sorted({key for keys in chosen for key in keys})
