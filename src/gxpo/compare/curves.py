@@ -1,0 +1,68 @@
+"""Curves of an arm's runs against what was spent, on a common grid."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gxpo.compare.results import COLLAPSED, Budget, RunResult, Unit
+from gxpo.trainer.statistics import mean_interval
+
+GRID = 40  # at most so many points of a mean curve
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """Mean of the measure over an arm's runs at common points of the budget.
+
+    points  (spent, mean)
+    band    (spent, low, high): 95% of the mean (Student's); empty for fewer than two runs
+    """
+
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]]
+
+
+def mean_curve(runs: Sequence[RunResult], unit: Unit) -> MeanCurve:
+    """The runs interpolated linearly at common points, from the first evaluation of all to the last.
+
+    A run that ended early keeps its last value: it counts in the mean up to the end, as it does in the arm's `end`.
+    """
+    lines = [_line(run, unit) for run in runs]
+    if not lines:
+        return MeanCurve([], [])
+    whole = [line for run, line in zip(runs, lines, strict=True) if not run.trouble] or lines
+    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in whole)
+    size = min(GRID, int(statistics.median_high(len(x) for x, _ in whole)))
+    grid = np.linspace(first, max(first, last), max(size, 1))
+    values = np.stack([np.interp(grid, x, y) for x, y in lines])
+    spans = [mean_interval(column.tolist()) for column in values.T] if len(runs) > 1 else []
+    return MeanCurve(
+        list(zip(grid.tolist(), values.mean(0).tolist(), strict=True)),
+        [(x, *span) for x, span in zip(grid.tolist(), spans, strict=True)] if spans else [],
+    )
+
+
+def area(run: RunResult, budget: Budget) -> float:
+    """Mean of the measure over the budget: the area under the run's curve, linear between evaluations, its last value
+    kept where it ended early, divided by the budget; nan where the budget is 0."""
+    if not budget.amount > 0:
+        return math.nan
+    x, y = _line(run, budget.unit)
+    inside = x[(x > 0) & (x < budget.amount)]
+    grid = np.concatenate([[0.0], inside, [budget.amount]])
+    values = np.interp(grid, x, y)
+    return float(((values[1:] + values[:-1]) / 2 * np.diff(grid)).sum() / budget.amount)
+
+
+def has_collapsed(run: RunResult) -> bool:
+    """Whether the run ended below half of its best evaluation."""
+    return run.end < COLLAPSED * run.best
+
+
+def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([p.spent(unit) for p in run.points]), np.array([p.value for p in run.points])
