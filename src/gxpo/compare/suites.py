@@ -1,0 +1,143 @@
+"""Suites: settings in which the differences that methods claim can appear on a laptop, with what was seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml.error import YAMLError
+
+from gxpo import yamltext
+from gxpo.compare.results import Budget, Unit
+from gxpo.errors import ConfigError, did_you_mean
+
+
+def _budget(value: object) -> object:
+    """`{tokens: 60000}` as a `Budget`; anything else is left to the type check."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return value
+    unit, amount = next(iter(value.items()))
+    if unit not in get_args(Unit):
+        raise ValueError(f"a budget is of {', '.join(get_args(Unit))}, not of {unit!r}")
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
+        raise ValueError(f"a budget is above 0, not {amount!r}")
+    return Budget(unit, float(amount))
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Setting(_Strict):
+    """What is trained on, and what counts: everything of a run but its method and seed.
+
+    keys      of a configuration, dotted
+    budget    what every run may spend
+    measure   name of the figure compared: eval_accuracy, or another of the evaluation's figures
+    better    whether more or less of it is better
+    """
+
+    name: str
+    keys: Annotated[dict[str, Any], Field(min_length=1)]
+    budget: Annotated[Budget, BeforeValidator(_budget)]
+    measure: str = "eval_accuracy"
+    better: Literal["more", "less"] = "more"
+
+    @model_validator(mode="after")
+    def _states_no_arm(self) -> Setting:
+        for key in ("method", "seed", "out"):
+            if key in self.keys:
+                raise ValueError(f"setting {self.name}: {key} is an arm's or a run's, not a setting's")
+        return self
+
+
+class Validated(_Strict):
+    """A difference from the base that was measured: mean over paired seeds with its 95% interval.
+
+    setting, method   where, and of which arm: the label it has there; `shuffled` is the control
+    difference        arm less base, in the setting's measure; positive is in the arm's favour
+    commit            of the code that ran
+    """
+
+    setting: str
+    method: str
+    difference: float
+    low: float
+    high: float
+    seeds: Annotated[int, Field(ge=2)]
+    commit: str
+
+
+class Suite(_Strict):
+    """Settings of one kind and the arms that run on them by default.
+
+    idea        what can be seen there, in a line
+    arms        compositions with their keys: `dapo`, `grpo:rollout.group_size=16`; the base and the control are added
+    validated   what was measured; empty until then
+    """
+
+    name: str
+    idea: str
+    settings: Annotated[list[Setting], Field(min_length=1, max_length=3)]
+    arms: Annotated[list[str], Field(min_length=1)]
+    validated: list[Validated] = []
+
+
+def names() -> list[str]:
+    """Names of the suites, in alphabetical order."""
+    return sorted(f.name.removesuffix(".yaml") for f in _folder().iterdir() if f.name.endswith(".yaml"))
+
+
+@cache
+def suite(name: str) -> Suite:
+    """The suite `name`; raises ConfigError where there is none, or where its file is wrong."""
+    if name not in names():
+        raise ConfigError(f"no suite {name!r}{did_you_mean(name, names())}; there are {', '.join(names())}")
+    return parse(name, (_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def setting(name: str) -> Setting:
+    """The setting `name` of whichever suite has it; raises ConfigError where none does."""
+    found = settings()
+    if name not in found:
+        raise ConfigError(f"no setting {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
+    return found[name]
+
+
+def settings() -> dict[str, Setting]:
+    """All settings by name; one that several suites share is the same in each."""
+    found: dict[str, Setting] = {}
+    for name in names():
+        for one in suite(name).settings:
+            if found.setdefault(one.name, one) != one:
+                raise ConfigError(f"suite {name}: setting {one.name!r} is another one in another suite: rename it")
+    return found
+
+
+def parse(name: str, text: str) -> Suite:
+    """The suite that a file's text holds; raises ConfigError naming what is wrong in it.
+
+    >>> parse("mine", "{idea: x, arms: [rloo], settings: [{name: a, keys: {task: code}, budget: {updates: 5}}]}").arms
+    ['rloo']
+    """
+    where = f"suite {name}"
+    try:
+        document = yamltext.plain(yamltext.load(text, where), where)
+    except YAMLError as error:
+        problem, line = yamltext.problem_of(error)
+        raise ConfigError(f"{where}{line}: not YAML: {problem}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{where}: a suite is a mapping with idea, settings and arms")
+    try:
+        return Suite.model_validate({**document, "name": name})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(x) for x in first["loc"])
+        raise ConfigError(f"{where}: {place}: {first['msg']}") from None
+
+
+def _folder() -> Any:
+    return resources.files("gxpo.compare") / "suites"
