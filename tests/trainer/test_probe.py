@@ -65,7 +65,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("steps", "every", "count"), [(1, 0, 2), (1, 1, 2), (4, 2, 3), (5, 2, 4), (5, 5, 2), (6, 5, 3), (3, 0, 2)]
 )
 def test_occasions(steps: int, every: int, count: int) -> None:
-    assert probe.occasions(resolved(**{"trainer.steps": steps}).settings, every) == count
+    assert probe.occasions(steps, every) == count
     by_hand = {0, steps} | {s for s in range(1, steps + 1) if every and s % every == 0}
     assert count == len(by_hand)
 
@@ -80,3 +80,19 @@ def test_size_of_a_checkpoint(tmp_path: Path, lora: LoraSettings | None) -> None
     path = checkpoint.save(tmp_path, 1, learner.tensors(), {}, 1)
     written = (path / "tensors.safetensors").stat().st_size
     assert 0 <= written - probe.checkpoint_bytes(learner) < 50_000  # the header of names
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({}, 10),
+        ({"trainer.max_tokens": 400}, 4),
+        ({"trainer.max_tokens": 401}, 5),
+        ({"trainer.max_updates": 6}, 3),
+        ({"trainer.max_seconds": 1.0, "trainer.max_tokens": 10**6}, 2),
+        ({"trainer.max_tokens": 10**6}, 10),
+    ],
+)
+def test_a_budget_says_how_many_steps(keys: dict[str, float], steps: int) -> None:
+    settings = resolved(**{"trainer.steps": 10, **keys}).settings
+    assert probe.steps_of(settings, tokens=100, updates=2, seconds=0.5) == steps

@@ -121,13 +121,12 @@ def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row in one write; a line that a kill cut off is ended first."""
+    """Add a row in one write; a line that a kill cut off, whose run is made again, is taken away first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     said = json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
     with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, 2)
-            said = said if file.read(1) == b"\n" else "\n" + said
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.write(said.encode())
 
 

@@ -105,5 +105,9 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     shutil.rmtree(path / "rollouts", ignore_errors=True)
 
 
-if __name__ == "__main__":  # for Ray and for people: one run by its job.json
-    sys.exit(run_one(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), keep=True) or 0)
+if __name__ == "__main__":  # one run, asked for in a line of JSON on standard input
+    from gxpo.exact import ask_for_equal_bits
+
+    ask_for_equal_bits()
+    asked = json.loads(sys.stdin.read())
+    print(json.dumps({"trouble": run_one(Path(asked["path"]), asked["keys"], keep=asked["keep"])}))

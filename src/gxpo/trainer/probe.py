@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,7 +49,9 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
             trainer.close()
         speed = writing_speed(Path(folder), min(size, SAMPLE))
     generated = second["generated_tokens"] - first["generated_tokens"]
-    n_evaluations, n_checkpoints = occasions(s, s.eval.every), occasions(s, s.trainer.checkpoint_every)
+    steps = steps_of(s, generated, max(1, update["optimiser_steps"]), second["time_step_s"])
+    n_evaluations = occasions(steps, s.eval.every) + (s.eval.points - 1 if s.eval.points and limited(s) else 0)
+    n_checkpoints = occasions(steps, s.trainer.checkpoint_every)
     completions = s.eval.tasks * s.eval.samples
     per_completion = (second["time_sample_s"] + second["time_score_s"]) / second["trajectories"]
     evaluation_s, checkpoint_s = completions * per_completion, size / speed
@@ -56,7 +59,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
     times["time_update_s"] = update["time_update_s"]
     times["time_step_s"] += update["time_update_s"] - second["time_update_s"]
     totals = {
-        "time_steps_s": s.trainer.steps * times["time_step_s"],
+        "time_steps_s": steps * times["time_step_s"],
         "time_evaluations_s": n_evaluations * evaluation_s,
         "time_checkpoints_s": n_checkpoints * checkpoint_s,
     }
@@ -74,6 +77,7 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
         "memory_after_loading_mb": memory.floor,
         "memory_peak_mb": peak,
         "memory_above_loading_mb": max(0.0, peak - memory.floor),
+        "steps": steps,
         "evaluations": n_evaluations,
         "checkpoints": n_checkpoints,
         **totals,
@@ -101,10 +105,23 @@ def forced_update(trainer: Trainer) -> dict[str, Any]:
     return trainer.step()
 
 
-def occasions(s: RunSettings, every: int) -> int:
+def limited(s: RunSettings) -> bool:
+    """Whether a budget ends the run."""
+    return any(x is not None for x in (s.trainer.max_tokens, s.trainer.max_updates, s.trainer.max_seconds))
+
+
+def steps_of(s: RunSettings, tokens: int, updates: int, seconds: float) -> int:
+    """Steps until the run ends, if each costs as much: by `trainer.steps` or the budget that is spent first."""
+    t, found = s.trainer, [float(s.trainer.steps)]
+    for limit, cost in ((t.max_tokens, tokens), (t.max_updates, updates), (t.max_seconds, seconds)):
+        if limit is not None and cost > 0:
+            found.append(math.ceil(limit / cost))
+    return int(min(found))
+
+
+def occasions(steps: int, every: int) -> int:
     """How often something happens that is done before the first step, every n-th step (0: never) and after the last."""
-    last = s.trainer.steps
-    return 2 + ((last - 1) // every if every else 0)
+    return 2 + ((steps - 1) // every if every else 0)
 
 
 def checkpoint_bytes(learner: Any) -> int:
