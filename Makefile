@@ -80,12 +80,12 @@ clean:
 # A stamp is made anew when what it was installed from has changed.
 .venv/.train: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
-	@echo "installing gxpo[train,envs] into .venv (once; about a minute, more where torch has to be downloaded)"
-	@$(INSTALL) -e '.[train,envs]'
+	@echo "installing gxpo[train,envs,compare] into .venv (once; about a minute, more where torch has to be downloaded)"
+	@$(INSTALL) -e '.[train,envs,compare]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
-	@echo "installing gxpo[train,dev] into .venv (once; about a minute, more where torch has to be downloaded)"
-	@$(INSTALL) -e '.[train,dev]'
+	@echo "installing gxpo[train,dev,compare] into .venv (once; about a minute, more where torch has to be downloaded)"
+	@$(INSTALL) -e '.[train,dev,compare]'
 	@touch .venv/.train $@
