@@ -58,13 +58,13 @@ def sides(
 
 
 def wanted(
-    lists: Sequence[Mapping[str, Any]], *, only: Sequence[str] = (), seeds: int | None = None
+    lists: Sequence[Mapping[str, Any]], *, only: Sequence[str] = (), skip: Sequence[str] = (), seeds: int | None = None
 ) -> list[tuple[dict[str, Any], int]]:
     """Every (keys, seed), seed by seed, so that what is there at any time has all arms."""
     out = []
     for listed in lists:
         for experiment in listed["experiments"]:
-            if only and experiment["id"] not in only:
+            if (only and experiment["id"] not in only) or experiment["id"] in skip:
                 continue
             for setting, arms, n in sides(listed, experiment):
                 for seed in range(seeds or n):
@@ -120,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("lists", nargs="+", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="ids of experiments")
+    parser.add_argument("--skip", nargs="*", default=[], help="ids of experiments to leave out")
     parser.add_argument("--seeds", type=int, help="so many, instead of each experiment's own")
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=2)
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
     given = parser.parse_args()
     lists = [read_list(path) for path in given.lists]
-    which = {"only": given.only, "seeds": given.seeds}
+    which = {"only": given.only, "skip": given.skip, "seeds": given.seeds}
     todo = missing(wanted(lists, **which), read_store(STORE))
     cost = seconds_of(lists)
     total = sum(cost[digest(keys)] for keys, _ in todo)
