@@ -12,7 +12,7 @@ import pytest
 from tests.compare.made import comparison
 
 from gxpo.compare import files
-from gxpo.compare.curves import area, mean_curve
+from gxpo.compare.curves import mean_curve
 from gxpo.compare.results import Budget, Point, RunResult
 from gxpo.errors import CheckpointError, RecordError
 
@@ -116,17 +116,13 @@ def test_mean_curves_share_a_grid() -> None:
     # two runs with other points: at 0, 5 and 10 of the budget .0/.2, .5/.2, 1./.4 (the second is linear from 4 to 10)
     one = RunResult("a", 0, "", [Point(0, 0, 0, 0.0, 0.0), Point(1, 5, 1, 1.0, 0.5), Point(2, 10, 2, 2.0, 1.0)])
     two = RunResult("a", 1, "", [Point(0, 0, 0, 0.0, 0.2), Point(1, 4, 1, 1.0, 0.1), Point(2, 10, 2, 2.0, 0.4)])
-    curve = mean_curve([one, two], "tokens")
+    curve = mean_curve([one, two], Budget("tokens", 12))
     assert [x for x, _ in curve.points] == [0, 5, 10]
     assert [y for _, y in curve.points] == pytest.approx([0.1, 0.325, 0.7])
     # 12.706 is Student's 97.5% quantile with one degree of freedom; the error of the mean of .0 and .2 is .1
     assert curve.band[0] == pytest.approx((0, 0.1 - 1.2706, 0.1 + 1.2706), abs=1e-4)
-    assert mean_curve([one], "updates").band == []
+    assert mean_curve([one], Budget("updates", 2)).band == []
+    # cut at the budget: the second is .1 + (8 - 4) / 6 x .3 = .3 there
+    assert mean_curve([one, two], Budget("tokens", 8)).points[-1] == pytest.approx((8, 0.55))
     early = dataclasses.replace(two, points=two.points[:2], trouble="killed")
-    assert [y for _, y in mean_curve([one, early], "tokens").points] == pytest.approx([0.1, 0.3, 0.55])
-
-
-def test_area_is_cut_at_the_budget() -> None:
-    run = RunResult("a", 0, "", [Point(0, 0, 0, 0.0, 0.0), Point(1, 20, 1, 1.0, 1.0)])
-    assert area(run, Budget("tokens", 10)) == pytest.approx(0.25)  # a triangle 10 long and .5 high, over 10
-    assert math.isnan(area(run, Budget("tokens", 0)))
+    assert [y for _, y in mean_curve([one, early], Budget("tokens", 10)).points] == pytest.approx([0.1, 0.3, 0.55])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gxpo.compare.inference import area_under_curve
 from gxpo.compare.results import COLLAPSED, Budget, RunResult, Unit
 from gxpo.trainer.statistics import mean_interval
 
@@ -27,16 +28,17 @@ class MeanCurve:
     band: Sequence[tuple[float, float, float]]
 
 
-def mean_curve(runs: Sequence[RunResult], unit: Unit) -> MeanCurve:
-    """The runs interpolated linearly at common points, from the first evaluation of all to the last.
+def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
+    """The runs interpolated linearly at common points, from the first evaluation of all to the budget's end.
 
     A run that ended early keeps its last value: it counts in the mean up to the end, as it does in the arm's `end`.
     """
-    lines = [_line(run, unit) for run in runs]
+    runs = [run for run in runs if any(math.isfinite(p.value) for p in run.points)]
+    lines = [_line(run, budget.unit) for run in runs]
     if not lines:
         return MeanCurve([], [])
     whole = [line for run, line in zip(runs, lines, strict=True) if not run.trouble] or lines
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in whole)
+    first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in whole))
     size = min(GRID, int(statistics.median_high(len(x) for x, _ in whole)))
     grid = np.linspace(first, max(first, last), max(size, 1))
     values = np.stack([np.interp(grid, x, y) for x, y in lines])
@@ -48,15 +50,10 @@ def mean_curve(runs: Sequence[RunResult], unit: Unit) -> MeanCurve:
 
 
 def area(run: RunResult, budget: Budget) -> float:
-    """Mean of the measure over the budget: the area under the run's curve, linear between evaluations, its last value
-    kept where it ended early, divided by the budget; nan where the budget is 0."""
-    if not budget.amount > 0:
+    """Mean of the measure over the budget; nan where the run has no value or the budget is 0."""
+    if not budget.amount > 0 or not any(math.isfinite(p.value) for p in run.points):
         return math.nan
-    x, y = _line(run, budget.unit)
-    inside = x[(x > 0) & (x < budget.amount)]
-    grid = np.concatenate([[0.0], inside, [budget.amount]])
-    values = np.interp(grid, x, y)
-    return float(((values[1:] + values[:-1]) / 2 * np.diff(grid)).sum() / budget.amount)
+    return area_under_curve(run.points, budget.unit, budget.amount)
 
 
 def has_collapsed(run: RunResult) -> bool:
@@ -65,4 +62,5 @@ def has_collapsed(run: RunResult) -> bool:
 
 
 def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([p.spent(unit) for p in run.points]), np.array([p.value for p in run.points])
+    known = [p for p in run.points if math.isfinite(p.value)]
+    return np.array([p.spent(unit) for p in known]), np.array([p.value for p in known])

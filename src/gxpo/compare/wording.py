@@ -136,20 +136,22 @@ def verdict(comparison: Comparison) -> list[str]:
 def _undecided(unsure: Sequence[Difference], *, alone: bool) -> str:
     who = "no arm can" if alone else f"{listed([d.arm for d in unsure])} can't"
     said = f"{who} be told from {unsure[0].against}: n too small to say"
-    needed = sorted((d.seeds_needed, d.arm) for d in unsure if d.seeds_needed is not None)
+    needed: dict[int, list[str]] = {}
+    for d in sorted(unsure, key=lambda d: d.seeds_needed or 0):
+        if d.seeds_needed is not None:
+            needed.setdefault(d.seeds_needed, []).append(d.arm)
     if not needed:
         return said
-    first, *rest = needed
-    tail = "".join(f", {n} for {arm}" for n, arm in rest)
-    return f"{said}; about {first[0]} seeds would for {first[1]}{tail}"
+    (least, arms), *rest = needed.items()
+    tail = "".join(f", {n} for {listed(more)}" for n, more in rest)
+    return f"{said}; about {least} seeds would{f' for {listed(arms)}' if tail or len(arms) < len(unsure) else ''}{tail}"
 
 
-def caption(comparison: Comparison) -> str:
+def caption(comparison: Comparison, *, setting: bool = True) -> str:
     """Measure, budget, setting, and whether learning rates were tuned: what every figure is shown with."""
-    return (
-        f"{comparison.measure} ({comparison.better} is better), {comparison.budget} a run, {comparison.setting}, "
-        f"{tuning(comparison)}"
-    )
+    c = comparison
+    where = f", {c.setting}" if setting else ""
+    return f"{c.measure} ({c.better} is better), {c.budget} a run{where}, {tuning(c)}"
 
 
 def tuning(comparison: Comparison) -> str:

@@ -1,0 +1,187 @@
+"""`compare.html`: one self-contained page of a comparison, or of several, that can be sent to a colleague."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from gxpo.compare import page_figures, page_tables
+from gxpo.compare.results import Comparison, Difference
+from gxpo.compare.wording import (
+    UNITS,
+    caption,
+    compared,
+    count,
+    duration,
+    interval,
+    listed,
+    places,
+    probability,
+    verdict,
+)
+from gxpo.page import (
+    Html,
+    charts,
+    folded,
+    key_figures,
+    masthead,
+    page,
+    paragraph,
+    preformatted,
+    section,
+    table,
+)
+from gxpo.page import verdict as verdict_part
+from gxpo.page.forest_plot import forest_plot
+from gxpo.page.text import join
+from gxpo.trainer.checkpoint import write_atomic
+
+STYLE = (
+    ".charts+.scroll{margin-top:1.6rem}.scroll+details{margin-top:.8rem}table{min-width:min(38rem,100%)}"
+    "td:first-child{overflow-wrap:anywhere;min-width:7rem}details>.verdict{margin-top:.8rem}"
+    ".said,summary,li{overflow-wrap:anywhere}caption{max-width:min(60rem,calc(100vw - 1.8rem))}"
+)
+
+
+def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
+    """Write the page and give its path.
+
+    comparisons  one, or those of a suite: then a summary of all comes first and each is folded
+    out          the file
+
+    Everything that users, models and files named is escaped; nothing is fetched. `ValueError` without a comparison,
+    `CheckpointError` where the file can't be written.
+    """
+    if not comparisons:
+        raise ValueError("no comparison to make a page of")
+    if len(comparisons) == 1:
+        c = comparisons[0]
+        title = _title(c)
+        body = masthead(title, _facts(c)) + _said(c) + join(_body(c))
+    else:
+        title = f"{_arms(comparisons)} in {len(comparisons)} settings"
+        body = masthead(title, _shared_facts(comparisons)) + _suite(comparisons)
+    path = Path(out)
+    write_atomic(path, page(f"gxpo compare: {title}", body, style=STYLE).encode("utf-8", "replace"))
+    return path
+
+
+def _body(c: Comparison) -> list[Html]:
+    """The sections of a comparison below its verdict."""
+    changed = page_figures.tasks(c)
+    absent = paragraph("The runs recorded no verdicts of held-out tasks.", soft=True)
+    versions = ", ".join(f"{name} {version}" for name, version in c.versions.items())
+    return [
+        _key_figures(c),
+        section("Differences", page_figures.differences(c), *page_tables.figures(c)),
+        section("Curves", page_figures.curves(c)),
+        section("Held-out tasks", *(changed or [absent])),
+        section("Cost", page_tables.cost(c)),
+        section("Collapsed and failed runs", page_tables.trouble(c), page_tables.runs(c)),
+        section("Settings", *page_tables.settings(c)),
+        section(
+            "To make it again",
+            preformatted("\n".join(c.commands), boxed=True) if c.commands else paragraph("No command is known."),
+            paragraph(versions or "Versions unknown.", soft=True),
+        ),
+    ]
+
+
+def _title(c: Comparison) -> str:
+    base = next((a.arm.label for a in c.arms if a.arm.kind == "base"), "")
+    arms = [a.arm.label for a in c.arms if a.arm.kind == "arm"]
+    who = listed(arms) if len(arms) <= 3 else f"{len(arms)} methods"
+    return f"{who} against {base}: {c.setting}" if arms and base else c.setting
+
+
+def _arms(comparisons: Sequence[Comparison]) -> str:
+    arms = list(dict.fromkeys(a.arm.label for c in comparisons for a in c.arms if a.arm.kind == "arm"))
+    return listed(arms) if len(arms) <= 3 else f"{len(arms)} methods"
+
+
+def _facts(c: Comparison) -> list[str]:
+    out = [f"model {c.keys['model']}"] if "model" in c.keys else []
+    out += [f"task {c.keys['task']}"] if "task" in c.keys and c.keys["task"] != c.setting else []
+    out.append(caption(c))
+    return [*out, *(f"{name} {c.versions[name]}" for name in ("gxpo", "commit") if name in c.versions)]
+
+
+def _shared_facts(comparisons: Sequence[Comparison]) -> list[str]:
+    """The facts that hold for all."""
+    first = _facts(comparisons[0])
+    return [fact for fact in first if all(fact in _facts(c) for c in comparisons)]
+
+
+def _said(c: Comparison) -> Html:
+    """The verdict, then what else a reader has to know."""
+    first, *others = verdict(c)
+    decided = {d.verdict for d in compared(c)} & {"better", "worse"}
+    kind: Literal["healthy", "warning", "note"] = "healthy" if "better" in decided else "warning" if decided else "note"
+    return verdict_part(kind, first, [*others, *c.notes], label="verdict")
+
+
+def _key_figures(c: Comparison) -> Html:
+    seeds = sorted({len(a.runs) for a in c.arms})
+    tasks = {len(r.after) for a in c.arms for r in a.runs} - {0}
+    runs = sum(len(a.runs) for a in c.arms)
+    fallen, failed = sum(a.collapsed for a in c.arms), sum(len(a.failed) for a in c.arms)
+    amount = duration(c.budget.amount) if c.budget.unit == "seconds" else count(c.budget.amount)
+    what = [f"{n} {word}" for n, word in ((fallen, "collapsed"), (failed, "ended early")) if n]
+    return key_figures(
+        [
+            ("seeds of each arm", "\u2013".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "0"),
+            ("budget of a run", amount, "of training" if c.budget.unit == "seconds" else UNITS[c.budget.unit]),
+            *([("held-out tasks", f"{max(tasks):,}")] if tasks else []),
+            ("runs", f"{runs:,}", listed(what) if what else ""),
+        ]
+    )
+
+
+def _suite(comparisons: Sequence[Comparison]) -> Html:
+    """Summary of all settings, then each by itself."""
+    found: dict[str, list[tuple[Comparison, Difference]]] = {}
+    for c in comparisons:
+        for d in compared(c):
+            found.setdefault(d.arm, []).append((c, d))
+    lines = [_over_settings(arm, [d for _, d in pairs]) for arm, pairs in found.items()]
+    rows = [
+        (c.setting, d.arm, interval(d.end, places(c), sign=True), probability(d.p_adjusted), d.end.n,
+         d.verdict, c.measure)
+        for c in comparisons
+        for d in compared(c)
+    ]  # fmt: skip
+    columns = ("setting", "arm", "less base", "p (Holm)", "seeds", "verdict", "measure")
+    shared = "; ".join(dict.fromkeys(caption(c, setting=False) for c in comparisons))
+    under = f"{shared}. p is corrected within each setting, not over settings."
+    plots = []
+    if len({(c.measure, c.better) for c in comparisons}) == 1:
+        for arm, pairs in found.items():
+            drawn = [page_figures.row_of(c.setting, d, d.end, places(c)) for c, d in pairs]
+            label = f"{comparisons[0].measure}, mean and 95 % interval"
+            title = f"{arm} less {pairs[0][1].against}"
+            plot = forest_plot(drawn, title=title, y_label=label, below="\u2190 worse", above="better \u2192")
+            plots.append((plot, shared))
+    decided = any(d.verdict != "undecided" for pairs in found.values() for _, d in pairs)
+    first = lines[0] if lines else "nothing is compared"
+    said = verdict_part("healthy" if decided else "note", first, lines[1:], label="verdict")
+    out = said + section(
+        "All settings", table(columns, rows, numbers=columns[2:5], caption=under, wide=True), charts(plots)
+    )
+    for c in comparisons:
+        out += folded(f"{c.setting}: {verdict(c)[0]}", _said(c), *_body(c))
+    return out
+
+
+def _over_settings(arm: str, found: Sequence[Difference]) -> str:
+    """In how many settings an arm was told from the base.
+
+    Never ranks arms: the settings are not a sample of anything.
+    """
+    against, n = found[0].against, len(found)
+    counts = {v: sum(d.verdict == v for d in found) for v in ("better", "worse", "undecided")}
+    said = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
+    if not said:
+        return f"{arm} can't be told from {against} in any of {n} settings"
+    rest = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""
+    return f"{arm} is {' and '.join(said)}{rest}"
