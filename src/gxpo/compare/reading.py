@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.compare.results import Point, RunResult
+from gxpo.compare.results import Budget, Point, RunResult
 from gxpo.errors import ConfigError, RecordError, did_you_mean
 from gxpo.trainer import metrics
 from gxpo.trainer.directory import EVALUATIONS, METRICS, config_of
@@ -33,11 +33,13 @@ class Spent:
         return Point(self.step, self.tokens, self.updates, self.seconds, value)
 
 
-def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY) -> RunResult:
+def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY, budget: Budget | None = None) -> RunResult:
     """The result of one run.
 
     measure  a figure of the evaluations (`eval_accuracy`, `eval_length`, `eval_pass_at_8`...), each a point; or one of
              the steps (`reward_mean`...), whose points are the means of ten parts of the steps, see `windows`
+    budget   where the curve is cut if it goes on behind it: `cut`, and `windows` for a figure of the steps. `figures`
+             are then of the evaluation next to it
 
     A last line without an end, of a run that was killed, is left out, and so is an evaluation whose step has no line
     yet: what it cost is not known. `points` is empty where nothing was measured, and `trouble` says so. `ConfigError`
@@ -52,28 +54,59 @@ def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY) -> 
     if held_out:
         points = [spent[row["step"]].point(float(row[measure])) for row in known if _is_figure(row.get(measure))]
     elif measure in figures_of(lines):
-        points = windows([(row["step"], row.get(measure)) for row in lines], spent)
+        points = windows([(row["step"], row.get(measure)) for row in lines], spent.__getitem__, budget)
     elif lines:
         raise unknown(measure, path, evaluations, lines)
     else:
         points = []
-    end = points[-1].step if points else 0
-    verdicts = [verdicts_of(path, p.step) for p in (points[0], points[-1])] if points and measure == ACCURACY else []
-    before, after = verdicts if len(points) > 1 and verdicts else ({}, {})
-    last = next((row for row in reversed(known) if row["step"] <= end), {})
+    kept, share = (points, 1.0) if budget is None else cut(points, budget)
+    end = kept[-1].step if kept else 0
+    before = after = {}
+    if len(kept) > 1 and measure == ACCURACY:
+        before, after = verdicts_of(path, kept[0].step), verdicts_of(path, points[len(kept) - 1].step)
+        after = after if share == 1 else _between(verdicts_of(path, points[len(kept) - 2].step), after, share)
+    shown = points[len(kept) - (1 if share >= 0.5 else 2)].step if held_out and kept else end
+    last = next((row for row in reversed(known) if row["step"] <= shown), {})
     costed = next((row for row in reversed(lines) if row["step"] <= end), {})
+    whole = share < 1 or (bool(kept) and budget is not None and kept[-1].spent(budget.unit) >= budget.amount)
     return RunResult(
         arm,
         seed,
         str(path),
-        tuple(points),
+        tuple(kept),
         before,
         after,
         int(costed.get("discarded_rollouts") or 0),
         _figure(costed.get("judge_tokens")),
         {k: float(v) for k, v in last.items() if k.startswith("eval_") and _is_figure(v)},
-        _trouble(points, lines, held_out),
+        "" if whole and len(kept) > 1 else _trouble(points, lines, held_out),
     )
+
+
+def cut(points: Sequence[Point], budget: Budget) -> tuple[list[Point], float]:
+    """The curve up to the budget, and the share of the way to the next of `points` at which its last one stands: 1
+    where that is a point itself. Between two points the curve is a straight line.
+
+    Empty where even the first is behind it; as it is where it ends before.
+    """
+    unit, amount = budget.unit, budget.amount
+    kept = [p for p in points if p.spent(unit) <= amount]
+    if not kept or len(kept) == len(points) or kept[-1].spent(unit) == amount:
+        return kept, 1.0
+    a, b = kept[-1], points[len(kept)]
+    share = (amount - a.spent(unit)) / (b.spent(unit) - a.spent(unit))
+    step, tokens, updates = (round(x + share * (y - x)) for x, y in zip(_counts(a), _counts(b), strict=True))
+    seconds = a.seconds + share * (b.seconds - a.seconds)
+    return [*kept, Point(step, tokens, updates, seconds, a.value + share * (b.value - a.value))], share
+
+
+def _counts(point: Point) -> tuple[int, int, int]:
+    return point.step, point.tokens, point.updates
+
+
+def _between(one: Mapping[str, float], other: Mapping[str, float], share: float) -> dict[str, float]:
+    """Verdicts on the straight line between two evaluations."""
+    return {k: one[k] + share * (other[k] - one[k]) for k in one if k in other}
 
 
 def costs(path: Path, lines: Rows) -> dict[int, Spent]:
@@ -96,20 +129,24 @@ def costs(path: Path, lines: Rows) -> dict[int, Spent]:
     return out
 
 
-def windows(values: Sequence[tuple[int, float | None]], spent: Mapping[int, Spent]) -> list[Point]:
+def windows(
+    values: Sequence[tuple[int, float | None]], spent: Callable[[int], Spent], budget: Budget | None = None
+) -> list[Point]:
     """Points of a figure of training: the means of (at most ten) equal parts of the steps, unknown values left out.
 
     The first stands where nothing is spent, the last where all is, the others at the last step of their first half.
+    Steps that end behind the budget are not counted.
     """
-    n = len(values)
+    held = [(s, v) for s, v in values if budget is None or spent(s).point(0.0).spent(budget.unit) <= budget.amount]
+    n = len(held)
     parts = min(TENTHS, n)
     out = []
     for i in range(parts):
-        part = values[n * i // parts : n * (i + 1) // parts]
+        part = held[n * i // parts : n * (i + 1) // parts]
         found = [v for v in map(_figure, (v for _, v in part)) if math.isfinite(v)]
         if found:
             step = 0 if i == 0 else part[-1][0] if i == parts - 1 else part[(len(part) - 1) // 2][0]
-            out.append(spent[step].point(math.fsum(found) / len(found)))
+            out.append(spent(step).point(math.fsum(found) / len(found)))
     return out
 
 
