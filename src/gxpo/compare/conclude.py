@@ -1,0 +1,403 @@
+"""Runs -> `Comparison`: pairs by seed and held-out task, estimates, verdicts, and what a reader has to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from gxpo.compare.inference import (
+    FEWEST_SEEDS,
+    Spread,
+    area_under_curve,
+    crossed_spread,
+    holm,
+    interquartile_mean,
+    mean_over_settings,
+    more_tasks,
+    probability_of_improvement,
+    seed_interval,
+    seed_sd,
+    seed_spread,
+    seeds_needed,
+)
+from gxpo.compare.results import COLLAPSED, Arm, ArmSummary, Budget, Comparison, Difference, Estimate, RunResult
+from gxpo.compare.wording import interval, listed, number, probability
+from gxpo.errors import ConfigError
+
+ACCURACY = "eval_accuracy"  # the measure that is the mean of verdicts by held-out task
+ALPHA = 0.05
+FLOOR = 0.05  # a share whose best is below it can't collapse: it is noise near 0
+SHARED_TASKS = 0.5  # held-out tasks that all runs must have in common, of all there are, to be paired
+SHORT, OVER = 0.95, 1.1  # shares of the budget below and above which a run did not spend what it should
+ROUNDED = 1e-3  # by which a stored measure may differ from the mean of its verdicts
+NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
+
+Pair = tuple[RunResult, RunResult]  # of the arm, of the base
+Verdicts = Callable[[RunResult], Mapping[str, float]]
+
+
+def conclude(
+    runs: Sequence[RunResult],
+    arms: Sequence[Arm],
+    *,
+    setting: str,
+    measure: str,
+    better: Literal["more", "less"],
+    budget: Budget,
+    keys: Mapping[str, Any],
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    commands: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+) -> Comparison:
+    """What the runs say of each arm, and of each but the base against the base.
+
+    A difference is paired: the same seed, and where every run recorded its verdicts (measure `eval_accuracy`) the same
+    held-out task. Its interval is over both (`crossed_spread`), otherwise over seeds alone. Runs that ended before
+    their budget are counted and in no estimate. `better` or `worse` takes three paired seeds, an interval without 0 and
+    p < 0.05 by Holm's method over the arms (controls stand apart); `seeds_needed` is at 0.05 / arms.
+
+    Raises `ConfigError` unless one arm is the base, labels are unique, and every run is of one of the arms, once.
+    """
+    grouped = _by_arm(runs, arms)
+    base = next(arm for arm in arms if arm.kind == "base")
+    usable = {arm.label: [r for r in grouped[arm.label] if not trouble(r)] for arm in arms}
+    summaries = [_summary(arm, grouped[arm.label], usable[arm.label], measure, better, budget) for arm in arms]
+    others = [arm for arm in arms if arm.kind != "base"]
+    pairs = {arm.label: paired(usable[arm.label], usable[base.label]) for arm in others}
+    sign = 1.0 if better == "more" else -1.0
+    family = [arm.label for arm in others if arm.kind == "arm"]
+    made = [_difference(a.label, base.label, pairs[a.label], measure, sign, budget) for a in others]
+    adjusted = dict(zip(family, holm([d.end.p for d in made if d.arm in family]), strict=True))
+    places = _places(summaries)
+    differences = [_decided(d, adjusted.get(d.arm), len(family), places) for d in made]
+    comparison = Comparison(
+        setting=setting,
+        measure=measure,
+        better=better,
+        budget=budget,
+        keys=dict(keys),
+        arms=summaries,
+        differences=differences,
+        tuned=dict(tuned or {}),
+        commands=list(commands),
+        versions=dict(versions or {}),
+    )
+    return replace(comparison, notes=_notes(comparison, usable, pairs, places))
+
+
+@dataclass(frozen=True)
+class Overall:
+    """An arm against the base over several settings, each of equal weight; positive is in the arm's favour.
+
+    difference         mean over settings of the paired difference of the last evaluation
+    middle, of_base    interquartile mean over all runs of all settings, of the arm and of the base
+    improves           probability that a run of the arm ends above a run of the base, mean over settings
+    """
+
+    arm: str
+    against: str
+    settings: Sequence[str]
+    difference: Estimate
+    middle: Estimate
+    of_base: Estimate
+    improves: Estimate
+
+
+def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
+    """Every arm that all comparisons have (controls too), over all of them. ConfigError where they have different
+    measures or bases; an arm without a pair in some setting is left out."""
+    if len({(c.measure, c.better, _base(c).arm.label) for c in comparisons}) > 1:
+        raise ConfigError("settings with different measures or bases have no common mean: report each by itself")
+    out = []
+    for arm in comparisons[0].arms if comparisons else ():
+        label = arm.arm.label
+        if arm.arm.kind == "base" or any(label not in {a.arm.label for a in c.arms} for c in comparisons):
+            continue
+        first = comparisons[0]
+        sign = 1.0 if first.better == "more" else -1.0
+        pairs = [paired(_usable(c.arm(label)), _usable(_base(c))) for c in comparisons]
+        if not all(pairs):
+            continue
+        ends = [[[r.end for r in side] for side in zip(*p, strict=True)] for p in pairs]
+        signed = [[[sign * x for x in side] for side in both] for both in ends]
+        out.append(
+            Overall(
+                label,
+                _base(first).arm.label,
+                [c.setting for c in comparisons],
+                mean_over_settings([difference_spread(p, first.measure, sign) for p in pairs]),
+                interquartile_mean([both[0] for both in ends]),
+                interquartile_mean([both[1] for both in ends]),
+                probability_of_improvement([both[0] for both in signed], [both[1] for both in signed]),
+            )
+        )
+    return out
+
+
+def trouble(run: RunResult) -> str:
+    """Why a run is in no estimate; empty where it is."""
+    if run.trouble or not run.points:
+        return run.trouble or "no evaluation"
+    return "" if math.isfinite(run.start) and math.isfinite(run.end) else "an evaluation without a value"
+
+
+def paired(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[Pair]:
+    """Runs of equal seed, in the order of seeds."""
+    of_base = {r.seed: r for r in base}
+    return [(r, of_base[r.seed]) for r in sorted(arm, key=lambda r: r.seed) if r.seed in of_base]
+
+
+def difference_spread(pairs: Sequence[Pair], measure: str, sign: float = 1.0) -> Spread:
+    """Paired difference of the last evaluations, over seeds and held-out tasks where verdicts are known, else seeds."""
+    arm, base = (_table(side, measure, lambda r: r.after, of="end") for side in _sides(pairs))
+    if arm is not None and base is not None:
+        shared = sorted(set(arm) & set(base))
+        if _enough(shared, [*arm, *base]):
+            return crossed_spread(np.array([sign * np.subtract(arm[t], base[t]) for t in shared]).T)
+    return seed_spread([sign * _less(a.end, b.end) for a, b in pairs])
+
+
+def collapsed(run: RunResult, better: Literal["more", "less"]) -> bool:
+    """Whether the run ended below `COLLAPSED` times its best evaluation, which must be at least `FLOOR`.
+
+    Where less is better it is False: such a measure has no best from which to fall.
+    """
+    best = max((p.value for p in run.points if math.isfinite(p.value)), default=0.0)
+    return better == "more" and best >= FLOOR and run.end < COLLAPSED * best
+
+
+def _by_arm(runs: Sequence[RunResult], arms: Sequence[Arm]) -> dict[str, list[RunResult]]:
+    labels = [arm.label for arm in arms]
+    if len(set(labels)) < len(labels) or sum(arm.kind == "base" for arm in arms) != 1:
+        raise ConfigError(f"arms {', '.join(labels)}: give each a name of its own, and make one of them the base")
+    grouped: dict[str, list[RunResult]] = {label: [] for label in labels}
+    for run in sorted(runs, key=lambda r: r.seed):
+        if run.arm not in grouped:
+            raise ConfigError(f"{run.path} is of arm {run.arm}, which is not compared: there are {', '.join(labels)}")
+        if grouped[run.arm] and grouped[run.arm][-1].seed == run.seed:
+            raise ConfigError(f"{run.path} and {grouped[run.arm][-1].path} are both {run.arm} with seed {run.seed}")
+        grouped[run.arm].append(run)
+    return grouped
+
+
+def _usable(summary: ArmSummary) -> list[RunResult]:
+    return [r for r in summary.runs if not trouble(r)]
+
+
+def _base(comparison: Comparison) -> ArmSummary:
+    return next(a for a in comparison.arms if a.arm.kind == "base")
+
+
+def _sides(pairs: Sequence[Pair]) -> tuple[list[RunResult], list[RunResult]]:
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _less(a: float, b: float) -> float:
+    """a - b, exactly 0 where only rounding tells them apart."""
+    return 0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b
+
+
+def _enough(shared: Sequence[str], everything: Sequence[str]) -> bool:
+    return len(shared) > 1 and len(shared) >= SHARED_TASKS * len(set(everything))
+
+
+def _table(
+    runs: Sequence[RunResult], measure: str, verdicts: Verdicts, *, of: Literal["start", "end"]
+) -> dict[str, list[float]] | None:
+    """Held-out task -> its verdict in each run, of the tasks that all runs have; None where the measure is not their
+    mean, or some run did not record them."""
+    found = [verdicts(r) for r in runs]
+    if measure != ACCURACY or not found or not all(found):
+        return None
+    if any(abs(fmean(v.values()) - getattr(r, of)) > ROUNDED for v, r in zip(found, runs, strict=True)):
+        return None
+    shared = sorted(set(found[0]).intersection(*found[1:]))
+    if not _enough(shared, [t for v in found for t in v]):
+        return None
+    return {t: [v[t] for v in found] for t in shared}
+
+
+def _level(runs: Sequence[RunResult], measure: str, verdicts: Verdicts, of: Literal["start", "end"]) -> Estimate:
+    """The measure itself over runs, and over tasks where it is known by task."""
+    if not runs:
+        return NOTHING
+    table = _table(runs, measure, verdicts, of=of)
+    if table is not None:
+        return crossed_spread(np.array(list(table.values())).T).estimate()
+    return seed_interval([getattr(r, of) for r in runs])
+
+
+def _gain(runs: Sequence[RunResult], measure: str) -> Estimate:
+    """Last less first evaluation, paired within each run."""
+    if not runs:
+        return NOTHING
+    before = _table(runs, measure, lambda r: r.before, of="start")
+    after = _table(runs, measure, lambda r: r.after, of="end")
+    if before is not None and after is not None:
+        shared = sorted(set(before) & set(after))
+        if _enough(shared, [*before, *after]):
+            return crossed_spread(np.array([np.subtract(after[t], before[t]) for t in shared]).T).estimate()
+    return seed_interval([r.end - r.start for r in runs])
+
+
+def _area(run: RunResult, budget: Budget) -> float:
+    return area_under_curve(run.points, budget.unit, budget.amount) if budget.amount > 0 else math.nan
+
+
+def _summary(
+    arm: Arm,
+    runs: Sequence[RunResult],
+    usable: Sequence[RunResult],
+    measure: str,
+    better: Literal["more", "less"],
+    budget: Budget,
+) -> ArmSummary:
+    def mean(value: Callable[[RunResult], float]) -> float:
+        return fmean(value(r) for r in usable) if usable else math.nan
+
+    return ArmSummary(
+        arm=arm,
+        runs=list(runs),
+        start=_level(usable, measure, lambda r: r.before, "start"),
+        end=_level(usable, measure, lambda r: r.after, "end"),
+        area=seed_interval([_area(r, budget) for r in usable]) if usable else NOTHING,
+        middle=interquartile_mean([r.end for r in usable]) if usable else NOTHING,
+        gain=_gain(usable, measure),
+        collapsed=sum(collapsed(r, better) for r in usable),
+        failed={r.seed: trouble(r) for r in runs if trouble(r)},
+        tokens=mean(lambda r: r.tokens),
+        updates=mean(lambda r: r.updates),
+        seconds=mean(lambda r: r.seconds),
+        discarded=mean(lambda r: r.discarded_rollouts),
+    )
+
+
+def _difference(
+    label: str, against: str, pairs: Sequence[Pair], measure: str, sign: float, budget: Budget
+) -> Difference:
+    """The difference without a verdict."""
+    end = area = improves = NOTHING
+    if pairs:
+        end = difference_spread(pairs, measure, sign).estimate()
+        area = seed_interval([sign * _less(_area(a, budget), _area(b, budget)) for a, b in pairs])
+        arm, base = _sides(pairs)
+        improves = probability_of_improvement([sign * r.end for r in arm], [sign * r.end for r in base])
+    return Difference(label, against, end, area, improves, math.nan, None, "undecided", "")
+
+
+def _decided(d: Difference, p_adjusted: float | None, family: int, places: int) -> Difference:
+    """With verdict. `p_adjusted` is None for a control, which is judged by its own p."""
+    p = d.end.p if p_adjusted is None else p_adjusted
+    tests = max(1, family) if p_adjusted is not None else 1
+    verdict: Literal["better", "worse", "undecided"] = "undecided"
+    if d.end.n >= FEWEST_SEEDS and not d.end.holds_zero and p < ALPHA:
+        verdict = "better" if d.end.mean > 0 else "worse"
+    by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
+    needed = seeds_needed(d.end.mean, seed_sd(d.end), by_task, ALPHA / tests)
+    found = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=needed, verdict=verdict)
+    return replace(found, said=_said(found, p, tests, places))
+
+
+def _said(d: Difference, p: float, tests: int, places: int) -> str:
+    """The verdict in a line."""
+    seeds = f"{d.end.n} seed{'' if d.end.n == 1 else 's'}"
+    if d.verdict != "undecided":
+        low, high = sorted((abs(d.end.low), abs(d.end.high)))
+        tested = f"p {probability(p)}" + (" after Holm" if tests > 1 else "")
+        return (
+            f"{d.arm} is {d.verdict} than {d.against} by {number(abs(d.end.mean), places)} "
+            f"(95 % {number(low, places)} to {number(high, places)}; {seeds}, {tested})"
+        )
+    if not d.end.n:
+        return f"{d.arm} can't be told from {d.against}: there is no seed that both have"
+    said = f"{d.arm} can't be told from {d.against}, {interval(d.end, places, sign=True)}, {seeds}"
+    if d.end.n == 1:
+        return f"{said}: one seed says nothing of other seeds"
+    if d.end.n < FEWEST_SEEDS:
+        said += f": fewer than {FEWEST_SEEDS} are not ranked"
+    elif not d.end.holds_zero:
+        said += f": p {probability(p)} after Holm's correction for {tests} arms"
+    else:
+        said += ": n too small to say"
+    if d.seeds_needed is not None:
+        return f"{said}; about {rounded_up(max(d.seeds_needed, d.end.n + 1))} seeds would"
+    by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
+    times = more_tasks(d.end.mean, by_task, ALPHA / tests)
+    if times > 1:
+        return f"{said}; more seeds alone would not: it takes about {rounded_up(times)} times as many held-out tasks"
+    return said
+
+
+def rounded_up(n: float) -> str:
+    """The number with two digits, rounded up.
+
+    >>> rounded_up(7.2), rounded_up(141), rounded_up(20_100)
+    ('8', '150', '21,000')
+    """
+    whole = math.ceil(n)
+    unit = 10 ** max(0, len(str(whole)) - 2)
+    return f"{-(-whole // unit) * unit:,}"
+
+
+def _places(summaries: Sequence[ArmSummary]) -> int:
+    """Decimals for the measure: 3 for shares, fewer the larger its values are."""
+    largest = max((abs(e.mean) for a in summaries for e in (a.start, a.end) if math.isfinite(e.mean)), default=0.0)
+    return 3 if largest <= 1 else 2 if largest < 10 else 1 if largest < 100 else 0
+
+
+def _notes(
+    c: Comparison, usable: Mapping[str, Sequence[RunResult]], pairs: Mapping[str, Sequence[Pair]], places: int
+) -> list[str]:
+    """What a reader has to know, one fact a line."""
+    base, sign = _base(c), 1.0 if c.better == "more" else -1.0
+    out = []
+    for a in c.arms:
+        label, n = a.arm.label, len(a.runs)
+        if a.failed:
+            out.append(
+                f"{label}: {len(a.failed)} of {n} runs ended before their budget and are in no estimate; where the "
+                "method is the cause, its figures flatter it"
+            )
+        elif not n:
+            out.append(f"{label}: no run")
+        spent = [r.points[-1].spent(c.budget.unit) / c.budget.amount for r in usable[label] if c.budget.amount > 0]
+        if short := [s for s in spent if s < SHORT]:
+            out.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
+        if spent and fmean(spent) > OVER:
+            out.append(f"{label} spent {fmean(spent):.0%} of the budget: its last step is large beside it")
+        if judged := [r.judge_tokens for r in usable[label] if r.judge_tokens > 0]:
+            out.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
+    for label, both in pairs.items():
+        alone = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(both)
+        if alone:
+            out.append(f"{label}: {alone} runs have no pair of equal seed in the other arm, and are in no difference")
+        apart = [a.seed for a, b in both if c.measure.startswith("eval_") and abs(a.start - b.start) > 1e-9]
+        if apart:
+            out.append(f"{label}: began differently from {base.arm.label} at seeds {listed([str(s) for s in apart])}")
+        if c.measure == ACCURACY and both and math.isnan(difference_spread(both, c.measure).by_task):
+            out.append(f"{label}: not paired by held-out task (verdicts are missing, or of other tasks)")
+    if c.measure != ACCURACY:
+        out.append(f"{c.measure}: intervals are over seeds alone and say nothing of other held-out tasks")
+    for a in c.arms:
+        won = a.gain.n >= FEWEST_SEEDS and not a.gain.holds_zero and sign * a.gain.mean > 0
+        if a.arm.kind == "control" and won:
+            out.append(
+                f"{a.arm.label} gained {interval(a.gain, places, sign=True)} without rewards to learn from: rewards "
+                "leak, or the evaluation is not held out, or the start was still moving"
+            )
+        if a.arm.kind == "base" and a.gain.n >= FEWEST_SEEDS and not won:
+            out.append(f"{a.arm.label} itself did not gain: a setting in which nothing is learnt tells little apart")
+    if c.measure == ACCURACY and usable[base.arm.label]:
+        ends = [a.end.mean for a in c.arms if a.arm.kind != "control" and a.end.n]
+        if min(ends) > 0.9 or max(ends) < 0.1:
+            out.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
+    if not any(a.arm.kind == "control" for a in c.arms):
+        out.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
+    if not any(c.tuned.values()) and c.differences:
+        out.append("all arms at one learning rate, which need not be the best for each")
+    return out
