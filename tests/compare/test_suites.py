@@ -1,6 +1,7 @@
 """Suites: what their files state, what is refused, and that the study which validates them runs these very settings."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gxpo.definition import Stated
 from gxpo.errors import GxpoError
 
 STUDY = Path(__file__).parents[2] / "studies" / "suites.yaml"
-PROMISED = ["agents", "off-policy", "reasoning", "stalled", "teams", "transfer"]
+PROMISED = ["agents", "length", "off-policy", "reasoning", "stalled", "teams", "transfer"]
 MINE = """
 idea: sums
 settings: [{name: mine, keys: {task: arithmetic}, budget: {tokens: 500}}]
@@ -23,6 +24,7 @@ arms: [rloo]
 """
 
 
+@cache
 def study() -> dict[str, Any]:
     return yamltext.plain(yamltext.load(STUDY.read_text(encoding="utf-8"), "study"), "study")
 
@@ -71,8 +73,7 @@ def test_the_study_runs_every_arm_and_a_control_with_ten_seeds_or_more():
     for name in suites.names():
         for setting in suites.suite(name).settings:
             [of] = [e for e in study()["experiments"] if e["id"] == f"suite_{name}_{setting.name}".replace("-", "_")]
-            kinds = ["control" if a.get("control") else "arm" for a in of["arms"]]
-            listed = [Arm(a["label"], a["keys"], k) for a, k in zip(of["arms"], kinds, strict=True)]
+            listed = [Arm(a["label"], a["keys"], "control" if a.get("control") else "arm") for a in of["arms"]]
             assert [Arm(**of["base"], kind="base"), *listed] == arms_of(name, setting)
             assert of["setting"] == setting.name
             assert of["seeds"] >= (3 if name == "transfer" else 10)
@@ -81,7 +82,7 @@ def test_the_study_runs_every_arm_and_a_control_with_ten_seeds_or_more():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: suites.suite("stall"), "no suite 'stall'; did you mean 'stalled'?; there are agents"),
+        (lambda: suites.suite("stall"), "no suite 'stall'; did you mean 'stalled'?; there are agents, length"),
         (lambda: suites.setting("sum"), "no setting 'sum'; did you mean 'sums"),
         (lambda: suites.parse("x", "- a"), "a suite is a mapping with idea, settings and arms"),
         (lambda: suites.parse("x", "a: ["), "suite x:1: not YAML"),
