@@ -125,4 +125,16 @@ def test_mean_curves_share_a_grid() -> None:
     # cut at the budget: the second is .1 + (8 - 4) / 6 x .3 = .3 there
     assert mean_curve([one, two], Budget("tokens", 8)).points[-1] == pytest.approx((8, 0.55))
     early = dataclasses.replace(two, points=two.points[:2], trouble="killed")
-    assert [y for _, y in mean_curve([one, early], Budget("tokens", 10)).points] == pytest.approx([0.1, 0.3, 0.55])
+    assert [y for _, y in mean_curve([one, early], Budget("tokens", 10)).points] == [0, 0.5, 1]
+
+
+def test_a_run_without_an_evaluation_is_written_all_the_same(tmp_path: Path) -> None:
+    made = comparison()
+    arm = dataclasses.replace(
+        made.arms[0], runs=[RunResult("rloo", 9, "runs/rloo/seed-9", [], trouble="no evaluation")]
+    )
+    made = comparison(arms=[arm, *made.arms[1:]])
+    line = files.write_csv(made, tmp_path / "a.csv").read_text().splitlines()[1]
+    assert line == "sums,rloo,arm,9,,,,,0,,,,0,no evaluation,runs/rloo/seed-9"
+    run = files.to_json(made)["arms"][0]["runs"][0]
+    assert run["end"] is None and run["tokens"] is None and run["points"] == []

@@ -181,7 +181,7 @@ def test_one_seed_and_no_arm_make_a_page(tmp_path: Path) -> None:
     single = [dataclasses.replace(a, runs=a.runs[:1], end=dataclasses.replace(a.end, low=math.nan, high=math.nan))
               for a in made.arms]  # fmt: skip
     page, text = drawn(tmp_path, comparison(arms=single))
-    assert page.row("dr_grpo", "1", ".200")[3] == ".465" and "nan" not in text
+    assert page.row("dr_grpo", "4", ".200")[3] == ".465" and "nan" not in text
     alone = comparison(arms=[a for a in made.arms if a.arm.kind == "base"], differences=[], notes=[])
     page, _ = drawn(tmp_path, alone)
     assert "nothing is compared: there is no arm beside the base" in page.text
@@ -201,3 +201,14 @@ def test_six_arms_of_twenty_seeds_and_a_thousand_tasks_stay_below_2_mb(tmp_path:
     found = [dataclasses.replace(d, arm=f"arm {k}") for k, d in zip((0, 3, 2), comparison().differences, strict=True)]
     path = page_of([comparison(arms=arms, differences=found)], tmp_path / "compare.html")
     assert 50_000 < path.stat().st_size < 2_000_000
+
+
+def test_runs_without_an_evaluation_are_named(tmp_path: Path) -> None:
+    made = comparison()
+    lost = [RunResult("rloo", s, f"runs/rloo/seed-{s}", [], trouble="no evaluation") for s in range(2)]
+    arm = dataclasses.replace(made.arms[0], runs=lost, failed={0: "no evaluation", 1: "no evaluation"})
+    page, text = drawn(tmp_path, comparison(arms=[arm, *made.arms[1:]]))
+    assert page.row("rloo", "1", "ended early: no evaluation")[3] == "runs/rloo/seed-1"
+    assert page.row("rloo", "0", "-") == ["rloo", "0", "-", "-", "-", "unknown", "unknown", "unknown",
+                                          "runs/rloo/seed-0"]  # fmt: skip
+    assert "nan" not in text

@@ -58,7 +58,7 @@ def test_every_column_on_a_wide_screen() -> None:
     base = [c.strip() for c in row(lines, "grpo (base)").split("  ") if c.strip()]
     assert base == ["grpo (base)", "4", ".200", ".415 (.403 to .427)", ".300", "0", "100 k", "3 min 24 s"]
     control = row(lines, "shuffled")
-    assert "-.210 (-.250 to -.170)" in control and " 1 " in control
+    assert "-.210 (-.250 to -.170)" in control and " 1 " in control and "<.001" in control
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 132])

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gxpo.compare.inference import area_under_curve
 from gxpo.compare.results import COLLAPSED, Budget, RunResult, Unit
 from gxpo.trainer.statistics import mean_interval
 
+OF_POINTS = ("start", "end", "best", "tokens", "updates", "seconds")
 GRID = 40  # at most so many points of a mean curve
 
 
@@ -28,21 +30,22 @@ class MeanCurve:
     band: Sequence[tuple[float, float, float]]
 
 
-def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
-    """The runs interpolated linearly at common points, from the first evaluation of all to the budget's end.
+def counted(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs that are in the estimates: those that came to the end of their budget with a value there."""
+    return [r for r in runs if not r.trouble and r.points and math.isfinite(r.start) and math.isfinite(r.end)]
 
-    A run that ended early keeps its last value: it counts in the mean up to the end, as it does in the arm's `end`.
-    """
-    runs = [run for run in runs if any(math.isfinite(p.value) for p in run.points)]
-    lines = [_line(run, budget.unit) for run in runs]
+
+def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
+    """The runs that are counted, interpolated linearly at common points from the first evaluation of all to the
+    budget's end."""
+    lines = [_line(run, budget.unit) for run in counted(runs)]
     if not lines:
         return MeanCurve([], [])
-    whole = [line for run, line in zip(runs, lines, strict=True) if not run.trouble] or lines
-    first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in whole))
-    size = min(GRID, int(statistics.median_high(len(x) for x, _ in whole)))
+    first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in lines))
+    size = min(GRID, int(statistics.median_high(len(x) for x, _ in lines)))
     grid = np.linspace(first, max(first, last), max(size, 1))
     values = np.stack([np.interp(grid, x, y) for x, y in lines])
-    spans = [mean_interval(column.tolist()) for column in values.T] if len(runs) > 1 else []
+    spans = [mean_interval(column.tolist()) for column in values.T] if len(lines) > 1 else []
     return MeanCurve(
         list(zip(grid.tolist(), values.mean(0).tolist(), strict=True)),
         [(x, *span) for x, span in zip(grid.tolist(), spans, strict=True)] if spans else [],
@@ -58,7 +61,12 @@ def area(run: RunResult, budget: Budget) -> float:
 
 def has_collapsed(run: RunResult) -> bool:
     """Whether the run ended below half of its best evaluation."""
-    return run.end < COLLAPSED * run.best
+    return bool(run.points) and run.end < COLLAPSED * run.best
+
+
+def known(run: RunResult, figure: str) -> Any:
+    """A figure of the run; nan where it is one of its evaluations and there is none."""
+    return math.nan if not run.points and figure in OF_POINTS else getattr(run, figure)
 
 
 def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.compare.curves import area, has_collapsed
+from gxpo.compare.curves import area, has_collapsed, known
 from gxpo.compare.results import Arm, ArmSummary, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import settings
 from gxpo.errors import RecordError
@@ -29,6 +29,7 @@ RUN_COLUMNS = (
 class Row:
     """An arm of a study, as a line of a table of results.
 
+    seeds        runs in the estimates
     keys         what is set over the setting's keys besides the method, `KEY=VALUE KEY=VALUE`
     difference   less `against`, with its 95% interval, positive in the arm's favour; nan for the base
     verdict      better, worse or undecided; empty for the base
@@ -156,13 +157,13 @@ def _arm(summary: ArmSummary) -> dict[str, Any]:
     out = {k: _fields(v) if isinstance(v, Estimate) else v for k, v in values.items()}
     arm = summary.arm
     runs = [_run(r) for r in summary.runs]
-    return {"label": arm.label, "kind": arm.kind, "keys": arm.keys, "seeds": len(runs), **out, "runs": runs}
+    return {"label": arm.label, "kind": arm.kind, "keys": arm.keys, "seeds": summary.end.n, **out, "runs": runs}
 
 
 def _run(run: RunResult) -> dict[str, Any]:
     named = ("seed", "path", "start", "end", "best", "tokens", "updates", "seconds", "discarded_rollouts",
              "judge_tokens", "figures", "trouble")  # fmt: skip
-    return {**{k: getattr(run, k) for k in named}, "points": [dataclasses.asdict(p) for p in run.points]}
+    return {**{k: known(run, k) for k in named}, "points": [dataclasses.asdict(p) for p in run.points]}
 
 
 def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> list[Any]:
@@ -172,7 +173,7 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
         "area": area(run, comparison.budget),
         "collapsed": int(has_collapsed(run)),
     }
-    return [values[c] if c in values else getattr(run, c) for c in RUN_COLUMNS]
+    return [values[c] if c in values else known(run, c) for c in RUN_COLUMNS]
 
 
 def _row(comparison: Comparison, study: str, summary: ArmSummary, difference: Difference | None) -> Row:
@@ -187,7 +188,7 @@ def _row(comparison: Comparison, study: str, summary: ArmSummary, difference: Di
         keys=settings(changed),
         budget=c.budget.amount,
         unit=c.budget.unit,
-        seeds=len(summary.runs),
+        seeds=summary.end.n,
         measure=c.measure,
         start=summary.start.mean,
         end=summary.end.mean,

@@ -122,7 +122,7 @@ def _said(c: Comparison) -> Html:
 
 
 def _key_figures(c: Comparison) -> Html:
-    seeds = sorted({len(a.runs) for a in c.arms})
+    seeds = sorted({a.end.n for a in c.arms})
     tasks = {len(r.after) for a in c.arms for r in a.runs} - {0}
     runs = sum(len(a.runs) for a in c.arms)
     fallen, failed = sum(a.collapsed for a in c.arms), sum(len(a.failed) for a in c.arms)

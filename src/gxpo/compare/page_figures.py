@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from gxpo.compare.curves import MeanCurve, mean_curve
+from gxpo.compare.curves import MeanCurve, counted, mean_curve
 from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, Unit
 from gxpo.compare.task_changes import TaskChange, task_changes
 from gxpo.compare.wording import UNITS, caption, interval, marked, number, ordered, places
@@ -71,7 +71,7 @@ def curves(c: Comparison) -> Html:
         )
 
     together = len(names) <= TOGETHER
-    note = " Runs that ended early keep their last value." if any(r.trouble for a in arms for r in a.runs) else ""
+    note = " Runs that ended early are left out." if any(a.failed for a in arms) else ""
     band = "band: 95 % of the mean"
     title = visible(f"{c.measure} against {UNITS[c.budget.unit]}")
     out = [(chart(names, title, bands=together), f"{caption(c)}{f'; {band}' if together else ''}.{note}")]
@@ -87,7 +87,7 @@ def tasks(c: Comparison) -> list[Html]:
     base = next((a for a in c.arms if a.arm.kind == "base"), None)
     others = [a for a in ordered(c) if a is not base]
     names = dict(zip((a.arm.label for a in others), _names(others), strict=True))
-    changes = {names[a.arm.label]: task_changes(a.runs, base.runs) for a in others} if base else {}
+    changes = {names[a.arm.label]: task_changes(counted(a.runs), counted(base.runs)) for a in others} if base else {}
     changes = {name: found for name, found in changes.items() if found}
     if base is None or not changes:
         return []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.compare.curves import area, has_collapsed
+from gxpo.compare.curves import area, counted, has_collapsed, known
 from gxpo.compare.results import Comparison
 from gxpo.compare.wording import caption, count, duration, interval, marked, number, ordered, places, probability
 from gxpo.page import Html, folded, paragraph, table
@@ -19,7 +19,7 @@ def figures(c: Comparison) -> list[Html]:
     for a in ordered(c):
         d = found.get(a.arm.label)
         rows.append((
-            marked(a), len(a.runs), number(a.start.mean, digits), interval(a.end, digits),
+            marked(a), a.end.n, number(a.start.mean, digits), interval(a.end, digits),
             interval(d.end, digits, sign=True) if d else "", probability(d.end.p) if d else "",
             probability(d.p_adjusted) if d else "", interval(d.improves, 2) if d else "",
             d.verdict if d else "",
@@ -43,7 +43,7 @@ def cost(c: Comparison) -> Html:
     """What a run of each arm spent, mean over the seeds."""
     rows = []
     for a in ordered(c):
-        judged = [r.judge_tokens for r in a.runs if math.isfinite(r.judge_tokens)]
+        judged = [r.judge_tokens for r in counted(a.runs) if math.isfinite(r.judge_tokens)]
         judge = count(sum(judged) / len(judged)) if judged else "unknown"
         rows.append((marked(a), count(a.tokens), count(a.discarded), judge, count(a.updates), duration(a.seconds)))
     columns = ("arm", "generated tokens", "rollouts discarded", "tokens of judges and teachers", "updates", "time")
@@ -57,7 +57,7 @@ def trouble(c: Comparison) -> Html:
     counts, rows = [], []
     for a in ordered(c):
         counts.append((marked(a), len(a.runs), a.collapsed, len(a.failed)))
-        fallen = [r for r in a.runs if has_collapsed(r)]
+        fallen = [r for r in counted(a.runs) if has_collapsed(r)]
         for run in fallen if len(fallen) == a.collapsed else ():
             said = f"collapsed: best {number(run.best, digits)}, end {number(run.end, digits)}"
             rows.append((a.arm.label, run.seed, said, run.path))
@@ -76,8 +76,8 @@ def runs(c: Comparison) -> Html:
     """Every run, folded."""
     digits = places(c)
     rows = [
-        (marked(a), r.seed, number(r.start, digits), number(r.end, digits), number(area(r, c.budget), digits),
-         count(r.tokens), r.updates, duration(r.seconds), r.path)
+        (marked(a), r.seed, *(number(x, digits) for x in (known(r, "start"), known(r, "end"), area(r, c.budget))),
+         count(known(r, "tokens")), count(known(r, "updates")), duration(known(r, "seconds")), r.path)
         for a in ordered(c)
         for r in a.runs
     ]  # fmt: skip

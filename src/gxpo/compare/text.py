@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,17 +46,21 @@ class Column:
 
 COLUMNS = (
     Column("arm", 1, lambda a, d, n: marked(a)),
-    Column("seeds", 5, lambda a, d, n: str(len(a.runs))),
+    Column("seeds", 5, lambda a, d, n: str(a.end.n)),
     Column("start", 8, lambda a, d, n: number(a.start.mean, n)),
     Column("end (95 %)", 3, lambda a, d, n: interval(a.end, n)),
     Column("less base (95 %)", 2, lambda a, d, n: interval(d.end, n, sign=True) if d else ""),
-    Column("p", 4, lambda a, d, n: probability(d.p_adjusted) if d else ""),
+    Column("p", 4, lambda a, d, n: _p(d) if d else ""),
     Column("area", 9, lambda a, d, n: number(a.area.mean, n)),
     Column("chance", 7, lambda a, d, n: number(d.improves.mean, 2) if d else ""),
     Column("collapsed", 6, lambda a, d, n: str(a.collapsed)),
     Column("tokens", 10, lambda a, d, n: count(a.tokens)),
     Column("time", 11, lambda a, d, n: duration(a.seconds)),
 )
+
+
+def _p(d: Difference) -> str:
+    return probability(d.p_adjusted if math.isfinite(d.p_adjusted) else d.end.p)
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -117,7 +122,7 @@ def _legend(comparison: Comparison, left_out: list[str]) -> str:
     arms = sum(a.arm.kind == "arm" for a in comparison.arms)
     said = "less base: paired by seed and held-out task, + in the arm's favour; p: two-sided"
     if arms > 1:
-        said += f", Holm's over {arms} arms"
+        said += f", of arms Holm's over {arms}"
     if "chance" not in left_out:
         said += "; chance: that a run of the arm ends above one of the base"
     return f"{said}. Not shown for width: {', '.join(left_out)}" if left_out else said
