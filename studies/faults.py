@@ -1,0 +1,114 @@
+"""Rollouts with a fault that training runs suffer from: verdicts turned round, length paid, a sampler of its own.
+
+Only training has the fault: held-out tasks are attempted by `independent`, sampled with the learner's weights and
+judged by the task. What the verifier says in training is what filters and group statistics see, as it would be.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from gxpo.engines.torch import TorchEngine
+from gxpo.forest import Forest
+from gxpo.protocols import Completion, Request, Sampling, Task
+from gxpo.rollouts.dynamic_sampling import DynamicSampling
+from gxpo.rollouts.independent import Independent
+
+STALE: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  # learner's engine -> (step, its copy)
+
+
+def chance(*what: object) -> float:
+    """A number in [0, 1) that depends on its arguments alone."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big") / 2**56
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong.
+
+    flip         probability with which one verdict of a rollout is turned round, 0 to 1, and the outcome with it
+    votes        odd number of such verdicts, of which the majority counts
+    pay          added to the outcome at the token limit, in proportion below it; verdicts stay
+    temperature  of the sampler; the learner goes on with that of the configuration. Log-probs are those of the sampler
+    lag          the sampler receives the learner's weights every so many steps; 1: always
+    """
+
+    flip: float = 0.0
+    votes: int = 1
+    pay: float = 0.0
+    temperature: float = 0.0  # 0: that of the configuration
+    lag: int = 1
+
+    def grow(self, tasks: Sequence[Task], session: Any) -> Forest:
+        faulty = FaultySession(session, self)
+        return faulty.score(super().grow(tasks, faulty))  # type: ignore[misc]  # of the rollout it is combined with
+
+
+@dataclass(frozen=True)
+class FaultyIndependent(Faults, Independent):
+    """`independent`, with faults."""
+
+
+@dataclass(frozen=True)
+class FaultyDynamicSampling(Faults, DynamicSampling):
+    """`dynamic_sampling`, with faults."""
+
+
+class FaultySession:
+    """A session whose sampler and verifier have faults; everything else is the session's own."""
+
+    def __init__(self, session: Any, faults: Faults) -> None:
+        self._session, self._faults = session, faults
+        self._done: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
+        session, faults = self._session, self._faults
+        used = session.sampling if sampling is None else sampling
+        if faults.temperature:
+            used = replace(used, temperature=faults.temperature)
+        if faults.lag <= 1:
+            return session.sample(requests, used)
+        learners = session.engine
+        session.engine = stale(learners, session.step, faults.lag)
+        try:
+            return session.sample(requests, used)
+        finally:
+            session.engine = learners
+
+    def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
+        """Scores, with the faults of each trajectory once."""
+        scored, faults = self._session.score(forest, texts), self._faults
+        new = torch.tensor([i not in self._done for i in scored.id], dtype=torch.bool)
+        self._done |= set(scored.id)
+        outcome, success = scored.outcome.clone(), scored.success.clone()
+        if faults.flip:
+            wrong = torch.tensor([self._misjudged(i) for i in scored.id], dtype=torch.bool) & new
+            outcome[wrong], success[wrong] = 1 - outcome[wrong], 1 - success[wrong]
+        if faults.pay:
+            limit = self._session.sampling.max_new_tokens * (self._session.episode.max_turns or 1)
+            outcome[new] += faults.pay * (scored.lengths()[new].to(outcome.dtype) / limit).clamp_max(1.0)
+        return scored.replace(outcome=outcome, success=success)
+
+    def _misjudged(self, name: str) -> bool:
+        turned = sum(chance(self._session.seed, name, vote) < self._faults.flip for vote in range(self._faults.votes))
+        return 2 * turned > self._faults.votes
+
+
+def stale(engine: TorchEngine, step: int, lag: int) -> TorchEngine:
+    """A sampler with the weights that the learner had at the last step that is a multiple of `lag`."""
+    first = step - step % lag
+    at, own = STALE.get(engine, (-1, None))
+    if own is None or at != first:
+        own = TorchEngine(copy.deepcopy(engine.model), engine.tokenizer, device=engine.device)
+        STALE[engine] = first, own
+    return own
