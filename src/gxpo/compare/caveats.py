@@ -149,6 +149,11 @@ def _logs(groups: Sequence[Group], measure: str) -> list[str]:
         notes.append(f"not the same figure: {_by_arm(other, lambda g: _measured_as(g, measure))}")
     if measure == "reward" and len(set(map(_rewards, other))) > 1:
         notes.append(f"rewards are not the same: {_by_arm(other, _rewards)}")
+    for group in other:
+        logs = [run.log.config for run in group.runs if run.log is not None]
+        inside = [k for k in dict.fromkeys(k for c in logs for k in c) if len({repr(c[k]) for c in logs if k in c}) > 1]
+        if inside:
+            notes.append(f"runs of {group.label} differ in {', '.join(inside)}")
     settings: list[Mapping[str, Any]] = [g.runs[0].log.config for g in other if g.runs[0].log is not None]
     for key in dict.fromkeys(k for s in settings for k in s):
         known = {repr(s[key]) for s in settings if key in s and key != "max_steps"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gxpo.compare import foreign
 from gxpo.compare.caveats import notes_on, on_schedules, refuse_other_tasks
 from gxpo.compare.found import Found, Group, differing, find, grouped, tells
+from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
 from gxpo.doctor.readers.key_tables import GXPO
@@ -19,11 +21,44 @@ from gxpo.trainer import metrics
 from gxpo.trainer.directory import EVALUATIONS, METRICS
 
 STUMP = 0.5  # a run that ended early with less than this share of the others' budget does not cut theirs
+Better = Literal["more", "less"]
+LESS = frozenset(  # words of figures of which less is better
+    (
+        "length",
+        "turns",
+        "unscored",
+        "truncated",
+        "loss",
+        "malformed",
+        "illegal",
+        "seconds",
+        "gap",
+        "kl",
+        "signal",
+        "failures",
+    )
+)
 _BUDGETS: dict[str, Unit] = {
     "trainer.max_tokens": "tokens",
     "trainer.max_updates": "updates",
     "trainer.max_seconds": "seconds",
 }
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was trained on and what is compared.
+
+    name     task and model, or whose logs they are
+    measure  gxpo's key, or, with other trainers' logs among them, a name of `gxpo.doctor.runlog`
+    better   whether more or less of it is better
+    keys     gxpo: what somebody stated for all arms alike
+    """
+
+    name: str
+    measure: str
+    better: Better
+    keys: Mapping[str, Any]
 
 
 class Existing(NamedTuple):
@@ -32,19 +67,15 @@ class Existing(NamedTuple):
     arms     base, the others, controls
     runs     results, cut at the budget
     budget   the largest that every run has spent
-    setting  what was trained on
+    setting  what was trained on and is compared
     notes    what a reader has to know of it
-    measure  the figure compared: gxpo's key, or, with other trainers' logs among them, a name of `gxpo.doctor.runlog`
-    keys     gxpo: what all arms share of what tells them apart
     """
 
     arms: list[Arm]
     runs: list[RunResult]
     budget: Budget
-    setting: str
+    setting: Subject
     notes: list[str]
-    measure: str
-    keys: Mapping[str, Any]
 
 
 def read_existing(
@@ -53,6 +84,7 @@ def read_existing(
     base: str | None = None,
     labels: Mapping[str, str] | None = None,
     measure: str | None = None,
+    better: Better | None = None,
 ) -> Existing:
     """Arms and results of runs that exist.
 
@@ -61,6 +93,7 @@ def read_existing(
     labels   path as in `paths` -> its arm
     measure  a figure of gxpo's evaluations or steps, or a name or key of another trainer's; None: held-out accuracy
              where all have it, else the reward in training
+    better   None: less of lengths, losses, failures and the like, more of all else
 
     gxpo's runs are arms by their configuration without the seed, by their directory where all in it have one
     configuration, or by label. Raises `ConfigError` where the runs can't be compared, `RecordError` where a path holds
@@ -82,16 +115,18 @@ def read_existing(
     notes += more
     runs = [_result(g, run, chosen, budget) for g, run, _ in full]
     for i, (_, run, r) in enumerate(full):
-        if r.points[-1].spent(budget.unit) < budget.amount:
-            ended = f"ended after step {r.points[-1].step} of {run.keys['trainer.steps']}, before the budget"
-            runs[i] = replace(runs[i], trouble=r.trouble or ended)
+        if (spent := r.points[-1].spent(budget.unit)) < budget.amount:
+            ended = f"ended after step {r.points[-1].step}, at {spent:,.0f} of {budget}"
+            runs[i] = replace(runs[i], trouble=Job(run.path, {}).trouble or r.trouble or ended)
     arms = _arms(kept, base)
     notes += notes_on(kept, runs, chosen)
     notes += on_schedules([(run, r, budget) for _, run, r in full])
     runs, more = paired(runs, [arm.label for arm in arms])
     notes += more
     keys = {} if any(not g.keys for g in kept) else _shared(kept)
-    return Existing(arms, runs, budget, _setting(kept), list(dict.fromkeys(notes)), chosen, keys)
+    towards = better or ("less" if LESS & set(re.split(r"[/_]", chosen)) else "more")
+    setting = Subject(_named(kept), chosen, towards, keys)
+    return Existing(arms, runs, budget, setting, list(dict.fromkeys(notes)))
 
 
 # ---------------------------------------------------------------- measure
@@ -177,9 +212,13 @@ def _unit(runs: Sequence[Found], notes: list[str]) -> Unit:
         )
         notes.append(
             f"generated tokens of {unknown[0].path}{others} are not in the log{counts}: compared over equal "
-            "updates, and tokens are left at 0"
+            "updates, which in other trainers' logs are steps, and tokens are left at 0"
         )
         return "updates"
+    if any(run.log is not None for run in runs):
+        notes.append(
+            "tokens of other trainers are of the completions that they log: discarded ones may not be among them"
+        )
     return "tokens"
 
 
@@ -253,7 +292,7 @@ def _shared(groups: Sequence[Group]) -> dict[str, Any]:
     return {k: v for k, v in first.keys.items() if k in first.stated and tells(k) and k not in ("method", *differ)}
 
 
-def _setting(groups: Sequence[Group]) -> str:
+def _named(groups: Sequence[Group]) -> str:
     own = next((g.keys for g in groups if g.keys), None)
     sources = sorted({run.log.source for g in groups for run in g.runs if run.log is not None})
     named = [f"{own['task']}, {own['model']}"] if own is not None else []

@@ -16,7 +16,8 @@ from gxpo.doctor.runlog import RunLog
 from gxpo.errors import ConfigError, RecordError
 from gxpo.trainer.directory import CONFIG
 
-DEPTH = 3  # of run directories below a path that was given
+DEPTH = 2  # of run directories below a path that was given
+TUNING = "tuning"  # directory of runs that `gxpo compare` never reports
 _LABELLED = re.compile(r"(?P<label>[^=/]+)=(?P<path>.+)", re.DOTALL)
 _INNER = re.compile(r"\((?P<origin>[^()]*)\)$")
 # What a run's result does not depend on, or depends on but is read from its lines: no arm differs by it.
@@ -94,7 +95,8 @@ def find(texts: Sequence[str | Path], labels: Mapping[str, str]) -> list[Found]:
 def _at(path: Path) -> list[Found]:
     if (own := gxpo_run(path)) is not None:
         return [own]
-    below = sorted(p.parent for d in range(2, DEPTH + 1) for p in path.glob("/".join(["*"] * (d - 1) + [CONFIG])))
+    below = sorted(p.parent for depth in range(1, DEPTH + 1) for p in path.glob("*/" * depth + CONFIG))
+    below = [p for p in below if TUNING not in p.relative_to(path).parts]
     runs = [replace(one, folder=p.parent.name) for p in below if (one := gxpo_run(p)) is not None]
     return runs or _foreign(path)
 
