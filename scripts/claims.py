@@ -1,0 +1,413 @@
+"""Claims of the papers at the size of two cores: verdicts on the runs of studies/claims.yaml.
+
+    python scripts/claims.py                     # verdicts, from the runs that are there
+    python scripts/claims.py --run --hours 4     # makes the runs that are missing (goes on where it was ended) first
+    python scripts/claims.py --write             # docs/claims.md; --rows: lines for docs/results.csv
+
+The list says what each claim predicts and when it is held here; nothing here depends on a method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gxpo.compare.conclude import difference_spread
+from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
+from gxpo.compare.results import COLLAPSED, Arm, Budget, Estimate
+from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.wording import number
+from gxpo.errors import ConfigError
+from predictors import correlations
+from study import HERE, STORE, keys_of, read_list, run, sides
+
+LIST = HERE / "studies" / "claims.yaml"
+OTHERS = (HERE / "studies" / "remedies.yaml",)  # lists whose differences the predictors are held against, too
+PAGE = HERE / "docs" / "claims.md"
+HELD, NOT_SEEN, CANNOT = "held here", "not seen here", "can't be tested here"
+Verdict = Literal["held here", "not seen here", "can't be tested here"]
+LEAST_SPENT = 0.01  # share of the budget: what a target is said to cost that is reached at the start
+ROOM = 0.02  # a base that gains less has no target to reach
+Rows = Mapping[int, Mapping[str, Any]]  # seed -> row of the store
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a claim says of an arm against its base.
+
+    measure    see the head of studies/claims.yaml
+    direction  of the arm less the base; of a ratio, base over arm, "more" is less spent
+    margin     of "equal"
+    size       what the paper states, in the measure's unit; `ratio` of a ratio; nan: nothing
+    target     share of the base's mean gain that has to be reached
+    """
+
+    measure: str
+    direction: Literal["more", "less", "equal"]
+    margin: float = math.nan
+    size: float = math.nan
+    ratio: float = math.nan
+    target: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("more", "less", "equal"):
+            raise ConfigError(f"{self.measure}: direction is more, less or equal, not {self.direction!r}")
+        if self.direction == "equal" and not self.margin > 0:
+            raise ConfigError(f"{self.measure}: a claim of equality needs a margin above 0")
+
+    @property
+    def unit(self) -> str | None:
+        """What is counted until a target is reached; None where the measure is no such count."""
+        return self.measure.removesuffix("_to_target") if self.measure.endswith("_to_target") else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An arm against its base.
+
+    estimate      of the difference; of its logarithm where the prediction is of a ratio; None: there is none
+    base, arm     means of the measure over the paired seeds, nan where the measure is not one of runs
+    reached       runs of base and arm that reached the target, where there is one
+    failed        runs that ended in an error
+    """
+
+    label: str
+    against: str
+    prediction: Prediction
+    estimate: Estimate | None
+    base: float
+    arm: float
+    verdict: Verdict
+    reached: tuple[int, int] | None = None
+    failed: int = 0
+    why: str = ""
+
+
+# ---------------------------------------------------------------- measures of a run
+def value_of(row: Mapping[str, Any], measure: str) -> float:
+    """The measure of one run; nan where it did not record it."""
+    found = row["evaluations"]
+    if measure == "gain":
+        return found[-1]["eval_accuracy"] - found[0]["eval_accuracy"]
+    if measure == "collapsed":
+        values = [e["eval_accuracy"] for e in found]
+        return float(values[-1] < COLLAPSED * max(values))
+    kind, _, name = measure.partition(":")
+    if kind in ("curve", "peak"):
+        values = [v for _, v in row["curves"].get(name, [])]
+        if not values:
+            return math.nan
+        if kind == "curve":
+            return statistics.fmean(values[-max(1, len(values) // 4) :])
+        middle = statistics.median(values)
+        return max(values) / middle if middle else math.nan
+    value = found[-1].get(measure)
+    return math.nan if value is None else float(value)
+
+
+def spent_until(row: Mapping[str, Any], level: float, unit: str) -> tuple[float, bool]:
+    """What the run spent until its held-out curve, linear between evaluations, first was at `level`, and whether it
+    was; otherwise all that it spent. At least `LEAST_SPENT` of that."""
+    points = [(float(e[unit]), float(e["eval_accuracy"])) for e in row["evaluations"]]
+    whole = points[-1][0]
+    before = points[0]
+    if before[1] >= level:
+        return LEAST_SPENT * whole, True
+    for after in points[1:]:
+        if after[1] >= level:
+            share = (level - before[1]) / (after[1] - before[1])
+            return max(before[0] + share * (after[0] - before[0]), LEAST_SPENT * whole), True
+        before = after
+    return whole, False
+
+
+def usable(rows: Rows) -> dict[int, Mapping[str, Any]]:
+    """The runs that went on to their budget."""
+    return {seed: row for seed, row in rows.items() if not row.get("trouble") and row["evaluations"]}
+
+
+# ---------------------------------------------------------------- differences and verdicts
+def compare(prediction: Prediction, base: Rows, arm: Rows, label: str = "arm", against: str = "base") -> Finding:
+    """The arm against the base, paired by seed, and by held-out task where the measure is their mean verdict."""
+    failed = len(base) + len(arm) - len(usable(base)) - len(usable(arm))
+    base, arm = usable(base), usable(arm)
+    seeds = sorted(set(base) & set(arm))
+
+    def nothing(why: str) -> Finding:
+        return Finding(label, against, prediction, None, math.nan, math.nan, CANNOT, None, failed, why)
+
+    if len(seeds) < FEWEST_SEEDS:
+        return nothing(f"{len(seeds)} paired seeds")
+    of_base, of_arm = [base[s] for s in seeds], [arm[s] for s in seeds]
+    if (unit := prediction.unit) is not None:
+        start = statistics.fmean(r["evaluations"][0]["eval_accuracy"] for r in of_base)
+        gain = statistics.fmean(value_of(r, "gain") for r in of_base)
+        if gain < ROOM:
+            return nothing(f"the base gained {number(gain, 3, sign=True)}: no target to reach")
+        spent = [[spent_until(r, start + prediction.target * gain, unit) for r in side] for side in (of_base, of_arm)]
+        logs = [math.log(b / a) for (b, _), (a, _) in zip(*spent, strict=True)]
+        estimate, reached = seed_interval(logs), (sum(x for _, x in spent[0]), sum(x for _, x in spent[1]))
+        if not any(reached):
+            return nothing("no run reached the target")
+        means = [statistics.fmean(x for x, _ in side) for side in spent]
+        verdict = judge(prediction, estimate)
+        return Finding(label, against, prediction, estimate, means[0], means[1], verdict, reached, failed)
+    values = [[value_of(r, prediction.measure) for r in side] for side in (of_base, of_arm)]
+    if any(math.isnan(x) for side in values for x in side):
+        return nothing(f"the runs have no {prediction.measure}")
+    if prediction.measure == "gain":
+        estimate = seed_interval(values[1])
+    elif prediction.measure == "eval_accuracy":
+        pairs = [(result_of(a, label), result_of(b, against)) for b, a in zip(of_base, of_arm, strict=True)]
+        estimate = difference_spread(pairs, "eval_accuracy").estimate()
+    else:
+        estimate = seed_interval([a - b for b, a in zip(*values, strict=True)])
+    b, a = (statistics.fmean(side) for side in values)
+    return Finding(label, against, prediction, estimate, b, a, judge(prediction, estimate), None, failed)
+
+
+def judge(prediction: Prediction, estimate: Estimate | None) -> Verdict:
+    """The verdict, by the rule at the head of studies/claims.yaml. `estimate` of a ratio is of its logarithm."""
+    if estimate is None or not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
+        return CANNOT
+    low, high = estimate.low, estimate.high
+    if prediction.direction == "equal":
+        if max(abs(low), abs(high)) <= prediction.margin:
+            return HELD
+        return NOT_SEEN if low > 0 or high < 0 else CANNOT
+    if prediction.direction == "less":
+        low, high = -high, -low
+    if low > 0:
+        return HELD
+    size = abs(math.log(prediction.ratio) if prediction.unit is not None else prediction.size)
+    return CANNOT if high >= size else NOT_SEEN
+
+
+def findings(
+    listed: Mapping[str, Any], part: Mapping[str, Any], predicts: Mapping[str, Any], store: Mapping[Any, Any]
+) -> list[Finding]:
+    """The arms of an experiment or of its varied condition. An arm with `predicts` of its own is held to that."""
+    setting, n = listed["settings"][part["setting"]], part["seeds"]
+    base = runs_of(setting, part["base"], n, store)
+    return [
+        compare(
+            Prediction(**(arm.get("predicts") or predicts)),
+            base,
+            runs_of(setting, arm, n, store),
+            arm["label"],
+            part["base"]["label"],
+        )
+        for arm in part["arms"]
+    ]
+
+
+def runs_of(
+    setting: Mapping[str, Any], arm: Mapping[str, Any], seeds: int, store: Mapping[Any, Any]
+) -> dict[int, Mapping[str, Any]]:
+    name = digest(keys_of(setting, arm))
+    return {seed: store[name, seed] for seed in range(seeds) if (name, seed) in store}
+
+
+def runs_made(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> dict[tuple[str, int], str]:
+    """(configuration, seed) of the list's runs that are there -> the commit that made them."""
+    out: dict[tuple[str, int], str] = {}
+    for e in listed["experiments"]:
+        for setting, arms, n in sides(listed, e):
+            names = [digest(keys_of(setting, arm)) for arm in arms]
+            out |= {(x, s): store[x, s].get("commit", "") for x in names for s in range(n) if (x, s) in store}
+    return out
+
+
+def varied_of(experiment: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The varied condition with what it inherits, and what it predicts."""
+    varied = {**{k: experiment[k] for k in ("setting", "seeds", "base")}, **experiment["varied"]}
+    return varied, varied.get("predicts") or experiment["predicts"]
+
+
+def moved(main: Verdict, varied: Verdict) -> str:
+    """What the varied condition did to the claim."""
+    if CANNOT in (main, varied):
+        return "can't be told" if varied == CANNOT else f"{varied} there"
+    if main == varied:
+        return "there, too" if main == HELD else "nor there"
+    return "appears" if varied == HELD else "vanishes"
+
+
+# ---------------------------------------------------------------- the page
+PLACES = {"eval_length": 1, "curve:entropy": 4, "peak:grad_norm": 2, "collapsed": 2}
+
+
+def said(finding: Finding) -> str:
+    """The difference with its interval, or why there is none."""
+    e, p = finding.estimate, finding.prediction
+    if e is None:
+        return finding.why
+    if p.unit is not None:
+        low, mean, high = (f"{math.exp(x):.2f}" for x in (e.low, e.mean, e.high))
+        reached = finding.reached or (0, 0)
+        return f"{mean} ({low} to {high}) times; target reached by {reached[1]} of {e.n}, base {reached[0]}"
+    places = PLACES.get(p.measure, 3)
+    low, mean, high = (number(x, places, sign=True) for x in (e.low, e.mean, e.high))
+    sides = "" if p.measure == "gain" else f"{number(finding.arm, places)} - {number(finding.base, places)}: "
+    return f"{sides}{mean} ({low} to {high})"
+
+
+def predicted(p: Prediction) -> str:
+    """What is claimed, in a few words."""
+    if p.unit is not None:
+        stated = "" if math.isnan(p.ratio) else f", {p.ratio:g} times by the paper"
+        return f"fewer {p.unit} to the target{stated}"
+    if p.direction == "equal":
+        return f"{p.measure} within {number(p.margin, 4 if p.margin < 0.001 else 2)}"
+    stated = "" if math.isnan(p.size) else f", {number(p.size, 3, sign=True)} by the paper"
+    return f"{p.direction} {p.measure}{stated}"
+
+
+def table(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
+    """A row of Markdown for each claim."""
+    lines = ["| claim | predicted | found (95 %) | verdict | one condition varied | found there | |", "|---" * 7 + "|"]
+    for e in listed["experiments"]:
+        main = findings(listed, e, e["predicts"], store)
+        varied, predicts = varied_of(e)
+        there = findings(listed, varied, predicts, store)[0]
+        lines.append(
+            f"| `{e['id']}` | {predicted(main[0].prediction)} | {said(main[0])} | **{main[0].verdict}** | "
+            f"{varied['condition']} | {said(there)} | {moved(main[0].verdict, there.verdict)} |"
+        )
+    return lines
+
+
+def notes(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
+    """For each claim its words and setting, our experiment, and the second part of the claim."""
+    lines = []
+    for e in listed["experiments"]:
+        main = findings(listed, e, e["predicts"], store)
+        more = [f"{f.label}: {said(f)}" for f in main[1:]]
+        if "also" in e:
+            first = findings(listed, {**e, "arms": e["arms"][:1]}, e["also"], store)[0]
+            more.append(f"also claimed, {predicted(first.prediction)}: {said(first)}, {first.verdict}")
+        failed = max(f.failed for f in main)
+        more += [f"{failed} runs failed"] if failed else []
+        more += [f"known before: {e['known']}"] if "known" in e else []
+        text = (
+            f"- `{e['id']}` ([{e['arxiv']}](https://arxiv.org/abs/{e['arxiv']})): *{e['claim']}* "
+            f"{e['their_setting']}; read: {e['read']}. Here: {e['here']} `{main[0].label}` against "
+            f"`{main[0].against}`, {e['seeds']} seeds. {'; '.join(more)}"
+        )
+        lines.append(" ".join(text.split()).rstrip("; ") + ".")
+    lines += [
+        " ".join(f"- `{u['id']}`: *{u['claim']}* **{CANNOT}**: {u['why']}.".split()) for u in listed.get("untested", ())
+    ]
+    return lines
+
+
+def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: Mapping[Any, Any]) -> str:
+    """docs/claims.md."""
+    verdicts = [findings(listed, e, e["predicts"], store)[0].verdict for e in listed["experiments"]]
+    verdicts += [CANNOT for _ in listed.get("untested", ())]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT))
+    made = runs_made(listed, store)
+    commits = sorted(set(made.values()))
+    first = (
+        "prints the table below from the runs in `studies/runs.jsonl`; `--run` makes what is missing. Of "
+        f"{len(verdicts)} claims: {counts}. The list (`studies/claims.yaml`: claim, arms, measure, prediction, rule of "
+        f"the verdict) was committed as {committed(LIST)}, before any of its {len(made)} runs"
+    )
+    return "\n".join(
+        [
+            "# Headline claims of the papers, put to the test at the size of two cores",
+            "",
+            "```bash",
+            "python scripts/claims.py",
+            "```",
+            "",
+            first + (f" (at {', '.join(commits)})." if commits else "."),
+            "",
+            "A policy of this size, on sums and frozen lakes, can show that a mechanism works, not that it does not "
+            "elsewhere. *Not seen here* says that the interval holds no difference on the claimed side, *can't be "
+            "tested here* that it holds both none and the one that the paper states, or that the measure does not "
+            "exist here. Differences are of the arm less the base, paired by seed and held-out task, equal budgets; "
+            "ratios are what the base spends over what the arm spends until the target. One learning rate each.",
+            "",
+            *table(listed, store),
+            "",
+            "## Claims, settings, experiments",
+            "",
+            *notes(listed, store),
+            "",
+            "## Was the order foreseeable?",
+            "",
+            "Both measures are taken before any training; the differences are of held-out accuracy at the end.",
+            "",
+            *[f"- {line}" for line in correlations(lists, store)],
+            "",
+        ]
+    )
+
+
+def committed(path: Path) -> str:
+    """The commit that added a file, with its date; `not yet` where there is none."""
+    asked = ["git", "log", "--diff-filter=A", "--format=%h (%cs)", "--", str(path)]
+    got = subprocess.run(asked, capture_output=True, text=True, cwd=HERE, check=False)
+    return (got.stdout.strip().splitlines() or ["not yet"])[-1]
+
+
+def rows(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
+    """Lines for docs/results.csv: every arm of every experiment, by held-out accuracy."""
+    from gxpo.compare import conclude, files
+
+    out: list[str] = []
+    for e in listed["experiments"]:
+        for part in (e, varied_of(e)[0]):
+            setting = listed["settings"][part["setting"]]
+            sides = [Arm(part["base"]["label"], part["base"]["keys"], "base")]
+            sides += [Arm(a["label"], a["keys"]) for a in part["arms"]]
+            found = [runs_of(setting, {"keys": a.keys}, part["seeds"], store) for a in sides]
+            if not all(found):
+                continue
+            (unit, amount), *_ = setting["budget"].items()
+            made = next(iter(found[0].values())).get("commit", "")
+            concluded = conclude.conclude(
+                [result_of(row, a.label) for a, own in zip(sides, found, strict=True) for row in own.values()],
+                sides,
+                setting=part["setting"],
+                measure="eval_accuracy",
+                better="more",
+                budget=Budget(unit, amount),
+                keys=setting["keys"],
+                versions={"commit": made},
+            )
+            out += files.row(concluded, "claims")
+    return list(dict.fromkeys(out))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", action="store_true", help="make the runs that are missing first")
+    parser.add_argument("--hours", type=float, default=4.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="write docs/claims.md")
+    parser.add_argument("--rows", action="store_true", help="print lines for docs/results.csv")
+    given = parser.parse_args()
+    listed = read_list(LIST)
+    lists = [listed, *(read_list(path) for path in OTHERS if path.exists())]
+    if given.run:
+        left = run([listed], hours=given.hours, workers=given.workers, folder=HERE / "runs" / "studies")
+        print(f"{left} runs are still missing; the same command goes on" if left else "all runs are there")
+    store = read_store(STORE)
+    if given.rows:
+        print("\n".join(rows(listed, store)))
+        return
+    print("\n".join([*table(listed, store), "", *correlations(lists, store)]))
+    if given.write:
+        PAGE.write_text(page(listed, lists, store))
+
+
+if __name__ == "__main__":
+    main()
