@@ -170,7 +170,9 @@ def test_seeds_needed_are_those_of_statsmodels(difference: float, sd: float) -> 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 20, 200])
 def test_resolvable_is_that_of_statsmodels(seeds: int) -> None:
     expected = 0.05 * TTestPower().solve_power(nobs=seeds, power=0.8, alpha=0.05)
-    assert inference.resolvable(0.05, seeds) == pytest.approx(expected, rel=1e-4)
+    found = inference.resolvable(0.05, seeds)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert inference.seeds_needed(found, 0.05) == max(3, seeds)
 
 
 def test_power_without_anything_to_go_by() -> None:

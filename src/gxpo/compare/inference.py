@@ -244,13 +244,14 @@ def seeds_needed(difference: float, sd: float, task_error: float = 0.0, alpha: f
     if not difference or not power(difference, sd, FEWEST_SEEDS, task_error, alpha) >= 0:
         return None
     low, high = FEWEST_SEEDS - 1, FEWEST_SEEDS
-    while not power(difference, sd, high, task_error, alpha) >= POWER:
+    least = POWER - 1e-6  # so that `resolvable` of n seeds needs n
+    while not power(difference, sd, high, task_error, alpha) >= least:
         low, high = high, high * 2
         if high > MOST_SEEDS:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        found = power(difference, sd, middle, task_error, alpha) >= POWER
+        found = power(difference, sd, middle, task_error, alpha) >= least
         low, high = (low, middle) if found else (middle, high)
     return high
 
