@@ -36,6 +36,9 @@ def test_several_undecided_arms_are_one_sentence() -> None:
         shown(undecided({"rloo": 140, "dr_grpo": 40}))[0] == f"{said}; about 40 seeds would for dr_grpo, 140 for rloo"
     )
     assert shown(undecided({"rloo": None, "dr_grpo": None}))[0] == said
+    assert shown(undecided({"rloo": 141, "dr_grpo": 141}))[0] == f"{said}; about 150 seeds would"
+    known = "about 40 seeds would for dr_grpo; no number of seeds is known for rloo"
+    assert shown(undecided({"rloo": None, "dr_grpo": 40}))[0] == f"{said}; {known}"
     assert shown(undecided({"rloo": 140}))[0] == "rloo: not told from grpo"
     assert shown(undecided({}))[0] == "nothing is compared: there is no arm beside the base"
 

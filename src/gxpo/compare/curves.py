@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from gxpo.compare.conclude import trouble
 from gxpo.compare.inference import area_under_curve
-from gxpo.compare.results import COLLAPSED, Budget, RunResult, Unit
+from gxpo.compare.results import Budget, RunResult, Unit
 from gxpo.trainer.statistics import mean_interval
 
 OF_POINTS = ("start", "end", "best", "tokens", "updates", "seconds")
@@ -31,14 +32,14 @@ class MeanCurve:
 
 
 def counted(runs: Sequence[RunResult]) -> list[RunResult]:
-    """The runs that are in the estimates: those that came to the end of their budget with a value there."""
-    return [r for r in runs if not r.trouble and r.points and math.isfinite(r.start) and math.isfinite(r.end)]
+    """The runs that are in the estimates."""
+    return [r for r in runs if not trouble(r)]
 
 
 def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
     """The runs that are counted, interpolated linearly at common points from the first evaluation of all to the
     budget's end."""
-    lines = [_line(run, budget.unit) for run in counted(runs)]
+    lines = [line for run in counted(runs) if len((line := _line(run, budget.unit))[0])]
     if not lines:
         return MeanCurve([], [])
     first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in lines))
@@ -53,15 +54,10 @@ def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
 
 
 def area(run: RunResult, budget: Budget) -> float:
-    """Mean of the measure over the budget; nan where the run has no value or the budget is 0."""
-    if not budget.amount > 0 or not any(math.isfinite(p.value) for p in run.points):
+    """Mean of the measure over the budget; nan where the run has no value, or what it spent is not known."""
+    if not budget.amount > 0 or not len(_line(run, budget.unit)[0]):
         return math.nan
     return area_under_curve(run.points, budget.unit, budget.amount)
-
-
-def has_collapsed(run: RunResult) -> bool:
-    """Whether the run ended below half of its best evaluation."""
-    return bool(run.points) and run.end < COLLAPSED * run.best
 
 
 def known(run: RunResult, figure: str) -> Any:
@@ -70,5 +66,5 @@ def known(run: RunResult, figure: str) -> Any:
 
 
 def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    known = [p for p in run.points if math.isfinite(p.value)]
+    known = [p for p in run.points if math.isfinite(p.value) and math.isfinite(p.spent(unit))]
     return np.array([p.spent(unit) for p in known]), np.array([p.value for p in known])

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.compare.curves import area, has_collapsed, known
+from gxpo.compare.conclude import collapsed
+from gxpo.compare.curves import area, known
 from gxpo.compare.results import Arm, ArmSummary, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import settings
 from gxpo.errors import RecordError
@@ -171,7 +172,7 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
         "setting": comparison.setting,
         "kind": summary.arm.kind,
         "area": area(run, comparison.budget),
-        "collapsed": int(has_collapsed(run)),
+        "collapsed": int(collapsed(run, comparison.better)),
     }
     return [values[c] if c in values else known(run, c) for c in RUN_COLUMNS]
 

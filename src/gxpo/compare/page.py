@@ -8,17 +8,16 @@ from typing import Literal
 
 from gxpo.compare import page_figures, page_tables
 from gxpo.compare.results import Comparison, Difference
+from gxpo.compare.sentences import compared, verdict
 from gxpo.compare.wording import (
     UNITS,
     caption,
-    compared,
     count,
     duration,
     interval,
     listed,
     places,
     probability,
-    verdict,
 )
 from gxpo.page import (
     Html,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gxpo.compare.curves import area, counted, has_collapsed, known
+from gxpo.compare.conclude import collapsed
+from gxpo.compare.curves import area, counted, known
 from gxpo.compare.results import Comparison
 from gxpo.compare.wording import caption, count, duration, interval, marked, number, ordered, places, probability
 from gxpo.page import Html, folded, paragraph, table
@@ -57,7 +58,7 @@ def trouble(c: Comparison) -> Html:
     counts, rows = [], []
     for a in ordered(c):
         counts.append((marked(a), len(a.runs), a.collapsed, len(a.failed)))
-        fallen = [r for r in counted(a.runs) if has_collapsed(r)]
+        fallen = [r for r in counted(a.runs) if collapsed(r, c.better)]
         for run in fallen if len(fallen) == a.collapsed else ():
             said = f"collapsed: best {number(run.best, digits)}, end {number(run.end, digits)}"
             rows.append((a.arm.label, run.seed, said, run.path))

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gxpo.compare.results import ArmSummary, Comparison, Difference
+from gxpo.compare.sentences import verdict
 from gxpo.compare.wording import (
     caption,
     count,
@@ -23,7 +24,6 @@ from gxpo.compare.wording import (
     ordered,
     places,
     probability,
-    verdict,
 )
 
 GAP = 2  # cells between two columns

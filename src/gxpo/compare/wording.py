@@ -1,4 +1,4 @@
-"""Figures and verdicts in words, as the terminal and the page say them."""
+"""Figures and captions in words, as the terminal and the page say them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gxpo.compare.results import ArmSummary, Comparison, Difference, Estimate, Unit
+from gxpo.compare.results import ArmSummary, Comparison, Estimate, Unit
 
 UNITS: Mapping[Unit, str] = {"tokens": "generated tokens", "seconds": "seconds of training", "updates": "updates"}
 
@@ -113,38 +113,6 @@ def ordered(comparison: Comparison) -> list[ArmSummary]:
 def marked(arm: ArmSummary) -> str:
     """The arm's label, and whether it is base or control."""
     return arm.arm.label if arm.arm.kind == "arm" else f"{arm.arm.label} ({arm.arm.kind})"
-
-
-def compared(comparison: Comparison) -> list[Difference]:
-    """The differences of the arms, those of controls left out."""
-    kinds = {a.arm.label: a.arm.kind for a in comparison.arms}
-    return [d for d in comparison.differences if kinds.get(d.arm) == "arm"]
-
-
-def verdict(comparison: Comparison) -> list[str]:
-    """What the comparison says, a sentence an entry: arms told from the base first, then those that are not."""
-    found = compared(comparison)
-    if not found:
-        return ["nothing is compared: there is no arm beside the base"]
-    out = [d.said for d in sorted(found, key=lambda d: -d.end.mean) if d.verdict != "undecided"]
-    unsure = [d for d in found if d.verdict == "undecided"]
-    if len(unsure) == 1:
-        return [*out, unsure[0].said]
-    return [*out, _undecided(unsure, alone=not out)] if unsure else out
-
-
-def _undecided(unsure: Sequence[Difference], *, alone: bool) -> str:
-    who = "no arm can" if alone else f"{listed([d.arm for d in unsure])} can't"
-    said = f"{who} be told from {unsure[0].against}: n too small to say"
-    needed: dict[int, list[str]] = {}
-    for d in sorted(unsure, key=lambda d: d.seeds_needed or 0):
-        if d.seeds_needed is not None:
-            needed.setdefault(d.seeds_needed, []).append(d.arm)
-    if not needed:
-        return said
-    (least, arms), *rest = needed.items()
-    tail = "".join(f", {n} for {listed(more)}" for n, more in rest)
-    return f"{said}; about {least} seeds would{f' for {listed(arms)}' if tail or len(arms) < len(unsure) else ''}{tail}"
 
 
 def caption(comparison: Comparison, *, setting: bool = True) -> str:
