@@ -43,10 +43,18 @@ def arithmetic(resolved: Resolved) -> dict[str, Any]:
         "rollouts": None if rollouts is None else rollouts * s.trainer.steps,
         "optimiser_steps": updates * s.trainer.steps,
         "generated_tokens_at_most": None if tokens is None else tokens * s.trainer.steps,
+        "budget": budget_of(s),
         "needs": list(method.needs),
         "couples": method.couples,
         "not_run": [p.path for p in method.parts() if isinstance(p, Unexecuted)],
     }
+
+
+def budget_of(s: RunSettings) -> dict[str, float]:
+    """What ends the run before `trainer.steps`, by unit: tokens, updates, seconds."""
+    t = s.trainer
+    limits = {"tokens": t.max_tokens, "updates": t.max_updates, "seconds": t.max_seconds}
+    return {unit: limit for unit, limit in limits.items() if limit is not None}
 
 
 def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
@@ -84,6 +92,8 @@ def show_plan(figures: dict[str, Any]) -> None:
         f"{f['reuse_of_each_rollout']}x, by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
     )
     for name, value in figures.items():
+        if name == "budget":
+            value = ", ".join(f"{limit:,g} {unit}" for unit, limit in value.items()) or None
         console.print(f"  {name:<36} {value}")
 
 
@@ -98,7 +108,7 @@ def show_probe(measured: dict[str, Any]) -> None:
         f"{m['generated_tokens_per_step']:,} tokens of at most {m['generated_tokens_per_step_at_most']:,}"
     )
     console.print(
-        f"the run: about {duration(m['time_run_s'])} ({duration(m['time_steps_s'])} of steps, "
+        f"the run: about {duration(m['time_run_s'])} ({duration(m['time_steps_s'])} of {m['steps']:,} steps, "
         f"{m['evaluations']} evaluations {duration(m['time_evaluations_s'])}, {m['checkpoints']} checkpoints "
         f"{duration(m['time_checkpoints_s'])}); memory peak {m['memory_peak_mb']:,.0f} MiB, "
         f"{m['memory_above_loading_mb']:,.0f} of them above the loaded model; disk for checkpoints at most "

@@ -1,0 +1,313 @@
+"""`compare`: from arms and a task to runs, conclusions and files; what `gxpo compare` calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gxpo import config
+from gxpo.compare import suites
+from gxpo.compare.arms import folder, make_arms
+from gxpo.compare.conclude import conclude
+from gxpo.compare.existing import read_existing
+from gxpo.compare.experiment import (
+    Forecast,
+    Plan,
+    check,
+    collect,
+    forecast,
+    make_setting,
+    refuse_other,
+    tune,
+    tuned_plan,
+    watched,
+    with_horizons,
+)
+from gxpo.compare.files import to_json, write_csv
+from gxpo.compare.inference import resolvable
+from gxpo.compare.jobs import Local, Runner
+from gxpo.compare.page import page_of
+from gxpo.compare.results import Budget, Comparison, RunResult
+from gxpo.compare.suites import Setting
+from gxpo.compare.wording import duration
+from gxpo.errors import ConfigError
+from gxpo.options import dotted
+from gxpo.trainer.checkpoint import write_atomic
+
+ASSUMED = 0.05  # standard deviation over seeds of a paired difference, where nothing is known of the setting
+MOST = 400  # seeds that are looked at for `resolve`
+PILOT = 3  # pairs of seeds from which a spread is read
+
+
+@dataclass(frozen=True)
+class KnownSpread:
+    """Standard deviation over seeds of the paired difference between two arms, and how it is known."""
+
+    value: float
+    source: str
+
+
+def compare(
+    arms: Sequence[str],
+    task: str = "sums",
+    *,
+    seeds: int | Sequence[int] = 5,
+    budget: Budget | None = None,
+    model: str | None = None,
+    set: Sequence[str] = (),
+    base: str | None = None,
+    controls: bool = True,
+    tune: Sequence[str] = (),
+    tuning_seeds: int = 2,
+    resolve: float | None = None,
+    measure: str | None = None,
+    better: str | None = None,
+    out: str | Path | None = None,
+    runner: Local | None = None,
+    commands: Sequence[str] = (),
+    notify: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Train every arm on every seed with one budget, and conclude.
+
+    arms      `dr_grpo`, `grpo:credit.scale=none`, `mine.yaml`, `NAME=...` (`gxpo.compare.arms`)
+    task      a setting of the suites, a YAML file of keys, or a task's name
+    seeds     how many, from 0, or which
+    budget    of every run; None: the setting's
+    set       `KEY=VALUE` for all arms
+    base      what the others are compared with; None: `grpo`
+    controls  whether the base on shuffled rewards runs beside
+    tune      `KEY=V1,V2,...`: each arm takes the values that are best on seeds which are not reported
+    resolve   instead of `seeds`: so many that a difference of this size is found with 80 % power
+    measure   figure compared; None: the setting's
+    out       directory; what is there already is not made again. None: runs/compare-TASK
+    runner    processes that train; None: one for each core
+
+    Raises `ConfigError` before anything runs where an arm can't.
+    """
+    setting = make_setting(task, model=model, sets=set, budget=budget, measure=measure, better=better)
+    place = Path(out) if out is not None else Path(f"runs/compare-{folder(setting.name)}")
+    return on_setting(
+        setting,
+        arms,
+        out=place,
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        base=base,
+        controls=controls,
+        tuning=tuning_of(tune),
+        tuning_seeds=tuning_seeds,
+        resolve=resolve,
+        runner=runner,
+        commands=commands,
+        notify=notify,
+    )
+
+
+def on_setting(
+    setting: Setting,
+    arms: Sequence[str],
+    *,
+    out: Path,
+    seeds: Sequence[int],
+    base: str | None = None,
+    controls: bool = True,
+    tuning: Mapping[str, Sequence[Any]] | None = None,
+    tuning_seeds: int = 2,
+    resolve: float | None = None,
+    runner: Local | None = None,
+    commands: Sequence[str] = (),
+    notify: Callable[[str], None] = lambda line: None,
+    plan_only: bool = False,
+    keep: list[Comparison] | None = None,
+) -> Comparison:
+    """`compare` on a setting that is made already.
+
+    plan_only  say what it would take, and conclude from what is there
+    keep       gets what is concluded, also where Ctrl-C ends the runs
+    """
+    made = make_arms(arms, setting.keys, base=base, controls=controls)
+    own = runner is None
+    runner = runner or Local()
+    plan = Plan(setting, made, list(seeds), out, tuning or {}, tuning_seeds, runner.threads)
+    if not plan.seeds:
+        raise ConfigError("--seeds: give at least 1")
+    try:
+        check(plan)
+        cost = forecast(plan, runner, notify)
+        spread = spread_of(plan)
+        if resolve is not None:
+            plan = replace(plan, seeds=range(seeds_for(resolve, spread)))
+            cost = forecast(plan, runner, notify)
+        for line in announced(plan, cost, spread, runner):
+            notify(line)
+        chosen: dict[str, dict[str, Any]] = {}
+        if not plan_only:
+            chosen = tune(plan, runner, notify)
+        final = with_horizons(tuned_plan(plan, chosen), cost.costs)
+        for job in final.jobs():
+            refuse_other(job)
+        if not plan_only:
+            write_plan(final, chosen, commands)
+            try:
+                for _ in watched(runner, final.jobs(), notify, setting.measure):
+                    pass
+            finally:
+                if keep is not None and any(job.done for job in final.jobs()):
+                    keep.append(concluded(final, chosen, commands))
+        return keep[-1] if keep else concluded(final, chosen, commands)
+    finally:
+        if own:
+            runner.close()
+
+
+def on_existing(
+    paths: Sequence[str], *, base: str | None = None, measure: str | None = None, commands: Sequence[str] = ()
+) -> Comparison:
+    """Conclude from runs that exist: gxpo's directories, logs of TRL, verl and others (`gxpo.compare.existing`)."""
+    found = read_existing(paths, base=base, measure=measure)
+    made = conclude(
+        found.runs,
+        found.arms,
+        setting=found.setting,
+        measure=found.measure,
+        better="more",
+        budget=found.budget,
+        keys=found.keys,
+        commands=commands,
+        versions=config.versions(),
+    )
+    return replace(made, notes=[*found.notes, *made.notes])
+
+
+def concluded(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str]) -> Comparison:
+    """What the finished runs say."""
+    s = plan.setting
+    return conclude(
+        collect(plan),
+        plan.arms,
+        setting=s.name,
+        measure=s.measure,
+        better=s.better,
+        budget=s.budget,
+        keys=dict(s.keys),
+        tuned=tuned,
+        commands=commands,
+        versions=config.versions(),
+    )
+
+
+def save(comparisons: Sequence[Comparison], out: Path) -> None:
+    """compare.json, compare.csv and compare.html in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    documents = [to_json(c) for c in comparisons]
+    write_atomic(out / "compare.json", json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+    write_csv(comparisons, out / "compare.csv")
+    page_of(comparisons, out / "compare.html")
+
+
+def write_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str]) -> None:
+    """OUT/plan.json: what was asked for last."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    said = {
+        "schema": "gxpo.compare-plan/1",
+        "setting": plan.setting.name,
+        "keys": dict(plan.setting.keys),
+        "measure": plan.setting.measure,
+        "better": plan.setting.better,
+        "budget": {plan.setting.budget.unit: plan.setting.budget.amount},
+        "arms": [{"label": a.label, "kind": a.kind, "keys": dict(a.keys)} for a in plan.arms],
+        "seeds": list(plan.seeds),
+        "tuned": {k: dict(v) for k, v in tuned.items()},
+        "threads": plan.threads,
+        "commands": list(commands),
+        "versions": config.versions(),
+    }
+    write_atomic(plan.out / "plan.json", json.dumps(said, indent=1))
+
+
+def announced(plan: Plan, cost: Forecast, spread: KnownSpread, runner: Runner) -> list[str]:
+    """The plan in lines: arms, runs, time and tokens, and what so many seeds can tell apart."""
+    base = next(a for a in plan.arms if a.kind == "base")
+    others = [a.label for a in plan.arms if a.kind == "arm"]
+    controls = [a.label for a in plan.arms if a.kind == "control"]
+    lines = [
+        f"{', '.join(others) or 'nothing'} against {base.label} on {plan.setting.name}"
+        + (f" (control: {', '.join(controls)})" if controls else "")
+        + f": {len(plan.seeds)} seeds, {plan.setting.budget} each"
+    ]
+    if cost.missing:
+        processes = getattr(runner, "workers", 1)
+        lines.append(
+            f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: about {duration(cost.seconds)}, "
+            f"{cost.tokens / 1e6:.2g} million tokens"
+        )
+    least = resolvable(spread.value, len(plan.seeds)) if len(plan.seeds) > 1 else math.nan
+    if math.isfinite(least):
+        lines.append(
+            f"{len(plan.seeds)} seeds tell a difference of {least:.3f} or more in four of five cases (spread of "
+            f"{spread.value:.3f} from seed to seed, {spread.source})"
+        )
+    else:
+        lines.append("one seed says nothing of other seeds: give --seeds 5 or more")
+    if not plan.tuning:
+        lines.append("at one learning rate: --tune optim.lr=... chooses one for each arm on seeds of their own")
+    return lines
+
+
+def spread_of(plan: Plan) -> KnownSpread:
+    """From the runs that are there, else from what was measured on the setting, else assumed."""
+    found = sd_of(collect(plan))
+    if found is not None:
+        return KnownSpread(found, "from the runs that are there")
+    known = [v for name in suites.names() for v in suites.suite(name).validated if v.setting == plan.setting.name]
+    if known:
+        from scipy.stats import t
+
+        sds = [(v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in known]
+        return KnownSpread(sorted(sds)[len(sds) // 2], "as measured on this setting before")
+    return KnownSpread(ASSUMED, "assumed")
+
+
+def sd_of(runs: Sequence[RunResult]) -> float | None:
+    """Pooled standard deviation over seeds of the differences to the first arm; None with fewer than `PILOT` pairs."""
+    arms = list(dict.fromkeys(r.arm for r in runs))
+    ends = {(r.arm, r.seed): r.end for r in runs if r.points and not r.trouble}
+    squares, freedom = 0.0, 0
+    for arm in arms[1:]:
+        gaps = [end - ends[arms[0], seed] for (a, seed), end in ends.items() if a == arm and (arms[0], seed) in ends]
+        if len(gaps) >= PILOT:
+            mean = sum(gaps) / len(gaps)
+            squares += sum((g - mean) ** 2 for g in gaps)
+            freedom += len(gaps) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def seeds_for(difference: float, spread: KnownSpread) -> int:
+    """Seeds with which a true difference of that size is found with 80 % power."""
+    if not difference > 0:
+        raise ConfigError(f"--resolve {difference}: the difference must be above 0")
+    for n in range(2, MOST + 1):
+        if resolvable(spread.value, n) <= difference:
+            return n
+    raise ConfigError(
+        f"--resolve {difference} takes more than {MOST} seeds (spread of {spread.value:.3f}, {spread.source}): ask for "
+        "a larger difference, or a longer --budget"
+    )
+
+
+def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """`KEY=V1,V2` or `KEY=[V1, V2]` -> key, values."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, sign, values = text.partition("=")
+        listed = values if values.strip().startswith("[") else f"[{values}]"
+        parsed = config.parse_set([f"{key}={listed}"]) if sign else {}
+        value = next(iter(parsed.values())).value if parsed else None
+        if not isinstance(value, list) or len(value) < 2:
+            raise ConfigError(f"--tune {text}: write KEY=V1,V2 with at least two values, e.g. optim.lr=1e-4,3e-4,1e-3")
+        dotted({key: value[0]})
+        found[next(iter(parsed))] = value
+    return found

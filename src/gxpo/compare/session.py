@@ -1,0 +1,171 @@
+"""What one `gxpo compare` does: settings or runs that exist, one after the other; shows and saves what is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gxpo.compare import suites
+from gxpo.compare.arms import folder
+from gxpo.compare.command import on_existing, on_setting, save, tuning_of
+from gxpo.compare.experiment import make_setting, parse_budget
+from gxpo.compare.files import row as rows
+from gxpo.compare.files import to_json
+from gxpo.compare.jobs import Local
+from gxpo.compare.results import Comparison
+from gxpo.compare.suites import Setting
+from gxpo.errors import ConfigError
+
+
+class Session:
+    """One call of the command.
+
+    given    methods, or paths of runs
+    options  of the command line, by name
+    """
+
+    def __init__(
+        self,
+        given: Sequence[str],
+        task: str | None,
+        suite: str | None,
+        options: Mapping[str, Any],
+        *,
+        commands: Sequence[str],
+        notify: Callable[[str], None],
+    ) -> None:
+        self.given, self.options, self.commands, self.notify = list(given), dict(options), list(commands), notify
+        paths = [a for a in given if Path(a.partition("=")[2] or a).exists() and not a.endswith((".yaml", ".yml"))]
+        if paths and len(paths) < len(given):
+            other = next(a for a in given if a not in paths)
+            raise ConfigError(f"{paths[0]} is a run and {other} is none: compare runs, or methods")
+        if paths and (task or suite):
+            raise ConfigError("runs that exist have their task: leave out --task and --suite")
+        self.existing = bool(paths)
+        self.settings: list[Setting] = []
+        self.arms = self.given
+        if suite is not None:
+            if task is not None:
+                raise ConfigError("give --task or --suite, not both")
+            found = suites.suite(suite)
+            self.settings, self.arms = list(found.settings), self.given or list(found.arms)
+        elif not paths:
+            self.settings = [self._setting(task or "sums")]
+        if not paths and not self.arms:
+            raise ConfigError("which methods? e.g. gxpo compare dr_grpo rloo --task sums")
+        name = suite or (self.settings[0].name if self.settings else "runs")
+        self.out = Path(options["out"] or f"runs/compare-{folder(name)}")
+        self.study = suite or "compare"
+        self.comparisons: list[Comparison] = []
+
+    def _setting(self, task: str) -> Setting:
+        o = self.options
+        budget = parse_budget(o["budget"]) if o["budget"] else None
+        made = {"model": o["model"], "sets": o["sets"], "budget": budget, "measure": o["measure"]}
+        return make_setting(task, **made, better=o["better"])
+
+    def go(self, runner: Local) -> None:
+        """Make the runs, setting by setting; on Ctrl-C what is there is concluded from, too."""
+        if self.existing:
+            o = self.options
+            self.comparisons = [on_existing(self.given, base=o["base"], measure=o["measure"], commands=self.commands)]
+            return
+        for setting in self.settings:
+            place = self.out if len(self.settings) == 1 else self.out / folder(setting.name)
+            on_setting(
+                self._adjusted(setting),
+                self.arms,
+                out=place,
+                seeds=range(self.options["seeds"]),
+                base=self.options["base"],
+                controls=self.options["controls"],
+                tuning=tuning_of(self.options["tune"]),
+                tuning_seeds=self.options["tuning_seeds"],
+                resolve=self.options["resolve"],
+                plan_only=self.options["plan_only"],
+                runner=runner,
+                commands=self.commands,
+                notify=self.notify,
+                keep=self.comparisons,
+            )
+
+    def _adjusted(self, setting: Setting) -> Setting:
+        """A suite's setting with what the command line says for all."""
+        if len(self.settings) == 1 and not setting.keys:
+            return setting
+        o = self.options
+        if not (o["budget"] or o["sets"] or o["model"]):
+            return setting
+        return self._setting(setting.name) if setting.name in suites.settings() else setting
+
+    def show(self, *, as_json: bool, row: bool) -> None:
+        """The table, the files and, where asked for, JSON or rows."""
+        from rich.console import Console
+
+        from gxpo.compare.text import show
+
+        if not self.comparisons:
+            print("no run is done yet")
+            return
+        save(self.comparisons, self.out)
+        if as_json:
+            documents = [to_json(c) for c in self.comparisons]
+            print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+            return
+        console = Console(highlight=False)
+        for comparison in self.comparisons:
+            show(comparison, console)
+        if len(self.comparisons) > 1:
+            for line in across(self.comparisons):
+                console.print(line, markup=False)
+        if row:
+            for comparison in self.comparisons:
+                print("\n".join(rows(comparison, self.study)))
+        console.print(f"page: {self.out / 'compare.html'}", markup=False, soft_wrap=True)
+
+
+def across(comparisons: Sequence[Comparison]) -> list[str]:
+    """A line for each arm over all settings: mean difference, and in how many it is told from the base."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for comparison in comparisons:
+        for d in comparison.differences:
+            if comparison.arm(d.arm).arm.kind == "arm" and math.isfinite(d.end.mean):
+                found.setdefault(d.arm, []).append((d.end.mean, d.verdict))
+    return [
+        f"{arm}: {sum(m for m, _ in seen) / len(seen):+.3f} on average over {len(seen)} settings; better on "
+        f"{sum(v == 'better' for _, v in seen)}, worse on {sum(v == 'worse' for _, v in seen)}"
+        for arm, seen in found.items()
+    ]
+
+
+def suites_listed() -> str:
+    """Names, ideas, settings and arms of the suites."""
+    lines = []
+    for name in suites.names():
+        found = suites.suite(name)
+        lines.append(f"{name}: {found.idea}")
+        for s in found.settings:
+            lines.append(f"  --task {s.name}: {s.keys.get('model')}, {s.keys.get('task')}, {s.budget}, {s.measure}")
+        lines.append(f"  arms: {', '.join(found.arms)}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def runner_on(where: str, jobs: int | None, threads: int) -> Iterator[Local]:
+    """The processes that train; they end with the block."""
+    if where == "local":
+        runner = Local(jobs, threads)
+    elif where == "ray":
+        from gxpo.compare.ray import Ray
+
+        runner = Ray(jobs, threads)
+    else:
+        raise ConfigError(f"--on {where}: local or ray")
+    try:
+        yield runner
+    finally:
+        runner.close()

@@ -1,0 +1,110 @@
+"""`gxpo compare` as typed: plan, runs, table and files; killed and continued it says the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from gxpo.cli import app
+
+REWARD = "def parity(completion):\n    return float(sum(map(ord, completion)) % 2)\n"
+SETTING = """
+model: tiny:cold
+task: arithmetic
+reward: REWARD:parity
+tasks: {per_step: 2}
+rollout: {group_size: 4}
+sampling: {max_new_tokens: 5}
+eval: {tasks: 8, points: 2}
+trainer: {checkpoint_every: 1}
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    path = tmp_path / "small.yaml"
+    path.write_text(SETTING.replace("REWARD", str(tmp_path / "reward.py")))
+    return path
+
+
+def arguments(task, out, *more):
+    return ["compare", "dr_grpo", "--task", str(task), "--seeds", "3", "--budget", "400", "--out", str(out), *more]
+
+
+def said(path):
+    """compare.json without what depends on the clock, the place or the words of the command."""
+    document = json.loads((path / "compare.json").read_text())
+    clock = ("seconds", "time", "path", "commands", "versions")
+
+    def kept(value):
+        if isinstance(value, dict):
+            return {k: kept(v) for k, v in value.items() if not any(word in k for word in clock)}
+        return [kept(v) for v in value] if isinstance(value, list) else value
+
+    return kept(document)
+
+
+def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, "-m", "gxpo.cli"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = lambda out: subprocess.run(  # noqa: E731
+        [*command, *arguments(task, out)], capture_output=True, text=True, env=environment, check=True
+    )
+    first = run(whole)
+    process = subprocess.Popen(
+        [*command, *arguments(task, killed)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while not list(killed.glob("*/seed-*/done.json")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(list(killed.glob("*/seed-*/done.json")))
+    assert 0 < done < 9
+    run(killed)
+    assert said(killed) == said(whole)
+    assert "9 of 9 runs to make" in first.stderr
+    assert "dr_grpo" in first.stdout and "shuffled" in first.stdout
+    assert (whole / "compare.html").read_text().startswith("<!doctype html>")
+    lines = (whole / "compare.csv").read_text().splitlines()
+    assert len(lines) == 10
+
+
+def test_the_plan_trains_nothing(task, tmp_path):
+    found = CliRunner().invoke(app, arguments(task, tmp_path / "out", "--plan"), catch_exceptions=False)
+    assert found.exit_code == 0
+    assert not list((tmp_path / "out").glob("*/seed-*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare"], "give METHODS and --task"),
+        (["compare", "dr_grpo", "--task", "sums", "--suite", "stalled"], "not both"),
+        (["compare", "dr_grpo", "--suite", "stalle"], "did you mean"),
+        (["compare", "dr_grp", "--task", "sums", "--plan"], "dr_grp"),
+        (["compare", "dr_grpo", "--task", "sums", "--budget", "much"], "write tokens"),
+        (["compare", "dr_grpo", "--task", "sums", "--tune", "optim.lr"], "KEY=V1,V2"),
+        (["compare", "dr_grpo", "--task", "sums", "--on", "moon"], "local or ray"),
+    ],
+)
+def test_errors_say_what_to_change_in_a_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "gxpo.cli", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

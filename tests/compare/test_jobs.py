@@ -1,0 +1,108 @@
+"""Runs in processes: what one does costs that one alone, and a killed one goes on to the same bits."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from gxpo.compare.jobs import STOPPED, Job, Local
+from gxpo.compare.worker import DONE, LOG, run_one
+from gxpo.process_tree import descendants
+
+REWARD = "def parity(completion):\n    return float(sum(map(ord, completion)) % 2)\n"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    return {
+        "model": "tiny:cold",
+        "task": "arithmetic",
+        "method": "grpo",
+        "reward": f"{tmp_path / 'reward.py'}:parity",
+        "tasks.per_step": 2,
+        "rollout.group_size": 2,
+        "sampling.max_new_tokens": 5,
+        "eval.tasks": 4,
+        "eval.every": 0,
+        "doctor.every": 0,
+        "trainer.steps": 8,
+        "trainer.checkpoint_every": 2,
+        "seed": 0,
+    }
+
+
+def lines(path, name="metrics.jsonl"):
+    rows = [json.loads(line) for line in (path / name).read_text().splitlines()]
+    return [{k: v for k, v in r.items() if not k.startswith(("time_", "memory_"))} for r in rows]
+
+
+def test_a_process_killed_in_a_run_is_replaced_and_the_run_has_the_same_bits(tmp_path, keys):
+    keys = {**keys, "trainer.steps": 40}
+    assert run_one(tmp_path / "whole", keys, keep=True) == ""
+    job, runner = Job(tmp_path / "killed", keys), Local(1)
+    killed = []
+
+    def kill():
+        while not killed:
+            line = job.progress()
+            if line and line["step"] >= 5:
+                guard = next(iter(runner._alive)).process.pid
+                killed.append(descendants(guard)[0])
+                os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        assert [trouble for _, trouble in runner([job])] == [""]
+    finally:
+        there = bool(killed)
+        killed.append(None)
+        thread.join()
+        runner.close()
+    assert there
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    assert lines(tmp_path / "killed", "evaluations.jsonl") == lines(tmp_path / "whole", "evaluations.jsonl")
+
+
+def test_a_run_that_fails_costs_itself_alone_and_is_not_tried_again(tmp_path, keys):
+    bad = Job(tmp_path / "bad", {**keys, "optim.lr": -1.0})
+    good = Job(tmp_path / "good", keys, keep=False)
+    runner = Local(1)
+    try:
+        found = {job.path.name: trouble for job, trouble in runner([bad, good])}
+        again = {job.path.name: trouble for job, trouble in runner([bad, good])}
+    finally:
+        runner.close()
+    assert "optim.lr" in found["bad"] and "greater than 0" in found["bad"]
+    assert found["good"] == ""
+    assert again == found
+    assert "optim.lr" in (bad.path / LOG).read_text()
+    assert sorted(p.name for p in good.path.iterdir() if p.is_dir()) == ["evaluations"]  # kept: figures alone
+
+
+def test_jobs_that_are_done_are_not_made_again(tmp_path, keys):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / DONE).write_text('{"trouble": ""}')
+    runner = Local(1)
+    assert [(job.path, trouble) for job, trouble in runner([Job(path, keys)])] == [(path, "")]
+    assert not runner._alive
+
+
+def test_a_closed_runner_leaves_runs_unfinished(tmp_path, keys):
+    runner = Local(1)
+    runner.close()
+    assert [trouble for _, trouble in runner([Job(tmp_path / "run", keys)])] == [STOPPED]
+    assert not (tmp_path / "run" / DONE).exists()
+
+
+def test_progress_is_the_newest_whole_line(tmp_path, keys):
+    job = Job(tmp_path, keys)
+    assert job.progress() == {}
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert job.progress() == {"step": 2}
