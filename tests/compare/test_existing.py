@@ -91,9 +91,9 @@ def test_runs_of_one_configuration_are_one_arm(tmp_path: Path) -> None:
     ]
     assert [(r.arm, r.seed) for r in found.runs[:4]] == [("dr_grpo", 0), ("dr_grpo", 1), ("grpo", 0), ("grpo", 1)]
     assert found.arms[1].keys == {"method": "dr_grpo"} and found.arms[2].keys["scoring.shuffle"] is True
-    assert str(found.budget) == "400 generated tokens" and found.setting.measure == "eval_accuracy"
-    assert found.setting.name == "arithmetic, tiny" and found.notes == []
-    assert found.setting.keys == {"model": "tiny", "task": "arithmetic", "eval.tasks": 2, "eval.samples": 1}
+    assert str(found.budget) == "400 generated tokens" and found.measure == "eval_accuracy"
+    assert found.setting == "arithmetic, tiny" and found.notes == []
+    assert found.keys == {"model": "tiny", "task": "arithmetic", "eval.tasks": 2, "eval.samples": 1}
 
 
 def test_arms_of_one_method_are_called_by_what_was_stated(tmp_path: Path) -> None:
@@ -209,11 +209,11 @@ def test_runs_without_a_common_seed_are_paired_in_order(tmp_path: Path) -> None:
 def test_another_measure(tmp_path: Path) -> None:
     paths = [run(tmp_path / "a"), run(tmp_path / "b", "dr_grpo")]
     found = read_existing(paths, measure="eval_length")
-    assert found.setting.measure == "eval_length" and [p.value for p in found.runs[0].points] == [9.0, 7.0, 5.0]
-    assert found.setting.better == "less"
-    assert read_existing(paths, measure="eval_length", better="more").setting.better == "more"
+    assert found.measure == "eval_length" and [p.value for p in found.runs[0].points] == [9.0, 7.0, 5.0]
+    assert found.better == "less"
+    assert read_existing(paths, measure="eval_length", better="more").better == "more"
     trained = read_existing(paths, measure="reward_mean")
-    assert trained.setting.better == "more"
+    assert trained.better == "more"
     assert [p.value for p in trained.runs[0].points] == [0.1, 0.2, 0.3, 0.4]
     assert any(n.startswith("reward_mean is a figure of training, not held-out") for n in trained.notes)
     with pytest.raises(ConfigError, match=r"no figure 'eval_size'.*evaluations have eval_accuracy, eval_length"):
@@ -230,14 +230,14 @@ def test_verl_counts_its_generated_tokens(tmp_path: Path) -> None:
         (1, 20, 2.0, 0.75),
         (2, 100, 4.0, 0.75),
     ]
-    assert str(found.budget) == "100 generated tokens" and found.setting.measure == "eval/reward"
+    assert str(found.budget) == "100 generated tokens" and found.measure == "eval/reward"
     assert "one seed each, and no verdicts by held-out task: there is nothing to make an interval of" in found.notes
     assert any("seeds are not in all of the other trainers' logs" in n for n in found.notes)
 
 
 def test_trl_is_compared_over_updates_where_its_completions_are_not_counted(tmp_path: Path) -> None:
     found = read_existing([trl(tmp_path / "a" / "trainer"), trl(tmp_path / "seed_4", steps=30)])
-    assert found.budget.unit == "updates" and found.budget.amount == 20 and found.setting.measure == "reward"
+    assert found.budget.unit == "updates" and found.budget.amount == 20 and found.measure == "reward"
     assert [r.tokens for r in found.runs] == [0, 0] and [a.label for a in found.arms] == ["trainer", "seed_4"]
     # twenty steps make ten parts of two, whose means are .015, .035, ... .195
     assert [p.value for p in found.runs[0].points] == pytest.approx([0.015 + 0.02 * i for i in range(10)])
@@ -251,8 +251,8 @@ def test_trl_is_compared_over_updates_where_its_completions_are_not_counted(tmp_
 def test_gxpo_beside_another_trainer(tmp_path: Path) -> None:
     mixed = [run(tmp_path / "a"), verl(tmp_path / "b")]
     found = read_existing(mixed)
-    assert found.setting.measure == "reward" and found.budget.amount == 100
-    assert found.setting.name == "arithmetic, tiny; logs of verl" and found.setting.keys == {}
+    assert found.measure == "reward" and found.budget.amount == 100
+    assert found.setting == "arithmetic, tiny; logs of verl" and found.keys == {}
     assert any("measured by different trainers, each in its own way: gxpo (grpo), verl (b)" in n for n in found.notes)
     with pytest.raises(ConfigError, match="no figure 'eval/accuracy'"):
         read_existing(mixed, measure="eval_accuracy")
@@ -269,7 +269,7 @@ def test_runs_of_the_corpus(tmp_path: Path) -> None:
     tokens = sum(64 * row["response_length/mean"] for row in rows[1:])
     whole = read_existing([tmp_path / "verl-004", tmp_path / "verl-001"], measure="reward")
     assert max(r.tokens for r in found.runs) <= found.budget.amount <= tokens + 1
-    assert whole.setting.name == "logs of verl" and all(len(r.points) > 1 for r in found.runs)
+    assert whole.setting == "logs of verl" and all(len(r.points) > 1 for r in found.runs)
 
 
 def test_runs_of_the_trainer(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,20 +23,7 @@ from gxpo.trainer.directory import EVALUATIONS, METRICS
 STUMP = 0.5  # a run that ended early with less than this share of the others' budget does not cut theirs
 Better = Literal["more", "less"]
 LESS = frozenset(  # words of figures of which less is better
-    (
-        "length",
-        "turns",
-        "unscored",
-        "truncated",
-        "loss",
-        "malformed",
-        "illegal",
-        "seconds",
-        "gap",
-        "kl",
-        "signal",
-        "failures",
-    )
+    {"length", "turns", "unscored", "truncated", "loss", "malformed", "illegal", "seconds", "gap", "kl", "failures"}
 )
 _BUDGETS: dict[str, Unit] = {
     "trainer.max_tokens": "tokens",
@@ -45,37 +32,27 @@ _BUDGETS: dict[str, Unit] = {
 }
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What was trained on and what is compared.
-
-    name     task and model, or whose logs they are
-    measure  gxpo's key, or, with other trainers' logs among them, a name of `gxpo.doctor.runlog`
-    better   whether more or less of it is better
-    keys     gxpo: what somebody stated for all arms alike
-    """
-
-    name: str
-    measure: str
-    better: Better
-    keys: Mapping[str, Any]
-
-
 class Existing(NamedTuple):
     """What was found.
 
     arms     base, the others, controls
     runs     results, cut at the budget
     budget   the largest that every run has spent
-    setting  what was trained on and is compared
+    setting  task and model, or whose logs they are
     notes    what a reader has to know of it
+    measure  gxpo's key, or, with other trainers' logs among them, a name of `gxpo.doctor.runlog`
+    keys     gxpo: what somebody stated for all arms alike
+    better   whether more or less of the measure is better
     """
 
     arms: list[Arm]
     runs: list[RunResult]
     budget: Budget
-    setting: Subject
+    setting: str
     notes: list[str]
+    measure: str
+    keys: Mapping[str, Any]
+    better: Better
 
 
 def read_existing(
@@ -125,8 +102,7 @@ def read_existing(
     notes += more
     keys = {} if any(not g.keys for g in kept) else _shared(kept)
     towards = better or ("less" if LESS & set(re.split(r"[/_]", chosen)) else "more")
-    setting = Subject(_named(kept), chosen, towards, keys)
-    return Existing(arms, runs, budget, setting, list(dict.fromkeys(notes)))
+    return Existing(arms, runs, budget, _setting(kept), list(dict.fromkeys(notes)), chosen, keys, towards)
 
 
 # ---------------------------------------------------------------- measure
@@ -292,7 +268,7 @@ def _shared(groups: Sequence[Group]) -> dict[str, Any]:
     return {k: v for k, v in first.keys.items() if k in first.stated and tells(k) and k not in ("method", *differ)}
 
 
-def _named(groups: Sequence[Group]) -> str:
+def _setting(groups: Sequence[Group]) -> str:
     own = next((g.keys for g in groups if g.keys), None)
     sources = sorted({run.log.source for g in groups for run in g.runs if run.log is not None})
     named = [f"{own['task']}, {own['model']}"] if own is not None else []
