@@ -144,10 +144,14 @@ def test_a_suite_begins_with_all_settings(tmp_path: Path) -> None:
     assert "rloo can't be told from grpo in any of 2 settings" in page.text
     assert page.row("sums", "dr_grpo")[2:6] == ["+.050 (+.029 to +.071)", ".02", "4", "better"]
     assert page.row("lakes", "dr_grpo")[5] == "undecided"
-    assert "not over settings" in text
+    # seed by seed dr_grpo ends at .45 + s/100 and grpo at .4 + s/100, in both settings
+    assert page.row("mean of 2", "dr_grpo")[2].startswith("+.050")
+    assert any(t.startswith("dr_grpo over all 2 settings: +.050") for t in page.text)
+    assert "again for the means" in text
     assert text.index("All settings") < text.index("<details><summary>sums") < text.index("<details><summary>lakes")
     less = dataclasses.replace(comparison(), measure="eval_length", better="less")
-    assert "eval_length" in drawn(tmp_path, comparison(), less)[1]
+    page, text = drawn(tmp_path, comparison(), less)
+    assert "eval_length" in text and not any("over all 2 settings" in t for t in page.text)
     with pytest.raises(ValueError, match="no comparison"):
         page_of([], tmp_path / "compare.html")
 

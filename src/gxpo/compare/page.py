@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Literal
 
 from gxpo.compare import page_figures, page_tables
-from gxpo.compare.results import Comparison, Difference
+from gxpo.compare.page_suite import summary
+from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import compared, verdict
 from gxpo.compare.wording import (
     UNITS,
     caption,
     count,
     duration,
-    interval,
     listed,
-    places,
-    probability,
 )
 from gxpo.page import (
     Html,
-    charts,
     folded,
     key_figures,
     masthead,
@@ -29,15 +26,13 @@ from gxpo.page import (
     paragraph,
     preformatted,
     section,
-    table,
 )
 from gxpo.page import verdict as verdict_part
-from gxpo.page.forest_plot import forest_plot
 from gxpo.page.text import join
 from gxpo.trainer.checkpoint import write_atomic
 
 STYLE = (
-    ".charts+.scroll{margin-top:1.6rem}.scroll+details{margin-top:.8rem}table{min-width:min(38rem,100%)}"
+    ".scroll+.charts,details>section{margin-top:1.7rem}.charts+.scroll{margin-top:1.6rem}.scroll+details{margin-top:.8rem}table{min-width:min(38rem,100%)}"
     "td:first-child{overflow-wrap:anywhere;min-width:7rem}details>.verdict{margin-top:.8rem}"
     ".said,summary,li{overflow-wrap:anywhere}caption{max-width:min(60rem,calc(100vw - 1.8rem))}"
 )
@@ -60,7 +55,8 @@ def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
         body = masthead(title, _facts(c)) + _said(c) + join(_body(c))
     else:
         title = f"{_arms(comparisons)} in {len(comparisons)} settings"
-        body = masthead(title, _shared_facts(comparisons)) + _suite(comparisons)
+        each = [folded(f"{c.setting}: {verdict(c)[0]}", _said(c), *_body(c)) for c in comparisons]
+        body = masthead(title, _shared_facts(comparisons)) + summary(comparisons) + join(each)
     path = Path(out)
     write_atomic(path, page(f"gxpo compare: {title}", body, style=STYLE).encode("utf-8", "replace"))
     return path
@@ -135,52 +131,3 @@ def _key_figures(c: Comparison) -> Html:
             ("runs", f"{runs:,}", listed(what) if what else ""),
         ]
     )
-
-
-def _suite(comparisons: Sequence[Comparison]) -> Html:
-    """Summary of all settings, then each by itself."""
-    found: dict[str, list[tuple[Comparison, Difference]]] = {}
-    for c in comparisons:
-        for d in compared(c):
-            found.setdefault(d.arm, []).append((c, d))
-    lines = [_over_settings(arm, [d for _, d in pairs]) for arm, pairs in found.items()]
-    rows = [
-        (c.setting, d.arm, interval(d.end, places(c), sign=True), probability(d.p_adjusted), d.end.n,
-         d.verdict, c.measure)
-        for c in comparisons
-        for d in compared(c)
-    ]  # fmt: skip
-    columns = ("setting", "arm", "less base", "p (Holm)", "seeds", "verdict", "measure")
-    shared = "; ".join(dict.fromkeys(caption(c, setting=False) for c in comparisons))
-    under = f"{shared}. p is corrected within each setting, not over settings."
-    plots = []
-    if len({(c.measure, c.better) for c in comparisons}) == 1:
-        for arm, pairs in found.items():
-            drawn = [page_figures.row_of(c.setting, d, d.end, places(c)) for c, d in pairs]
-            label = f"{comparisons[0].measure}, mean and 95 % interval"
-            title = f"{arm} less {pairs[0][1].against}"
-            plot = forest_plot(drawn, title=title, y_label=label, below="\u2190 worse", above="better \u2192")
-            plots.append((plot, shared))
-    decided = any(d.verdict != "undecided" for pairs in found.values() for _, d in pairs)
-    first = lines[0] if lines else "nothing is compared"
-    said = verdict_part("healthy" if decided else "note", first, lines[1:], label="verdict")
-    out = said + section(
-        "All settings", table(columns, rows, numbers=columns[2:5], caption=under, wide=True), charts(plots)
-    )
-    for c in comparisons:
-        out += folded(f"{c.setting}: {verdict(c)[0]}", _said(c), *_body(c))
-    return out
-
-
-def _over_settings(arm: str, found: Sequence[Difference]) -> str:
-    """In how many settings an arm was told from the base.
-
-    Never ranks arms: the settings are not a sample of anything.
-    """
-    against, n = found[0].against, len(found)
-    counts = {v: sum(d.verdict == v for d in found) for v in ("better", "worse", "undecided")}
-    said = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
-    if not said:
-        return f"{arm} can't be told from {against} in any of {n} settings"
-    rest = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""
-    return f"{arm} is {' and '.join(said)}{rest}"
