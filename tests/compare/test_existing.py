@@ -99,9 +99,9 @@ def test_runs_of_one_configuration_are_one_arm(tmp_path: Path) -> None:
 def test_arms_of_one_method_are_called_by_what_was_stated(tmp_path: Path) -> None:
     paths = [run(tmp_path / "a"), run(tmp_path / "b", optim__lr=1e-4), run(tmp_path / "c", "dr_grpo", optim__lr=1e-4)]
     found = read_existing(paths)
-    assert [a.label for a in found.arms] == ["grpo", "grpo lr=1e-4", "dr_grpo lr=1e-4"]
+    assert [a.label for a in found.arms] == ["grpo", "grpo lr=1e-4", "dr_grpo"]
     (note,) = [n for n in found.notes if "differ in more" in n]
-    assert note.endswith("optim.lr: 1e-3 (grpo), 1e-4 (grpo lr=1e-4, dr_grpo lr=1e-4)")
+    assert note.endswith("optim.lr: 1e-3 (grpo), 1e-4 (grpo lr=1e-4, dr_grpo)")
     assert "one seed each: the interval covers held-out tasks only, not what another seed would give" in found.notes
 
 
@@ -189,7 +189,7 @@ def test_what_arms_do_not_share_is_said(tmp_path: Path) -> None:
     a = run(tmp_path / "a", sampling__max_new_tokens=8, init_from="warm/0", versions={"torch": "2.0"})
     b = run(tmp_path / "b", "dr_grpo", sampling__max_new_tokens=16, init_from="warm/1", versions={"torch": "2.1"})
     text = "\n".join(read_existing([a, b]).notes)
-    assert "not evaluated alike: sampling.max_new_tokens is 8 (grpo max_new_tokens=8), 16" in text
+    assert "not evaluated alike: sampling.max_new_tokens is 8 (grpo), 16 (dr_grpo)" in text
     assert "pairs did not begin alike: init_from differs between the arms at seed 0" in text
     assert "made with different versions of torch: 2.0, 2.1" in text
 

@@ -180,10 +180,13 @@ def _labels(runs: Sequence[Found]) -> dict[Path, str]:
     differ = differing([r.keys for r in own])
     short = {k: k.rsplit(".", 1)[-1] for k in differ}
     short = {k: s if list(short.values()).count(s) == 1 else k for k, s in short.items()}
+    methods = [r.keys["method"] for r in own]
     out: dict[Path, str] = {}
     for stated_only in (True, False):
         for run in own:
             held = [k for k in differ if k != "method" and k in run.keys and (k in run.stated or not stated_only)]
+            if methods.count(run.keys["method"]) == 1 and run.keys.get("scoring.shuffle") is not True:
+                held = []  # the method's name tells it apart
             out[run.path] = " ".join([str(run.keys["method"]), *(f"{short[k]}={said(run.keys[k])}" for k in held)])
         if len(set(out.values())) == len(own):
             break
