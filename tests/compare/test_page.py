@@ -146,7 +146,7 @@ def test_a_suite_begins_with_all_settings(tmp_path: Path) -> None:
     assert page.row("lakes", "dr_grpo")[5] == "undecided"
     # seed by seed dr_grpo ends at .45 + s/100 and grpo at .4 + s/100, in both settings
     assert page.row("mean of 2", "dr_grpo")[2].startswith("+.050")
-    assert any(t.startswith("dr_grpo over all 2 settings: +.050") for t in page.text)
+    assert any(t.startswith("dr_grpo is better than grpo over all 2 settings: +.050") for t in page.text)
     assert "again for the means" in text
     assert text.index("All settings") < text.index("<details><summary>sums") < text.index("<details><summary>lakes")
     less = dataclasses.replace(comparison(), measure="eval_length", better="less")

@@ -19,7 +19,8 @@ def summary(comparisons: Sequence[Comparison]) -> Html:
     """Verdict over the settings, a table of all differences, a forest plot for each arm."""
     arms = over_settings(comparisons)
     said = [line for a in arms for line in a.said]
-    decided = any(d.verdict != "undecided" for c in comparisons for d in compared(c))
+    single = [d for c in comparisons for d in compared(c)]
+    decided = any(d.verdict != "undecided" for d in (*single, *arms))
     head = verdict_part(
         "healthy" if decided else "note", said[0] if said else "nothing is compared", said[1:], label="verdict"
     )

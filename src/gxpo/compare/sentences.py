@@ -23,7 +23,7 @@ class OverSettings:
                  base, or not all have the arm
     p            of the difference, by Holm's method over the arms
     verdict      of the difference; undecided where there is none
-    said         in how many settings it is told from the base, and the mean
+    said         in how many settings it is told from the base, and the mean, which comes first where it is
     """
 
     arm: str
@@ -83,16 +83,17 @@ def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
     out = []
     for arm, seen in found.items():
         mean, p = means[arm].difference if arm in means else None, p_values.get(arm, math.nan)
-        said = [_counts(arm, seen)]
+        said, against = [_counts(arm, seen)], seen[0].against
         verdict: Literal["better", "worse", "undecided"] = "undecided"
         if mean:
-            said.append(
-                f"{arm} over all {len(seen)} settings: {interval(mean, digits, sign=True)}, p {probability(p)}"
-                + (" after Holm" if len(means) > 1 else "")
-            )
+            tested = f"{interval(mean, digits, sign=True)}, p {probability(p)}{' after Holm' if len(means) > 1 else ''}"
+            over = f"over all {len(seen)} settings: {tested}"
             if not mean.holds_zero and p < ALPHA:
                 verdict = "better" if mean.mean > 0 else "worse"
-        out.append(OverSettings(arm, seen[0].against, len(seen), mean, p, verdict, said))
+                said.insert(0, f"{arm} is {verdict} than {against} {over}")
+            else:
+                said.append(f"{arm} can't be told from {against} {over}")
+        out.append(OverSettings(arm, against, len(seen), mean, p, verdict, said))
     return out
 
 
