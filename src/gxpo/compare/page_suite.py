@@ -13,6 +13,7 @@ from gxpo.page import verdict as verdict_part
 from gxpo.page.forest_plot import Interval, forest_plot
 
 COLUMNS = ("setting", "arm", "less base", "p (Holm)", "seeds", "verdict", "budget of a run", "measure")
+FIGURES = ("less base", "p (Holm)", "seeds", "budget of a run")
 
 
 def summary(comparisons: Sequence[Comparison]) -> Html:
@@ -28,7 +29,7 @@ def summary(comparisons: Sequence[Comparison]) -> Html:
     under = f"{shared}. p is corrected for the number of arms within each setting, and again for the means."
     plots = charts([(_plot(a, comparisons), shared) for a in arms if a.difference]) if arms else ""
     return head + section(
-        "All settings", table(COLUMNS, _rows(comparisons, arms), numbers=COLUMNS[2:5], caption=under, wide=True), plots
+        "All settings", table(COLUMNS, _rows(comparisons, arms), numbers=FIGURES, caption=under, wide=True), plots
     )
 
 

@@ -110,6 +110,6 @@ def _counts(arm: str, found: Sequence[Difference]) -> str:
     counts = {v: sum(d.verdict == v for d in found) for v in ("better", "worse", "undecided")}
     said = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
     if not said:
-        return f"{arm} can't be told from {against} in any of {n} settings"
+        return f"{arm} can't be told from {against} in any one of {n} settings"
     rest = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""
     return f"{arm} is {' and '.join(said)}{rest}"
