@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from gxpo import config
 from gxpo.cli import app
+from gxpo.compare.files import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -131,3 +132,12 @@ def test_toy_size_trains_two_steps_as_typed(line, here):
 
 def test_every_recipe_has_a_line_at_toy_size():
     assert [line.split()[2] for line in TOYS] == [f"recipes/{name}.yaml" for name in PLANS]
+
+
+def test_the_page_on_results_explains_every_column_and_links_lead_somewhere():
+    page = (ROOT / "docs" / "contributing-results.md").read_text()
+    first_cells = re.findall(r"^\| (`.*?) \|", page, re.M)
+    assert tuple(re.findall(r"`(\w+)`", " ".join(first_cells))) == COLUMNS
+    for folder, text in (("docs", page), ("recipes", README)):
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (ROOT / folder / link).exists(), link
