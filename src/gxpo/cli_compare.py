@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -46,6 +45,7 @@ def compare(
     on: Annotated[str, typer.Option(help="Where runs are made: local or ray.")] = "local",
     plan: Annotated[bool, typer.Option("--plan", help="Say what it takes and can tell; train nothing.")] = False,
     row: Annotated[bool, typer.Option("--row", help="Print rows for docs/results.csv.")] = False,
+    study: Annotated[str | None, typer.Option(help="Name of the study in those rows.")] = None,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +75,7 @@ def compare(
     options: dict[str, Any] = {
         "seeds": seeds, "budget": budget, "resolve": resolve, "tune": tune or [], "tuning_seeds": tuning_seeds,
         "base": base, "controls": controls, "measure": measure, "better": "less" if less else None, "sets": sets or [],
-        "model": model, "out": out, "plan_only": plan,
+        "model": model, "out": out, "plan_only": plan, "study": study,
     }  # fmt: skip
     made = session.Session(given, task, suite, options, commands=[said], notify=notify)
     with session.runner_on(on, jobs, threads) as runner:
@@ -87,6 +87,3 @@ def compare(
     if plan:
         return
     made.show(as_json=as_json, row=row)
-
-
-_ = json

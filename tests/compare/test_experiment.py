@@ -85,7 +85,7 @@ def test_runs_come_seed_by_seed(tmp_path):
     [
         ("grop", "grop"),
         ("grpo:credit.scal=none", "credit.scal"),
-        ("gigpo", "states"),
+        ("flow_grpo", "samples latents"),
     ],
 )
 def test_what_can_not_run_is_refused_before_anything_does(tmp_path, arm, message):

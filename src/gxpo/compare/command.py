@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gxpo import config
 from gxpo.compare import suites
-from gxpo.compare.arms import folder, make_arms
+from gxpo.compare.arms import SHUFFLED, folder, make_arms
 from gxpo.compare.conclude import conclude
 from gxpo.compare.existing import read_existing
 from gxpo.compare.experiment import (
@@ -28,10 +29,10 @@ from gxpo.compare.experiment import (
     with_horizons,
 )
 from gxpo.compare.files import to_json, write_csv
-from gxpo.compare.inference import resolvable
+from gxpo.compare.inference import more_tasks, resolvable, seed_sd, seeds_needed
 from gxpo.compare.jobs import Local, Runner
 from gxpo.compare.page import page_of
-from gxpo.compare.results import Budget, Comparison, RunResult
+from gxpo.compare.results import Budget, Comparison
 from gxpo.compare.suites import Setting
 from gxpo.compare.wording import duration
 from gxpo.errors import ConfigError
@@ -39,15 +40,21 @@ from gxpo.options import dotted
 from gxpo.trainer.checkpoint import write_atomic
 
 ASSUMED = 0.05  # standard deviation over seeds of a paired difference, where nothing is known of the setting
-MOST = 400  # seeds that are looked at for `resolve`
+MOST = 400  # seeds that `resolve` may ask for
 PILOT = 3  # pairs of seeds from which a spread is read
 
 
 @dataclass(frozen=True)
-class KnownSpread:
-    """Standard deviation over seeds of the paired difference between two arms, and how it is known."""
+class Known:
+    """How paired differences between two arms vary on a setting.
 
-    value: float
+    sd          standard deviation from seed to seed
+    task_error  standard error that the held-out tasks leave with any number of seeds
+    source      how it is known
+    """
+
+    sd: float
+    task_error: float
     source: str
 
 
@@ -164,20 +171,25 @@ def on_setting(
 
 
 def on_existing(
-    paths: Sequence[str], *, base: str | None = None, measure: str | None = None, commands: Sequence[str] = ()
+    paths: Sequence[str],
+    *,
+    base: str | None = None,
+    measure: str | None = None,
+    better: Literal["more", "less"] | None = None,
+    commands: Sequence[str] = (),
 ) -> Comparison:
     """Conclude from runs that exist: gxpo's directories, logs of TRL, verl and others (`gxpo.compare.existing`)."""
-    found = read_existing(paths, base=base, measure=measure)
+    found = read_existing(paths, base=base, measure=measure, better=better)
     made = conclude(
         found.runs,
         found.arms,
         setting=found.setting,
         measure=found.measure,
-        better="more",
+        better=found.better,
         budget=found.budget,
         keys=found.keys,
         commands=commands,
-        versions=config.versions(),
+        versions=versions(),
     )
     return replace(made, notes=[*found.notes, *made.notes])
 
@@ -195,8 +207,21 @@ def concluded(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequ
         keys=dict(s.keys),
         tuned=tuned,
         commands=commands,
-        versions=config.versions(),
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what determines the figures, and the commit where gxpo runs from a checkout."""
+    from gxpo import __file__ as package
+
+    asked = ["git", "-C", str(Path(str(package)).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return config.versions()
+    commit = found.stdout.strip() if found.returncode == 0 else ""
+    return {**config.versions(), **({"commit": commit} if commit else {})}
 
 
 def save(comparisons: Sequence[Comparison], out: Path) -> None:
@@ -223,12 +248,12 @@ def write_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Seq
         "tuned": {k: dict(v) for k, v in tuned.items()},
         "threads": plan.threads,
         "commands": list(commands),
-        "versions": config.versions(),
+        "versions": versions(),
     }
     write_atomic(plan.out / "plan.json", json.dumps(said, indent=1))
 
 
-def announced(plan: Plan, cost: Forecast, spread: KnownSpread, runner: Runner) -> list[str]:
+def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list[str]:
     """The plan in lines: arms, runs, time and tokens, and what so many seeds can tell apart."""
     base = next(a for a in plan.arms if a.kind == "base")
     others = [a.label for a in plan.arms if a.kind == "arm"]
@@ -244,11 +269,11 @@ def announced(plan: Plan, cost: Forecast, spread: KnownSpread, runner: Runner) -
             f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: about {duration(cost.seconds)}, "
             f"{cost.tokens / 1e6:.2g} million tokens"
         )
-    least = resolvable(spread.value, len(plan.seeds)) if len(plan.seeds) > 1 else math.nan
+    least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
     if math.isfinite(least):
         lines.append(
             f"{len(plan.seeds)} seeds tell a difference of {least:.3f} or more in four of five cases (spread of "
-            f"{spread.value:.3f} from seed to seed, {spread.source})"
+            f"{spread.sd:.3f} from seed to seed, {spread.source})"
         )
     else:
         lines.append("one seed says nothing of other seeds: give --seeds 5 or more")
@@ -257,45 +282,45 @@ def announced(plan: Plan, cost: Forecast, spread: KnownSpread, runner: Runner) -
     return lines
 
 
-def spread_of(plan: Plan) -> KnownSpread:
+def spread_of(plan: Plan) -> Known:
     """From the runs that are there, else from what was measured on the setting, else assumed."""
-    found = sd_of(collect(plan))
-    if found is not None:
-        return KnownSpread(found, "from the runs that are there")
-    known = [v for name in suites.names() for v in suites.suite(name).validated if v.setting == plan.setting.name]
+    there = concluded(plan, {}, ())
+    arms = [a.label for a in plan.arms if a.kind == "arm"]
+    ends = [d.end for d in there.differences if d.arm in arms]
+    known = [e for e in ends if e.n >= PILOT and math.isfinite(seed_sd(e))]
     if known:
+        middle = sorted(known, key=seed_sd)[len(known) // 2]
+        return Known(seed_sd(middle), finite(middle.by_task), "from the runs that are there")
+    rows = [v for name in suites.names() for v in suites.suite(name).validated]
+    measured = [v for v in rows if v.setting == plan.setting.name and v.method != SHUFFLED]
+    if measured:
         from scipy.stats import t
 
-        sds = [(v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in known]
-        return KnownSpread(sorted(sds)[len(sds) // 2], "as measured on this setting before")
-    return KnownSpread(ASSUMED, "assumed")
+        sds = sorted((v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in measured)
+        return Known(sds[len(sds) // 2], 0.0, "as measured on this setting before")
+    return Known(ASSUMED, 0.0, "assumed")
 
 
-def sd_of(runs: Sequence[RunResult]) -> float | None:
-    """Pooled standard deviation over seeds of the differences to the first arm; None with fewer than `PILOT` pairs."""
-    arms = list(dict.fromkeys(r.arm for r in runs))
-    ends = {(r.arm, r.seed): r.end for r in runs if r.points and not r.trouble}
-    squares, freedom = 0.0, 0
-    for arm in arms[1:]:
-        gaps = [end - ends[arms[0], seed] for (a, seed), end in ends.items() if a == arm and (arms[0], seed) in ends]
-        if len(gaps) >= PILOT:
-            mean = sum(gaps) / len(gaps)
-            squares += sum((g - mean) ** 2 for g in gaps)
-            freedom += len(gaps) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+def finite(x: float) -> float:
+    return x if math.isfinite(x) else 0.0
 
 
-def seeds_for(difference: float, spread: KnownSpread) -> int:
+def seeds_for(difference: float, spread: Known) -> int:
     """Seeds with which a true difference of that size is found with 80 % power."""
     if not difference > 0:
         raise ConfigError(f"--resolve {difference}: the difference must be above 0")
-    for n in range(2, MOST + 1):
-        if resolvable(spread.value, n) <= difference:
-            return n
-    raise ConfigError(
-        f"--resolve {difference} takes more than {MOST} seeds (spread of {spread.value:.3f}, {spread.source}): ask for "
-        "a larger difference, or a longer --budget"
-    )
+    found = seeds_needed(difference, spread.sd, spread.task_error)
+    if found is None and spread.task_error:
+        raise ConfigError(
+            f"--resolve {difference}: no number of seeds will do with these held-out tasks; it takes "
+            f"{more_tasks(difference, spread.task_error):.0f} times as many (--set eval.tasks=...)"
+        )
+    if found is None or found > MOST:
+        raise ConfigError(
+            f"--resolve {difference} takes more than {MOST} seeds (spread of {spread.sd:.3f}, {spread.source}): ask "
+            "for a larger difference, or a longer --budget"
+        )
+    return found
 
 
 def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:

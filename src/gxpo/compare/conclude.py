@@ -355,7 +355,7 @@ def _notes(
 ) -> list[str]:
     """What a reader has to know, one fact a line."""
     base, sign = _base(c), 1.0 if c.better == "more" else -1.0
-    out = []
+    out, over = [], dict[str, float]()
     for a in c.arms:
         label, n = a.arm.label, len(a.runs)
         if a.failed:
@@ -369,9 +369,14 @@ def _notes(
         if short := [s for s in spent if s < SHORT]:
             out.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
         if spent and fmean(spent) > OVER:
-            out.append(f"{label} spent {fmean(spent):.0%} of the budget: its last step is large beside it")
+            over[label] = fmean(spent)
         if judged := [r.judge_tokens for r in usable[label] if r.judge_tokens > 0]:
             out.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
+    if over:
+        least, most = f"{min(over.values()):.0%}", f"{max(over.values()):.0%}"
+        share = least if least == most else f"{least} to {most}"
+        who = "all arms" if len(over) == len(c.arms) else listed(list(over))
+        out.append(f"{who} spent {share} of the budget: the last step is large beside it")
     for label, both in pairs.items():
         alone = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(both)
         if alone:
@@ -398,6 +403,7 @@ def _notes(
             out.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
     if not any(a.arm.kind == "control" for a in c.arms):
         out.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
-    if not any(c.tuned.values()) and c.differences:
+    rates = {a.arm.keys.get("optim.lr") for a in c.arms if a.arm.kind != "control"}
+    if not any(c.tuned.values()) and c.differences and len(rates) == 1:
         out.append("all arms at one learning rate, which need not be the best for each")
     return out

@@ -35,6 +35,7 @@ KEYS = {
     "eval.points": POINTS,
     "doctor.every": 0,
 }
+OF_A_RUN = ("method", "seed", "out", "trainer.steps", "eval.every")  # keys of a file that a comparison states itself
 UNITS: Mapping[str, Unit] = {
     "": "tokens",
     "tokens": "tokens",
@@ -103,7 +104,7 @@ def make_setting(
     """
     named = suites.settings()
     if task.endswith((".yaml", ".yml")):
-        own = {k: s.value for k, s in config.read(task).items() if k not in ("method", "seed", "out", "trainer.steps")}
+        own = {k: s.value for k, s in config.read(task).items() if k not in OF_A_RUN}
         found: Setting | None = None
         name, keys = Path(task).stem, own
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from gxpo.compare.files import row as rows
 from gxpo.compare.files import to_json
 from gxpo.compare.jobs import Local
 from gxpo.compare.results import Comparison
+from gxpo.compare.sentences import over_settings
 from gxpo.compare.suites import Setting
 from gxpo.errors import ConfigError
 
@@ -59,7 +59,7 @@ class Session:
             raise ConfigError("which methods? e.g. gxpo compare dr_grpo rloo --task sums")
         name = suite or (self.settings[0].name if self.settings else "runs")
         self.out = Path(options["out"] or f"runs/compare-{folder(name)}")
-        self.study = suite or "compare"
+        self.study = options["study"] or suite or "compare"
         self.comparisons: list[Comparison] = []
 
     def _setting(self, task: str) -> Setting:
@@ -72,7 +72,8 @@ class Session:
         """Make the runs, setting by setting; on Ctrl-C what is there is concluded from, too."""
         if self.existing:
             o = self.options
-            self.comparisons = [on_existing(self.given, base=o["base"], measure=o["measure"], commands=self.commands)]
+            asked = {k: o[k] for k in ("base", "measure", "better")}
+            self.comparisons = [on_existing(self.given, **asked, commands=self.commands)]
             return
         for setting in self.settings:
             place = self.out if len(self.settings) == 1 else self.out / folder(setting.name)
@@ -120,26 +121,12 @@ class Session:
         for comparison in self.comparisons:
             show(comparison, console)
         if len(self.comparisons) > 1:
-            for line in across(self.comparisons):
-                console.print(line, markup=False)
+            for arm in over_settings(self.comparisons):
+                console.print("; ".join(arm.said), markup=False)
         if row:
             for comparison in self.comparisons:
                 print("\n".join(rows(comparison, self.study)))
         console.print(f"page: {self.out / 'compare.html'}", markup=False, soft_wrap=True)
-
-
-def across(comparisons: Sequence[Comparison]) -> list[str]:
-    """A line for each arm over all settings: mean difference, and in how many it is told from the base."""
-    found: dict[str, list[tuple[float, str]]] = {}
-    for comparison in comparisons:
-        for d in comparison.differences:
-            if comparison.arm(d.arm).arm.kind == "arm" and math.isfinite(d.end.mean):
-                found.setdefault(d.arm, []).append((d.end.mean, d.verdict))
-    return [
-        f"{arm}: {sum(m for m, _ in seen) / len(seen):+.3f} on average over {len(seen)} settings; better on "
-        f"{sum(v == 'better' for _, v in seen)}, worse on {sum(v == 'worse' for _, v in seen)}"
-        for arm, seen in found.items()
-    ]
 
 
 def suites_listed() -> str:
