@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from gxpo.doctor.evidence import LIMITS
 from gxpo.doctor.finding import Diagnosis, Finding
+from gxpo.doctor.remedies import MEASURED
 from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.page import (
     Html,
@@ -112,6 +114,8 @@ def _finding(finding: Finding) -> Html:
         rows = [(key, _shown(example[key])) for key in EXAMPLE if example.get(key) not in (None, "")]
         where = str(example.get("where", ""))
         parts += folded(f"rollout {where}", table(("", ""), rows))
+    if any(MEASURED.search(line) for line in finding.remedy):
+        parts += paragraph(f"measured: {LIMITS}", soft=True)
     if finding.remedy:
         parts += Html(f"<ul>{''.join(f'<li>Try: {text(line)}</li>' for line in finding.remedy)}</ul>")
     return Html(parts)

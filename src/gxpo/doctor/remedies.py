@@ -1,19 +1,24 @@
-"""`remedies`: what to change, in the trainer's own keys."""
+"""`remedies`: what to change, in the trainer's own keys, what helped in measurements first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from gxpo.doctor import evidence
 from gxpo.doctor.case import Case
+from gxpo.doctor.evidence import Measured
 from gxpo.doctor.remedies_any import ANY
 from gxpo.doctor.remedies_gxpo import GXPO
 from gxpo.doctor.remedies_trl import TRL
 from gxpo.doctor.remedies_verl import VERL
 
-UNTESTED = "(untested here)"  # until `gxpo compare` has measured what a remedy does
+UNTESTED = "(untested here)"  # no run of ours has measured what it does
 OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
 UNSLOTH = {k: tuple(line for line in lines if OURS not in line) for k, lines in TRL.items()}
 REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {"trl": TRL, "unsloth": UNSLOTH, "verl": VERL, "gxpo": GXPO}
+MEASURED = re.compile(r" \[(?P<where>measured(?: in gxpo)?)(?:, (?P<but>[a-z ]+))?: (?P<figures>[^]]*)\]$")
+ORDER = ("helped", "untested", "mixed", "undecided")  # what harmed is not advised
 
 
 def lines_for(name: str, source: str) -> tuple[str, ...]:
@@ -21,11 +26,35 @@ def lines_for(name: str, source: str) -> tuple[str, ...]:
     return REMEDIES.get(source, {}).get(name) or ANY.get(name, ())
 
 
-def remedies(ids: Sequence[str], case: Case) -> tuple[str, ...]:
-    """Lines for a finding's sicknesses in the keys of the run's trainer."""
+def remedies(ids: Sequence[str], case: Case, found: Sequence[Measured] | None = None) -> tuple[str, ...]:
+    """Lines for a finding's sicknesses in the keys of the run's trainer, each with what was measured of it.
+
+    What helped comes first, the largest difference before the others; then what is untested; last what changed nothing
+    that could be told from 0. What harmed is left out, unless there is nothing else.
+
+    found   measurements; None: those that gxpo comes with
+    """
+    known = evidence.read() if found is None else found
     several = len(ids) > 1
     return tuple(
-        f"{name}: {line} {UNTESTED}" if several else f"{line} {UNTESTED}"
-        for name in ids
-        for line in lines_for(name, case.log.source)
+        f"{name}: {line}" if several else line for name in ids for line in ranked(name, case.log.source, known)
     )
+
+
+def ranked(name: str, source: str, found: Sequence[Measured]) -> list[str]:
+    """One sickness's lines, marked."""
+    where = "measured" if source == "gxpo" else "measured in gxpo"
+    marked: list[tuple[tuple[int, float], str]] = []
+    harmed: list[str] = []
+    for line in lines_for(name, source):
+        m = evidence.of_line(name, line, found)
+        if m is None:
+            marked.append(((ORDER.index("untested"), 0.0), f"{line} {UNTESTED}"))
+            continue
+        but = "" if m.verdict == "helped" else f", {evidence.IN_WORDS[m.verdict]}"
+        said = f"{line} [{where}{but}: {m.said}]"
+        if m.verdict == "harmed":
+            harmed.append(said)
+        else:
+            marked.append(((ORDER.index(m.verdict), -m.difference), said))
+    return [line for _, line in sorted(marked, key=lambda pair: pair[0])] or harmed

@@ -28,7 +28,8 @@ ANY: dict[str, tuple[str, ...]] = {
     "reward_sign": ("make the score larger for the better answer: check the sign of the function and of its weight",),
     "reward_noise": (
         "return scores in the order of the completions, also where they are computed in parallel",
-        "average several verdicts of a judge, or sample it at temperature 0",
+        "average several verdicts of a judge",
+        "sample a judge at temperature 0",
     ),
     "reward_ignores_completion": ("score the completion, not the prompt; key any cache by both",),
     "near_constant_reward": ("do not divide by the group's deviation, or round the reward to what is meant",),
@@ -81,10 +82,12 @@ ANY: dict[str, tuple[str, ...]] = {
     ),
     "entropy_collapse": (
         "go on from before the collapse with a smaller learning rate",
-        "raise the upper clip to 0.28, or add an entropy bonus",
+        "raise the upper clip to 0.28",
+        "add an entropy bonus",
     ),
     "length_hack": (
-        "take length out of the reward, or charge for it",
+        "take length out of the reward",
+        "charge for length in the reward",
         "average the loss without dividing by each completion's length",
     ),
     "length_collapse": ("pay for brevity only where the answer is right, and less",),

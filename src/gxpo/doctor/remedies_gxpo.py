@@ -42,7 +42,8 @@ GXPO: dict[str, tuple[str, ...]] = {
     "all_wrong": (
         "start with easier tasks (tasks.options), or with a fine-tuned model (init_from)",
         "rollout.group_size=16, so that a rare right answer is seen",
-        "method=ngrpo learns from groups that are all wrong; method=ghpo shows part of the solution",
+        "method=ngrpo learns from groups that are all wrong",
+        "method=ghpo shows part of the solution",
     ),
     "all_right": (
         "harder tasks (tasks.options)",
@@ -69,7 +70,8 @@ GXPO: dict[str, tuple[str, ...]] = {
     ),
     "too_off_policy": (
         "update.epochs=1, update.minibatches=1",
-        "method=gspo, or a smaller optim.lr",
+        "optim.lr / 3",
+        "method=gspo",
     ),
     "lr_too_low": (
         "optim.lr x 10: 1e-6 is usual for billions of parameters, 1e-5 and more with learner.lora_rank",
@@ -90,10 +92,12 @@ GXPO: dict[str, tuple[str, ...]] = {
     ),
     "entropy_collapse": (
         "optim.lr / 3: gxpo train --from RUN/checkpoints/step-N from before the collapse",
-        "objective.clip_high=0.28, or objective.entropy.coef=0.001",
+        "objective.clip_high=0.28",
+        "objective.entropy.coef=0.001",
     ),
     "length_hack": (
-        "take length out of the reward, or charge for it: reward.add.length=length, reward.add.length.coef=0.2",
+        "take length out of the reward",
+        "charge for length: reward.add.length=length, reward.add.length.coef=0.2",
         "method=dr_grpo: no division by each completion's length",
     ),
     "length_collapse": (

@@ -86,7 +86,8 @@ TRL: dict[str, tuple[str, ...]] = {
     ),
     "too_off_policy": (
         "num_iterations=1, steps_per_generation=gradient_accumulation_steps",
-        "importance_sampling_level='sequence' (GSPO), or a smaller learning_rate",
+        "learning_rate / 3",
+        "importance_sampling_level='sequence' (GSPO)",
     ),
     "lr_too_low": (
         "learning_rate x 10: 1e-6 is usual for billions of parameters, 1e-5 and more with LoRA",
@@ -108,7 +109,8 @@ TRL: dict[str, tuple[str, ...]] = {
     ),
     "entropy_collapse": (
         "learning_rate / 3, from a checkpoint before the collapse",
-        "epsilon_high=0.28, or entropy_coef=0.001",
+        "epsilon_high=0.28",
+        "entropy_coef=0.001",
     ),
     "length_hack": (
         "remove the function of reward_funcs that pays for length, or lower its entry of reward_weights",

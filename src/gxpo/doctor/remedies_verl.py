@@ -110,11 +110,13 @@ VERL: dict[str, tuple[str, ...]] = {
     ),
     "entropy_collapse": (
         f"{ACTOR}.optim.lr / 3, from a checkpoint before the collapse",
-        f"{ACTOR}.clip_ratio_high=0.28, or {ACTOR}.entropy_coeff=0.001",
+        f"{ACTOR}.clip_ratio_high=0.28",
+        f"{ACTOR}.entropy_coeff=0.001",
         f"{ACTOR}.policy_loss.loss_mode=clip_cov leaves the tokens out that drive entropy down",
     ),
     "length_hack": (
-        "take length out of compute_score, or charge for it",
+        "take length out of compute_score",
+        "charge for length in compute_score",
         f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm algorithm.norm_adv_by_std_in_grpo=False (Dr. GRPO)",
     ),
     "length_collapse": ("pay for brevity in compute_score only where the answer is right, and less",),

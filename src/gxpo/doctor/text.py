@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gxpo.doctor.evidence import LIMITS
 from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
-from gxpo.doctor.remedies import UNTESTED
+from gxpo.doctor.remedies import MEASURED, UNTESTED
 from gxpo.doctor.sickness import SICKNESSES, STAGES
 
 SHOWN = 300  # characters of a prompt or completion
@@ -63,18 +64,23 @@ def _finding(finding: Finding, first: bool, depth: int, before: set[str]) -> lis
 
 
 def _remedies(finding: Finding) -> list[str]:
-    """Untested remedies under one heading for each sickness, what was computed by itself."""
-    lines, heading = [], ""
+    """Remedies under a heading for each sickness and for what is known of them: those that helped in measurements (the
+    limits are said once), the untested, those that did not help; what was computed by itself."""
+    lines, heading, limits = [], "", f": {LIMITS}"
     for line in finding.remedy:
-        if not line.endswith(UNTESTED):
+        m = MEASURED.search(line)
+        if m is None and not line.endswith(UNTESTED):
             lines.append(f"  {line}")
             continue
-        said = line.removesuffix(UNTESTED).rstrip()
+        said = line[: m.start()] if m else line.removesuffix(UNTESTED).rstrip()
         name = next((i for i in finding.ids if len(finding.ids) > 1 and said.startswith(f"{i}: ")), "")
-        new = f"  {f'if {name}, ' if name else ''}try {UNTESTED}:"
-        if new != heading:
-            lines.append(heading := new)
-        lines.append(f"    - {said.removeprefix(f'{name}: ')}")
+        kind = f"try {UNTESTED}" if m is None else "no clear gain" if m["but"] else "try"
+        if (new := f"  {f'if {name}, ' if name else ''}{kind}") != heading:
+            heading = new
+            lines.append(f"{new} ({m['where']}{limits}):" if m else f"{new}:")
+            limits = "" if m else limits
+        figures = f": {f'{but}, ' if (but := m['but']) else ''}{m['figures']}" if m else ""
+        lines.append(f"    - {said.removeprefix(f'{name}: ')}{figures}")
     return lines
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gxpo.definition import EVIDENCE
+from gxpo.doctor import evidence
+from gxpo.doctor.evidence import Measured
 from gxpo.errors import ConfigError, did_you_mean
 from gxpo.explain.catalogue import FREE
-from gxpo.explain.symptoms import SYMPTOMS
+from gxpo.explain.symptoms import SICKNESSES, SYMPTOMS, Advice
 from gxpo.methods import METHODS
 
+PLACE = ("helped", "", "mixed", "undecided", "harmed")  # "": not measured
 CERTAIN, CLOSE = 75, 3  # of 100: the score from which a name is taken for a symptom, and what tells two apart
 
 
@@ -36,22 +40,36 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().replace("-", " ").replace("_", " ").split())
 
 
-def recommendations(symptom: str) -> list[dict[str, Any]]:
-    """Recommendations of `gxpo methods --for` for a symptom: the strongest evidence first, reconstructions last.
+def recommendations(symptom: str, found: Sequence[Measured] | None = None) -> list[dict[str, Any]]:
+    """Recommendations of `gxpo methods --for` for a symptom.
 
-    A composition has the evidence of its weakest method, and the costs of all.
+    What helped in our measurements comes first, the largest difference before the others; then what was not measured,
+    the strongest evidence of its reading first and reconstructions last; then what did not help here. A composition has
+    the evidence of its weakest method, and the costs of all.
+
+    found   measurements; None: those that gxpo comes with
     """
-    rows = []
+    known = evidence.read() if found is None else found
+    placed = []
     for advice in SYMPTOMS[symptom].advice:
         definitions = [METHODS[name] for name in advice.method.split("+")]
         costs = list(dict.fromkeys(d.cost for d in definitions))
-        rows.append(
-            {
-                "method": advice.method,
-                "evidence": max((d.evidence for d in definitions), key=EVIDENCE.index),
-                "cost": "; ".join([c for c in costs if c != FREE] or [FREE]),
-                "why": advice.why,
-                "line": advice.line,
-            }
-        )
-    return sorted(rows, key=lambda row: EVIDENCE.index(row["evidence"]))
+        tier = max((d.evidence for d in definitions), key=EVIDENCE.index)
+        m = measured(symptom, advice, known)
+        row = {
+            "method": advice.method,
+            "evidence": tier,
+            "cost": "; ".join([c for c in costs if c != FREE] or [FREE]),
+            "why": advice.why,
+            "line": advice.line,
+            "measured": None if m is None else {"verdict": m.verdict, "said": m.said},
+        }
+        place = PLACE.index(m.verdict if m else "")
+        placed.append(((place, -m.difference if m else 0.0, EVIDENCE.index(tier)), row))
+    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
+
+
+def measured(symptom: str, advice: Advice, found: Sequence[Measured]) -> Measured | None:
+    """What was measured of the advice's keys for the symptom; None where nothing was."""
+    keys = {"method": advice.method, **{k: v for k, _, v in (s.partition("=") for s in advice.sets)}}
+    return evidence.of_keys(SICKNESSES.get(symptom, ()), keys, found)

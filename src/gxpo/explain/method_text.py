@@ -9,6 +9,7 @@ from typing import Any
 from gxpo.compat import COMPAT
 from gxpo.compose import method
 from gxpo.definition import EVIDENCE
+from gxpo.doctor.evidence import IN_WORDS, LIMITS
 from gxpo.explain.catalogue import EXPLAINED, entry, free, tiers
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
@@ -139,7 +140,9 @@ def advised(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
         lines += [
             f"{row['method']:<{MARGIN - 1}} {row['why']}",
             _field("", f"evidence: {row['evidence']}; cost: {row['cost']}"),
+            *([_field("", f"measured, {IN_WORDS[m['verdict']]}: {m['said']}")] if (m := row["measured"]) else []),
             f"{'':<{MARGIN}}{row['line']}",
         ]
     lines += [] if rows else ["no recommendation meets these conditions"]
-    return "\n".join([*lines, "", "more of one: gxpo methods NAME"])
+    limits = [f"measured: {LIMITS}"] if any(row["measured"] for row in rows) else []
+    return "\n".join([*lines, "", *limits, "more of one: gxpo methods NAME"])

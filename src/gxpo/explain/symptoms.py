@@ -346,3 +346,14 @@ SYMPTOMS: dict[str, Symptom] = {
         ),
     ),
 }
+
+SICKNESSES: dict[str, tuple[str, ...]] = {  # symptom -> ids of the doctor's, for which remedies were measured
+    "all-wrong groups": ("all_wrong",),
+    "all-right groups": ("all_right",),
+    "entropy collapse": ("entropy_collapse",),
+    "length growth": ("length_hack",),
+    "noisy rewards": ("reward_noise",),
+    "stale data": ("too_off_policy", "stale_sampler"),
+    "sampler mismatch": ("sampler_mismatch",),
+    "unstable updates": ("lr_too_high",),
+}

@@ -1,0 +1,169 @@
+"""What was measured of remedies (`scripts/remedy_study.py`), and which printed line is which measured change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+PATH = Path(__file__).with_name("evidence.json")
+ALPHA = 0.05
+Verdict = Literal["helped", "mixed", "undecided", "harmed"]
+IN_WORDS = {"helped": "helped", "mixed": "mixed", "undecided": "no clear change", "harmed": "did harm"}
+LIMITS = "held-out accuracy against the untreated run, small tasks, a 1-million-parameter model: docs/remedies.md"
+
+# (sickness, arm of studies/remedies.yaml) -> texts one of which stands in the line of a trainer that says the same
+SAME: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("all_wrong", "ngrpo"): ("method=ngrpo", "method='ngrpo'", "gxpo/ngrpo"),
+    ("all_wrong", "group of 16"): ("rollout.group_size=16", "num_generations=16", "rollout.n=16"),
+    ("all_wrong", "ghpo"): ("method=ghpo",),
+    ("all_wrong", "ar3po"): ("method=ar3po",),
+    ("all_wrong", "gcpo_gold"): ("method=gcpo_gold",),
+    ("all_wrong", "lens"): ("method=lens",),
+    ("all_right", "dapo"): ("method=dapo",),
+    ("all_right", "dynamic_sampling"): ("rollout=dynamic_sampling", "algorithm.filter_groups.enable=True"),
+    ("all_right", "unlikeliness"): ("method=unlikeliness",),
+    ("all_right", "gpg"): ("method=gpg",),
+    ("reward_noise", "votes of 5"): ("average several verdicts",),
+    ("reward_noise", "s_grpo"): ("method=s_grpo",),
+    ("reward_noise", "dr_grpo"): ("method=dr_grpo",),
+    ("reward_noise", "rloo"): ("method=rloo",),
+    ("reward_noise", "reinforce_pp_baseline"): ("method=reinforce_pp_baseline",),
+    ("length_hack", "not paid"): ("take length out of", "remove the function of reward_funcs that pays for length"),
+    ("length_hack", "charged"): ("reward.add.length.coef=0.2",),
+    ("length_hack", "dr_grpo"): ("method=dr_grpo", "loss_type='dr_grpo'", "(Dr. GRPO)"),
+    ("length_hack", "opo"): ("method=opo",),
+    **{
+        (name, label): texts
+        for name in ("entropy_collapse", "lr_too_high")
+        for label, texts in {
+            "a third of the rate": ("optim.lr / 3", "learning_rate / 3"),
+            "clip-higher": ("clip_high=0.28", "epsilon_high=0.28", "clip_ratio_high=0.28", "upper clip to 0.28"),
+            "entropy bonus": ("objective.entropy.coef=0.001", "entropy_coef=0.001", "entropy_coeff=0.001"),
+            "clip_cov": ("method=clip_cov", "loss_mode=clip_cov"),
+        }.items()
+    },
+    ("too_off_policy", "one update a batch"): ("update.epochs=1", "num_iterations=1"),
+    ("too_off_policy", "a third of the rate"): ("optim.lr / 3", "learning_rate / 3"),
+    ("too_off_policy", "gspo"): ("method=gspo",),  # elsewhere its clip is another
+    ("too_off_policy", "cispo"): ("method=cispo",),
+    ("stale_sampler", "weights in time"): ("sampling.engine=torch",),
+    ("stale_sampler", "tis"): ("method=grpo+tis",),
+    ("stale_sampler", "decoupled_ppo"): ("method=decoupled_ppo",),
+    ("stale_sampler", "over behaviour"): ("objective.ratio_over=behaviour",),
+    ("sampler_mismatch", "one temperature"): ("one temperature on both sides",),
+    ("sampler_mismatch", "tis"): ("method=grpo+tis", "'token_truncate'", "rollout_is=token"),
+    ("sampler_mismatch", "gspo+tis"): ("method=gspo+tis",),
+    ("sampler_mismatch", "hispo"): ("method=hispo",),
+}
+
+
+@dataclass(frozen=True)
+class OfTask:
+    """Difference from the untreated runs on one task, with its 95% interval; `seeds` pairs."""
+
+    setting: str
+    difference: float
+    low: float
+    high: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A remedy of one sickness, against the untreated runs.
+
+    keys              what the arm sets
+    difference, low, high   of held-out accuracy at the end: mean over the tasks, with its 95% interval
+    p                 two-sided, by Holm's method over the remedies of the sickness
+    seeds             pairs on the task that has the fewest
+    collapsed, collapsed_untreated   of `runs`
+    commit            of the code that ran
+    """
+
+    sickness: str
+    label: str
+    remedy: str
+    keys: Mapping[str, Any]
+    difference: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+    tasks: tuple[OfTask, ...]
+    collapsed: int
+    collapsed_untreated: int
+    runs: int
+    commit: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """`helped` and `harmed` take an interval on one side of 0, p < 0.05, and no task that says the opposite."""
+        above, below = any(t.low > 0 for t in self.tasks), any(t.high < 0 for t in self.tasks)
+        if above and below:
+            return "mixed"
+        if self.low > 0 and self.p < ALPHA and not below:
+            return "helped"
+        if self.high < 0 and self.p < ALPHA and not above:
+            return "harmed"
+        return "undecided"
+
+    @property
+    def said(self) -> str:
+        """The figures in a few words.
+
+        >>> task = OfTask("sums", 0.12, 0.05, 0.19, 20)
+        >>> Measured("all_wrong", "x", "x", {}, 0.12, 0.05, 0.19, 0.01, 20, (task,), 0, 0, 20, "").said
+        '+.12 (95 % +.05 to +.19), 1 task, 20 seeds'
+        """
+        seeds = f"{self.seeds} seeds"
+        if self.verdict == "mixed":
+            return f"{', '.join(f'{signed(t.difference)} on {t.setting}' for t in self.tasks)}, {seeds}"
+        tasks = f"{len(self.tasks)} task{'s' if len(self.tasks) > 1 else ''}"
+        return f"{signed(self.difference)} (95 % {signed(self.low)} to {signed(self.high)}), {tasks}, {seeds}"
+
+
+def signed(value: float) -> str:
+    """Two decimals, without the zero before the point.
+
+    >>> signed(0.123), signed(-0.05), signed(0.001), signed(1.0)
+    ('+.12', '-.05', '.00', '+1.00')
+    """
+    said = f"{value:+.2f}"
+    return said.replace("+", "").replace("-", "")[1:] if float(said) == 0 else said.replace("0.", ".", 1)
+
+
+def dumped(found: Sequence[Measured]) -> str:
+    """The file's text."""
+    return json.dumps([asdict(m) for m in found], indent=1) + "\n"
+
+
+@cache
+def read(path: Path = PATH) -> tuple[Measured, ...]:
+    """What the file holds; nothing where there is none."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return tuple(Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
+
+
+def of_line(sickness: str, line: str, found: Sequence[Measured]) -> Measured | None:
+    """What was measured of the change that a printed line asks for; None where nothing was.
+
+    A line that names several changes ("a, or b") is matched by the first of `SAME` that stands in it.
+    """
+    for m in found:
+        if m.sickness == sickness and any(text in line for text in SAME.get((sickness, m.label), ())):
+            return m
+    return None
+
+
+def of_keys(sicknesses: Sequence[str], keys: Mapping[str, Any], found: Sequence[Measured]) -> Measured | None:
+    """What was measured of these keys for any of the sicknesses; `tis` is `grpo+tis`."""
+
+    def plain(given: Mapping[str, Any]) -> dict[str, str]:
+        said = {k: str(v).lower() for k, v in given.items()}
+        return {**said, "method": said.get("method", "grpo").removeprefix("grpo+")}
+
+    return next((m for m in found if m.sickness in sicknesses and plain(m.keys) == plain(keys)), None)
