@@ -25,7 +25,7 @@ from gxpo.compare.store import digest, read_store, result_of
 from gxpo.compare.wording import number
 from gxpo.errors import ConfigError
 from predictors import correlations
-from study import HERE, STORE, keys_of, read_list, run, sides
+from study import HERE, STORE, keys_of, read_list, run, sides, wanted
 
 LIST = HERE / "studies" / "claims.yaml"
 OTHERS = (HERE / "studies" / "remedies.yaml",)  # lists whose differences the predictors are held against, too
@@ -129,7 +129,13 @@ def spent_until(row: Mapping[str, Any], level: float, unit: str) -> tuple[float,
 
 def usable(rows: Rows) -> dict[int, Mapping[str, Any]]:
     """The runs that went on to their budget."""
-    return {seed: row for seed, row in rows.items() if not row.get("trouble") and row["evaluations"]}
+    return {
+        seed: row
+        for seed, row in rows.items()
+        if not row.get("trouble")
+        and row["evaluations"]
+        and all(e.get("eval_accuracy") is not None for e in row["evaluations"])
+    }
 
 
 # ---------------------------------------------------------------- differences and verdicts
@@ -312,12 +318,13 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
     verdicts = [findings(listed, e, e["predicts"], store)[0].verdict for e in listed["experiments"]]
     verdicts += [CANNOT for _ in listed.get("untested", ())]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT))
-    made = runs_made(listed, store)
+    made, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
     commits = sorted(set(made.values()))
     first = (
         "prints the table below from the runs in `studies/runs.jsonl`; `--run` makes what is missing. Of "
         f"{len(verdicts)} claims: {counts}. The list (`studies/claims.yaml`: claim, arms, measure, prediction, rule of "
-        f"the verdict) was committed as {committed(LIST)}, before any of its {len(made)} runs"
+        f"the verdict) was committed as {committed(LIST)}, before any of its runs, of which {len(made)} of "
+        f"{planned} are there"
     )
     return "\n".join(
         [

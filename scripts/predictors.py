@@ -26,8 +26,16 @@ from study import HERE, STORE, keys_of, read_list, sides
 
 KNOWN = HERE / "studies" / "predictors.json"
 LISTS = tuple(HERE / "studies" / f"{name}.yaml" for name in ("claims", "remedies"))
-TASKS = 64  # that the signal is measured on
-NOT_ITS_OWN = ("eval.", "trainer.", "doctor.", "optim.", "update.")  # keys on which the first gradient does not depend
+TASKS = 256  # that the signal is measured on
+BATCH = 10_000  # generated tokens of the batches whose agreement is foretold
+NOT_ITS_OWN = (
+    "eval.",
+    "trainer.",
+    "doctor.",
+    "optim.",
+    "update.",
+    "tasks.per_step",
+)  # keys on which the first gradient does not depend
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None
         name = digest(keys)
         if name in known["signal"] or time.monotonic() > until:
             continue
-        own = {k: v for k, v in keys.items() if k not in ("model", "task", "method", "tasks.per_step")}
+        own = {k: v for k, v in keys.items() if k not in ("model", "task", "method")}
         size = own.pop("rollout.group_size", 8)
         row: dict[str, Any] = {"task": keys["task"], "method": keys["method"], "group_size": size}
         try:
@@ -110,12 +118,18 @@ def read_known() -> dict[str, Any]:
 
 
 def by_signal(pair: Pair, known: Mapping[str, Any]) -> float:
-    """Logarithm of the arm's signal per generated token over its base's; nan where one has none above 0."""
+    """Expected cosine of the gradients of two batches of `BATCH` generated tokens each, arm less base; nan where one
+    was not measured, or neither signal is twice its error.
+
+    agreement = n S / (1 + n S), n = BATCH / tokens a task, S the signal of a task, at least 0
+    """
+    from gxpo.trainer.gradient_signal import agreement_of
+
     rows = [known["signal"].get(digest(first_gradient(k)), {}) for k in (pair.arm, pair.base)]
-    if any(not r.get("signal", 0) > 0 for r in rows):
+    if any("signal" not in r for r in rows) or not any(r["signal"] > 2 * r["error"] for r in rows):
         return math.nan
-    arm, base = (r["signal"] / r["tokens_per_task"] for r in rows)
-    return math.log(arm / base)
+    arm, base = (agreement_of(r["signal"], BATCH / r["tokens_per_task"]) for r in rows)
+    return arm - base
 
 
 def by_fidelity(pair: Pair, known: Mapping[str, Any]) -> float:
@@ -154,7 +168,7 @@ def correlations(lists: Sequence[Mapping[str, Any]], store: Mapping[tuple[str, i
     """A sentence for each predictor."""
     known, pairs, out = read_known(), pairs_of(lists), []
     for name, predictor in (
-        ("`gxpo signal`: gradient signal per generated token over the base's", by_signal),
+        ("`gxpo signal`: expected agreement of two batches of 10,000 tokens, less the base's", by_signal),
         (
             "`gxpo bench fidelity`: rank of credit against the true advantage of a turn, less grpo's",
             by_fidelity,

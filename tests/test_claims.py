@@ -207,12 +207,15 @@ def test_rank_correlation_and_what_foretells():
     names = [study.digest(predictors.first_gradient(k)) for k in (pair.base, pair.arm)]
     known = {
         "signal": {
-            names[0]: {"signal": 0.1, "tokens_per_task": 100},
-            names[1]: {"signal": 0.4, "tokens_per_task": 200},
+            names[0]: {"signal": 0.01, "error": 0.001, "tokens_per_task": 100},
+            names[1]: {"signal": 0.06, "error": 0.1, "tokens_per_task": 200},
         },
         "fidelity": {"t/grpo": 0.3, "t/gigpo": 0.5},
     }
-    assert predictors.by_signal(pair, known) == pytest.approx(math.log(2))
+    # 10,000 tokens are 100 tasks of the base, 100 * .01 = 1: cosine 1/2; 50 of the arm, 50 * .06 = 3: 3/4
+    assert predictors.by_signal(pair, known) == pytest.approx(0.25)
+    known["signal"][names[0]]["error"] = 0.01  # neither is told from 0
+    assert math.isnan(predictors.by_signal(pair, known))
     assert predictors.by_fidelity(pair, known) == pytest.approx(0.2)
     other = predictors.Pair(pair.base, {**pair.arm, "credit.scale": "none"}, 3)
     assert math.isnan(predictors.by_fidelity(other, known))
