@@ -189,6 +189,14 @@ def test_what_helped_comes_first_and_what_harmed_is_not_advised():
     assert not any("ngrpo" in line for line in lines)
 
 
+def test_what_helped_and_has_no_line_gets_one_in_gxpos_keys():
+    found = [remedy("gcpo_gold", GOOD), remedy("lens", (0.02, -0.05, 0.09))]
+    lines = remedies(["all_wrong"], Case(RunLog("gxpo")), found)
+    assert lines[0] == "method=gcpo_gold [measured: +.10 (95 % +.05 to +.15), 1 task, 20 seeds]"
+    assert len(lines) == len(REMEDIES["gxpo"]["all_wrong"]) + 1
+    assert not any("measured" in line for line in remedies(["all_wrong"], Case(RunLog("trl")), found))
+
+
 def test_other_trainers_are_told_where_it_was_measured_and_only_of_the_same_change():
     gspo = dataclasses.replace(remedy("gspo", GOOD), sickness="too_off_policy")
     assert not any("measured" in line for line in remedies(["too_off_policy"], Case(RunLog("trl")), [gspo]))

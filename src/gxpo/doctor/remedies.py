@@ -42,12 +42,16 @@ def remedies(ids: Sequence[str], case: Case, found: Sequence[Measured] | None = 
 
 
 def ranked(name: str, source: str, found: Sequence[Measured]) -> list[str]:
-    """One sickness's lines, marked."""
+    """One sickness's lines, marked; in gxpo's keys also what helped and has no line."""
     where = "measured" if source == "gxpo" else "measured in gxpo"
     marked: list[tuple[tuple[int, float], str]] = []
     harmed: list[str] = []
-    for line in lines_for(name, source):
-        m = evidence.of_line(name, line, found)
+    lines = lines_for(name, source)
+    told = [evidence.of_line(name, line, found) for line in lines]
+    more = [m for m in found if m.sickness == name and m.verdict == "helped" and m not in told]
+    if source == "gxpo":
+        lines, told = (*lines, *(m.remedy for m in more)), [*told, *more]
+    for line, m in zip(lines, told, strict=True):
         if m is None:
             marked.append(((ORDER.index("untested"), 0.0), f"{line} {UNTESTED}"))
             continue
