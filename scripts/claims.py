@@ -75,6 +75,7 @@ class Finding:
     base, arm     means of the measure over the paired seeds, nan where the measure is not one of runs
     reached       runs of base and arm that reached the target, where there is one
     failed        runs that ended in an error
+    waits         whether runs are missing without which there is no verdict
     """
 
     label: str
@@ -87,6 +88,11 @@ class Finding:
     reached: tuple[int, int] | None = None
     failed: int = 0
     why: str = ""
+    waits: bool = False
+
+    @property
+    def shown(self) -> str:
+        return "not run yet" if self.waits else self.verdict
 
 
 # ---------------------------------------------------------------- measures of a run
@@ -145,11 +151,11 @@ def compare(prediction: Prediction, base: Rows, arm: Rows, label: str = "arm", a
     base, arm = usable(base), usable(arm)
     seeds = sorted(set(base) & set(arm))
 
-    def nothing(why: str) -> Finding:
-        return Finding(label, against, prediction, None, math.nan, math.nan, CANNOT, None, failed, why)
+    def nothing(why: str, waits: bool = False) -> Finding:
+        return Finding(label, against, prediction, None, math.nan, math.nan, CANNOT, None, failed, why, waits)
 
     if len(seeds) < FEWEST_SEEDS:
-        return nothing(f"{len(seeds)} paired seeds")
+        return nothing(f"paired seeds: {len(seeds)}", waits=not failed)
     of_base, of_arm = [base[s] for s in seeds], [arm[s] for s in seeds]
     if (unit := prediction.unit) is not None:
         start = statistics.fmean(r["evaluations"][0]["eval_accuracy"] for r in of_base)
@@ -236,13 +242,15 @@ def varied_of(experiment: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping
     return varied, varied.get("predicts") or experiment["predicts"]
 
 
-def moved(main: Verdict, varied: Verdict) -> str:
+def moved(main: Finding, varied: Finding) -> str:
     """What the varied condition did to the claim."""
-    if CANNOT in (main, varied):
-        return "can't be told" if varied == CANNOT else f"{varied} there"
-    if main == varied:
-        return "there, too" if main == HELD else "nor there"
-    return "appears" if varied == HELD else "vanishes"
+    if main.waits or varied.waits:
+        return ""
+    if CANNOT in (main.verdict, varied.verdict):
+        return "can't be told" if varied.verdict == CANNOT else f"{varied.verdict.removesuffix(' here')} there"
+    if main.verdict == varied.verdict:
+        return "there, too" if main.verdict == HELD else "nor there"
+    return "appears" if varied.verdict == HELD else "vanishes"
 
 
 # ---------------------------------------------------------------- the page
@@ -283,8 +291,8 @@ def table(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
         varied, predicts = varied_of(e)
         there = findings(listed, varied, predicts, store)[0]
         lines.append(
-            f"| `{e['id']}` | {predicted(main[0].prediction)} | {said(main[0])} | **{main[0].verdict}** | "
-            f"{varied['condition']} | {said(there)} | {moved(main[0].verdict, there.verdict)} |"
+            f"| `{e['id']}` | {predicted(main[0].prediction)} | {said(main[0])} | **{main[0].shown}** | "
+            f"{varied['condition']} | {said(there)} | {moved(main[0], there)} |"
         )
     return lines
 
@@ -297,7 +305,7 @@ def notes(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
         more = [f"{f.label}: {said(f)}" for f in main[1:]]
         if "also" in e:
             first = findings(listed, {**e, "arms": e["arms"][:1]}, e["also"], store)[0]
-            more.append(f"also claimed, {predicted(first.prediction)}: {said(first)}, {first.verdict}")
+            more.append(f"also claimed, {predicted(first.prediction)}: {said(first)}, {first.shown}")
         failed = max(f.failed for f in main)
         more += [f"{failed} runs failed"] if failed else []
         more += [f"known before: {e['known']}"] if "known" in e else []
@@ -315,9 +323,9 @@ def notes(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
 
 def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: Mapping[Any, Any]) -> str:
     """docs/claims.md."""
-    verdicts = [findings(listed, e, e["predicts"], store)[0].verdict for e in listed["experiments"]]
+    verdicts: list[str] = [findings(listed, e, e["predicts"], store)[0].shown for e in listed["experiments"]]
     verdicts += [CANNOT for _ in listed.get("untested", ())]
-    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT))
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT, "not run yet") if v in verdicts)
     made, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
     commits = sorted(set(made.values()))
     first = (

@@ -91,7 +91,7 @@ def test_too_few_pairs_and_failed_runs_are_told():
     arm[2] = row(2, [0.2, 0.9], trouble="RuntimeError: x")
     found = claims.compare(MORE, base, arm)
     assert (found.verdict, found.estimate, found.failed) == (CANNOT, None, 1)
-    assert "2 paired seeds" in found.why
+    assert (found.why, found.waits) == ("paired seeds: 2", False)
 
 
 def test_what_is_spent_until_a_target():
@@ -149,11 +149,24 @@ def test_gain_is_of_the_arm_itself():
 
 @pytest.mark.parametrize(
     ("main", "varied", "said"),
-    [(HELD, HELD, "there, too"), (HELD, NOT_SEEN, "vanishes"), (NOT_SEEN, HELD, "appears"),
-     (NOT_SEEN, NOT_SEEN, "nor there"), (HELD, CANNOT, "can't be told"), (CANNOT, HELD, "held here there")],
-)  # fmt: skip
+    [
+        (HELD, HELD, "there, too"),
+        (HELD, NOT_SEEN, "vanishes"),
+        (NOT_SEEN, HELD, "appears"),
+        (NOT_SEEN, NOT_SEEN, "nor there"),
+        (HELD, CANNOT, "can't be told"),
+        (CANNOT, HELD, "held there"),
+    ],
+)
 def test_what_the_varied_condition_did(main, varied, said):
-    assert claims.moved(main, varied) == said
+    found = [claims.Finding("arm", "base", MORE, None, 0.0, 0.0, v) for v in (main, varied)]
+    assert claims.moved(*found) == said
+
+
+def test_what_has_not_run_has_no_verdict_yet():
+    found = claims.compare(MORE, side([0.3, 0.5]), side([0.4, 0.6]))
+    assert (found.shown, found.why) == ("not run yet", "paired seeds: 2")
+    assert claims.moved(found, found) == ""
 
 
 LIST = study.read_list(claims.LIST)
@@ -188,8 +201,8 @@ def test_page_and_table_of_runs_made_by_hand():
         "| `gigpo` | more eval_accuracy, +.090 by the paper | .310 - .210: +.100 (+.075 to +.125) | **held here** |"
         in text
     )
-    assert "1 held here, 0 not seen here, 0 can't be tested here" in text
-    assert "can't be told" in text  # nothing ran of the varied condition
+    assert "Of 1 claims: 1 held here." in text
+    assert "| paired seeds: 0 |  |" in text  # nothing ran of the varied condition
     assert text.startswith("# Headline claims") and "```bash\npython scripts/claims.py\n```" in text
     assert "refuted" not in text
     assert len(claims.page(LIST, [LIST], {}).splitlines()) <= 150
