@@ -65,7 +65,7 @@ def compare(
     from gxpo.compare import session
 
     said = f"gxpo {shlex.join(sys.argv[1:])}"
-    notify = lambda line: typer.echo(line, err=True)  # noqa: E731
+    notify = lambda line: typer.echo(line, err=not plan)  # noqa: E731
     given = arms or []
     if suite == "list":
         say(session.suites_listed())

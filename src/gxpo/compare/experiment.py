@@ -230,10 +230,16 @@ def watched(runner: Runner, jobs: Sequence[Job], notify: Notify, measure: str) -
             there = sum(j.done for j in jobs)
             end = _end(job, measure)
             said = trouble or (f"{measure.removeprefix('eval_')} {end:.3f}" if end is not None else "no evaluation")
-            notify(f"  {there}/{len(jobs)}  {job.path.parent.name} {job.path.name}: {said}")
+            notify(f"  {there}/{len(jobs)}  {name_of(job)}: {said}")
         elif trouble.startswith(STOPPED):
-            notify(f"  {job.path.parent.name} {job.path.name}: {trouble}")
+            notify(f"  {name_of(job)}: {trouble}")
         yield job
+
+
+def name_of(job: Job) -> str:
+    """`ARM seed-N`, of a tuning run `ARM KEY=VALUE seed-N`."""
+    folders = job.path.parts
+    return " ".join(folders[folders.index("tuning") + 1 :] if "tuning" in folders else folders[-2:])
 
 
 def collect(plan: Plan) -> list[RunResult]:
