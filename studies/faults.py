@@ -110,5 +110,6 @@ def stale(engine: TorchEngine, step: int, lag: int) -> TorchEngine:
     at, own = STALE.get(engine, (-1, None))
     if own is None or at != first:
         own = TorchEngine(copy.deepcopy(engine.model), engine.tokenizer, device=engine.device)
+        own.policy_version = engine.policy_version
         STALE[engine] = first, own
     return own
