@@ -27,7 +27,7 @@ from gxpo.doctor.text import text  # noqa: E402
 from gxpo.explain import method_text  # noqa: E402
 from gxpo.explain.advice import recommendations  # noqa: E402
 
-LIST = study.read_list(ROOT / "studies" / "remedies.yaml")
+LIST = remedy_study.read_lists()
 ARMS = {(n, a["label"]) for e in LIST["experiments"] for n in remedy_study.names(e) for a in e["arms"]}
 
 
@@ -55,8 +55,7 @@ def test_every_sickness_has_two_tasks_and_three_remedies_and_one_task_is_never_r
         for name in remedy_study.names(e):
             by_name.setdefault(name, set()).add(e["setting"])
         assert len(e["arms"]) >= 3 and e["base"]["keys"] == {"method": "grpo"} and e["seeds"] == 5
-    assert by_name.pop("stale_sampler") == {"sums_stale"}  # beside too_off_policy, which has two
-    assert all(len(settings) == 2 for settings in by_name.values())
+    assert all(len(settings) >= 2 for settings in by_name.values())
     assert {"all_wrong", "all_right", "reward_noise", "length_hack", "entropy_collapse", "too_off_policy"} < set(
         by_name
     )
@@ -179,7 +178,7 @@ def test_each_text_of_a_measured_change_stands_in_a_line_or_is_a_method():
     assert set(evidence.SAME) == ARMS
     for texts in evidence.SAME.values():
         for one in texts:
-            assert any(one in line for line in said) or one.startswith(("method=", "rollout=", "objective.ratio_over"))
+            assert any(one in line for line in said) or one.startswith(("method=", "rollout", "objective."))
 
 
 def test_what_helped_comes_first_and_what_harmed_is_not_advised():

@@ -46,6 +46,8 @@ SAME: Mapping[tuple[str, str], tuple[str, ...]] = {
             "clip_cov": ("method=clip_cov", "loss_mode=clip_cov"),
         }.items()
     },
+    ("entropy_collapse", "larger entropy bonus"): ("objective.entropy.coef=0.03",),
+    ("entropy_collapse", "group of 16"): ("rollout.group_size=16", "num_generations=16"),
     ("too_off_policy", "one update a batch"): ("update.epochs=1", "num_iterations=1"),
     ("too_off_policy", "a third of the rate"): ("optim.lr / 3", "learning_rate / 3"),
     ("too_off_policy", "gspo"): ("method=gspo",),  # elsewhere its clip is another
