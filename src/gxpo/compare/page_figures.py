@@ -31,7 +31,8 @@ def row_of(label: str, found: Difference, estimate: Estimate, digits: int, *, co
 def differences(c: Comparison) -> Html:
     """Forest plots of the difference at the end and over the whole budget."""
     found = {d.arm: d for d in c.differences}
-    shown = [(a, found[a.arm.label]) for a in ordered(c) if a.arm.label in found]
+    every = [(a, found[a.arm.label]) for a in ordered(c) if a.arm.label in found]
+    shown = [(a, d) for a, d in every if a.arm.kind != "control"] or every  # a control's distance would set the scale
     if not shown:
         return paragraph("There is no arm beside the base.")
     against, digits = shown[0][1].against, places(c)
