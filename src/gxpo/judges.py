@@ -37,6 +37,21 @@ class Judge(Protocol):
     def ask(self, messages: Messages) -> str: ...
 
 
+class Meter:
+    """Tokens that the judges of this process have generated; of a server that does not say how many, none."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._turn = threading.Lock()
+
+    def add(self, tokens: int) -> None:
+        with self._turn:
+            self.tokens += tokens
+
+
+meter = Meter()
+
+
 def ask_all(judge: Judge, questions: Sequence[Messages], workers: int) -> list[str | Failure]:
     """Ask all questions, `workers` at a time; the answer to each, or its JudgeFailure. Equal questions are asked
     separately."""
@@ -108,9 +123,11 @@ class Server:
         body = {"model": self.model, "messages": [dict(m) for m in messages],
                 "temperature": self.temperature, "max_tokens": self.max_tokens}  # fmt: skip
         try:
-            choice = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY).choices[0]
+            reply = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY)
         except Unanswered as error:
             raise JudgeFailure(error.kind, str(error)) from error
+        choice = reply.choices[0]
+        meter.add(reply.usage.completion_tokens if reply.usage is not None else 0)
         if choice.finish_reason == "length":
             raise JudgeFailure("nonsense", _cut_off(self.url, self.max_tokens, "max_tokens"))
         return choice.message.content or ""
@@ -160,6 +177,7 @@ class LocalJudge:
         except Exception as error:
             raise JudgeFailure("raised", described(error)) from error
         said = out[0, ids.shape[1] :]
+        meter.add(len(said))
         end = self.model.generation_config.eos_token_id
         if len(said) == self.max_new_tokens and int(said[-1]) not in (end if isinstance(end, list) else [end]):
             raise JudgeFailure("nonsense", _cut_off("the judge", self.max_new_tokens, "max_new_tokens"))

@@ -43,10 +43,17 @@ class ChatChoice(BaseModel):
     finish_reason: str | None = None
 
 
+class ChatUsage(BaseModel):
+    """Tokens of the request."""
+
+    completion_tokens: int = Field(default=0, ge=0)
+
+
 class ChatCompletion(BaseModel):
     """Response of /chat/completions, as far as it is read."""
 
     choices: list[ChatChoice] = Field(min_length=1)
+    usage: ChatUsage | None = None
 
 
 class Unanswered(Exception):

@@ -20,6 +20,7 @@ from tests.rewards.scored_tasks import Source
 
 from gxpo.errors import ConfigError
 from gxpo.forest import Forest
+from gxpo.judges import meter
 from gxpo.models.cache import cache_directory
 from gxpo.models.load import load
 from gxpo.models.tokenizer import character_tokenizer
@@ -227,6 +228,15 @@ def test_a_server_is_asked_as_openais_is(monkeypatch):
     assert seen[1]["key"] is seen[2]["key"] is None and "is for OpenAI" not in repr(Server(url, "m"))
 
 
+def test_tokens_of_judges_are_counted_as_far_as_the_server_tells():
+    told = b'{"choices": [{"message": {"content": "Score: 4"}}], "usage": {"completion_tokens": 7}}'
+    before = meter.tokens
+    with serving((200, told), (200, "Score: 4")) as (url, _):
+        judge = Server(url, "m")
+        assert [judge.ask(ASKED), judge.ask(ASKED)] == ["Score: 4"] * 2
+    assert meter.tokens - before == 7  # the second answer came without a number
+
+
 def test_a_busy_server_is_asked_again_but_not_for_ever():
     with serving((503, b"busy"), (429, b"slow down", ("Retry-After", "0")), (200, "ok")) as (url, seen):
         assert Server(url, "m", retries=2, backoff=0.01).ask(ASKED) == "ok" and len(seen) == 3
@@ -356,7 +366,9 @@ def test_the_tiny_model_judges_greedily_and_what_it_babbles_is_unscored():
     with pytest.raises(JudgeFailure, match="cut off after 4 tokens: raise max_new_tokens"):
         judge.ask(ASKED)
     cold.model.generation_config.eos_token_id = first
+    before = meter.tokens
     assert judge.ask(ASKED) == cold.tokenizer.decode([first], skip_special_tokens=True)
+    assert meter.tokens - before == 1
     with pytest.raises(JudgeFailure, match="leaves no room"):
         judge.ask([{"role": "user", "content": "x" * 3000}])
 

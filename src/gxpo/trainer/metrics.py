@@ -74,6 +74,9 @@ NAMES: dict[str, Metric] = {
     ),
     "discarded_rollouts": Metric("rollouts sampled and then filtered out", "rollouts", "the run so far"),
     "generated_tokens": Metric("tokens sampled for training, discarded rollouts included", "tokens", "the run so far"),
+    "judge_tokens": Metric(
+        "tokens that judges generated in training, as far as their server tells", "tokens", "the run so far"
+    ),
     "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts made in the step"),
     "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts made in the step"),
     "untagged_turns": Metric(

@@ -18,6 +18,7 @@ from torch import Tensor
 from gxpo import former, grouped, runtime
 from gxpo.config import Resolved
 from gxpo.forest import Forest
+from gxpo.judges import meter
 from gxpo.pipeline import Method, silent_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
@@ -140,6 +141,7 @@ class Stages:
         self.tally.add(figures)
         self._check_progress()
         now = self._counts()
+        self.budget.judge_tokens += now["judged"] - counted["judged"]
         generated, forward = now["generated"] - counted["generated"], figures["tokens_forward"]
         return {
             **figures,
@@ -148,6 +150,7 @@ class Stages:
             "empty_steps": self.empty_steps,
             "nonfinite_steps": self.nonfinite_steps,
             "generated_tokens": self.budget.generated_tokens,
+            "judge_tokens": self.budget.judge_tokens,
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
@@ -234,7 +237,8 @@ class Stages:
         """What has been generated, read and scored so far."""
         engine = self.engine
         tokens = {"prefilled": engine.prefilled_tokens, "reused": engine.reused_tokens}
-        return {**self.rewards.counts, **tokens, "generated": self.budget.generated_tokens}
+        generated = {"generated": self.budget.generated_tokens, "judged": meter.tokens}
+        return {**self.rewards.counts, **tokens, **generated}
 
     def _count(self, bound: BoundLearner, lr: float) -> None:
         """Optimiser steps that moved nothing; warns where sampler and learner disagree, or steps are too small."""
