@@ -2,7 +2,7 @@
 
     python scripts/claims.py                     # verdicts, from the runs that are there
     python scripts/claims.py --run --hours 4     # makes the runs that are missing (goes on where it was ended) first
-    python scripts/claims.py --write             # docs/claims.md; --rows: lines for docs/results.csv
+    python scripts/claims.py --write             # docs/claims.md
 
 The list says what each claim predicts and when it is held here; nothing here depends on a method.
 """
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gxpo.compare.conclude import difference_spread
 from gxpo.compare.inference import FEWEST_SEEDS, seed_interval
-from gxpo.compare.results import COLLAPSED, Arm, Budget, Estimate
+from gxpo.compare.results import COLLAPSED, Estimate
 from gxpo.compare.store import digest, read_store, result_of
 from gxpo.compare.wording import number
 from gxpo.errors import ConfigError
@@ -28,7 +28,10 @@ from predictors import correlations
 from study import HERE, STORE, keys_of, read_list, run, sides, wanted
 
 LIST = HERE / "studies" / "claims.yaml"
-OTHERS = (HERE / "studies" / "remedies.yaml",)  # lists whose differences the predictors are held against, too
+OTHERS = (
+    HERE / "studies" / "remedies.yaml",
+    HERE / "studies" / "remedies_2.yaml",
+)  # lists whose differences the predictors are held against, too
 PAGE = HERE / "docs" / "claims.md"
 HELD, NOT_SEEN, CANNOT = "held here", "not seen here", "can't be tested here"
 Verdict = Literal["held here", "not seen here", "can't be tested here"]
@@ -373,42 +376,12 @@ def committed(path: Path) -> str:
     return (got.stdout.strip().splitlines() or ["not yet"])[-1]
 
 
-def rows(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
-    """Lines for docs/results.csv: every arm of every experiment, by held-out accuracy."""
-    from gxpo.compare import conclude, files
-
-    out: list[str] = []
-    for e in listed["experiments"]:
-        for part in (e, varied_of(e)[0]):
-            setting = listed["settings"][part["setting"]]
-            sides = [Arm(part["base"]["label"], part["base"]["keys"], "base")]
-            sides += [Arm(a["label"], a["keys"]) for a in part["arms"]]
-            found = [runs_of(setting, {"keys": a.keys}, part["seeds"], store) for a in sides]
-            if not all(found):
-                continue
-            (unit, amount), *_ = setting["budget"].items()
-            made = next(iter(found[0].values())).get("commit", "")
-            concluded = conclude.conclude(
-                [result_of(row, a.label) for a, own in zip(sides, found, strict=True) for row in own.values()],
-                sides,
-                setting=part["setting"],
-                measure="eval_accuracy",
-                better="more",
-                budget=Budget(unit, amount),
-                keys=setting["keys"],
-                versions={"commit": made},
-            )
-            out += files.row(concluded, "claims")
-    return list(dict.fromkeys(out))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", action="store_true", help="make the runs that are missing first")
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write docs/claims.md")
-    parser.add_argument("--rows", action="store_true", help="print lines for docs/results.csv")
     given = parser.parse_args()
     listed = read_list(LIST)
     lists = [listed, *(read_list(path) for path in OTHERS if path.exists())]
@@ -416,9 +389,6 @@ def main() -> None:
         left = run([listed], hours=given.hours, workers=given.workers, folder=HERE / "runs" / "studies")
         print(f"{left} runs are still missing; the same command goes on" if left else "all runs are there")
     store = read_store(STORE)
-    if given.rows:
-        print("\n".join(rows(listed, store)))
-        return
     print("\n".join([*table(listed, store), "", *correlations(lists, store)]))
     if given.write:
         PAGE.write_text(page(listed, lists, store))

@@ -52,7 +52,7 @@ class Session:
             if task is not None:
                 raise ConfigError("give --task or --suite, not both")
             found = suites.suite(suite)
-            self.settings, self.arms = list(found.settings), self.given or list(found.arms)
+            self.settings, self.arms = [self._setting(x.name) for x in found.settings], self.given or list(found.arms)
         elif not paths:
             self.settings = [self._setting(task or "sums")]
         if not paths and not self.arms:
@@ -78,7 +78,7 @@ class Session:
         for setting in self.settings:
             place = self.out if len(self.settings) == 1 else self.out / folder(setting.name)
             on_setting(
-                self._adjusted(setting),
+                setting,
                 self.arms,
                 out=place,
                 seeds=range(self.options["seeds"]),
@@ -93,15 +93,6 @@ class Session:
                 notify=self.notify,
                 keep=self.comparisons,
             )
-
-    def _adjusted(self, setting: Setting) -> Setting:
-        """A suite's setting with what the command line says for all."""
-        if len(self.settings) == 1 and not setting.keys:
-            return setting
-        o = self.options
-        if not (o["budget"] or o["sets"] or o["model"]):
-            return setting
-        return self._setting(setting.name) if setting.name in suites.settings() else setting
 
     def show(self, *, as_json: bool, row: bool) -> None:
         """The table, the files and, where asked for, JSON or rows."""

@@ -1,0 +1,161 @@
+"""Results of all studies: docs/results.csv, one row for each arm, and the tables of docs/results.md made from it.
+
+    python scripts/results.py                                       # rows of our own studies anew, then the tables
+    python scripts/results.py --check compare.json smith-2027-01    # whether rows of a study say what its runs say
+
+Rows of studies that are not in studies/ are kept as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo.compare.arms import SHUFFLED
+from gxpo.compare.conclude import conclude
+from gxpo.compare.files import Row, heading, read_rows
+from gxpo.compare.files import row as lines_of
+from gxpo.compare.results import Arm, Budget, Comparison
+from gxpo.compare.store import digest, read_store, result_of
+from gxpo.compare.wording import number
+from gxpo.errors import GxpoError
+from study import HERE, STORE, keys_of, read_list, sides
+
+TABLE, PAGE = HERE / "docs" / "results.csv", HERE / "docs" / "results.md"
+BEGIN, END = "<!-- results.csv -->", "<!-- end -->"
+FEWEST = 3  # seeds of an arm that has a row
+Store = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def comparisons(path: Path, store: Store) -> list[Comparison]:
+    """What the runs of a list say, experiment by experiment; those with too few runs are left out."""
+    listed = read_list(path)
+    names = {id(s): name for name, s in listed["settings"].items()}
+    found = []
+    for experiment in listed["experiments"]:
+        for setting, stated, seeds in sides(listed, experiment):
+            made = concluded(names[id(setting)], setting, stated, seeds, store)
+            if made is not None:
+                found.append(made)
+    return found
+
+
+def concluded(
+    name: str, setting: Mapping[str, Any], stated: Sequence[Mapping[str, Any]], seeds: int, store: Store
+) -> Comparison | None:
+    """The base and the arms that have runs enough; None where the base or all arms have not."""
+    kinds = {0: "base"}
+    arms = [
+        Arm(a["label"], a["keys"], "control" if a.get("control") or a["label"] == SHUFFLED else kinds.get(i, "arm"))  # type: ignore[arg-type]
+        for i, a in enumerate(stated)
+    ]
+    rows = {
+        arm.label: [store[d, s] for s in range(seeds) if (d, s) in store]
+        for arm, a in zip(arms, stated, strict=True)
+        for d in [digest(keys_of(setting, a))]
+    }
+    there = [arm for arm in arms if len(rows[arm.label]) >= FEWEST]
+    if arms[0] not in there or len(there) < min(2, len(arms)):
+        return None
+    (unit, amount), *_ = setting["budget"].items()
+    measure = setting.get("measure", "eval_accuracy")
+    return conclude(
+        [result_of(row, arm.label, measure) for arm in there for row in rows[arm.label]],
+        there,
+        setting=name,
+        measure=measure,
+        better=setting.get("better", "more"),
+        budget=Budget(unit, float(amount)),
+        keys=setting["keys"],
+        versions={"commit": rows[arms[0].label][0]["commit"]},
+    )
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """A line for each base with the arms that follow it, those told from it in bold."""
+    groups: list[list[Row]] = []
+    for row in rows:
+        if row.against and groups:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    out = ["| study | setting | base | arms, less the base (95 %) |", "|---|---|---|---|"]
+    for base, *arms in groups:
+        name = "" if base.measure == "eval_accuracy" else f" ({base.measure})"
+        ends = f"`{base.method}` {number(base.start)} to {number(base.end)}, {base.seeds} seeds"
+        out.append(f"| {base.study} | `{base.setting}`{name} | {ends} | {'; '.join(map(_arm, arms)) or '-'} |")
+    return out
+
+
+def _arm(row: Row) -> str:
+    keys = f" {row.keys}" if row.keys else ""
+    found = number(row.difference, sign=True)
+    if math.isfinite(row.low):
+        found += f" ({number(row.low, sign=True)} to {number(row.high, sign=True)})"
+    said = f"`{row.method}{keys}` {found}"
+    return f"**{said}**" if row.verdict in ("better", "worse") else said
+
+
+def write(rows: Sequence[str]) -> None:
+    """The file of rows, and the table in the page."""
+    TABLE.write_text("\n".join([heading(), *rows]) + "\n", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", *table(read_rows(TABLE)), f"{END}{after}"]), encoding="utf-8")
+
+
+def check(document: Path, study: str) -> list[str]:
+    """What is wrong with a study's rows, against the compare.json of its runs."""
+    read = json.loads(document.read_text(encoding="utf-8"))
+    wrong = []
+    rows = [r for r in read_rows(TABLE) if r.study == study]
+    for said in read if isinstance(read, list) else [read]:
+        differences = {d["arm"]: d["end"] for d in said["differences"]}
+        for arm in said["arms"]:
+            method = arm["keys"].get("method", said["keys"].get("method", arm["label"]))
+            own = [r for r in rows if r.setting == said["setting"] and r.method == method]
+            end = differences.get(arm["label"], {})
+            wanted = (arm["start"]["mean"], arm["end"]["mean"], end.get("mean"), end.get("low"), end.get("high"))
+            if not any(_equal((r.start, r.end, r.difference, r.low, r.high), wanted) for r in own):
+                wrong.append(f"{said['setting']}: no row of {study} says what the runs of {arm['label']} say")
+    return wrong
+
+
+def _equal(row: Sequence[float], wanted: Sequence[float | None]) -> bool:
+    """To the six digits that a row has."""
+    return all(
+        math.isnan(r) if w is None else math.isclose(r, w, rel_tol=1e-5, abs_tol=1e-9)
+        for r, w in zip(row, wanted, strict=True)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", nargs=2, metavar=("COMPARE.JSON", "STUDY"))
+    given = parser.parse_args()
+    if given.check:
+        wrong = check(Path(given.check[0]), given.check[1])
+        sys.exit("\n".join(wrong) if wrong else 0)
+    store = read_store(STORE)
+    lists = sorted((HERE / "studies").glob("*.yaml"))
+    ours = [line for path in lists for c in comparisons(path, store) for line in lines_of(c, path.stem)]
+    kept = []
+    if TABLE.is_file():
+        names = {path.stem for path in lists}
+        others = [r.study not in names for r in read_rows(TABLE)]
+        text = TABLE.read_text(encoding="utf-8").splitlines()[1:]
+        kept = [line for line, other in zip(text, others, strict=True) if other]
+    write(list(dict.fromkeys([*ours, *kept])))
+    print(f"{len(read_rows(TABLE))} rows in {TABLE.relative_to(HERE)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GxpoError as error:
+        sys.exit(str(error))
