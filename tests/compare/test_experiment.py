@@ -5,9 +5,19 @@ import json
 import pytest
 
 from gxpo.compare.arms import make_arms
-from gxpo.compare.experiment import Plan, check, make_setting, parse_budget, refuse_other, run_keys, tuned_plan
+from gxpo.compare.experiment import (
+    Plan,
+    check,
+    make_setting,
+    parse_budget,
+    refuse_other,
+    run_keys,
+    tuned_plan,
+    with_horizons,
+)
 from gxpo.compare.jobs import Job
 from gxpo.compare.results import Arm, Budget
+from gxpo.compare.session import is_run
 from gxpo.errors import ConfigError
 
 
@@ -113,3 +123,19 @@ def test_tuning_tries_every_value_on_seeds_that_are_not_reported(tmp_path):
     final = tuned_plan(tuned, {"rloo": {"optim.lr": 1e-3}})
     assert {job.keys["optim.lr"] for job in final.jobs() if "rloo" in str(job.path)} == {1e-3}
     assert {job.keys["optim.lr"] for job in final.jobs() if "rloo" not in str(job.path)} == {1e-4}
+
+
+def test_what_reads_the_progress_of_a_run_is_told_its_expected_steps(tmp_path):
+    made = plan(tmp_path, ["rloo", "rloo:optim.schedule=cosine", "mine=rloo:optim.schedule=linear,trainer.steps=7"])
+    costs = {arm.label: {"steps": 12} for arm in made.arms}
+    steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(made, costs).arms}
+    assert steps == {"grpo": None, "rloo": None, "rloo:optim.schedule=cosine": 12, "mine": 7, "shuffled": None}
+
+
+def test_a_folder_called_as_a_method_is_a_run_only_where_a_slash_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("dapo", "mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "keys.yaml").write_text("method: rloo")
+    found = {a: is_run(a) for a in ("dapo", "./dapo", "mine", "a=mine", "keys.yaml", "rloo", "x=rloo:optim.lr=1")}
+    assert [a for a, run in found.items() if run] == ["./dapo", "mine", "a=mine"]

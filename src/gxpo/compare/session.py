@@ -19,6 +19,7 @@ from gxpo.compare.results import Comparison
 from gxpo.compare.sentences import over_settings
 from gxpo.compare.suites import Setting
 from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
 
 
 class Session:
@@ -39,7 +40,7 @@ class Session:
         notify: Callable[[str], None],
     ) -> None:
         self.given, self.options, self.commands, self.notify = list(given), dict(options), list(commands), notify
-        paths = [a for a in given if Path(a.partition("=")[2] or a).exists() and not a.endswith((".yaml", ".yml"))]
+        paths = [a for a in given if is_run(a)]
         if paths and len(paths) < len(given):
             other = next(a for a in given if a not in paths)
             raise ConfigError(f"{paths[0]} is a run and {other} is none: compare runs, or methods")
@@ -118,6 +119,13 @@ class Session:
             for comparison in self.comparisons:
                 print("\n".join(rows(comparison, self.study)))
         console.print(f"page: {self.out / 'compare.html'}", markup=False, soft_wrap=True)
+
+
+def is_run(given: str) -> bool:
+    """Whether it is a path of what a run left, not a method or a file of keys; a folder called as a method is a run
+    where a slash says so (`./dapo`)."""
+    path = given if Path(given).exists() else given.partition("=")[2]
+    return path not in METHODS and not path.endswith((".yaml", ".yml")) and bool(path) and Path(path).exists()
 
 
 def suites_listed() -> str:
