@@ -65,7 +65,10 @@ def test_base_first_and_the_control_last():
 
 def test_grpo_is_added_where_it_was_not_asked_for():
     assert [a.label for a in make_arms(["rloo"], SETTING)] == ["grpo", "rloo", "shuffled"]
-    assert [a.label for a in make_arms(["rloo", "opo"], SETTING, controls=False)] == ["rloo", "opo"]
+    assert [(a.label, a.kind) for a in make_arms(["rloo", "opo"], SETTING, controls=False)] == [
+        ("rloo", "base"),
+        ("opo", "arm"),
+    ]
     assert [a.label for a in make_arms(["rloo"], SETTING, base="dapo")] == ["dapo", "rloo", "shuffled"]
 
 
@@ -74,6 +77,12 @@ def test_equal_arms_and_equal_names_are_refused():
         make_arms(["a=rloo", "b=rloo"], SETTING)
     with pytest.raises(ConfigError, match="two arms are called a"):
         make_arms(["a=rloo", "a=opo"], SETTING)
+
+
+def test_one_arm_alone_is_refused():
+    with pytest.raises(ConfigError, match="rloo alone is nothing to compare"):
+        make_arms(["rloo"], SETTING, controls=False)
+    assert [a.label for a in make_arms(["grpo"], SETTING)] == ["grpo", "shuffled"]
 
 
 def test_folders_are_plain_names():

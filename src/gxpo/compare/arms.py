@@ -67,7 +67,7 @@ def make_arms(
     base      what the others are compared with; without it `grpo`, which is added where it was not asked for
     controls  whether the base with rewards shuffled in the batch runs beside; it must not gain
 
-    Raises `ConfigError` where two arms have one label or are the same.
+    Raises `ConfigError` where two arms have one label or are the same, and where there is one alone.
     """
     arms = [parse_arm(text, setting) for text in texts]
     first = parse_arm(base or BASE, setting)
@@ -81,6 +81,8 @@ def make_arms(
     out = [chosen, *others]
     if controls:
         out.append(Arm(SHUFFLED, {**chosen.keys, "scoring.shuffle": True}, "control"))
+    if len(out) == 1:
+        raise ConfigError(f"{chosen.label} alone is nothing to compare: give another method")
     for i, arm in enumerate(out):
         for other in out[:i]:
             if folder(arm.label) == folder(other.label):

@@ -27,7 +27,7 @@ class Ray(Local):
             self._ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
         cores = int(self._ray.cluster_resources().get("CPU", 1))
         super().__init__(workers or max(1, cores // threads), threads)
-        self._remote = self._ray.remote(num_cpus=threads, max_retries=ATTEMPTS - 1)(_run)
+        self._remote = self._ray.remote(num_cpus=threads, max_retries=ATTEMPTS - 1, retry_exceptions=True)(_run)
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         yield from ((job, job.trouble) for job in jobs if job.done)
