@@ -249,6 +249,8 @@ def moved(main: Finding, varied: Finding) -> str:
     """What the varied condition did to the claim."""
     if main.waits or varied.waits:
         return ""
+    if (main.prediction.measure, main.prediction.direction) != (varied.prediction.measure, varied.prediction.direction):
+        return "as predicted there" if varied.verdict == HELD else "not as predicted there"
     if CANNOT in (main.verdict, varied.verdict):
         return "can't be told" if varied.verdict == CANNOT else f"{varied.verdict.removesuffix(' here')} there"
     if main.verdict == varied.verdict:
@@ -268,11 +270,11 @@ def said(finding: Finding) -> str:
     if p.unit is not None:
         low, mean, high = (f"{math.exp(x):.2f}" for x in (e.low, e.mean, e.high))
         reached = finding.reached or (0, 0)
-        return f"{mean} ({low} to {high}) times; target reached by {reached[1]} of {e.n}, base {reached[0]}"
+        return f"{mean} ({low} to {high}) times; target reached by {reached[1]} of {e.n} seeds, base {reached[0]}"
     places = PLACES.get(p.measure, 3)
     low, mean, high = (number(x, places, sign=True) for x in (e.low, e.mean, e.high))
     sides = "" if p.measure == "gain" else f"{number(finding.arm, places)} - {number(finding.base, places)}: "
-    return f"{sides}{mean} ({low} to {high})"
+    return f"{sides}{mean} ({low} to {high}), {e.n} seeds"
 
 
 def predicted(p: Prediction) -> str:

@@ -163,6 +163,13 @@ def test_what_the_varied_condition_did(main, varied, said):
     assert claims.moved(*found) == said
 
 
+@pytest.mark.parametrize(("verdict", "said"), [(HELD, "as predicted there"), (NOT_SEEN, "not as predicted there")])
+def test_a_condition_with_a_prediction_of_its_own_is_held_to_that(verdict, said):
+    main = claims.Finding("arm", "base", MORE, None, 0.0, 0.0, NOT_SEEN)
+    equal = claims.Prediction("eval_accuracy", "equal", margin=0.01)
+    assert claims.moved(main, claims.Finding("arm", "base", equal, None, 0.0, 0.0, verdict)) == said
+
+
 def test_what_has_not_run_has_no_verdict_yet():
     found = claims.compare(MORE, side([0.3, 0.5]), side([0.4, 0.6]))
     assert (found.shown, found.why) == ("not run yet", "paired seeds: 2")
@@ -198,8 +205,8 @@ def test_page_and_table_of_runs_made_by_hand():
         store |= {(name, s): row(s, [0.16, x], digest=name) for s, x in enumerate(ends)}
     text = claims.page(only, [only], store)
     assert (
-        "| `gigpo` | more eval_accuracy, +.090 by the paper | .310 - .210: +.100 (+.075 to +.125) | **held here** |"
-        in text
+        "| `gigpo` | more eval_accuracy, +.090 by the paper | .310 - .210: +.100 (+.075 to +.125), 3 seeds | "
+        "**held here** |" in text
     )
     assert "Of 1 claims: 1 held here." in text
     assert "| paired seeds: 0 |  |" in text  # nothing ran of the varied condition
