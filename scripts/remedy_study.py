@@ -337,8 +337,8 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "## By task",
             "",
             "Of each remedy: accuracy at the end less that of the untreated run; its own, runs that reached the "
-            "target, and thousand tokens until then (the budget where it was not reached). *No conclusion*: the untreated runs "
-            "turned out not to be sick.",
+            "target, and thousand tokens until then (the budget where it was not reached). *No conclusion*: the "
+            "untreated runs turned out not to be sick.",
             "",
             *condensed(listed, store),
             "",
