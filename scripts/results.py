@@ -20,7 +20,7 @@ from gxpo.compare.arms import SHUFFLED
 from gxpo.compare.conclude import conclude
 from gxpo.compare.files import Row, heading, read_rows
 from gxpo.compare.files import row as lines_of
-from gxpo.compare.results import Arm, Budget, Comparison
+from gxpo.compare.results import Arm, Budget, Comparison, Kind
 from gxpo.compare.store import digest, read_store, result_of
 from gxpo.compare.wording import number
 from gxpo.errors import GxpoError
@@ -49,11 +49,7 @@ def concluded(
     name: str, setting: Mapping[str, Any], stated: Sequence[Mapping[str, Any]], seeds: int, store: Store
 ) -> Comparison | None:
     """The base and the arms that have runs enough; None where the base or all arms have not."""
-    kinds = {0: "base"}
-    arms = [
-        Arm(a["label"], a["keys"], "control" if a.get("control") or a["label"] == SHUFFLED else kinds.get(i, "arm"))  # type: ignore[arg-type]
-        for i, a in enumerate(stated)
-    ]
+    arms = [Arm(a["label"], a["keys"], kind_of(a, first=i == 0)) for i, a in enumerate(stated)]
     rows = {
         arm.label: [store[d, s] for s in range(seeds) if (d, s) in store]
         for arm, a in zip(arms, stated, strict=True)
@@ -74,6 +70,13 @@ def concluded(
         keys=setting["keys"],
         versions={"commit": rows[arms[0].label][0]["commit"]},
     )
+
+
+def kind_of(stated: Mapping[str, Any], *, first: bool) -> Kind:
+    """Of an arm of a list, whose first is the base."""
+    if first:
+        return "base"
+    return "control" if stated.get("control") or stated["label"] == SHUFFLED else "arm"
 
 
 def table(rows: Sequence[Row]) -> list[str]:
