@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gxpo.engines.torch import TorchEngine
 from gxpo.protocols import Completion, Request, Sampling, StreamKey
@@ -81,7 +82,8 @@ def play(engine: TorchEngine, episodes: list[Episode], sampling: Sampling, *, ke
 
 def forced(model: Any, prompt: tuple[int, ...], completion: Completion, temperature: float) -> list[float]:
     """Log-probs of a completion from a forward pass of it alone, over the stored support, in float64."""
-    with torch.no_grad():
+    # torch's fused kernel for bfloat16 refuses processors with AMX where ATEN_CPU_CAPABILITY hides AVX-512
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         logits = model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].double() / temperature
     out = []
     for t, token in enumerate(completion.tokens):
