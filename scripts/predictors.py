@@ -25,7 +25,7 @@ from gxpo.errors import GxpoError
 from study import HERE, STORE, keys_of, read_list, sides
 
 KNOWN = HERE / "studies" / "predictors.json"
-LISTS = tuple(HERE / "studies" / f"{name}.yaml" for name in ("claims", "remedies"))
+LISTS = tuple(HERE / "studies" / f"{name}.yaml" for name in ("claims", "remedies", "remedies_2", "remedies_3"))
 TASKS = 256  # that the signal is measured on
 BATCH = 10_000  # generated tokens of the batches whose agreement is foretold
 NOT_ITS_OWN = (

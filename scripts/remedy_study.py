@@ -27,7 +27,9 @@ from gxpo.compare.wording import count, interval, number
 from gxpo.doctor.evidence import PATH, Measured, OfTask, dumped
 from study import HERE, STORE, read_list, run
 
-LISTS = tuple(HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml"))  # as they were committed
+LISTS = tuple(
+    HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml", "remedies_3.yaml")
+)  # as they were committed
 PAGE = HERE / "docs" / "remedies.md"
 MOST_SEEDS = 100
 CHOSEN, OF_EACH = 8, 2  # remedies that get more seeds: in all, of one sickness
@@ -321,8 +323,9 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "```",
             "",
             "prints this from the runs in `studies/runs.jsonl`; `--run` makes what is missing. "
-            f"{' and '.join(f'`studies/{path.name}` was committed as {committed(path)}' for path in LISTS)}, each "
-            "before any of its runs; the second when the first seed of the first had run. Each remedy "
+            f"{', '.join(f'`studies/{path.name}` was committed as {committed(path)}' for path in LISTS)}, each "
+            "before any of its runs; the second when the first seed of the first had run, the third after the pilots "
+            "of both, for sicknesses that their runs did not have. Each remedy "
             "is held against the untreated run of the same seed on the same held-out tasks, at equal generated "
             "tokens. The policies have about a million parameters and the tasks are small; what is not told from 0 "
             "here may help elsewhere, and the other way round. The learning rate is the setting's for every arm.",
@@ -352,11 +355,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="of the remedies that were ahead in the pilot")
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--skip", nargs="*", default=[], help="ids of experiments of which no more runs are made")
     parser.add_argument("--write", action="store_true", help="write docs/remedies.md and the doctor's evidence")
     given = parser.parse_args()
     listed = read_lists()
     if given.run:
-        how = {"hours": given.hours, "workers": given.workers, "folder": HERE / "runs" / "studies"}
+        how = {"hours": given.hours, "workers": given.workers, "folder": HERE / "runs" / "studies", "skip": given.skip}
         if run([listed], **how) or run([second(listed, read_store(STORE), given.seeds)], **how):
             print("runs are still missing; the same command goes on")
     store = read_store(STORE)
