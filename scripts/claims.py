@@ -28,10 +28,9 @@ from predictors import correlations
 from study import HERE, STORE, keys_of, read_list, run, sides, wanted
 
 LIST = HERE / "studies" / "claims.yaml"
-OTHERS = (
-    HERE / "studies" / "remedies.yaml",
-    HERE / "studies" / "remedies_2.yaml",
-)  # lists whose differences the predictors are held against, too
+OTHERS = tuple(  # lists whose differences the predictors are held against, too
+    HERE / "studies" / f"{name}.yaml" for name in ("remedies", "remedies_2", "remedies_3")
+)
 PAGE = HERE / "docs" / "claims.md"
 HELD, NOT_SEEN, CANNOT = "held here", "not seen here", "can't be tested here"
 Verdict = Literal["held here", "not seen here", "can't be tested here"]

@@ -27,9 +27,7 @@ from gxpo.compare.wording import count, interval, number
 from gxpo.doctor.evidence import PATH, Measured, OfTask, dumped
 from study import HERE, STORE, read_list, run
 
-LISTS = tuple(
-    HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml", "remedies_3.yaml")
-)  # as they were committed
+LISTS = tuple(HERE / "studies" / name for name in ("remedies.yaml", "remedies_2.yaml", "remedies_3.yaml"))
 PAGE = HERE / "docs" / "remedies.md"
 MOST_SEEDS = 100
 CHOSEN, OF_EACH = 8, 2  # remedies that get more seeds: in all, of one sickness
