@@ -1,6 +1,7 @@
 """Results of all studies: docs/results.csv, one row for each arm, and the tables of docs/results.md made from it.
 
-    python scripts/results.py                                       # rows of our own studies anew, then the tables
+    python scripts/results.py                                       # rows of our own studies anew, then the tables,
+                                                                    # and what the suites' files say was measured
     python scripts/results.py --check compare.json smith-2027-01    # whether rows of a study say what its runs say
 
 Rows of studies that are not in studies/ are kept as they are.
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.compare import suites
 from gxpo.compare.arms import SHUFFLED
 from gxpo.compare.conclude import conclude
 from gxpo.compare.files import Row, heading, read_rows
@@ -29,6 +31,7 @@ from study import HERE, STORE, keys_of, read_list, sides
 TABLE, PAGE = HERE / "docs" / "results.csv", HERE / "docs" / "results.md"
 BEGIN, END = "<!-- results.csv -->", "<!-- end -->"
 FEWEST = 3  # seeds of an arm that has a row
+SUITES = HERE / "src" / "gxpo" / "compare" / "suites"
 Store = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
@@ -112,6 +115,27 @@ def write(rows: Sequence[str]) -> None:
     PAGE.write_text("\n".join([f"{before}{BEGIN}", *table(read_rows(TABLE)), f"{END}{after}"]), encoding="utf-8")
 
 
+def validated(found: Sequence[Comparison], settings: Sequence[str]) -> list[str]:
+    """Lines of a suite's file: of each of its settings, every arm less the base; positive is in the arm's favour."""
+    lines = []
+    for c in (c for c in found if c.setting in settings):
+        lines += [
+            f"  - {{setting: {c.setting}, method: {d.arm}, difference: {d.end.mean:.4f}, low: {d.end.low:.4f}, "
+            f"high: {d.end.high:.4f}, seeds: {d.end.n}, commit: {c.versions['commit']}}}"
+            for d in c.differences
+        ]
+    return ["validated:", *lines] if lines else []
+
+
+def write_validated(found: Sequence[Comparison]) -> None:
+    """What was measured, into the file of each suite."""
+    for name in suites.names():
+        path = SUITES / f"{name}.yaml"
+        own = [s.name for s in suites.suite(name).settings]
+        before = path.read_text(encoding="utf-8").partition("validated:")[0].rstrip()
+        path.write_text("\n".join([before, *validated(found, own), ""]), encoding="utf-8")
+
+
 def check(document: Path, study: str) -> list[str]:
     """What is wrong with a study's rows, against the compare.json of its runs."""
     read = json.loads(document.read_text(encoding="utf-8"))
@@ -154,6 +178,7 @@ def main() -> None:
         text = TABLE.read_text(encoding="utf-8").splitlines()[1:]
         kept = [line for line, other in zip(text, others, strict=True) if other]
     write(list(dict.fromkeys([*ours, *kept])))
+    write_validated(comparisons(HERE / "studies" / "suites.yaml", store))
     print(f"{len(read_rows(TABLE))} rows in {TABLE.relative_to(HERE)}")
 
 
