@@ -266,13 +266,14 @@ def parts(
 
 
 @app.command()
-def schema() -> None:
+def schema(as_json: Json = False) -> None:
     """Print the JSON Schema of a rollout record (`gxpo.rollouts/1`), with its defaults.
 
     Example: gxpo schema > rollouts.schema.json
     """
     from gxpo.records import Record
 
+    del as_json  # a schema is JSON with it and without
     say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
