@@ -198,7 +198,7 @@ def trl() -> Iterator[Row]:
     found = _advantages("GRPO", two, 4, **grpo)
     yield Row("batch: GDPO of the sum is GRPO", [1.305446, 0.261089, -0.783268, -0.783268], found)
     found = _advantages("GRPO", [[0.95] * 8], 8, **grpo)
-    yield Row("statistics: Equal rewards that are not silent", [0.000595667] * 8, found)
+    yield Row("statistics: Equal rewards that are not zero-signal", [0.000595667] * 8, found)
     found = _advantages("RLOO", [[1.0, 0.0, 0.0, 1.0]], 4, normalize_advantages=True, beta=0.0)
     yield Row("batch: REINFORCE++ in four systems", [0.865913, -0.865913, -0.865913, 0.865913], found)
     still = [[0.0] * 3] * 2

@@ -102,7 +102,7 @@ def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None
                 "signal": found.signal,
                 "error": found.signal_error,
                 "tokens_per_task": found.tokens_per_task,
-                "silent": found.silent,
+                "silent": found.zero_signal_groups,
             }
         except (GxpoError, ValueError) as error:
             row["why"] = " ".join(str(error).split())[:160]

@@ -170,7 +170,7 @@ def test_a_run_without_any_signal_says_so(capsys, tmp_path):
     (tmp_path / "mine.py").write_text("def score(completion):\n    return 0.0\n")
     sets = ["--set", f"reward={tmp_path}/mine.py:score", "--out", tmp_path / "out"]
     code, out, err = run(capsys, "train", config(tmp_path), *sets)
-    assert code == 0 and "nothing is learned: all 4 groups of the first 2 steps were silent" in out
+    assert code == 0 and "nothing is learned: all 4 groups of the first 2 steps had zero signal" in out
     assert err.count("gxpo: warning: nothing is learned") == 1
 
 

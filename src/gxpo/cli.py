@@ -266,13 +266,14 @@ def parts(
 
 
 @app.command()
-def schema() -> None:
+def schema(as_json: Json = False) -> None:
     """Print the JSON Schema of a rollout record (`gxpo.rollouts/1`), with its defaults.
 
     Example: gxpo schema > rollouts.schema.json
     """
     from gxpo.records import Record
 
+    del as_json  # a schema is JSON with it and without
     say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
@@ -350,7 +351,7 @@ def export(
     say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
 
 
-from gxpo import cli_checks, cli_compare, cli_doctor, cli_explain  # noqa: E402, F401  # their commands stand here in --help
+from gxpo import cli_checks, cli_compare, cli_doctor, cli_explain, cli_tasks  # noqa: E402, F401  # their commands stand here in --help
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -65,10 +66,10 @@ def compare(
     from gxpo.compare import session
 
     said = f"gxpo {shlex.join(sys.argv[1:])}"
-    notify = lambda line: typer.echo(line, err=not plan)  # noqa: E731
+    notify = lambda line: typer.echo(line, err=as_json or not plan)  # noqa: E731
     given = arms or []
     if suite == "list":
-        say(session.suites_listed())
+        say(json.dumps(session.suites_as_data(), indent=1) if as_json else session.suites_listed())
         return
     if suite is None and task is None and not given:
         fail("give METHODS and --task, a --suite, or directories of runs; gxpo compare --suite list names the suites")
@@ -85,5 +86,7 @@ def compare(
             made.show(as_json=as_json, row=row)
             fail(f"interrupted; the same command goes on in {made.out}", 130)
     if plan:
+        if as_json:
+            say(json.dumps({"plans": made.plans}, indent=1))
         return
     made.show(as_json=as_json, row=row)

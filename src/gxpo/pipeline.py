@@ -31,7 +31,7 @@ class Loss:
     metrics: dict[str, float]
 
 
-def silent_groups(forest: Forest, credit: Tensor) -> Tensor:
+def zero_signal_groups(forest: Forest, credit: Tensor) -> Tensor:
     """Groups whose advantage [P] is 0 on every trainable token, so that they give no gradient; [groups] bool."""
     group = forest.ids("group", axis="R")
     strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))

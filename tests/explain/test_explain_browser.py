@@ -75,7 +75,7 @@ def test_the_arithmetic_is_reached_by_keys(tmp_path: Path) -> None:
         "clip keeps 1 of the unclipped gradient",
     ):
         assert line in why, (line, why)
-    assert "task second" in page.by_id["group"] and "silent" in page.by_id["groups"]
+    assert "task second" in page.by_id["group"] and "zero-signal" in page.by_id["groups"]
     assert page.classes("line") == 2 and page.classes("rollout") == 4 and page.classes("node") == 5
     selected = [a for _, a in page.elements if a.get("aria-selected") == "true"]
     assert [a["id"] for a in selected] == ["line1"]

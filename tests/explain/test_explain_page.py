@@ -165,7 +165,7 @@ def test_a_verl_dump_is_grouped_by_prompt(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     page = page_of(path, ("dr_grpo",))
     assert numbers(page.data["methods"][0]["credit"], 4) == [0.5, -0.5, 0.0, 0.0]
-    assert numbers(page.data["groups"]["silent"]["dr_grpo"], 2) == [0, 1]
+    assert numbers(page.data["groups"]["zero_signal"]["dr_grpo"], 2) == [0, 1]
     assert page.data["groups"]["task"] == ["2+2", "3+3"]
     assert {"so", " 0", " it", " is"} <= set(page.data["words"])
     assert "token ids (words stand for tokens)" in page.text and "rows with equal prompts are one group" in page.text
@@ -215,14 +215,14 @@ def test_groups_are_chosen_whole_from_all_kinds() -> None:
     found = figures(source.forest, looks, source.recorded)
     taken = chosen(found, rollouts=80)
     assert len(taken) == 20 and taken.tolist() == sorted(set(taken.tolist()))
-    silent = found.silent["grpo"][taken]
+    silent = found.zero_signal["grpo"][taken]
     assert 3 <= silent.sum() <= 10 and found.spread[taken].max() == 1
     differ = found.disagreement["grpo", "dr_grpo"]
     assert np.argmax(differ) in taken
     assert chosen(found).tolist() == list(range(400))
     page = Parsed(rollout_page.written(source, looks, rollouts=80))
     assert len(page.data["groups"]["name"]) == 20 and "20 of 400 groups are shown (80 of 1,600 rollouts)" in page.text
-    assert re.search(r"left out: \d+ silent under grpo, \d+ others", page.text)
+    assert re.search(r"left out: \d+ zero-signal under grpo, \d+ others", page.text)
 
 
 def test_the_spread_over_a_long_list_is_even() -> None:

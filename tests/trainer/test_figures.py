@@ -28,7 +28,7 @@ def test_rewards_within_groups_and_their_ends():
     assert (none["reward_std"], none["reward_min"], none["reward_max"]) == (None, None, None)
 
 
-def test_silent_groups_are_told_apart_by_their_verdicts():
+def test_zero_signal_groups_are_told_apart_by_their_verdicts():
     """All right, all wrong, mixed, unknown, all right with one unknown; the last two of ten have credit."""
     success = [[1, 1], [0, 0], [0, 1], [NAN, NAN], [1, NAN], [0, 0]]
     credit = torch.tensor([0.0] * 10 + [-0.5, 0.5], dtype=torch.float64)

@@ -102,7 +102,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     charts = [v for k, v in page.attributes if k == "aria-label"]
     assert charts[:3] == ["Held-out accuracy", "Training reward", "Success rate"]
     assert "KL" not in charts and "Not measured: kl." in page.text
-    assert {"Entropy", "Clipped", "Completion length", "Groups without signal", "Speed"} <= set(charts)
+    assert {"Entropy", "Clipped", "Completion length", "Zero-signal groups", "Speed"} <= set(charts)
     assert "method: grpo  # default" in page.text
     assert "step 000010" in page.text and "step 000030" in page.text and "step 000020" not in page.text
     # step 30: trajectory 3 of each group of four has the one success; of the failures the first is shown

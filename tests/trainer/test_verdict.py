@@ -22,10 +22,10 @@ DEAD, SILENT = row(unscored=8, silent=1.0, updates=0), row(silent=1.0, updates=0
         ([DEAD], "grpo", "all 8 rollouts of step 1 were unscored (raised: no good)"),
         ([DEAD, DEAD], "grpo", "all 16 rollouts of the first 2 steps were unscored (raised: no good)"),
         ([DEAD, row(unscored=7)], "grpo", None),
-        ([SILENT, SILENT, SILENT], "grpo", "all 6 groups of the first 3 steps were silent"),
+        ([SILENT, SILENT, SILENT], "grpo", "all 6 groups of the first 3 steps had zero signal"),
         ([SILENT, row()], "grpo", None),
-        ([DEAD, SILENT], "grpo", "all 4 groups of the first 2 steps were silent"),
-        ([row(silent=1.0)], "grpo", "all 2 groups of step 1 were silent"),  # only a KL has moved the parameters
+        ([DEAD, SILENT], "grpo", "all 4 groups of the first 2 steps had zero signal"),
+        ([row(silent=1.0)], "grpo", "all 2 groups of step 1 had zero signal"),  # only a KL has moved the parameters
         ([row(updates=0)], "grpo", "no parameter has moved in step 1"),  # weights of 0
         ([row(0, 0, 0, None, 0)], "grpo", "no parameter has moved in step 1"),
         ([SILENT], "sdpo_self", None),  # a teacher teaches without credit

@@ -27,7 +27,7 @@ from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.packing import gradient_of
 from gxpo.objectives.base import PolicyGradient
-from gxpo.pipeline import Method, silent_groups
+from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.signals import Signals
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ class WithMethod(Base):
             ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
             weight = weight * self._gathered(ratio)[own].double()
         told = credit if method.reads_credit else method.active(forest, credit, weight).double()
-        silent = silent_groups(forest, told).double().mean()
-        self._metrics[mode]["gxpo/zero_signal_groups"].append(float(silent))
+        share = zero_signal_groups(forest, told).double().mean()
+        self._metrics[mode]["gxpo/zero_signal_groups"].append(float(share))
         if mode == "train":
             method.observe(forest)
             for part in method.signals.values():

@@ -129,11 +129,13 @@ def on_setting(
     notify: Callable[[str], None] = lambda line: None,
     plan_only: bool = False,
     keep: list[Comparison] | None = None,
+    plans: list[dict[str, Any]] | None = None,
 ) -> Comparison:
     """`compare` on a setting that is made already.
 
     plan_only  say what it would take, and conclude from what is there
     keep       gets what is concluded, also where Ctrl-C ends the runs
+    plans      gets the plan as data
     """
     made = make_arms(arms, setting.keys, base=base, controls=controls)
     own = runner is None
@@ -148,6 +150,8 @@ def on_setting(
         if resolve is not None:
             plan = replace(plan, seeds=range(seeds_for(resolve, spread)))
             cost = forecast(plan, runner, notify)
+        if plans is not None:
+            plans.append(planned(plan, cost, spread))
         for line in announced(plan, cost, spread, runner):
             notify(line)
         chosen: dict[str, dict[str, Any]] = {}
@@ -280,6 +284,26 @@ def announced(plan: Plan, cost: Forecast, spread: Known, runner: Runner) -> list
     if not plan.tuning:
         lines.append("at one learning rate: --tune optim.lr=... chooses one for each arm on seeds of their own")
     return lines
+
+
+def planned(plan: Plan, cost: Forecast, spread: Known) -> dict[str, Any]:
+    """The plan as a JSON object. `resolvable`: smallest difference found in four of five cases; None of one seed."""
+    least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
+    return {
+        "setting": plan.setting.name,
+        "arms": [{"label": a.label, "kind": a.kind} for a in plan.arms],
+        "seeds": len(plan.seeds),
+        "budget": {plan.setting.budget.unit: plan.setting.budget.amount},
+        "measure": plan.setting.measure,
+        "runs": cost.runs,
+        "missing": cost.missing,
+        "time_s": cost.seconds,
+        "generated_tokens": cost.tokens,
+        "resolvable": least if math.isfinite(least) else None,
+        "spread": spread.sd,
+        "spread_source": spread.source,
+        "out": str(plan.out),
+    }
 
 
 def spread_of(plan: Plan) -> Known:

@@ -62,6 +62,7 @@ class Session:
         self.out = Path(options["out"] or f"runs/compare-{folder(name)}")
         self.study = options["study"] or suite or "compare"
         self.comparisons: list[Comparison] = []
+        self.plans: list[dict[str, Any]] = []
 
     def _setting(self, task: str) -> Setting:
         o = self.options
@@ -93,6 +94,7 @@ class Session:
                 commands=self.commands,
                 notify=self.notify,
                 keep=self.comparisons,
+                plans=self.plans,
             )
 
     def show(self, *, as_json: bool, row: bool) -> None:
@@ -138,6 +140,23 @@ def suites_listed() -> str:
             lines.append(f"  --task {s.name}: {s.keys.get('model')}, {s.keys.get('task')}, {s.budget}, {s.measure}")
         lines.append(f"  arms: {', '.join(found.arms)}")
     return "\n".join(lines)
+
+
+def suites_as_data() -> list[dict[str, Any]]:
+    """The same as `suites_listed`, as JSON objects."""
+    found = [suites.suite(name) for name in suites.names()]
+    return [
+        {
+            "suite": x.name,
+            "idea": x.idea,
+            "settings": [
+                {"task": s.name, "keys": dict(s.keys), "budget": {s.budget.unit: s.budget.amount}, "measure": s.measure}
+                for s in x.settings
+            ],
+            "arms": list(x.arms),
+        }
+        for x in found
+    ]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
 
     The first finding is the diagnosis. Findings that another one explains stand under it (`follows_from`).
 
-    recompute   whether to compute other methods' advantages on the rollouts where groups are silent (imports torch)
+    recompute   whether to compute other methods' advantages on the rollouts of zero-signal groups (imports torch)
     """
     if not log.series and log.rollouts is None:
         return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
@@ -39,13 +39,13 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
 
 
 def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:
-    """A finding of silent groups with what other methods would make of them."""
+    """A finding of zero-signal groups with what other methods would make of them."""
     if not SILENT & set(finding.ids) or finding.severity == "note":
         return finding
     from gxpo.doctor.recompute import signal_of
 
     lines = [
-        f"computed on these rollouts: {name} would give a signal to {some} of {of} silent groups ({some / of:.0%})"
+        f"computed on these rollouts: {name} would give a signal to {some} of {of} zero-signal groups ({some / of:.0%})"
         for name, (some, of) in signal_of(rollouts).items()
         if some
     ]

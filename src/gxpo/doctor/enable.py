@@ -19,7 +19,7 @@ WHAT = {
     "lr": "no learning rate was logged",
     "loss": "neither loss nor gradient norm was logged",
     "weights_crc": "nothing tells whether weights changed",
-    "zero_signal": "the share of groups without a signal was not logged",
+    "zero_signal": "the share of zero-signal groups was not logged",
     "reward_std": "no spread of the reward was logged",
 }
 # What a user of the trainer can switch on. A sickness none of whose sources stands here is not listed: a run without

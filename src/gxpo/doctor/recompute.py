@@ -1,6 +1,6 @@
-"""`signal_of`: credit recomputed on a run's own rollouts: which methods would give its silent groups a signal.
+"""`signal_of`: credit recomputed on a run's own rollouts: which methods would give its zero-signal groups a signal.
 
-The one file of the doctor that imports torch, and only where there are rollouts of silent groups.
+The one file of the doctor that imports torch, and only where there are rollouts of zero-signal groups.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ NAMES: dict[str, str] = {
     "success": "share of rollouts that the verifier accepts",
     "component/NAME": "mean of one reward function",
     "component_std/NAME": "deviation of one reward function over the step's rollouts",
-    "zero_signal": "share of groups without a learning signal",
+    "zero_signal": "share of zero-signal groups",
     "zero_right": "share of groups that are all right",
     "zero_wrong": "share of groups that are all wrong",
     "groups": "groups in the step",

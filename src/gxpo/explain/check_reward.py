@@ -33,8 +33,8 @@ class _Bare:
         self.held_out = source.held_out
 
 
-class _Judge:
-    """The reward at work in `RewardSet`'s processes. `tried` counts completions, failed ones included."""
+class Judge:
+    """A reward at work in `RewardSet`'s processes. `tried` counts completions, failed ones included."""
 
     def __init__(self, rewards: RewardSet) -> None:
         self.rewards, self.tried = rewards, 0
@@ -45,18 +45,22 @@ class _Judge:
 
     def __call__(self, trials: Sequence[Trial]) -> list[float]:
         """Scores in order, nan where it failed, or where too much has failed before."""
-        out: list[float] = []
+        return [score for score, _ in self.with_verdicts(trials)]
+
+    def with_verdicts(self, trials: Sequence[Trial]) -> list[tuple[float, float]]:
+        """(score, verdict) in order; nan as scores are, and verdicts where the reward gives none."""
+        out: list[tuple[float, float]] = []
         for begin in range(0, len(trials), CHUNK):
             chunk = trials[begin : begin + CHUNK]
             if self.gave_up:
-                out += [math.nan] * len(chunk)
+                out += [(math.nan, math.nan)] * len(chunk)
                 continue
             self.tried += len(chunk)
             # the tokens are the text's characters: there is no tokenizer here
             characters = [[[ord(c) for c in t.text] or [0]] for t in chunk]
             forest = Forest.from_completions([[0]] * len(chunk), characters, finish=["stop"] * len(chunk))
             scored = self.rewards.score(forest, [t.text for t in chunk], [t.task for t in chunk])
-            out += scored.outcome.tolist()
+            out += zip(scored.outcome.tolist(), scored.success.tolist(), strict=True)
         return out
 
     def seconds(self, trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
@@ -87,7 +91,7 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
     drawn = _answered(source, task, n)
     verifier: Any = _Bare(source) if callable(reward) or names_file(reward) else source
     with RewardSet.make(reward, source=verifier, timeout=timeout) as rewards:
-        judge = _Judge(rewards)
+        judge = Judge(rewards)
         ways = forms(source)
         trials = references(drawn, ways)
         scores = judge(trials)
@@ -132,7 +136,7 @@ def _answered(source: Any, name: str, n: int) -> list[Task]:
 
 
 # ---------------------------------------------------------------- findings
-def _failed(report: dict[str, Any], judge: _Judge) -> list[str]:
+def _failed(report: dict[str, Any], judge: Judge) -> list[str]:
     said = {"raised": "raises", "nonsense": "returns no finite number", "timeout": "hangs", "died": "kills its process",
             "limit": "finds it too large to be checked, which counts as wrong"}  # fmt: skip
     out = [f"{said[k]} ({f['count']} of {judge.tried}), first: {f['first']}" for k, f in report["failures"].items()]

@@ -1,4 +1,4 @@
-"""What sorts groups: reward spread, silence, disagreement of two methods, residues; and which groups a page shows."""
+"""What sorts groups: reward spread, zero signal, disagreement of two methods, residues; and which groups a page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GroupFigures:
 
     low, high    smallest and largest reward; nan: no rollout is scored
     residue      largest recorded |advantage| of a group of several rollouts whose rewards are equal; 0: none
-    silent       method -> no token of the group has an advantage
+    zero_signal  method -> no token of the group has an advantage
     disagreement (method, method) -> mean over the group's tokens of the difference between the two advantages, each in
                  units of its own root mean square over the step
     """
@@ -36,7 +36,7 @@ class GroupFigures:
     high: Floats
     mean: Floats
     residue: Floats
-    silent: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    zero_signal: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     disagreement: dict[tuple[str, str], Floats] = field(default_factory=dict)
 
     @property
@@ -74,8 +74,8 @@ def figures(forest: Forest, looks: Sequence[Outlook], recorded: Floats) -> Group
     )  # fmt: skip
     known = [x for x in looks if x.credit is not None]
     for x in known:
-        assert x.silent is not None
-        found.silent[x.name] = x.silent.numpy()
+        assert x.zero_signal is not None
+        found.zero_signal[x.name] = x.zero_signal.numpy()
     pairs = [(a, b) for i, a in enumerate(known) for b in known[i + 1 :]]
     for a, b in pairs if len(known) <= 3 else [(known[0], b) for b in known[1:]]:
         found.disagreement[a.name, b.name] = _distance(forest, a, b, per_token, n)
@@ -97,11 +97,11 @@ def _in_units(x: Outlook, trained: torch.Tensor) -> torch.Tensor:
 
 def chosen(f: GroupFigures, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS) -> NDArray[np.int64]:
     """Groups of a page, in the order of the file: all of them where they fit, else in turn those of the widest spread,
-    those on which methods disagree most, silent ones and others evenly through the file, until the page is full."""
+    those on which methods disagree most, zero-signal ones and others evenly through the file, until the page is full."""
     n = len(f.names)
     if f.size.sum() <= rollouts and f.tokens.sum() <= tokens:
         return np.arange(n)
-    first = next(iter(f.silent.values()), f.spread == 0)
+    first = next(iter(f.zero_signal.values()), f.spread == 0)
     queues = [np.argsort(-np.nan_to_num(f.spread), kind="stable")]
     queues += [np.argsort(-d, kind="stable") for d in f.disagreement.values()]
     queues += [_even(np.flatnonzero(first)), _even(np.flatnonzero(~first))]

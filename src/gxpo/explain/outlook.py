@@ -20,7 +20,7 @@ from gxpo.explain.derivation import Summand, Watched
 from gxpo.forest import Forest
 from gxpo.objectives import PolicyGradient
 from gxpo.objectives.base import coefficients
-from gxpo.pipeline import Method, silent_groups
+from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import PolicyTokens
 from gxpo.signals import Signals
 
@@ -40,7 +40,7 @@ class Outlook:
       share    c_p: what the aggregation multiplies the token's loss by
       pull     -dL/dlogprob of the policy term, times the number of trained tokens
       kept     the surrogate's gradient over the unclipped one: 1 all of it, 0 cut
-    silent     [groups] no token has an advantage
+    zero_signal  [groups] no token has an advantage
     curve      (ratio, share that is kept at A > 0, at A < 0)
     """
 
@@ -57,7 +57,7 @@ class Outlook:
     pull: Tensor | None = None
     kept: Tensor | None = None
     without: dict[str, str] = field(default_factory=dict)
-    silent: Tensor | None = None
+    zero_signal: Tensor | None = None
     surrogate: str = ""
     aggregate: str = ""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
@@ -119,7 +119,7 @@ def _credit(out: Outlook, made: Method, forest: Forest, horizon: float | None, o
         warnings.simplefilter("ignore")  # own rewards that the file holds already
         out.credit = dataclasses.replace(made, credit=watched).advantages(forest)
     out.summands, out.scored = watched.found, forest.scored
-    out.silent = silent_groups(forest, out.credit)
+    out.zero_signal = zero_signal_groups(forest, out.credit)
     if horizon is None and "horizon" in out.formula:
         out.notes.append(f"horizon: the longest rollout of the file, {_sizes(forest, None)['horizon']:g} tokens")
 

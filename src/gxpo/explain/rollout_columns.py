@@ -74,7 +74,7 @@ def _groups(f: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str,
         "high": packed(f.high[at]),
         "mean": packed(f.mean[at]),
         "residue": packed(f.residue[at]),
-        "silent": {name: packed(x[at]) for name, x in f.silent.items()},
+        "zero_signal": {name: packed(x[at]) for name, x in f.zero_signal.items()},
         "disagreement": [{"of": list(pair), **packed(x[at], digits="f4")} for pair, x in f.disagreement.items()],
     }
 

@@ -62,9 +62,9 @@ def _left_out(f: GroupFigures, groups: np.ndarray) -> list[str]:
     said = (
         f"{len(groups):,} of {len(f.names):,} groups are shown ({f.size[shown].sum():,} of {f.size.sum():,} rollouts)"
     )
-    for name, silent in list(f.silent.items())[:1]:
-        quiet, others = int((silent & ~shown).sum()), int((~silent & ~shown).sum())
-        said += f"; left out: {quiet:,} silent under {name}, {others:,} others"
+    for name, zero_signal in list(f.zero_signal.items())[:1]:
+        quiet, others = int((zero_signal & ~shown).sum()), int((~zero_signal & ~shown).sum())
+        said += f"; left out: {quiet:,} zero-signal under {name}, {others:,} others"
     return [said]
 
 
@@ -93,18 +93,24 @@ def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> l
         ("mean reward", f"{float(scored.mean()):.3f}" if len(scored) else "none", "of scored rollouts"),
     ]
     for x in looks:
-        if x.name in f.silent:
-            silent = f.silent[x.name]
+        if x.name in f.zero_signal:
+            zero_signal = f.zero_signal[x.name]
             top = float(np.nanmax(f.high)) if n and not np.isnan(f.high).all() else 0.0
-            right = int((silent & (f.spread == 0) & (f.low == top) & (f.low > 0)).sum())
-            wrong = int((silent & (f.spread == 0) & (f.high <= 0)).sum())
+            right = int((zero_signal & (f.spread == 0) & (f.low == top) & (f.low > 0)).sum())
+            wrong = int((zero_signal & (f.spread == 0) & (f.high <= 0)).sum())
             parts = {
                 "all at the top": right,
                 "all at 0 or less": wrong,
-                "all equal between": int(silent.sum()) - right - wrong,
+                "all equal between": int(zero_signal.sum()) - right - wrong,
             }
             said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
-            out.append((f"silent under {x.name}", f"{int(silent.sum())} of {n}", said or "groups without an advantage"))
+            out.append(
+                (
+                    f"zero-signal under {x.name}",
+                    f"{int(zero_signal.sum())} of {n}",
+                    said or "groups without an advantage",
+                )
+            )
     if (count := int((f.residue > 0).sum())) > 0:
         out.append(("residues", str(count), f"equal rewards, recorded advantage up to {f.residue.max():.1e}"))
     return out

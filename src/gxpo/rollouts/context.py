@@ -23,6 +23,11 @@ def messages_of(observation: str | Sequence[Message]) -> list[Message]:
     return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
 
 
+def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
+    """What a conversation about a prompt starts with: a text is a message of the user's."""
+    return with_system(chat, system, messages_of(prompt))
+
+
 def text_of(messages: Sequence[Message]) -> str:
     """What messages say, a line each."""
     return "\n".join(str(m.get("content") or "") for m in messages)

@@ -32,7 +32,7 @@ def read_tasks(path: Path) -> list[Task]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        task = _parse(line, f"{path}, line {number}", f"{path.stem}/{number}")
+        task = parse_task(line, f"{path}, line {number}", f"{path.stem}/{number}")
         if task.id in line_of:
             raise TaskError(f"{path}, line {number}: id {task.id!r} is already that of line {line_of[task.id]}")
         line_of[task.id] = number
@@ -46,7 +46,8 @@ def _not_a_number(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-def _parse(line: str, where: str, default_id: str) -> Task:
+def parse_task(line: str, where: str, default_id: str) -> Task:
+    """The task of one line; `TaskError` that begins with `where` if it can't be one."""
     try:
         record = json.loads(line, parse_constant=_not_a_number)
         if "\\u" in line:

@@ -39,7 +39,7 @@ class Measured:
     signal_error      its standard error, by leaving out one task at a time
     tokens_per_task   generated, discarded ones included
     tokens_to_agree   that two batches need each to agree with a cosine of 1/2: tokens_per_task / S; None: no signal
-    silent            share of the groups that add nothing
+    zero_signal_groups  share of the groups that add nothing
     relative          S per generated token over that of the first row, and `relative_error`; None: that one's is not
                       above 0
     along             cosine of the expected gradient with that of the first row; None: no signal here or there. Where
@@ -55,7 +55,7 @@ class Measured:
     signal_error: float
     tokens_per_task: float
     tokens_to_agree: float | None
-    silent: float
+    zero_signal_groups: float
     relative: float | None = None
     relative_error: float | None = None
     along: float | None = None

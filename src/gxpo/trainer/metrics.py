@@ -55,10 +55,10 @@ NAMES: dict[str, Metric] = {
         "groups of the step",
     ),
     "zero_signal_all_right": Metric(
-        "share of groups without signal of which all verdicts are right", "share", "groups of the step"
+        "share of groups that are zero-signal because all verdicts are right", "share", "groups of the step"
     ),
     "zero_signal_all_wrong": Metric(
-        "share of groups without signal of which all verdicts are wrong", "share", "groups of the step"
+        "share of groups that are zero-signal because all verdicts are wrong", "share", "groups of the step"
     ),
     "groups": Metric("groups in the step", "groups", "the step"),
     "trajectories": Metric("rollouts in the step", "rollouts", "the step"),

@@ -22,7 +22,7 @@ CHARTS: tuple[tuple[str, str, bool, dict[str, str]], ...] = (
     ("Held-out accuracy", "share of tasks, with 95% interval", True, {"accuracy": "eval_accuracy"}),
     ("Training reward", "mean per rollout", False, {"reward": "reward_mean"}),
     ("Success rate", "share of rollouts", True, {"success rate": "success_rate"}),
-    ("Groups without signal", "share of groups", True,
+    ("Zero-signal groups", "share of groups", True,
      {"all": "zero_signal_groups", "all right": "zero_signal_all_right", "all wrong": "zero_signal_all_wrong"}),
     ("Entropy", "nats per token", False, {"of trained tokens": "entropy", "of sampled tokens": "entropy_sampled"}),
     ("KL", "nats per token", False, {"from the reference": "kl", "within the step": "approx_kl"}),

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def tally(self) -> Tally:
-        """What was unscored, silent or without an update in all of its steps."""
+        """What was unscored, without signal or without an update in all of its steps."""
         return Tally.of(self.metrics)
 
     @property

@@ -36,7 +36,7 @@ from gxpo.protocols import (
     Task,
     TaskSource,
 )
-from gxpo.rollouts.context import with_system
+from gxpo.rollouts.context import prompt_messages
 from gxpo.rollouts.wording import reworded
 from gxpo.segments import Segmenter, SegmentTools
 from gxpo.signals import Signals
@@ -105,9 +105,7 @@ class Session:
         prompt = task.prompt
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return cast("tuple[int, ...]", prompt)
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else cast("tuple[Message, ...]", prompt)
-        if self.system is not None:
-            said = with_system(self.chat, self.system, said)
+        said = prompt_messages(self.chat, self.system, cast("str | tuple[Message, ...]", prompt))
         return tuple(self.chat.start(said).context)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from gxpo import former, grouped, runtime
 from gxpo.config import Resolved
 from gxpo.forest import Forest
 from gxpo.judges import meter
-from gxpo.pipeline import Method, silent_groups
+from gxpo.pipeline import Method, zero_signal_groups
 from gxpo.protocols import Budget, Sampling, StepInfo
 from gxpo.rewards import RewardSet
 from gxpo.runtime import give_back
@@ -291,16 +291,16 @@ BORROWED = ("replay", "demonstration", "baseline")  # origins of rollouts that t
 def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
     """What the step's rollouts earned, and how many groups were told anything by their credit [P] (where the objective
     reads none: 1 at the entries that it reads). Borrowed rollouts are counted, but earn nothing here."""
-    silent = silent_groups(forest, credit)
+    zero_signal = zero_signal_groups(forest, credit)
     lengths = torch.bincount(forest.path_trajectory, minlength=forest.n_trajectories).to(torch.float64)
     own = torch.tensor([origin not in BORROWED for origin in forest.origin], dtype=torch.bool)
     return {
         "reward_mean": _mean(forest.outcome[own]),
         **of_spread(forest, own),
         "success_rate": _mean(forest.success[own]),
-        "zero_signal_groups": _mean(silent.to(torch.float64)),
-        **of_verdicts(forest, silent),
-        "groups": silent.numel(),
+        "zero_signal_groups": _mean(zero_signal.to(torch.float64)),
+        **of_verdicts(forest, zero_signal),
+        "groups": zero_signal.numel(),
         "trajectories": forest.n_trajectories,
         "unscored": int((~forest.scored).sum()),
         "length_mean": _mean(lengths[own]),
@@ -328,8 +328,8 @@ def of_spread(forest: Forest, own: Tensor) -> dict[str, Any]:
     }
 
 
-def of_verdicts(forest: Forest, silent: Tensor) -> dict[str, Any]:
-    """The shares of groups that are silent [groups] because all of their verdicts are right, or all wrong; nothing
+def of_verdicts(forest: Forest, zero_signal: Tensor) -> dict[str, Any]:
+    """The shares of groups with zero signal [groups] because all of their verdicts are right, or all wrong; nothing
     where there is no verdict."""
     known = forest.success.isfinite()
     if not bool(known.any()):
@@ -337,11 +337,11 @@ def of_verdicts(forest: Forest, silent: Tensor) -> dict[str, Any]:
     group = forest.ids("group", axis="R")
     verdict = torch.where(known, forest.success, 0.0)
     worst, best = grouped.min(verdict, group, known), grouped.max(verdict, group, known)
-    right, wrong = (torch.zeros(len(silent), dtype=torch.bool) for _ in range(2))
+    right, wrong = (torch.zeros(len(zero_signal), dtype=torch.bool) for _ in range(2))
     right[group[known]], wrong[group[known]] = (worst >= 1.0)[known], (best <= 0.0)[known]
     return {
-        "zero_signal_all_right": _mean((silent & right).to(torch.float64)),
-        "zero_signal_all_wrong": _mean((silent & wrong).to(torch.float64)),
+        "zero_signal_all_right": _mean((zero_signal & right).to(torch.float64)),
+        "zero_signal_all_wrong": _mean((zero_signal & wrong).to(torch.float64)),
     }
 
 
@@ -427,7 +427,7 @@ class Clock:
 
 
 # ---------------------------------------------------------------- whether there is anything to learn from
-PATIENCE = 10  # steps of silent groups before a warning: at first a weak policy may get all of them wrong
+PATIENCE = 10  # steps of zero-signal groups before a warning: at first a weak policy may get all of them wrong
 
 
 @dataclass
@@ -438,7 +438,7 @@ class Tally:
     rollouts: int = 0
     unscored: int = 0
     groups: int = 0
-    silent: float = 0.0
+    zero_signal: float = 0.0
     updates: int = 0
     labelled: int = 0  # steps whose turns could have tags
     tagged: float = 0.0  # the sum of their shares of turns that have some
@@ -455,7 +455,7 @@ class Tally:
         self.rollouts += row["trajectories"]
         self.unscored += row["unscored"]
         self.groups += row["groups"]
-        self.silent += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
+        self.zero_signal += (row["zero_signal_groups"] or 0.0) * row["groups"]  # None where there are no groups
         self.updates += row["optimiser_steps"]
         if (untagged := row.get("untagged_turns")) is not None:
             self.labelled += 1
@@ -483,9 +483,9 @@ class Tally:
             )
         if any(map(former.learns_from_equal_groups, method.terms.values())):
             return None
-        if self.groups and self.silent > self.groups - 0.5:
+        if self.groups and self.zero_signal > self.groups - 0.5:
             return (
-                f"nothing is learned: all {self.groups} groups of {steps} were silent, all advantages 0 "
+                f"nothing is learned: all {self.groups} groups of {steps} had zero signal, all advantages 0 "
                 "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
             )
         if self.steps and not self.updates:

@@ -1,4 +1,4 @@
-"""What credit there was: silent groups, groups of the wrong rollouts, too small ones, no diversity."""
+"""What credit there was: zero-signal groups, groups of the wrong rollouts, too small ones, no diversity."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def no_diversity(case: Case) -> Finding | None:
             ["no_diversity", "entropy_collapse", "reward_ignores_completion"],
             "critical",
             "possible",
-            "every rollout gets the same reward: all groups are silent",
+            "every rollout gets the same reward: all groups have zero signal",
             *(case.quote(n) for n in ("reward", "zero_signal", "entropy") if case.has(n)),
             *(case.quote(f"component/{n}") for n in case.log.components()[:4]),
             "are the answers of a group the same text? The completions would tell",
@@ -239,7 +239,7 @@ def no_diversity(case: Case) -> Finding | None:
             ["no_diversity", "reward_ignores_completion"],
             "critical",
             "likely",
-            f"from step {step} on every group is silent, at once: are its answers the same text since then?",
+            f"from step {step} on every group has zero signal, at once: are its answers the same text since then?",
             *(case.quote(n) for n in ("zero_signal", "reward", "entropy", "grad_norm") if case.has(n)),
             "sampling that stays greedy after an evaluation looks like this, and a scorer that reads the prompt alone",
         )
@@ -268,7 +268,7 @@ def no_diversity(case: Case) -> Finding | None:
 
 
 def _silent_at_once(case: Case) -> int | None:
-    """Step from which all groups are silent, where most were not up to it and tasks are neither solved nor lost."""
+    """Step from which all groups have zero signal, where most were not up to it and tasks are neither solved nor lost."""
     silent, steps = case.values("zero_signal"), case.log.steps("zero_signal")
     loud = np.flatnonzero(silent < 0.95)
     if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:
@@ -311,7 +311,7 @@ def group_too_small(case: Case) -> Finding | None:
     rate = min(max(rate, 0.0), 1.0)
     expected = rate**size + (1 - rate) ** size
     evidence = [
-        f"group size {size:g}, share of right answers {rate:.2f}: {expected:.0%} of groups are silent by chance"
+        f"group size {size:g}, share of right answers {rate:.2f}: {expected:.0%} of groups have zero signal by chance"
     ]
     evidence += [case.quote("zero_signal")] if case.has("zero_signal") else []
     if str(case.setting("method") or "").startswith("two_grpo") or case.finished:

@@ -20,7 +20,7 @@ const R = decoded(D.R), S = decoded(D.S), N = decoded(D.N), T = decoded(D.T);
 if (!T.path) T.path = p => p; // every token is some rollout's, in order
 const G = decoded(D.groups);
 R.components = Object.entries(R.components).map(([name, x]) => ({name, at: col(x)}));
-for (const name in G.silent) G.silent[name] = col(G.silent[name]);
+for (const name in G.zero_signal) G.zero_signal[name] = col(G.zero_signal[name]);
 G.disagreement = G.disagreement.map(x => ({of: x.of, at: col(x)}));
 const nR = D.R.id.length, nG = D.groups.name.length;
 const members = Array.from({length: nG}, () => []); // rollouts of each group

@@ -41,13 +41,13 @@ const byState = M.some(m => m.summands.some(k => k.compared ? k.compared.among.i
 const returns = M.flatMap(m => m.summands).map(k => k.compared).find(c => c && c.axis === 'S' && c.what.startsWith('return'));
 
 // ---- the list of groups
-const ORDERS = {file: () => 0, silent: g => -silentCount(g), spread: g => -(G.high(g) - G.low(g) || 0)};
+const ORDERS = {file: () => 0, 'zero-signal': g => -zeroSignalCount(g), spread: g => -(G.high(g) - G.low(g) || 0)};
 for (const d of G.disagreement) ORDERS['differs: ' + d.of.join(' and ')] = g => -d.at(g);
 const anyResidue = Array.from({length: nG}, (_, g) => G.residue(g)).some(x => x > 0);
 if (anyResidue) ORDERS.residue = g => -G.residue(g);
-const FILTERS = {all: () => true, 'with signal': g => silentCount(g) === 0, silent: g => silentCount(g) > 0};
+const FILTERS = {all: () => true, 'with signal': g => zeroSignalCount(g) === 0, 'zero-signal': g => zeroSignalCount(g) > 0};
 if (anyResidue) FILTERS.residue = g => G.residue(g) > 0;
-function silentCount(g) { let n = 0; for (const name in G.silent) if (G.silent[name](g)) n++; return n; }
+function zeroSignalCount(g) { let n = 0; for (const name in G.zero_signal) if (G.zero_signal[name](g)) n++; return n; }
 const LINE = 46;
 function arrange() {
   const key = ORDERS[state.sort] || ORDERS.file;
@@ -71,13 +71,13 @@ function lines() {
   const from = Math.max(0, Math.floor(box.scrollTop / LINE) - 4), to = Math.min(shown.length, from + Math.ceil(box.clientHeight / LINE) + 10);
   all.replaceChildren();
   for (let i = from; i < to; i++) {
-    const g = shown[i], silent = Object.keys(G.silent).filter(n => G.silent[n](g));
+    const g = shown[i], zeroSignal = Object.keys(G.zero_signal).filter(n => G.zero_signal[n](g));
     const strip = el('span', {class: 'strip', 'aria-hidden': 'true'}, members[g].slice(0, 24).map(r => el('i', {class: shade(advantageOf(M[state.m] || {}, r), scaleOf(M[state.m], 'credit'))})));
     all.append(el('div', {
       class: 'line', id: 'line' + g, role: 'option', 'aria-selected': g === state.g ? 'true' : 'false', 'aria-setsize': shown.length, 'aria-posinset': i + 1, style: `top:${LINE * i}px`,
       on: {click: () => choose({g})},
     }, el('div', {class: 'name'}, G.task[g]), el('div', {class: 'soft'}, strip, ' ', badge(g),
-      silent.length && !(G.residue(g) > 0) ? ' \u00b7 silent' + (Object.keys(G.silent).length > silent.length ? ' under ' + silent.join(', ') : '') : '',
+      zeroSignal.length && !(G.residue(g) > 0) ? ' \u00b7 zero-signal' + (Object.keys(G.zero_signal).length > zeroSignal.length ? ' under ' + zeroSignal.join(', ') : '') : '',
       G.residue(g) > 0 ? ' \u00b7 residue' : '')));
   }
   if (shown.includes(state.g)) box.setAttribute('aria-activedescendant', 'line' + state.g);
@@ -97,9 +97,9 @@ function drawGroup() {
   if (!nG) { box.replaceChildren(el('p', {}, 'No rollouts.')); return; }
   const list = members[g], m = M[state.m];
   const head = [el('h2', {}, G.task[g], !G.name[g].endsWith(G.task[g]) ? el('span', {class: 'soft'}, '  group ' + G.name[g]) : null)];
-  const silent = Object.keys(G.silent).filter(n => G.silent[n](g));
+  const zeroSignal = Object.keys(G.zero_signal).filter(n => G.zero_signal[n](g));
   const facts = [`${list.length} rollouts`, 'rewards ' + badge(g)];
-  if (silent.length) facts.push('silent under ' + silent.join(', '));
+  if (zeroSignal.length) facts.push('zero-signal under ' + zeroSignal.join(', '));
   for (const d of G.disagreement) facts.push(`${d.of.join(' and ')} differ by ${num(d.at(g), 3)}`);
   head.push(el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))));
   if (G.residue(g) > 0) head.push(el('p', {class: 'flag'}, `Residue: the rewards are equal, so nothing is to be learned, but the trainer recorded advantages up to ${num(G.residue(g), 3)}; they are rounding, not signal.`));

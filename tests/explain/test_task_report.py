@@ -1,0 +1,138 @@
+"""`gxpo tasks`: counts, lengths and rewards by hand; each defect of a data set has its warning, a sound set none."""
+
+import json
+
+import pytest
+
+from gxpo import config
+from gxpo.definition import Stated
+from gxpo.errors import TaskError
+from gxpo.explain.task_page import text
+from gxpo.explain.task_report import readable, report
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
+
+
+def settings(**keys):
+    return config.resolve({k.replace("__", "."): Stated(v, "test") for k, v in keys.items()}).settings
+
+
+def write(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def sums(n, **more):
+    return [{"prompt": f"What is {i} plus {i + 1}?", "answer": str(2 * i + 1), **more} for i in range(n)]
+
+
+def test_a_sound_set_has_no_warning(tmp_path):
+    data, held = write(tmp_path / "t.jsonl", sums(20, level=1)), write(tmp_path / "h.jsonl", sums(60)[20:])
+    r = report(settings(task=data, tasks__options={"held_out": held}))
+    assert r["warnings"] == [] and (r["training"], r["held_out"]) == (20, 40)
+    assert r["columns"]["level"] == {"tasks": 20, "kinds": {"number": 20}, "example": "1"}
+    # "What is 0 plus 1?" has 17 characters; from 10 on 19, "9 plus 10" 18: 9 of 17, 1 of 18, 50 of 19
+    assert r["prompt_lengths"] == {"min": 17, "median": 19, "max": 19} and r["unit"] == "characters"
+    # 1, 3, ..., 119: 5 of one digit, 45 of two, 10 of three
+    assert r["answer_lengths"] == {"min": 1, "median": 2, "max": 3}
+    assert (r["reward"]["forms"]["bare"], r["reward"]["full"], r["reward"]["empty"], r["reward"]["wrong"]) == (
+        1,
+        1,
+        0,
+        0,
+    )
+    assert "no warning" in text(r)
+
+
+def test_prompts_as_the_model_sees_them(tmp_path):
+    data = write(tmp_path / "t.jsonl", [*sums(40), {"prompt": [{"role": "user", "content": "Hi"}], "answer": "1"}])
+    s = settings(task=data, chat__template=TEMPLATE, chat__system="Short.", tasks__options={"held_out_fraction": 0.5})
+    r = report(s, model="tiny:cold")
+    shown = {p["text"] for p in r["prompts"]}
+    assert any(t.startswith("<s>system: Short.</s><s>user: What is ") and t.endswith("?</s><s>") for t in shown)
+    # characters of "<s>system: Short.</s><s>user: Hi</s><s>" in which each character is a token: the shortest prompt
+    assert r["prompt_lengths"]["min"] == len("<s>system: Short.</s><s>user: Hi</s><s>")
+    assert r["unit"] == "tokens" and r["context_limit"] == 2048
+
+
+def test_lengths_against_the_context_and_the_action(tmp_path):
+    rows = [*sums(40), {"prompt": "a" * 90, "answer": "1"}, {"prompt": "b" * 200, "answer": "123456789012"}]
+    data = write(tmp_path / "t.jsonl", rows)
+    s = settings(
+        task=data, env__max_context=100, sampling__max_new_tokens=11, tasks__options={"held_out_fraction": 0.5}
+    )
+    r = report(s, model="tiny:cold")
+    assert r["no_room"] == ["t/41"] and r["over_limit"] == ["t/42"]
+    said = "\n".join(r["warnings"])
+    assert "fill the context of 100 tokens: t/42" in said and "leave less than sampling.max_new_tokens=11" in said
+    assert "reference answers have up to 12 tokens" in said
+
+
+def test_characters_that_the_tokenizer_does_not_know(tmp_path):
+    rows = [*sums(40), {"prompt": "How many \u4e2d are there?", "answer": "1"}]
+    s = settings(task=write(tmp_path / "t.jsonl", rows), tasks__options={"held_out_fraction": 0.5})
+    r = report(s, model="tiny:cold")
+    assert r["unknown_tokens"] == ["t/41"] and any("does not know: t/41" in w for w in r["warnings"])
+
+
+def test_every_line_at_fault_is_named_and_the_others_are_read(tmp_path):
+    rows = [
+        *sums(40),
+        "{oops",
+        {"prompt": "?"},
+        {"prompt": "x", "answer": ""},
+        {"prompt": "y", "answer": 1, "id": "t/1"},
+    ]
+    r = report(settings(task=write(tmp_path / "t.jsonl", rows)))
+    assert [f.split(": ")[0].rpartition(" ")[2] for f in r["faults"]] == ["41", "42", "43", "44"]
+    assert r["training"] + r["held_out"] == 40
+    assert r["warnings"][0].startswith("4 line(s) can't be read, and a run refuses the file: ")
+
+
+def test_pairs_and_few_tasks(tmp_path):
+    rows = [*sums(7), {"prompt": "what is 1 plus 2", "answer": "3"}, {"prompt": "What is 1 plus 2?", "answer": "4"}]
+    said = report(settings(task=write(tmp_path / "t.jsonl", rows), tasks__options={"held_out_fraction": 0.5}))[
+        "warnings"
+    ]
+    assert any("tasks.per_step=16" in w for w in said) and any("held-out task(s): the 95% interval" in w for w in said)
+    assert any("t/2 and t/8" in w for w in said)
+
+
+def test_a_reward_that_pays_for_nothing_and_not_for_every_answer(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def f(completion, answer):\n"
+        "    return 0.5 if not completion else float(completion == f'<answer>{answer}</answer>' and answer != '5')\n"
+    )
+    s = settings(task=write(tmp_path / "t.jsonl", sums(40)), reward=f"{tmp_path}/r.py:f", tasks__per_step=4)
+    r = report(s)
+    assert r["reward"]["form"] == "tags" and r["reward"]["empty"] == 0.5 and r["reward"]["wrong"] == 0
+    assert r["reward"]["unpaid"] == [{"id": "t/3", "answer": "5", "pays": 0.0}]
+    said = "\n".join(r["warnings"])
+    assert "an empty completion earns 0.5, a wrong answer 0" in said and "t/3 (answer '5': 0)" in said
+    assert "a bare answer earns 0, one written as '<answer>" in said
+
+
+def test_generated_tasks(tmp_path):
+    r = report(settings(task="arithmetic"), model="tiny", n=40, scored=8)
+    assert (r["training"], r["held_out"], r["complete"]) == (40, 40, False)
+    assert r["warnings"] == [] and r["reward"]["tasks"] == 8
+    assert r["prompt_lengths"] == {"min": 7, "median": 7, "max": 7}  # <bos>37+48=
+
+
+def test_a_judge_is_not_asked(tmp_path):
+    r = report(settings(task=write(tmp_path / "t.jsonl", sums(40)), reward="judge"))
+    assert "check-reward" in r["reward"]["skipped"] and "check-reward" in text(r)
+
+
+@pytest.mark.parametrize(("task", "said"), [("frozenlake", "gxpo check-env frozenlake"), ("no.jsonl", "no such file")])
+def test_what_is_no_list_of_prompts(task, said):
+    with pytest.raises(TaskError, match=said):
+        report(settings(task=task))
+
+
+def test_readable_of_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+    assert readable(tmp_path / "x.jsonl") == ([], [])
