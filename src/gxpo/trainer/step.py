@@ -151,6 +151,7 @@ class Stages:
             "nonfinite_steps": self.nonfinite_steps,
             "generated_tokens": self.budget.generated_tokens,
             "judge_tokens": self.budget.judge_tokens,
+            **({"cost": self.budget.cost(prices)} if (prices := self.settings.logging.prices) else {}),
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],
@@ -485,7 +486,7 @@ class Tally:
             return None
         if self.groups and self.silent > self.groups - 0.5:
             return (
-                f"nothing is learned: all {self.groups} groups of {steps} were silent, all advantages 0 "
+                f"nothing is learned: all {self.groups} groups of {steps} had zero signal, all advantages 0 "
                 "(equal rewards within a group?): see `gxpo check-reward` and `gxpo methods --for 'all-wrong groups'`"
             )
         if self.steps and not self.updates:
