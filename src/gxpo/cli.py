@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gxpo.cli_options import AllowKey, Json, Out, RunArgument, Sets, app, fail, quiet, say
+from gxpo.cli_options import AllowKey, Best, Json, Out, RunArgument, Sets, app, fail, quiet, say
 from gxpo.exact import ask_for_equal_bits
 
 
@@ -173,6 +173,7 @@ def evaluate(
     run: RunArgument,
     tasks: Annotated[int | None, typer.Option(help="How many held-out tasks.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a task, for pass@k.")] = None,
+    best: Best = False,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
@@ -182,17 +183,18 @@ def evaluate(
     """
     from gxpo import config
     from gxpo.trainer import checkpoint
+    from gxpo.trainer.best import best_of
     from gxpo.trainer.loop import Trainer
-    from gxpo.trainer.start import verified
+    from gxpo.trainer.start import checkpoint_of, verified
 
     run = _found(run)
     given, _ = verified(run)
     values = {"eval.tasks": tasks, "eval.samples": samples}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
-    newest = checkpoint.latest(run)
+    found = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(given), out=run, resume=True)
     try:
-        figures = {"step": trainer.load(newest)["step"], **trainer.evaluate().figures}
+        figures = {"step": trainer.load(found)["step"], **trainer.evaluate().figures}
     finally:
         trainer.close()
     if as_json:
@@ -333,6 +335,7 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, as peft loads it.")] = False,
     step: Annotated[int | None, typer.Option(help="Checkpoint of this step; default: the newest.")] = None,
+    best: Best = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64; default: the run's.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -340,10 +343,16 @@ def export(
 
     Example: gxpo export runs/arithmetic models/arithmetic
     """
+    from gxpo.errors import ConfigError
+    from gxpo.trainer.best import best_of
     from gxpo.trainer.export import export as write
 
+    if best and step is not None:
+        raise ConfigError("--best and --step: give one of them")
     quiet()
-    written = write(_found(run), directory, adapter=adapter, step=step, dtype=dtype)
+    run = _found(run)
+    step = best_of(run)["step"] if best else step
+    written = write(run, directory, adapter=adapter, step=step, dtype=dtype)
     if as_json:
         files = {p.name: p.stat().st_size for p in sorted(written.iterdir())}
         say(json.dumps({"directory": str(written), "bytes": files}))

@@ -17,6 +17,7 @@ app = typer.Typer(
 
 Sets = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, over the file; may be given again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Best = Annotated[bool, typer.Option("--best", help="The checkpoint that trainer.keep_best has kept.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run directory.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or the beginning of its name.")]
 

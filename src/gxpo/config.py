@@ -74,7 +74,7 @@ def read(path: str | Path) -> dict[str, Stated]:
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
     out: dict[str, Stated] = {}
     for key, stated in leaves("", document, str(path), str(path)):
-        name = former.setting(key, stated.value)
+        name, stated = former.renewed_setting(key, stated)
         if _is_stated(name, out):
             raise ConfigError(f"{stated.origin}: {name} is set twice")
         _state(name, Stated(yamltext.plain(stated.value, f"{stated.origin}: {name}"), stated.origin), out)
@@ -94,7 +94,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
         except YAMLError:
             value = text
         for leaf, stated in leaves(key, yamltext.plain(value, f"--set {key}"), "--set"):
-            name = former.setting(leaf, stated.value)
+            name, stated = former.renewed_setting(leaf, stated)
             out.pop(name, None)  # in the order of the last statements: see `over`
             out[name] = stated
     return out
@@ -162,7 +162,7 @@ def _no_entries(key: str, stated: Stated, of: str, held: Stated) -> ConfigError:
 def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`."""
     given = dotted({k: replace(s, value=yamltext.plain(s.value, f"{_at(s)}{k}")) for k, s in given.items()})
-    given = over({}, {former.setting(k, s.value): s for k, s in given.items()})
+    given = over({}, dict(former.renewed_setting(k, s) for k, s in given.items()))
     spec, compat = given.get("method", Stated("grpo", "default")), given.get("compat", Stated(None, "default"))
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")

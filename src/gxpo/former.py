@@ -45,6 +45,7 @@ OPTIONS = {  # options by their former names: (stage, last word of the key) -> t
     ("credit", "single"): "singleton",
     ("objective", "once_per_token"): "dedup_shared_tokens",
 }
+LISTED = {"trainer.tensorboard": ("trainer.callbacks", "tensorboard")}  # switches that are words of a list now
 _REWARD_STAGES = ("add", "shape", "step")
 _INNER = {"objective.surrogate": "objective", "objective.ratio": "objective"}  # their options are the term's
 
@@ -120,6 +121,16 @@ def setting(key: str, value: Any = None) -> str:
     if new != key:
         _warn(key, [new])
     return new
+
+
+def renewed_setting(key: str, entry: Stated) -> tuple[str, Stated]:
+    """A stated setting under its new key, where it has one, with what its value is there."""
+    if key not in LISTED or not isinstance(entry.value, bool):
+        return setting(key, entry.value), entry
+    new, word = LISTED[key]
+    if entry.value:  # what is off, as in every config.yaml of before, is as it was
+        _warn(f"{key}=true", [f"{new}=[{word}]"])
+    return new, replace(entry, value=[word] if entry.value else [])
 
 
 def _setting(key: str, value: Any = None) -> str:

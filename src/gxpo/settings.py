@@ -118,6 +118,14 @@ class LearnerSettings(_Section):
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
 
 
+class StopEarlySettings(_Section):
+    metric: str | None = Field(
+        default=None, description="end the run when this metric stops improving; min:NAME where lower is better"
+    )
+    patience: Positive = Field(default=5, description="end after so many readings of it in a row without improvement")
+    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description="least change that is an improvement")
+
+
 class TrainerSettings(_Section):
     steps: Positive = Field(default=100, description="steps of the run at most: rollouts, then an update")
     max_tokens: Positive | None = Field(
@@ -131,12 +139,35 @@ class TrainerSettings(_Section):
         default=50, description="save a checkpoint every n-th step; 0: only the last"
     )
     keep_checkpoints: Positive = Field(default=2, description="number of newest checkpoints to keep")
+    keep_best: str | None = Field(
+        default=None,
+        description="metric whose best checkpoint is kept, e.g. eval_accuracy; min:NAME where lower is better",
+    )
+    stop_early: StopEarlySettings = StopEarlySettings()
     rollouts_every: Annotated[int, Field(ge=0)] = Field(
         default=10, description="write every n-th step's rollouts; 0: none"
     )
-    tensorboard: bool = Field(default=False, description="also write metrics for TensorBoard")
+    callbacks: list[str] = Field(
+        default=[], description="loggers: tensorboard, trackio, wandb; or a callback, file.py:Class (docs/logging.md)"
+    )
     max_nonfinite_steps: Positive = Field(
         default=3, description="stop after so many consecutive steps skipped for a gradient that was not finite"
+    )
+
+
+class LoggingSettings(_Section):
+    project: str | None = Field(
+        default=None, description="project in trackio and wandb; null: WANDB_PROJECT or TRACKIO_PROJECT, or gxpo"
+    )
+    name: str | None = Field(default=None, description="name of the run there; null: the run directory's")
+    samples: Annotated[int, Field(ge=0)] = Field(
+        default=8, description="rollouts in a table of samples, at trainer.rollouts_every and evaluations; 0: no tables"
+    )
+    options: dict[str, dict[str, Any]] = Field(
+        default={}, description="options of trainer.callbacks by name, e.g. {wandb: {tags: [sums]}}"
+    )
+    prices: dict[Literal["generated_tokens", "judge_tokens"], Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="price of a million tokens, e.g. {judge_tokens: 0.6}; adds the metric cost"
     )
 
 
@@ -197,6 +228,7 @@ class RunSettings(_Section):
     trainer: TrainerSettings = TrainerSettings()
     eval: EvalSettings = EvalSettings()
     doctor: DoctorSettings = DoctorSettings()
+    logging: LoggingSettings = LoggingSettings()
     scoring: RewardSettings = RewardSettings()
 
     @property

@@ -141,15 +141,6 @@ def test_a_generator_of_reasoning_gym(tmp_path):
     assert run.metrics[0]["unscored"] == 0 and "reward_correct" in run.metrics[0]
 
 
-def test_tensorboard_has_every_step(tmp_path, reward):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = train(tmp_path, reward, **{"trainer.tensorboard": True})
-    events = EventAccumulator(str(run.path / "tensorboard"))
-    events.Reload()
-    assert [e.step for e in events.Scalars("reward/mean")] == [1, 2]
-
-
 def test_a_saved_model_is_loaded_by_transformers(tmp_path, reward):
     from transformers import AutoModelForCausalLM
 

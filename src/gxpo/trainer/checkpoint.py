@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,16 @@ _REMEDY = {
 }
 
 
-def save(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, others go after it.
+def save(
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    keep: int,
+    also: Collection[int] = (),
+) -> Path:
+    """Write the checkpoint of `step` and return its directory; the newest `keep` up to `step` stay, and those of the
+    steps in `also`; others go after it.
 
     `state` is JSON: strings as keys; tuples come back as lists; floats come back exactly. Tensors that share memory are
     stored as copies. Checkpoints of later steps are of a line that the run has left, and go too. `CheckpointError` when
@@ -75,7 +83,7 @@ def save(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str
                 f"earlier checkpoints are kept: {_remedy(error)}, then gxpo resume {run}"
             ) from error
         raise
-    _prune(folder, step, keep)
+    _prune(folder, step, keep, also)
     return final
 
 
@@ -185,9 +193,9 @@ def _found(folder: Path) -> dict[int, Path]:
     return out
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
+def _prune(folder: Path, step: int, keep: int, also: Collection[int]) -> None:
     found = _found(folder)
-    kept = sorted((s for s in found if s <= step), reverse=True)[:keep]
+    kept = {*sorted((s for s in found if s <= step), reverse=True)[:keep], *also}
     try:
         for path in (path for s, path in found.items() if s not in kept):
             # Hidden before it is taken apart: a half removed checkpoint would look damaged.

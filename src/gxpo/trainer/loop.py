@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped, runtime
+from gxpo.callbacks import Callback, Calls, make, samples
 from gxpo.config import Resolved
 from gxpo.errors import CheckpointError, ModelError
 from gxpo.forest import Forest
@@ -22,6 +24,7 @@ from gxpo.records import dump
 from gxpo.rollouts import Independent
 from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
+from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
 from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
@@ -30,7 +33,6 @@ from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
 from gxpo.trainer.start import config_sums, refuse_other_config
 from gxpo.trainer.step import Stages
-from gxpo.trainer.tensorboard import Board
 
 
 class Trainer(Stages):
@@ -40,6 +42,7 @@ class Trainer(Stages):
     out       run directory; None: as the settings say
     reward    a Python function instead of the setting `reward`
     notify    called with a line where something takes long before the first step
+    callbacks beside those of `trainer.callbacks`
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Trainer(Stages):
         out: str | Path | None = None,
         reward: Callable[..., Any] | None = None,
         resume: bool = False,
+        callbacks: Sequence[Callback] = (),
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         runtime.start()
@@ -58,12 +62,16 @@ class Trainer(Stages):
         self.out = Path(runtime.first(str(out or s.out or default)))
         if not resume:
             refuse_another(self.out)
+        self.best, self.early = rules_of(s.trainer)
+        main = runtime.rank() == 0
+        self.calls = Calls(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Calls({})
         self._lock = Lock(self.out)
         super().__init__(resolved, reward=reward, resume=resume, notify=notify)
         self._open.callback(self._lock.release)
         self.config_text = self.resolved.to_yaml()
         self.inputs = inputs.hashes(self.resolved.keys, self.source)
-        self._begun = False
+        self._begun = self.resumed = False
+        self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
         self.metrics_file = MetricsFile(self.out / METRICS)
         self.evaluations = MetricsFile(self.out / EVALUATIONS)
@@ -94,35 +102,63 @@ class Trainer(Stages):
             self._lock.release()
 
     def _train(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
+        from gxpo.trainer.run import Run  # what callbacks are given is what the caller will be
+
+        self._own()
+        self.stopped = self.early.reason if self.early is not None and self.early.over else None
+        self.run = Run(self.out, self)
+        self.calls.start(self.run)
+        try:
+            self._loop(watch)
+        except BaseException as error:
+            self.calls.end(self.run, error)
+            raise
+        self.calls.end(self.run, None)
+
+    def _loop(self, watch: Callable[[dict[str, Any]], bool | None] | None) -> None:
         t, e = self.settings.trainer, self.settings.eval
         main = runtime.rank() == 0
-        self._own()
-        stop = False
+        stop = runtime.any_of(self.stopped is not None)
         if not self._begun:
-            stop = self._watched(watch, {"step": 0} | self._evaluated(0))
+            row = {"step": 0} | self._evaluated(0)
+            self._judged(row)
+            self.calls.step(row, self.run)
+            stop = self._ends(watch, row)
             self.save()
             self._begun = True
-        board = Board(self.out, purge_after=self.step_number) if t.tensorboard and main else None
         doctor = self._checkup() if main and self.settings.doctor.every else None
         while not self.finished and not stop:
             shares = self.spent * e.points
             row = self.step()
             self.seconds += row["time_step_s"]
             with self._in_place():
-                last = self.finished
+                best = self._judged(row)
                 due = (e.every and row["step"] % e.every == 0) or int(self.spent * e.points) > int(shares)
-                if last or due:
+                if self.finished or due:
                     row |= self._evaluated(row["step"])
+                    best = self._judged(row) or best
+                last = self.finished
                 if main:
-                    self._write(row, board, last)
+                    self._write(row, last)
+                    self.calls.step(row, self.run)
                 halt = doctor is not None and doctor(row, warned=self.warned)
-                stop = self._watched(watch, row, halt)
+                stop = self._ends(watch, row, "the doctor found a critical cause (doctor.stop)" if halt else None)
                 if len(self._trouble) >= t.max_nonfinite_steps:
                     self._give_up()
-                if last or stop or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
+                if last or stop or best or (t.checkpoint_every and row["step"] % t.checkpoint_every == 0):
                     self.save()
-        if board is not None:
-            board.close()
+
+    def _judged(self, row: dict[str, Any]) -> bool:
+        """Whether the line is the best so far by `trainer.keep_best`; `trainer.stop_early` takes it, too."""
+        for best in (self.best, self.early and self.early.best):
+            if best is not None and best.value is None:
+                best.missing(row)
+        better = self.best is not None and self.best.see(row)
+        if self.early is not None:
+            self.early.best.see(row)
+            if self.early.over:
+                self.stopped = self.early.reason
+        return better
 
     @property
     def spent(self) -> float:
@@ -140,8 +176,9 @@ class Trainer(Stages):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken or the budget is spent."""
-        return self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
+        """Whether all steps are taken, the budget is spent, or `trainer.stop_early` has seen enough."""
+        waited = self.early is not None and self.early.over
+        return waited or self.step_number >= self.settings.trainer.steps or self.spent >= 1.0
 
     def _checkup(self) -> Checkup:
         """The doctor, told what is written so far: the first evaluation and, after a resume, all lines."""
@@ -157,22 +194,31 @@ class Trainer(Stages):
             f"`gxpo resume {self.out}` goes on behind them; trainer.max_nonfinite_steps says how many are allowed"
         )
 
-    def _write(self, row: dict[str, Any], board: Board | None, last: bool) -> None:
+    def _write(self, row: dict[str, Any], last: bool) -> None:
         """The step's line and, where they are due, its rollouts."""
         every = self.settings.trainer.rollouts_every
         self.metrics_file.append(row)
-        if board is not None:
-            board(row)
         if self.last is not None and every and (row["step"] % every == 0 or last):
             (self.out / "rollouts").mkdir(exist_ok=True)
-            dump(annotated(*self.last), self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
+            forest = annotated(*self.last)
+            dump(forest, self.out / "rollouts" / f"step-{row['step']:06d}.jsonl")
+            self._show(forest, row["step"], "train")
 
-    @staticmethod
-    def _watched(
-        watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any], halt: bool = False
+    def _show(self, forest: Forest, step: int, name: str) -> None:
+        """Some of the rollouts to the callbacks that read them."""
+        if most := self.settings.logging.samples:
+            table = partial(samples.rows, step=step, set=name, most=most)
+            self.calls.samples(lambda: table(forest.to_records()), self.run)
+
+    def _ends(
+        self, watch: Callable[[dict[str, Any]], bool | None] | None, row: dict[str, Any], halt: str | None = None
     ) -> bool:
-        """Whether to stop: if the watch of any process says so, or `halt`, all processes stop after the same step."""
-        return runtime.any_of((watch is not None and bool(watch(row))) or halt)
+        """Whether to stop: if the watch of any process says so, or a callback, or `halt` says why, all processes stop
+        after the same step."""
+        if watch is not None and watch(row):
+            halt = halt or "watch returned True"
+        self.stopped = self.stopped or halt
+        return runtime.any_of(self.stopped is not None)
 
     def _evaluated(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()
@@ -183,7 +229,10 @@ class Trainer(Stages):
             path = self.out / "evaluations" / f"step-{step:06d}.json"
             path.parent.mkdir(exist_ok=True)
             checkpoint.write_atomic(path, json.dumps(found.verdicts))
-            dump(with_texts(found.shown, decoder(self.tokenizer)), path.with_suffix(".jsonl"))
+            shown = with_texts(found.shown, decoder(self.tokenizer))
+            dump(shown, path.with_suffix(".jsonl"))
+            self.calls.evaluation({"step": step} | figures, self.run)
+            self._show(shown, step, "eval")
         return figures
 
     # ------------------------------------------------------------ the directory
@@ -256,6 +305,9 @@ class Trainer(Stages):
             "budget": vars(self.budget),
             "unscored": dict(self.rewards.counts),
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
+            **({"best": self.best.state_dict()} if self.best is not None else {}),
+            **({"early": self.early.best.state_dict()} if self.early is not None else {}),
+            **({"callbacks": states} if (states := self.calls.state()) else {}),
         }
         return checkpoint.save(
             self.out,
@@ -263,6 +315,7 @@ class Trainer(Stages):
             self.learner.tensors() | self.method.tensors(),
             state,
             self.settings.trainer.keep_checkpoints,
+            () if self.best is None or self.best.value is None else (self.best.step,),
         )
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -281,7 +334,7 @@ class Trainer(Stages):
         config_text         what config.yaml says, as `start.verified` read it
         allow_changed_data  whether the task source may have other rows than the checkpoint's
         """
-        self._begun, self.config_text = True, config_text
+        self._begun, self.resumed, self.config_text = True, True, config_text
         self._own()
         newest = Path(runtime.first(str(checkpoint.latest(self.out)) if runtime.rank() == 0 else ""))
         state = self.load(newest)
@@ -294,6 +347,11 @@ class Trainer(Stages):
         self.budget = Budget(**state["budget"])
         self.seconds = state.get("seconds", 0.0)
         self.rewards.counts.update(state["unscored"])
+        if self.best is not None and "best" in state:
+            self.best.load_state_dict(state["best"])
+        if self.early is not None and "early" in state:
+            self.early.best.load_state_dict(state["early"])
+        self.calls.load(state.get("callbacks", {}))
         if runtime.rank() == 0:
             self._cut()
 

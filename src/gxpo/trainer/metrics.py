@@ -77,6 +77,7 @@ NAMES: dict[str, Metric] = {
     "judge_tokens": Metric(
         "tokens that judges generated in training, as far as their server tells", "tokens", "the run so far"
     ),
+    "cost": Metric("price of these tokens, where logging.prices has one", "currency of the prices", "the run so far"),
     "length_mean": Metric("mean number of action tokens per rollout", "tokens", "rollouts made in the step"),
     "truncated_rate": Metric("share of rollouts cut at the length limit", "share", "rollouts made in the step"),
     "untagged_turns": Metric(

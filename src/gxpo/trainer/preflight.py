@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from gxpo import former, worlds
+from gxpo.callbacks.named import check as check_callbacks
 from gxpo.config import Resolved
 from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, ModelError
@@ -22,6 +23,7 @@ from gxpo.rewards.scoring import check_named
 from gxpo.rollouts import Independent
 from gxpo.settings import RunSettings
 from gxpo.tasks.source import solution_of
+from gxpo.trainer.best import rules_of
 from gxpo.trainer.setup import device_of, sampling_of
 from gxpo.usercode import one_line
 from gxpo.worlds import World
@@ -115,6 +117,8 @@ def rehearse(resolved: Resolved) -> None:
     """All checks of a run that is not going to be started from here."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
+    rules_of(s.trainer)
+    check_callbacks(s.trainer.callbacks, s.logging.options)
     world = worlds.foreseen(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:

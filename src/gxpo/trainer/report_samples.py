@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gxpo.callbacks.samples import completion_of, contrasts, group_of, prompt_of
 from gxpo.page import Html, paragraph, preformatted, table
 
 LONGEST_TEXT = 2000  # characters of a prompt or completion that are shown
@@ -33,34 +34,20 @@ def _sample_table(path: Path) -> Html:
             records.append(record)
         else:
             unread += 1
-    shown = _contrasts(records)
+    shown = _shown(records)
     note = f"; {unread} lines of {path.name} can't be read" if unread else ""
-    heading = f"{path.stem.replace('-', ' ')}: best and worst rollout of {len({_group(r) for r in shown})} groups{note}"
+    heading = (
+        f"{path.stem.replace('-', ' ')}: best and worst rollout of {len({group_of(r) for r in shown})} groups{note}"
+    )
     rows = [_sample_row(r) for r in shown]
     return table(COLUMNS, rows, numbers=("outcome", "advantage"), caption=heading, wide=True)
 
 
-def _group(record: Mapping[str, Any]) -> str:
-    return str(record.get("group"))
-
-
-def _contrasts(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rollouts with the largest and the smallest outcome of the first groups that have two, then of any."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(_group(record), []).append(record)
-    pairs = []
-    for members in groups.values():
-        known = [r for r in members if isinstance(r.get("reward"), int | float)] or members
-        best, worst = max(known, key=_outcome), min(known, key=_outcome)
-        pairs.append([best] if _outcome(best) == _outcome(worst) else [best, worst])
-    pairs.sort(key=len, reverse=True)  # stable: groups keep their order
-    return [r for pair in pairs[:SHOWN_GROUPS] for r in pair]
-
-
-def _outcome(record: Mapping[str, Any]) -> float:
-    value = record.get("reward")
-    return float(value) if isinstance(value, int | float) else 0.0
+def _shown(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The best and the worst rollout of the first groups that have two, then of any."""
+    found = contrasts(records)
+    groups = list(dict.fromkeys(map(group_of, found)))[:SHOWN_GROUPS]
+    return [r for r in found if group_of(r) in groups]
 
 
 def _sample_row(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,38 +55,13 @@ def _sample_row(record: Mapping[str, Any]) -> tuple[str, ...]:
     components = "\n".join(f"{k}: {_number(v)}" for k, v in rewards.items()) if isinstance(rewards, dict) else ""
     advantage = info.get("advantage") if isinstance(info, dict) else None
     return (
-        _short(str(record.get("task") or _group(record))),
-        preformatted(_short(_prompt(record))),
-        preformatted(_short(_completion(record))),
+        _short(str(record.get("task") or group_of(record))),
+        preformatted(_short(prompt_of(record))),
+        preformatted(_short(completion_of(record))),
         "unscored" if record.get("reward") is None else _number(record["reward"]),
         preformatted(components),
         "" if advantage is None else _number(advantage),
     )
-
-
-def _prompt(record: Mapping[str, Any]) -> str:
-    fork = record.get("fork")
-    if isinstance(fork, dict):
-        return f"(goes on from turn {fork.get('turn')} of {fork.get('of')})"
-    return _text(record, "prompt_text", "prompt")
-
-
-def _completion(record: Mapping[str, Any]) -> str:
-    """The actions; from the second turn on with what was observed before."""
-    turns = record.get("turns")
-    parts = []
-    for i, turn in enumerate(turns if isinstance(turns, list) else []):
-        if isinstance(turn, dict):
-            seen = _text(turn, "observation_text", "observation") if i else ""
-            parts += [f"[observed] {seen}"] if seen else []
-            parts.append(_text(turn, "action_text", "action") + (" [cut]" if turn.get("finish") == "length" else ""))
-    return "\n".join(parts)
-
-
-def _text(holder: Mapping[str, Any], text: str, ids: str) -> str:
-    if isinstance(holder.get(text), str):
-        return holder[text]
-    return f"tokens {holder[ids]}" if holder.get(ids) else ""
 
 
 def _short(text: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gxpo import config, runtime
+from gxpo.callbacks import Callback
 from gxpo.definition import Stated
 from gxpo.doctor.finding import Diagnosis
 from gxpo.errors import ConfigError
@@ -27,6 +28,7 @@ from gxpo.trainer.statistics import paired_interval
 from gxpo.trainer.step import Tally
 
 Watch = Callable[[dict[str, Any]], "bool | None"]
+_BEST = ("metric", "value", "step")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,36 @@ class Run:
 
     path: Path
     trainer: Trainer
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every key of config.yaml with its value."""
+        return {key: stated.value for key, stated in self.trainer.resolved.keys.items()}
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step."""
+        return self.trainer.step_number
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint in this process."""
+        return self.trainer.resumed
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it ended before its last step (or is about to); None where it did not."""
+        return self.trainer.stopped
+
+    def stop(self, reason: str) -> None:
+        """For callbacks: end the run after this step; it is saved, and `gxpo resume` goes on."""
+        self.trainer.stopped = self.trainer.stopped or reason
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """{"metric", "value", "step"} of the checkpoint that `trainer.keep_best` keeps; None without one."""
+        best = self.trainer.best
+        return None if best is None or best.value is None else {k: best.state_dict()[k] for k in _BEST}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -105,6 +137,7 @@ def train(
     set: Mapping[str, Any] | None = None,
     from_run: str | Path | None = None,
     resolved: config.Resolved | None = None,
+    callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     notify: Callable[[str], None] = lambda line: None,
 ) -> Run:
@@ -119,6 +152,7 @@ def train(
     set     any other key, e.g. {"optim.lr": 1e-4, "rollout.group_size": 16}
     from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
             that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
+    callbacks  loggers and others, beside those of the key trainer.callbacks (docs/logging.md)
     watch   called with every line of metrics; returning True ends the run early
     notify  called with a line of text where something takes long before the first step
 
@@ -141,7 +175,9 @@ def train(
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.trainer.run.continued")
     if out is None and resolved.settings.out is None and resolved.settings.init_from is not None:
         out = free(run_of(Path(resolved.settings.init_from)))
-    trainer = Trainer(resolved, out=out, reward=reward if callable(reward) else None, notify=notify)
+    trainer = Trainer(
+        resolved, out=out, reward=reward if callable(reward) else None, notify=notify, callbacks=callbacks
+    )
     notify(f"run directory: {trainer.out}")
     return _go(trainer, watch)
 
@@ -164,6 +200,7 @@ def resume(
     *,
     steps: int | None = None,
     allow_changed_data: bool = False,
+    callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     reward: Callable[..., Any] | None = None,
 ) -> Run:
@@ -183,10 +220,12 @@ def resume(
                 "learning rate depends on it; start another run"
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
-    trainer = Trainer(resolved, out=out, resume=True, reward=reward)
+    trainer = Trainer(resolved, out=out, resume=True, reward=reward, callbacks=callbacks)
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
+            if trainer.early is not None:
+                trainer.early.again()
             trainer.reconfigure(resolved.to_yaml())
     except BaseException:
         trainer.close()

@@ -151,6 +151,7 @@ class Stages:
             "nonfinite_steps": self.nonfinite_steps,
             "generated_tokens": self.budget.generated_tokens,
             "judge_tokens": self.budget.judge_tokens,
+            **({"cost": self.budget.cost(prices)} if (prices := self.settings.logging.prices) else {}),
             "discarded_rollouts": self.budget.discarded,
             "prefilled_tokens": now["prefilled"] - counted["prefilled"],
             "reused_tokens": now["reused"] - counted["reused"],

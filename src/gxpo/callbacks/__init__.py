@@ -1,0 +1,17 @@
+"""Callbacks: what a run tells the outside while it goes on. A logger is one, and so is a stopping rule of one's own.
+
+class Mine(gxpo.callbacks.Callback):
+    def on_step(self, row, run):
+        print(row["step"], row.get("reward_mean"))
+
+gxpo.train(..., callbacks=[Mine()])
+"""
+
+from __future__ import annotations
+
+from gxpo.callbacks.base import Callback, Row, Sample
+from gxpo.callbacks.calls import Calls
+from gxpo.callbacks.history import history
+from gxpo.callbacks.named import LOGGERS, make
+
+__all__ = ["LOGGERS", "Callback", "Calls", "Row", "Sample", "history", "make"]
