@@ -1,7 +1,7 @@
 """The documentation as a site with search: the pages of docs/, of each method, and the reference of the Python API.
 
-    make docs                                # or: python scripts/make_site.py, in an environment with gxpo[train,docs,plot]
-    python -m http.server -d build/site/html # then open http://localhost:8000
+    make docs                                 # or this script, in an environment with gxpo[train,plot,docs]
+    python -m http.server -d build/site/html  # then open http://localhost:8000
 
 Strict: a link or an anchor that leads nowhere fails. Nothing of it is committed.
 """
@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from sphinx.cmd.build import build_main
+
 import gxpo
+import make_docs
+from docs_site.check_links import broken
+from docs_site.stage import OUTSIDE, Site, sections, short, toctree
 
 ROOT = Path(__file__).parents[1]
-HERE = ROOT / "scripts" / "site"
-sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
-
-import make_docs
-from check_links import broken
-from stage import OUTSIDE, Site, sections, short, toctree
+HERE = ROOT / "scripts" / "docs_site"
 
 # What the API reference has beside the names of `gxpo` itself: module -> what it is for
 FURTHER = {
@@ -52,7 +51,9 @@ def api(site: Site) -> list[str]:
         body += [f"## {name}", "", f"```{{eval-rst}}\n.. {kind}:: gxpo.{name}{_indented(options)}\n```", ""]
     site.write("api", "\n".join(body))
     for module in modules:
-        text = f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :imported-members: False\n```\n"
+        text = (
+            f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :imported-members: False\n```\n"
+        )
         site.write(f"api/{module}", text.replace("   :imported-members: False\n", ""))
     return [f"api/{module}" for module in sorted(modules)]
 
@@ -62,29 +63,41 @@ def _indented(options: str) -> str:
 
 
 def staged(out: Path) -> None:
-    """All pages of the site."""
+    """All pages of the site, with its navigation: the sections of docs/index.md, and what lies below some pages."""
     site = Site(ROOT, out)
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = {heading: names for heading, names in sections(index)}
-    pages = [path for path in ROOT.glob("docs/**/*.md") if path != ROOT / "docs" / "index.md"]
-    for path in [*pages, *(ROOT / name for name in OUTSIDE if name != "README.md")]:
-        site.put(path.relative_to(ROOT).as_posix())
+    for path in sorted(ROOT.glob("docs/**/*.md")):
+        if path != ROOT / "docs" / "index.md":
+            site.put(path.relative_to(ROOT).as_posix())
+    for name in OUTSIDE:
+        if name != "README.md":  # begins the index
+            site.put(name)
     modules = api(site)
-    titles = {str(p.relative_to(out).with_suffix("")): short(p.read_text(encoding="utf-8")) for p in out.rglob("*.md")}
-    below = {name: sorted(t for t in titles if t.startswith(f"{name}/")) for name in ("errata", "methods", "api")}
-    known = {name for names in listed.values() for name in names} | {"index", "api", *sum(below.values(), [])}
-    listed["Reference"] = ["api", "methods/index", *(n for n in listed.get("Reference", []) if n != "methods/index")]
-    listed["More"] = sorted(set(titles) - known)
-    front = index[index.index("\n## ") :]
-    trees = [toctree(heading, [(titles[n], n) for n in names]) for heading, names in listed.items() if names]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = site.linked(readme, "README.md", "index") + site.linked(front, "docs/index.md", "index") + "".join(trees)
-    site.write("index", text)
-    own = {n for names in listed.values() for n in names}
-    for parent, children in {"errata": below["errata"], "methods/index": below["methods"], "api": modules}.items():
+    titles = {
+        p.relative_to(out).with_suffix("").as_posix(): short(p.read_text(encoding="utf-8")) for p in out.rglob("*.md")
+    }
+    titles |= {module: module.removeprefix("api/") for module in modules}
+
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = dict(sections(index))
+    listed["Reference"] = {"api": "Python API", "methods/index": "Pages of methods", **listed.get("Reference", {})}
+    own = set().union(*listed.values())
+    below = {
+        "errata": [n for n in titles if n.startswith("errata/")],
+        "methods/index": [n for n in titles if n.startswith("methods/") and n not in own],
+        "api": modules,
+    }
+    rest = sorted(set(titles) - own - set(itertools.chain(*below.values())))
+    listed["More"] = {name: titles[name] for name in rest}
+    for parent, children in below.items():
         page = out / f"{parent}.md"
-        rows = [(titles[n], n) for n in children if n not in own]
-        page.write_text(page.read_text(encoding="utf-8") + toctree("", rows), encoding="utf-8")
+        tree = toctree("", [(titles[name], name) for name in sorted(children)])
+        page.write_text(page.read_text(encoding="utf-8") + tree, encoding="utf-8")
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    contents = index[index.index("\n## ") :]
+    trees = [toctree(heading, [(t, n) for n, t in pages.items()]) for heading, pages in listed.items() if pages]
+    front = site.linked(readme, "README.md", "index") + site.linked(contents, "docs/index.md", "index")
+    site.write("index", front + "".join(trees))
     site.code()
 
 
@@ -99,8 +112,9 @@ def main() -> None:
     for folder in (source, html):
         shutil.rmtree(folder, ignore_errors=True)
     staged(source)
-    command = ["sphinx-build", "-b", "html", "-c", HERE, "-W", "--keep-going", "-q", "-j", "2", source, html]
-    subprocess.run([sys.executable, "-m", "sphinx.cmd.build", *map(str, command[1:])], check=True)
+    strict = ["-W", "--keep-going", "-q", "-j", "auto"]
+    if code := build_main(["-b", "html", "-c", str(HERE), *strict, str(source), str(html)]):
+        raise SystemExit(code)
     if wrong := broken(html):
         raise SystemExit("\n".join(wrong))
     print(f"{sum(1 for _ in html.rglob('*.html'))} pages: python -m http.server -d {html}")

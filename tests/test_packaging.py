@@ -23,12 +23,15 @@ NAMES = {  # modules that are called otherwise than the distribution that brings
     "reasoning-gym": "reasoning_gym",
     "textworld-express": "textworld_express",
 }
-BROUGHT = {"trl": {"accelerate", "safetensors"}}  # by what an extra states
+BROUGHT = {  # by what an extra states
+    "train": {"huggingface_hub"},
+    "trl": {"accelerate", "safetensors"},
+}
 
 # Everything that reads a file of the package which is not Python, run in an unpacked wheel; it prints what was opened.
 READERS = """
 import json, os, sys
-package = os.path.join(sys.argv[1], "gxpo")
+package = os.path.join(sys.argv[1], "gxpo", "")
 opened = set()
 def note(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(package):

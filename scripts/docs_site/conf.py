@@ -1,12 +1,8 @@
 """Sphinx's configuration of the documentation site; `scripts/make_site.py` stages the pages and runs it."""
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from docstrings import as_rst
-
+from docs_site.docstrings import as_rst
 from gxpo import __version__
 
 project = "gxpo"

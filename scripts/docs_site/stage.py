@@ -85,17 +85,18 @@ class Site:
             self.write(f"source/{path}", f"{head}{fence}{language}\n{text.rstrip()}\n{fence}\n")
 
 
-def sections(index: str) -> Iterator[tuple[str, list[str]]]:
-    """Headings of docs/index.md with the pages that they list, by name, each at its first mention."""
+def sections(index: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Headings of docs/index.md with the pages that they list, page -> title, each at its first mention."""
     seen = {"index"}
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         heading, _, body = part.partition("\n")
-        named = []
-        for link in re.findall(r"\]\(([^)#]+\.md)[^)]*\)|`(docs/methods/\w+\.md)`", body):
-            name = os.path.normpath(PurePosixPath("docs", link[0])) if link[0] else link[1]
+        named = {}
+        for title, page, generated in re.findall(r"\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)|`docs/(methods/\w+)\.md`", body):
+            name = os.path.normpath(PurePosixPath("docs", page)) if page else f"docs/{generated}"
             if (name := OUTSIDE.get(name, name.removeprefix("docs/").removesuffix(".md"))) not in seen:
                 seen.add(name)
-                named.append(name)
+                named[name] = (title or generated.partition("/")[2]).replace("`", "")
+                named[name] = named[name][0].upper() + named[name][1:]
         yield heading.strip(), named
 
 

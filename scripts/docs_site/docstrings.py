@@ -42,6 +42,8 @@ def _bullets(block: list[str]) -> list[str]:
 
 def _inline(text: str) -> str:
     return "".join(
-        f"``{part[1:-1]}``" if CODE.fullmatch(part) else SPECIAL.sub(lambda m: "\\" + m[1] if m[1] else m[2][:-1] + r"\_", part)
+        f"``{part[1:-1]}``"
+        if CODE.fullmatch(part)
+        else SPECIAL.sub(lambda m: "\\" + m[1] if m[1] else m[2][:-1] + r"\_", part)
         for part in CODE.split(text)
     )
