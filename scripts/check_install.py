@@ -82,7 +82,7 @@ def gxpo(*words: str, says: str = "", code: int = 0) -> Try:
 WITHOUT_TORCH = [
     gxpo("--version", says="transformers not installed"),
     gxpo("--help", says="Commands"),
-    gxpo("doctor", INCIDENT, says="critical"),
+    gxpo("doctor", INCIDENT, says="critical", code=1),  # sick
     Try(("-c", "import gxpo; print(gxpo.__version__)"), PROJECT["version"]),
 ]
 CORE = [

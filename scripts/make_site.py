@@ -79,7 +79,7 @@ def staged(out: Path) -> None:
 
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     listed = dict(sections(index))
-    listed["Reference"] = {"api": "Python API", "methods/index": "Pages of methods", **listed.get("Reference", {})}
+    listed["Reference"] = {"api": "Python API", **listed.get("Reference", {}), "methods/index": "Pages of methods"}
     own = set().union(*listed.values())
     below = {
         "errata": [n for n in titles if n.startswith("errata/")],

@@ -6,14 +6,19 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
-import tomllib
-from hatchling.build import build_wheel
+from hatchling.build import build_sdist, build_wheel
 from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # which hatchling brings
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -74,8 +79,13 @@ def wheel(tmp_path_factory):
 
 
 def tracked(*folders):
-    """Files that git knows; of a source distribution, which has none, those that are there."""
-    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
+    """Files that git does not ignore; of a source distribution, which has no git, those that are there."""
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode == 0 and done.stdout:
         return {line for line in done.stdout.splitlines() if (ROOT / line).is_file()}
     return {
@@ -94,6 +104,16 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel):
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
     }  # fmt: skip
+
+
+def test_the_source_distribution_holds_all_that_git_does_not_ignore(tmp_path, monkeypatch):
+    """Whoever has it can run the tests and make the documentation."""
+    monkeypatch.chdir(ROOT)
+    with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    left_out = {name for name in tracked(".") - held if not name.startswith((".ci/", ".github/", "skills/"))}
+    assert left_out <= {"llms.txt"}, left_out
+    assert held - tracked(".") <= {"PKG-INFO"}
 
 
 def test_each_file_of_data_in_the_wheel_is_read_by_what_it_is_for(wheel):
@@ -120,6 +140,7 @@ def test_the_metadata_names_licence_versions_and_extras(wheel):
 
     assert (read["Name"], read["Version"], read["License-Expression"]) == ("gxpo", __version__, "Apache-2.0")
     assert set(read.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     lowest = Requirement(f"python{read['Requires-Python']}").specifier
     said = [c.rpartition(" ")[2] for c in read.get_all("Classifier") if re.search(r":: 3\.\d+$", c)]
     assert said and all(version in lowest for version in said)

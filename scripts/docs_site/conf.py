@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs_site.docstrings import as_rst
+from docs_site.docstrings import as_rst, without_types
 from gxpo import __version__
 
 project = "gxpo"
@@ -17,6 +17,7 @@ root_doc = "index"
 myst_heading_anchors = 4  # anchors as GitHub makes them
 myst_enable_extensions = ["attrs_inline"]
 highlight_language = "text"
+smartquotes = False  # -- and '' stand for themselves
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]  # levels that are skipped; console output with a lexer
 
 autodoc_member_order = "bysource"
@@ -39,3 +40,6 @@ copybutton_prompt_text = "$ "
 
 def setup(app):
     app.connect("autodoc-process-docstring", lambda app, what, name, of, options, lines: as_rst(lines))
+    app.connect(
+        "autodoc-process-signature", lambda app, what, name, of, *more: without_types(of) if what == "class" else None
+    )

@@ -1,8 +1,11 @@
-"""Docstrings as reStructuredText: theirs are plain text with `code` in single backticks and columns aligned by hand."""
+"""Docstrings and signatures for Sphinx: the former are plain text with `code` in single backticks and columns aligned
+by hand, the latter, of dataclasses, are long."""
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
 CODE = re.compile(r"(`[^`\n]+`)")
 COLUMNS = re.compile(r"^\S+.*\S {2,}\S|^ +\S")  # a gap inside a line, or an indented line
@@ -47,3 +50,13 @@ def _inline(text: str) -> str:
         else SPECIAL.sub(lambda m: "\\" + m[1] if m[1] else m[2][:-1] + r"\_", part)
         for part in CODE.split(text)
     )
+
+
+def without_types(of: Any) -> tuple[str, str] | None:
+    """Signature of a class by names and defaults; its fields' types carry their ranges, which the page of parts has."""
+    try:
+        signature = inspect.signature(of)
+    except (TypeError, ValueError):
+        return None
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return re.sub(r"<[^<>]*>", "...", str(signature.replace(parameters=plain, return_annotation=signature.empty))), ""
