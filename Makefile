@@ -17,13 +17,14 @@ TWO_WAYS := tests/decoder tests/signals tests/test_pack.py tests/test_records.py
 SEARCHED := tests/test_levels.py tests/test_forest.py tests/test_pack.py tests/test_records.py tests/credit tests/weighting
 WHOLE_RUNS := killed or resumed or stop or export
 
-.PHONY: help demo docs test test-all lint suite rest processors processor-default processor-avx2 lowest curves clean
+.PHONY: help demo docs dist test test-all lint suite rest processors processor-default processor-avx2 lowest curves clean
 
 help:
 	@echo "make demo    train the small model on arithmetic and print what it learnt (minutes on a laptop, no GPU needed)"
 	@echo "make test    lint, types, import contracts and the tests"
 	@echo "make test-all   what make test leaves out: more of each kind, searches, tests as on lesser processors"
-	@echo "make docs    a page and pictures for each method, and a reference of parts and settings, in docs/methods"
+	@echo "make docs    the documentation as a site in build/site/html, with a page for each method and the Python API (minutes)"
+	@echo "make dist    wheel and source distribution in dist/, checked by twine"
 	@echo "make lowest  a part of the suite with the lowest versions that pyproject.toml allows"
 	@echo "make curves  the runs behind the learning curves in README.md"
 	@echo "make clean   remove .venv, caches and generated pages"
@@ -65,8 +66,14 @@ processor-avx2: export MKL_CBWR = AVX2
 processor-default processor-avx2: processor-%: .venv/.dev
 	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q $(TWO_WAYS) -k "not ($(WHOLE_RUNS))"
 
-docs: .venv/.dev
-	$(BIN)/python scripts/make_docs.py
+docs: .venv/.docs
+	$(BIN)/python scripts/make_site.py
+
+dist: .venv/.dev
+	@$(INSTALL) -e '.[dist]'
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 lowest:
 	$(PYTHON) scripts/check_lowest.py
@@ -75,7 +82,7 @@ curves: .venv/.train
 	$(BIN)/python scripts/curves.py
 
 clean:
-	rm -rf .venv docs/methods .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist docs/methods .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp is made anew when what it was installed from has changed.
 .venv/.train: pyproject.toml constraints.txt
@@ -89,3 +96,8 @@ clean:
 	@echo "installing gxpo[train,dev,compare] into .venv (once; about a minute, more where torch has to be downloaded)"
 	@$(INSTALL) -e '.[train,dev,compare]'
 	@touch .venv/.train $@
+
+.venv/.docs: .venv/.dev
+	@echo "installing gxpo[docs] into .venv (once)"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@

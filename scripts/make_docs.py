@@ -1,7 +1,7 @@
 """Generated documentation in docs/methods/: an index, a page and pictures for each method, and a reference of all parts
 and settings.
 
-    python scripts/make_docs.py        # or: make docs
+    python scripts/make_docs.py        # `make docs` makes a site of them
 
 Not committed: methods, parts and settings are the source.
 """
@@ -17,21 +17,26 @@ from gxpo.explain.reference_pages import reference
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+def write(out: Path, pictures: bool = True) -> int:
+    """Write all pages to `out`, and remove those of methods that are no more; how many there are."""
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = pages() if pictures else pages(lambda figure: "")
+    written = {name: text for name, text in drawn.items() if text} | reference()
+    for path in sorted(out.iterdir()):
+        if path.suffix in (".md", ".svg") and path.name not in written:
+            path.unlink()
+    for name, text in written.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return len(written)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DOCS / "methods", help="folder of the pages (default: %(default)s)")
     parser.add_argument("--no-pictures", action="store_true", help="the pages alone, in seconds")
     given = parser.parse_args()
-    out: Path = given.out
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = pages(lambda figure: "") if given.no_pictures else pages()
-    written = {name: text for name, text in drawn.items() if text} | reference()
-    for path in sorted(out.iterdir()):
-        if path.suffix in (".md", ".svg") and path.name not in written:  # of a method that is no more
-            path.unlink()
-    for name, text in written.items():
-        (out / name).write_text(text, encoding="utf-8")
-    print(f"{len(written)} files in {out}: start at {out / 'index.md'}")
+    count = write(given.out, not given.no_pictures)
+    print(f"{count} files in {given.out}: start at {given.out / 'index.md'}")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,37 @@ def test_grpo_loads_no_part_that_it_does_not_have() -> None:
     assert not loaded & {"gxpo.compat", "gxpo.settings", "gxpo.rewards.scoring", "gxpo.objectives.sequence_score"}
 
 
+# What Windows does not have, taken away before anything of gxpo is imported; torch keeps what it needs.
+WINDOWS = """
+import importlib, os, pkgutil, signal, sys, warnings
+import torch, transformers
+kept = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIG_DFL", "SIG_IGN"}
+for name in dir(signal):
+    if name.startswith(("SIG", "ITIMER")) and name not in kept:
+        delattr(signal, name)
+for name in ("fork", "killpg", "setsid", "getuid", "geteuid", "register_at_fork", "sched_getaffinity", "sysconf",
+             "O_DIRECTORY", "O_NOFOLLOW", "fchmod", "WNOHANG", "mkfifo", "nice", "uname"):
+    delattr(os, name)
+sys.modules.update(dict.fromkeys(["resource", "fcntl", "pwd", "grp", "termios"]))
+"""
+
+
+def test_every_module_can_be_imported_on_windows_and_processes_say_what_they_need() -> None:
+    printed = run(
+        WINDOWS,
+        "warnings.simplefilter('ignore')",
+        "import gxpo, gxpo_worlds",
+        "for package in (gxpo, gxpo_worlds):",
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):",
+        "        importlib.import_module(found.name)",
+        "try:",
+        "    gxpo.processes.Process('worker.py')",
+        "except gxpo.errors.ConfigError as error:",
+        "    print(error)",
+    )
+    assert "need Linux or macOS: on Windows use WSL" in printed
+
+
 def test_a_table_of_parts_is_empty_handed_until_it_is_read() -> None:
     loaded = json.loads(run("import gxpo.parts", "from gxpo.parts import CREDITS, REWARDS", EVERY))
     assert "gxpo.parts" in loaded and not {"torch", "gxpo.credit", "gxpo.rewards"} & set(loaded)

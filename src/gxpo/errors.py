@@ -68,10 +68,13 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def need(module: str, extra: str) -> Any:
-    """Import `module`, or say which extra of gxpo installs it."""
-    import importlib
+    """Import `module`, or say which extra of gxpo installs it; `MissingExtra` also where it is installed and broken."""
+    import importlib.util
 
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{module} is not installed: pip install 'gxpo[{extra}]' ({error})") from error
+        package = module.partition(".")[0]
+        absent = importlib.util.find_spec(package) is None
+        what = f"{package} is not installed" if absent else f"{module} can't be imported"
+        raise MissingExtra(f"{what}: pip install 'gxpo[{extra}]' ({error})") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable
 ROUNDS = 100  # looks for new processes; each stops what it finds, so only a fork bomb that outruns them needs many
 REAPING = 1.0  # seconds
 SUBREAPER, DIE_WITH_PARENT = 36, 1  # options of prctl
-IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # names: Windows has not all of them
 
 
 def descendants(root: int) -> list[int]:
@@ -94,8 +93,8 @@ def guarded(parent: int, private: int) -> None:
         _leave_after(guard, lambda: os._exit(1))  # where the kernel does not see to it
         return
     os.close(private)
-    for number in IGNORED:  # meant for the group, and the child's to handle
-        signal.signal(number, signal.SIG_IGN)
+    for name in IGNORED:  # meant for the group, and the child's to handle
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def end_all() -> None:
         end_descendants(guard)
@@ -109,6 +108,8 @@ def guarded(parent: int, private: int) -> None:
     _reap()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

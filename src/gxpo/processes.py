@@ -72,6 +72,13 @@ class Process:
     """
 
     def __init__(self, program: str) -> None:
+        if not hasattr(os, "fork"):
+            from gxpo.errors import ConfigError
+
+            raise ConfigError(
+                "rewards, environments and comparisons run in processes of their own, which need Linux or macOS: on "
+                "Windows use WSL (advantages, losses, the doctor and the adapters work without)"
+            )
         self._line, theirs = socket.socketpair()
         self._buffer = bytearray()
         self._key, self._number = b"", 0

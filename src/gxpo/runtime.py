@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -30,6 +31,15 @@ def environment(name: str, default: int) -> int:
     if not given.isdecimal():
         raise ConfigError(f"the environment variable {name} is {given!r}, not a whole number: unset it or use torchrun")
     return int(given)
+
+
+def peak_resident() -> float:
+    """Largest resident memory of the process so far, bytes; nan where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def start() -> None:

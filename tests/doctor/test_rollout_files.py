@@ -167,10 +167,11 @@ def test_known_evaluations_are_in_the_sample(tmp_path):
 
 def test_without_pyarrow_tables_are_a_note(tmp_path, monkeypatch):
     trl(tmp_path, 1, ["a", "a"], [1.0, 0.0], [0.7, -0.7])
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
     found, took, notes = read(tmp_path)
     assert (found, took) == (None, [])
-    assert notes[0].startswith("pyarrow.parquet is not installed: pip install 'gxpo[doctor]'")
+    assert notes[0].startswith("pyarrow is not installed: pip install 'gxpo[doctor]'")
 
 
 # ---------------------------------------------------------------- verl

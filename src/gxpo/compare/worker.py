@@ -75,15 +75,14 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
 
 
 def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
-    from transformers.utils import logging
-
     from gxpo.config import resolve
     from gxpo.definition import Stated
+    from gxpo.errors import need
     from gxpo.trainer.checkpoint import FOLDER, write_atomic
     from gxpo.trainer.loop import Trainer
     from gxpo.trainer.run import resume, train
 
-    logging.disable_progress_bar()
+    need("transformers.utils.logging", "train").disable_progress_bar()
     given = {k: Stated(v, "compare") for k, v in keys.items()}
     going_on = any((path / FOLDER).glob("step-*"))
     if not going_on:

@@ -85,9 +85,15 @@ def _table(head: Sequence[str], rows: Any) -> list[str]:
     return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
+def _default(value: Any) -> str:
+    """A default as code on one line, since a line break would end the row."""
+    text = show(value).replace("\n", "\\n")
+    return f"`{text}`" if text else "empty"
+
+
 def _option(option: Mapping[str, Any]) -> tuple[str, str, str, str]:
     allowed = ", ".join(f"`{c}`" for c in option["choices"]) if option["choices"] else option["range"] or ""
-    default = "required" if option["required"] else f"`{show(option['default'])}`"
+    default = "required" if option["required"] else _default(option["default"])
     return f"`{option['key']}`", option["type"], allowed, default
 
 
@@ -114,7 +120,7 @@ def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str,
         rule = ranges.rule_of(hint)
         allowed = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
         key = f"{section}.{name}" if section else name
-        default = f"`{show(entry.default)}`"
+        default = _default(entry.default)
         found[section].append((f"`{key}`", type_in_words(hint), allowed, default, entry.description or ""))
     return found
 

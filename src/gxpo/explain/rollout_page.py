@@ -50,9 +50,15 @@ def written(
         + _skeleton()
         + data("rollouts", columns(source, looks, found, groups.tolist()))
     )
-    script = "".join((HERE / "script" / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    style = (HERE / "script" / "page.css").read_text(encoding="utf-8")
+    script, style = assets()
     return page(source.title, body, f"'use strict';(()=>{{{script}}})();", style)
+
+
+def assets() -> tuple[str, str]:
+    """Script and style of the page, from the files in `script/`."""
+    folder = HERE / "script"
+    script = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return script, (folder / "page.css").read_text(encoding="utf-8")
 
 
 def _left_out(f: GroupFigures, groups: np.ndarray) -> list[str]:

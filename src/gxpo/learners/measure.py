@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from gxpo import runtime
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 
@@ -86,13 +85,13 @@ def _gradient(learner: Any, forest: Forest) -> None:
     learner.gradient(forest, lambda x: x["logprob"].mean() + 0 * x["entropy"].mean(), names=("logprob", "entropy"))
 
 
-def _taken(device: torch.device, *, mark: bool = False) -> int:
+def _taken(device: torch.device, *, mark: bool = False) -> float:
     """Memory in bytes: on a GPU allocated now (`mark`) or the peak since; on a CPU the process's peak."""
     if device.type == "cuda":
         if mark:
             torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device) if mark else torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return runtime.peak_resident()
 
 
 def _free(device: torch.device) -> int:
@@ -101,5 +100,5 @@ def _free(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    except (AttributeError, ValueError, OSError):  # the first on Windows
         return 4 << 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.errors import ConfigError, GxpoError
-from gxpo.processes import LOADING, STARVED, Ended, Process, in_words
+from gxpo.processes import LOADING, STARVED, Ended, Process
 from gxpo.rewards.worker import Reply, reply_of
 from gxpo.usercode import one_line
 
 PROGRAM = str(Path(__file__).with_name("worker.py"))
 CHUNK = 64  # items sent at once
-OUT_OF_CPU = in_words(-signal.SIGPROF)  # see `gxpo.rewards.worker.computing`
+OUT_OF_CPU = "signal SIGPROF"  # as `in_words` says it; see `gxpo.rewards.worker.computing`
 
 Call = tuple[int, bytes]  # (which function, pickled (args, keywords))
 

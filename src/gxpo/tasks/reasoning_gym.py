@@ -27,13 +27,13 @@ TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>.\n"
 
 def generators() -> list[str]:
     """Names of reasoning-gym's generators, for `reasoning_gym:NAME`."""
-    need("reasoning_gym", "envs")
-    factory: Any = need("reasoning_gym.factory", "envs")
+    need("reasoning_gym", "train")
+    factory: Any = need("reasoning_gym.factory", "train")
     return sorted(set(factory.DATASETS) - set(UNSUPPORTED))
 
 
 def _dataset(generator: str, seed: int, config: Mapping[str, Any]) -> ProceduralDataset:
-    gym: Any = need("reasoning_gym", "envs")
+    gym: Any = need("reasoning_gym", "train")
     try:
         return gym.create_dataset(generator, seed=seed, size=1, **config)
     except (TypeError, ValueError, AssertionError) as error:

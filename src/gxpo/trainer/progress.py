@@ -11,6 +11,7 @@ from rich.console import Console
 
 from gxpo import runtime
 from gxpo.doctor.live import closing
+from gxpo.errors import need
 from gxpo.rewards.scoring import LIMIT
 from gxpo.trainer.checkup import NOTHING_LEARNED
 
@@ -132,6 +133,4 @@ class Progress:
 
 def _no_progress_bars() -> None:
     """Loading a tiny model needs no bars; transformers has no setting for it but this."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    need("transformers.utils.logging", "train").disable_progress_bar()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 import warnings
 import zlib
@@ -401,8 +399,7 @@ def _average(values: Sequence[float]) -> float | None:
 
 def peak_megabytes() -> float:
     """Largest resident memory of the process so far, MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return runtime.peak_resident() / 2**20
 
 
 class Clock:

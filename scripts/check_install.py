@@ -1,0 +1,233 @@
+"""Does gxpo work where it is installed? Clean environments with a built wheel: the core, then each extra.
+
+    python scripts/check_install.py                           # all of them, half an hour
+    python scripts/check_install.py core train                # these
+    python scripts/check_install.py core --python python3.12  # with another interpreter
+    python scripts/check_install.py core --without-torch      # what runs without: pip may offer CUDA builds alone
+
+torch comes first and stays, as the installation page says; gxpo comes from the wheel, and the extra by the line that
+an error of gxpo prints, `pip install 'gxpo[EXTRA]'`. Everything else is the newest that pip finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+# Left out unless named: what they bring is for another kind of machine.
+ELSEWHERE = {"vllm": "takes a torch of its own with CUDA; see docs/engines.md for a processor without"}
+
+# The top-level modules of each distribution that an extra asks for are imported, whatever they are called.
+IMPORTS = """
+import importlib, importlib.metadata as metadata, sys
+from packaging.requirements import Requirement
+modules = {}
+for module, owners in metadata.packages_distributions().items():
+    for owner in owners:
+        modules.setdefault(owner.lower().replace("_", "-"), []).append(module)
+wanted = [Requirement(r) for r in metadata.requires("gxpo")]
+wanted = [r.name for r in wanted if r.marker and r.marker.evaluate({"extra": sys.argv[1]}) and r.name != "gxpo"]
+assert wanted, sys.argv[1]
+done = []
+for name in wanted:
+    for module in modules[name.lower().replace("_", "-")]:
+        if module.isidentifier() and not module.startswith("_") and module not in ("tests", "test", "docs"):
+            importlib.import_module(module)
+            done.append(module)
+print("imported " + ", ".join(done))
+"""
+ADVANTAGES = """
+import gxpo, torch
+forest = gxpo.Forest.from_completions([[1, 2]], [[[3, 4], [5]]], [1.0, 0.0])
+m = gxpo.method("dr_grpo+gspo", {"objective.horizon": 2.0})
+x = torch.zeros(3, requires_grad=True)
+m.loss(forest, gxpo.PolicyTokens(x, x.detach())).value.backward()
+assert m.advantages(forest).tolist() == [0.5, 0.5, -0.5] and bool(x.grad.any())
+print(m.advantages(forest).tolist())
+"""
+INCIDENT = str(ROOT / "tests/doctor/incidents/trl-3857")
+EXAMPLE = str(ROOT / "examples/arithmetic.yaml")
+SHORT = [
+    *("--set", "model=tiny:cold", "--set", "trainer.steps=3"),
+    *("--set", "tasks.per_step=4", "--set", "eval.tasks=8"),
+]
+
+
+@dataclass(frozen=True)
+class Try:
+    """A command of gxpo's, or with "-c" of Python's; what it has to print and, where it has to fail, with what code."""
+
+    words: tuple[str, ...]
+    says: str = ""
+    code: int = 0
+
+
+def gxpo(*words: str, says: str = "", code: int = 0) -> Try:
+    return Try(("-m", "gxpo", *words), says, code)
+
+
+WITHOUT_TORCH = [
+    gxpo("--version", says="transformers not installed"),
+    gxpo("--help", says="Commands"),
+    gxpo("doctor", INCIDENT, says="critical", code=1),  # sick
+    Try(("-c", "import gxpo; print(gxpo.__version__)"), PROJECT["version"]),
+]
+CORE = [
+    *WITHOUT_TORCH,
+    Try(("-c", ADVANTAGES), "[0.5, 0.5, -0.5]"),
+    gxpo("methods", says="dr_grpo"),
+    gxpo("methods", "ngrpo", says="formula"),
+    gxpo("methods", "--for", "all-wrong groups", says="evidence"),
+    gxpo("parts", says="credit"),
+    gxpo("schema", says="$defs"),
+    gxpo("train", EXAMPLE, "--dry-run", says="arithmetic.yaml"),
+    gxpo("check-env", "frozenlake", "--episodes", "2", says="episodes"),
+    *(
+        gxpo(*words, says="pip install 'gxpo[train]'", code=2)
+        for words in (
+            ("demo",),
+            ("train", EXAMPLE),
+            ("plan", EXAMPLE),
+            ("compare", "dr_grpo", "rloo", "--task", "arithmetic", "--plan"),
+            ("signal", "tiny", "arithmetic", "--tasks", "4"),
+            ("check-reward", "math", "--task", "arithmetic"),
+            ("check-template", "tiny"),
+        )
+    ),
+    Try(("-c", "from gxpo.adapters.trl import GRPOTrainer"), "pip install 'gxpo[trl]'", 1),
+    Try(("-m", "gxpo.conformance"), "pip install 'gxpo[dev]'", 2),
+]
+TRAIN = [
+    gxpo("--version", says="transformers 5"),
+    gxpo("train", EXAMPLE, *SHORT, "--out", "run", says="run"),
+    gxpo("doctor", "run", says="run"),
+    gxpo("explain", "run", "--out", "step.html", says="step.html"),
+    gxpo("export", "run", "model", says="model"),
+    gxpo("check-reward", "math", "--task", "arithmetic", "--n", "4", says="reference"),
+]
+TRIES = {
+    "core": CORE,
+    "train": TRAIN,
+    "trl": [Try(("-c", "from gxpo.adapters.trl import GRPOTrainer; print(GRPOTrainer)"), "gxpo")],
+    "verl": [Try(("-c", "import gxpo.adapters.verl as v; print(v.__name__)"), "verl")],
+    "dev": [Try(("-m", "gxpo.conformance", "--impl", "gxpo", "--collect-only", "-q"), "grpo")],
+}
+
+
+class Environment:
+    """A fresh virtual environment in a directory; `tried` prints what it does."""
+
+    def __init__(self, directory: Path, python: str) -> None:
+        self.place = directory / "work"
+        subprocess.run([python, "-m", "venv", str(directory)], check=True)
+        self.place.mkdir()
+        self.python = str(directory / ("Scripts" if os.name == "nt" else "bin") / "python")
+        kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        self.surroundings = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(self, *words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [self.python, *words], cwd=self.place, env=self.surroundings, capture_output=True, text=True, timeout=1200
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def pip(self, *words: str) -> None:
+        code, said = self.run("-m", "pip", "install", "-q", "--disable-pip-version-check", *words)
+        if code:
+            raise SystemExit(f"pip install {' '.join(words)}:\n{said}")
+
+    def tried(self, one: Try) -> bool:
+        """Run a command and print how it went, and its output where it is not as it should be."""
+        began = time.perf_counter()
+        code, said = self.run(*one.words)
+        shown = " ".join(one.words).replace("\n", "; ")[:70]
+        good = code == one.code and one.says in said
+        print(f"  {'ok ' if good else 'BAD'} {shown:<70} {time.perf_counter() - began:5.1f} s", flush=True)
+        if not good:
+            print(f"exit code {code}, not {one.code}, or no {one.says!r} in\n{said[-2000:]}", flush=True)
+        return good
+
+
+def wheel_of(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    return next(folder.glob("*.whl"))
+
+
+def check(name: str, wheel: Path, python: str, torch: str | None) -> int:
+    """How many commands fail in a clean environment with `name`: "core", or an extra."""
+    with tempfile.TemporaryDirectory() as home:
+        made = Environment(Path(home), python)
+        if torch is None:
+            without = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
+            made.pip(*without)
+            made.pip("--no-deps", str(wheel))
+        else:
+            made.pip(f"torch=={torch}")
+            made.pip(str(wheel))
+        tries = TRIES.get(name, [])
+        if name != "core":
+            # for good measure: an extra that wants another torch is told here, not after gigabytes
+            limit = made.place / "torch.txt"
+            limit.write_text(f"torch=={torch}\n", encoding="utf-8")
+            made.pip("packaging", "-c", str(limit), f"gxpo[{name}]")
+            tries = [Try(("-c", IMPORTS, name), "imported"), *tries]
+        elif torch is None:
+            tries = WITHOUT_TORCH
+        if torch is not None:
+            tries = [Try(("-m", "pip", "check"), "No broken requirements"), *tries]
+        _, listed = made.run("-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
+        _, version = made.run("--version")
+        found = {row["name"]: row["version"] for row in json.loads(listed[: listed.rindex("]") + 1])}
+        size = sum(f.stat().st_size for f in Path(home).rglob("*") if f.is_file() and not f.is_symlink())
+        about = (version.strip(), f"torch {found.get('torch')}", f"{len(found)} packages", f"{size >> 20} MB")
+        print(f"{name}: {', '.join(about)}", flush=True)
+        return sum(not made.tried(one) for one in tries)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="core, or an extra; default: all")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the environments")
+    parser.add_argument("--torch", default=pinned and pinned[1], help="version to install; default: %(default)s")
+    parser.add_argument("--without-torch", action="store_true", help="what runs without it; core only")
+    given = parser.parse_args()
+    names = given.names or [name for name in ("core", *EXTRAS) if name not in ELSEWHERE]
+    if unknown := set(names) - {"core", *EXTRAS}:
+        parser.error(f"no extra {', '.join(sorted(unknown))}; there are core, {', '.join(EXTRAS)}")
+    if given.without_torch and names != ["core"]:
+        parser.error("--without-torch is for core alone")
+    if not given.names:
+        for name, why in ELSEWHERE.items():
+            print(f"{name}: left out: {why}")
+    wrong: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = wheel_of(Path(folder))
+        for name in names:
+            try:
+                if failed := check(name, wheel, given.python, None if given.without_torch else given.torch):
+                    wrong[name] = f"{failed} commands fail"
+            except SystemExit as error:
+                print(f"{name}: {error}"[:3000], flush=True)
+                wrong[name] = "does not install"
+    if wrong:
+        raise SystemExit("; ".join(f"{name}: {what}" for name, what in wrong.items()))
+    print(f"{len(names)} environments work")
+
+
+if __name__ == "__main__":
+    main()

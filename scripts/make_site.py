@@ -1,0 +1,124 @@
+"""The documentation as a site with search: the pages of docs/, of each method, and the reference of the Python API.
+
+    make docs                                 # or this script, in an environment with gxpo[train,plot,docs]
+    python -m http.server -d build/site/html  # then open http://localhost:8000
+
+Strict: a link or an anchor that leads nowhere fails. Nothing of it is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import shutil
+from pathlib import Path
+
+from sphinx.cmd.build import build_main
+
+import gxpo
+import make_docs
+from docs_site.check_links import broken
+from docs_site.stage import OUTSIDE, Site, sections, short, toctree
+
+ROOT = Path(__file__).parents[1]
+HERE = ROOT / "scripts" / "docs_site"
+
+# What the API reference has beside the names of `gxpo` itself: module -> what it is for
+FURTHER = {
+    "gxpo.protocols": "Types that parts exchange, and the protocols of stages",
+    "gxpo.functions": "Functions as parts",
+    "gxpo.conformance": "Golden vectors for any trainer's advantages",
+    "gxpo.adapters.trl": "Methods in TRL",
+    "gxpo.adapters.verl": "Methods in verl",
+}
+
+
+def api(site: Site) -> list[str]:
+    """Stage the reference of the Python API; its pages."""
+    named, modules = [], dict(FURTHER)
+    for name in gxpo.__all__:
+        value = getattr(gxpo, name)
+        if not inspect.ismodule(value):
+            named.append((name, value))
+        elif name != "levels":  # `grouped` under its other name
+            modules[value.__name__] = (inspect.getdoc(value) or "").splitlines()[0].rstrip(".")
+    rows = [f"- [`{name}`](api/{name}.md): {about}" for name, about in sorted(modules.items())]
+    body = ["# Python API", "", "```python\nimport gxpo\n```", "", "Names of `gxpo` itself; modules:", "", *rows, ""]
+    for name, value in named:
+        kind = "autoclass" if inspect.isclass(value) else "autofunction"
+        options = "\n:members:\n:inherited-members: object, Protocol, dict, list, tuple" if kind == "autoclass" else ""
+        body += [f"## {name}", "", f"```{{eval-rst}}\n.. {kind}:: gxpo.{name}{_indented(options)}\n```", ""]
+    site.write("api", "\n".join(body))
+    for module in modules:
+        text = (
+            f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :imported-members: False\n```\n"
+        )
+        site.write(f"api/{module}", text.replace("   :imported-members: False\n", ""))
+    return [f"api/{module}" for module in sorted(modules)]
+
+
+def _indented(options: str) -> str:
+    return options.replace("\n", "\n   ")
+
+
+def staged(out: Path) -> None:
+    """All pages of the site, with its navigation: the sections of docs/index.md, and what lies below some pages."""
+    site = Site(ROOT, out)
+    for path in sorted(ROOT.glob("docs/**/*.md")):
+        if path != ROOT / "docs" / "index.md":
+            site.put(path.relative_to(ROOT).as_posix())
+    for name in OUTSIDE:
+        if name != "README.md":  # begins the index
+            site.put(name)
+    modules = api(site)
+    titles = {
+        p.relative_to(out).with_suffix("").as_posix(): short(p.read_text(encoding="utf-8")) for p in out.rglob("*.md")
+    }
+    titles |= {module: module.removeprefix("api/") for module in modules}
+
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = dict(sections(index))
+    listed["Reference"] = {"api": "Python API", **listed.get("Reference", {}), "methods/index": "Pages of methods"}
+    own = set().union(*listed.values())
+    below = {
+        "errata": [n for n in titles if n.startswith("errata/")],
+        "methods/index": [n for n in titles if n.startswith("methods/") and n not in own],
+        "api": modules,
+    }
+    rest = sorted(set(titles) - own - set(itertools.chain(*below.values())))
+    listed["More"] = {name: titles[name] for name in rest}
+    for parent, children in below.items():
+        page = out / f"{parent}.md"
+        tree = toctree("", [(titles[name], name) for name in sorted(children)])
+        page.write_text(page.read_text(encoding="utf-8") + tree, encoding="utf-8")
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    contents = index[index.index("\n## ") :]
+    trees = [toctree(heading, [(t, n) for n, t in pages.items()]) for heading, pages in listed.items() if pages]
+    front = site.linked(readme, "README.md", "index") + site.linked(contents, "docs/index.md", "index")
+    site.write("index", front + "".join(trees))
+    site.code()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder (default: %(default)s)")
+    parser.add_argument("--no-methods", action="store_true", help="leave docs/methods as it is")
+    given = parser.parse_args()
+    if not given.no_methods:
+        make_docs.write(ROOT / "docs" / "methods")
+    source, html = given.out / "source", given.out / "html"
+    for folder in (source, html):
+        shutil.rmtree(folder, ignore_errors=True)
+    staged(source)
+    strict = ["-W", "--keep-going", "-q", "-j", "auto"]
+    if code := build_main(["-b", "html", "-c", str(HERE), *strict, str(source), str(html)]):
+        raise SystemExit(code)
+    if wrong := broken(html):
+        raise SystemExit("\n".join(wrong))
+    print(f"{sum(1 for _ in html.rglob('*.html'))} pages: python -m http.server -d {html}")
+
+
+if __name__ == "__main__":
+    main()
