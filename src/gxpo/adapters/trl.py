@@ -151,13 +151,15 @@ class WithMethod(Base):
         tools = self._lending.tools(step)
         own = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
-        values: dict[str, Tensor] = {}
-        for name, x in self._before(output).items():
-            values[name] = self._gathered(x)[own].double()
         forest = self._forest(output, own, None if logprobs is None else self._gathered(logprobs), mode)
+        values = {name: self._gathered(x)[own].double() for name, x in self._before(output).items()}
         proximal = values.get("proximal_logprob")
-        if proximal is not None:
-            behaviour = torch.where(forest.path_behaviour_logprob.isnan(), proximal, forest.path_behaviour_logprob)
+        if "model" in self._lending.borrowed:  # what is compared with the model's other outputs comes the same way
+            found = tools.learner.outputs(forest, ("logprob", "entropy"))
+            values |= {"proximal_logprob": found["logprob"], "entropy": found["entropy"]}
+        start = values.get("proximal_logprob") if proximal is None else proximal
+        if start is not None:
+            behaviour = torch.where(forest.path_behaviour_logprob.isnan(), start, forest.path_behaviour_logprob)
             column = forest.behaviour_logprob.index_copy(0, forest.path_token, behaviour)
             forest = forest.replace(behaviour_logprob=column)
         if method.segmenter is not None:
@@ -191,7 +193,7 @@ class WithMethod(Base):
         compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
         if "old_per_token_logps" in output:
             found["proximal_logprob"] = output["old_per_token_logps"]
-        if entropy or (compared and not found):
+        if (entropy or (compared and not found)) and "model" not in self._lending.borrowed:
             with torch.no_grad():
                 size = self.args.per_device_train_batch_size
                 logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
