@@ -217,6 +217,9 @@ def methods(
     zero_variance: Annotated[
         str | None, typer.Option(metavar="zero|signal", help="Only those for which groups of equal rewards are so.")
     ] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--in", metavar="trl|verl", help="What works there, what to give it, and why not.")
+    ] = None,
     as_json: Json = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
 ) -> None:
@@ -227,7 +230,17 @@ def methods(
     Example: gxpo methods --for "all-wrong groups" --cheap
 
     Example: gxpo methods --stage credit --needs none --zero-variance signal
+
+    Example: gxpo methods --in trl
     """
+    if trainer is not None:
+        from gxpo.adapters import available
+
+        if symptom or stage or needs or evidence or cheap or zero_variance or bibtex:
+            raise typer.BadParameter("--in goes with a NAME and --json alone")
+        rows = available.available(trainer, None if name is None else [name])
+        say(available.as_json(trainer, rows) if as_json else available.as_text(trainer, rows))
+        return
     from gxpo.explain.methods import show
 
     say(
@@ -360,7 +373,7 @@ def export(
     say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
 
 
-from gxpo import cli_checks, cli_compare, cli_doctor, cli_explain, cli_tasks  # noqa: E402, F401  # their commands stand here in --help
+from gxpo import cli_checks, cli_compare, cli_convert, cli_doctor, cli_explain, cli_tasks  # noqa: E402, F401  # their commands stand here in --help
 
 
 @app.command()

@@ -17,9 +17,21 @@ class ConfigError(GxpoError):
 class NoVerdicts(ConfigError):
     """`what` needs to know which rollouts are correct, and the reward does not give verdicts."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}")
+    def __init__(self, what: str, message: str | None = None) -> None:
+        said = f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
+        super().__init__(said if message is None else message)
         self.what = what
+
+
+class NoComponent(ConfigError):
+    """A part reads the named reward `name`, which no reward gives."""
+
+    def __init__(self, asker: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"{asker} reads component {name!r}, which no reward computes: let one return it, and give it weight 0 "
+            f"(there is {', '.join(known) or 'none'})"
+        )
+        self.name = name
 
 
 class MethodConflict(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Config:
     entropy_coef: float = 0.0
     reward_weights: list | None = None
     seed: int = 0
+    max_steps: int = -1
+    temperature: float = 1.0
     should_save: bool = True
 
 
@@ -47,6 +50,12 @@ class OneProcess:
 
     def gather(self, x):
         return x
+
+    def unwrap_model(self, model):
+        return model
+
+    def autocast(self):
+        return contextlib.nullcontext()
 
     def pad_across_processes(self, x, dim=0, pad_index=0, pad_first=False):
         return x
@@ -79,6 +88,7 @@ class GRPOTrainer:
         self.max_completion_length = args.max_completion_length
         self.accelerator, self.aux_loss_enabled = OneProcess(), False
         self.eos_token_ids, self._tokenizer = [EOS], types.SimpleNamespace(pad_token_id=PAD)
+        self.environments = None
         self.state = types.SimpleNamespace(global_step=0)
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
@@ -174,9 +184,11 @@ class GRPOTrainer:
             seen.append(batch)
             self._step += 1
             total += float(loss.detach())
-        grad = self.model.table.grad
-        gradient = torch.zeros_like(self.model.table) if grad is None else grad.clone()
+        parameters = list(self.model.parameters())
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
         with torch.no_grad():
-            self.model.table -= lr * gradient
+            for p, slope in zip(parameters, slopes, strict=True):
+                p -= lr * slope
+        gradient = slopes[0] if len(slopes) == 1 else torch.cat([slope.flatten() for slope in slopes])
         self.state.global_step += 1
         return total, gradient, seen

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gxpo.adapters.standin import StandIn
 from gxpo.definition import show
 from gxpo.errors import GxpoError, NoVerdicts
 from gxpo.forest import Forest
 from gxpo.pipeline import Method, with_inner
+from gxpo.protocols import Output, PolicyTokens
 from gxpo.rollouts.independent import Independent
+from gxpo.segments import SegmentTools
 from gxpo.signals import BUILT_IN, SignalPart, Signals, SignalTools
 
 # What a trainer may know of its rollouts besides rewards, groups and lengths, by its name in error messages.
@@ -31,20 +34,49 @@ VERDICTS: Mapping[str, str] = {  # how each trainer passes verdicts
 }
 
 
-class _NoLearner:
-    """Placeholder learner in trainers that cannot lend their model to a signal part."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise GxpoError(f"it works with the model itself (`{name}`)")
-
-
-def _no_text(tokens: Any) -> str:
-    raise GxpoError("it reads what was written")
+# What a trainer may lend to signals and segmenters, by what is said where it does not.
+LENT: Mapping[str, str] = {
+    "model": "it works with the model itself",
+    "texts": "it reads what was written",
+    "answers": "it reads the tasks' reference answers",
+    "prompts": "it asks the tasks in other words",
+}
 
 
-def tools(step: int, seed: int = 0) -> SignalTools:
-    """Services for signal parts in another trainer: no model and no texts."""
-    return SignalTools(_NoLearner(), _no_text, 0, step, seed)  # type: ignore[arg-type]  # it refuses every use
+def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
+    """Stand-ins for the services that a trainer lends to signals (names of LENT), to try a method with.
+
+    used  takes the names of what was asked for
+    """
+
+    def ask(name: str) -> None:
+        if name not in lends:
+            raise GxpoError(LENT[name])
+        if used is not None:
+            used.add(name)
+
+    class Learner(StandIn):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                ask("model")
+            return super().__getattribute__(name)
+
+    def decode(tokens: Sequence[int]) -> str:
+        ask("texts")
+        return " ".join(map(str, tokens))
+
+    def encode(text: str) -> list[int]:
+        ask("texts")
+        return [1 + ord(c) % 59 for c in text]
+
+    def answers(forest: Forest) -> list[str | None]:
+        ask("answers")
+        return [str(len(task)) for task in forest.task]
+
+    def asked(task: str, template: str, said: Mapping[str, str]) -> None:
+        ask("prompts")
+
+    return SignalTools(Learner(), decode, 0, step, 0, encode=encode, answers=answers, asked=asked)
 
 
 def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
@@ -73,22 +105,31 @@ def _keeps(part: Any) -> bool:
     return hasattr(part, "state_dict") and getattr(part, "remembers", True)
 
 
-def computed(method: Method, forest: Forest, values: Mapping[str, Any], step: int) -> Signals:
+def computed(method: Method, forest: Forest, values: Mapping[str, Any], lent: SignalTools) -> Signals:
     """`values` and the outputs of the method's own signal parts on the rollouts."""
     found = dict(values)
     for part in method.signals.values():
-        given = part.compute(forest, Signals.of(forest, found, method.axes), tools(step))
+        given = part.compute(forest, Signals.of(forest, found, method.axes), lent)
         found |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in given.items()}
     return Signals.of(forest, found, method.axes)
 
 
-def declared(method: Method, trainer: str, signals: Collection[str] = (), objective: bool = True) -> list[str]:
+def declared(
+    method: Method,
+    trainer: str,
+    signals: Collection[str] = (),
+    objective: bool = True,
+    outputs: Collection[str] = ("logprob", "entropy"),
+    lends: Collection[str] = (),
+) -> list[str]:
     """Why an external trainer can't use this method, "KEY=PART: reason" each, by its parts' declarations.
 
     signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
     objective  whether the objective is used, or advantages and weights alone
+    outputs    kinds of the policy's outputs that the objective may read;   lends: names of LENT
     """
     found = []
+    segmenter = method.segmenter if "texts" in lends else None
     if type(method.rollout) is not Independent:
         found.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
@@ -99,6 +140,8 @@ def declared(method: Method, trainer: str, signals: Collection[str] = (), object
         if key.startswith("reward.step."):
             found.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
         for name in getattr(part, "requires", ()):
+            if name in getattr(segmenter, "provides", ()):
+                continue
             found.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
         for name in getattr(part, "needs", ()):
             if name in BUILT_IN and name not in (*signals, "behaviour_logprob"):
@@ -106,7 +149,7 @@ def declared(method: Method, trainer: str, signals: Collection[str] = (), object
                     f"{key}={show(part)}: it reads {name} ({BUILT_IN[name][1]}), which {trainer} does not give"
                 )
         for name in getattr(part, "outputs", ()):
-            if name not in ("logprob", "entropy"):
+            if Output(name).kind not in outputs:
                 found.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
     return found
 
@@ -120,24 +163,27 @@ def refusals(
     verdicts: bool = False,
     components: Sequence[str] = ("first", "second"),
     objective: bool = True,
+    outputs: Collection[str] = ("logprob", "entropy"),
+    lends: Collection[str] = (),
 ) -> list[str]:
     """`declared`, and if that finds nothing, the results of trying the parts on synthetic rollouts.
 
     facts       names of FACTS that the trainer knows;   verdicts: whether it knows which rollouts are right
     components  names of the rewards that it knows
     """
-    if found := declared(method, trainer, signals, objective):
+    if found := declared(method, trainer, signals, objective, outputs, lends):
         return found
+    method = _fresh(method)
     named = dict(parts_of(method))
     try:
-        read = reads(method, [f for f in FACTS if f not in facts], verdicts, components)
-        if not read and "logprobs" not in facts:
-            list(_stages(method, _rollouts(verdicts, components, "no logprobs"), 1))
-    except _Failed as failed:
+        read = reads(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
+        if objective:
+            list(_stages(method, _rollouts(verdicts, components), tools(1, lends), objective=True))
+    except Failed as failed:
         why = str(failed)
         if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict with the score
             why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
-        return [f"{failed.key}={show(named[failed.key])}: {why}"]
+        return [f"{failed.key}={show(named.get(failed.key, method.segmenter))}: {why}"]
     return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]
 
 
@@ -146,22 +192,44 @@ def reads(
     facts: Collection[str] = tuple(FACTS),
     verdicts: bool = False,
     components: Sequence[str] = ("first", "second"),
+    lends: Collection[str] = (),
 ) -> dict[str, str]:
     """Rollout fact -> key of the first part whose result changes with it, on synthetic rollouts.
 
     GxpoError where a part can't work without something that is not there.
     """
-    plain = dict(_stages(method, _rollouts(verdicts, components), 1))
+    method = _fresh(method)
+    plain = dict(_stages(method, _rollouts(verdicts, components), tools(1, lends)))
     found = {}
     for fact in facts:
-        other = dict(_stages(method, _rollouts(verdicts, components, fact), 2000 if fact == "step" else 1))
+        step = 2000 if fact == "step" else 1
+        other = dict(_stages(method, _rollouts(verdicts, components, fact), tools(step, lends)))
         changed = [key for key, x in plain.items() if not _same(x, other[key])]
         if changed:
             found[fact] = changed[0]
+    if "logprobs" in facts and "logprobs" not in found:
+        try:  # one that stops where they are unknown
+            list(_stages(method, _rollouts(verdicts, components, "no logprobs"), tools(1, lends)))
+        except Failed as failed:
+            found["logprobs"] = failed.key
     return found
 
 
-class _Failed(GxpoError):
+def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
+    """Names of LENT that the method's parts ask for, on synthetic rollouts."""
+    used: set[str] = set()
+    list(_stages(_fresh(method), _rollouts(verdicts, components), tools(1, lends, used), objective=True))
+    if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
+        used.add("model")
+    return used
+
+
+def _fresh(method: Method) -> Method:
+    """The method with lengths of the synthetic rollouts where it has none; it is not to remember that it was tried."""
+    return method.fill(horizon=8.0, max_length=8, total_steps=10)
+
+
+class Failed(GxpoError):
     """A part that could not be tried."""
 
     def __init__(self, key: str, error: Exception) -> None:
@@ -169,10 +237,15 @@ class _Failed(GxpoError):
         self.key, self.error = key, error
 
 
-def _stages(method: Method, forest: Forest, step: int) -> Iterator[tuple[str, Tensor]]:
-    """(key, values) of every part before the objective."""
+def _stages(
+    method: Method, forest: Forest, lent: SignalTools, *, objective: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """(key, values) of every part before the objective, and of that."""
     key = ""
     try:
+        if method.segmenter is not None:
+            key = "segment"
+            forest = method.segmenter(forest, SegmentTools(lent.decode, lent.learner))
         outcome = forest.outcome
         for name, part in method.shapes.items():
             key = f"reward.shape.{name}"
@@ -188,21 +261,43 @@ def _stages(method: Method, forest: Forest, step: int) -> Iterator[tuple[str, Te
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9
         values["entropy"] = -forest.path_behaviour_logprob
+        if "hidden" in method.needs:
+            key = "credit"
+            values["hidden"] = lent.learner.hidden(forest)
         for name, part in method.signals.items():
             key = f"signal.{name}"
-            part.bind(tools(0))
-            given = part.compute(forest, Signals.of(forest, values, method.axes), tools(step))
+            part.bind(lent)
+            given = part.compute(forest, Signals.of(forest, values, method.axes), lent)
             values |= given
             yield key, torch.cat([x.double().flatten() for x in given.values() if isinstance(x, Tensor)] or [outcome])
         key = "credit"
-        credit = method.advantages(forest, values, step)
+        credit = method.advantages(forest, values, lent.step)
         yield key, credit
         held = Signals.of(forest, values, method.axes)
         for name, part in method.weights.items():
             key = f"weight.{name}"
-            yield key, part(forest, credit, held, step)
+            yield key, part(forest, credit, held, lent.step)
+        if objective:
+            key = "objective"
+            yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), lent.step)
     except Exception as error:
-        raise _Failed(key, error) from error
+        raise Failed(key, error) from error
+
+
+def _loss(method: Method, forest: Forest, credit: Tensor, held: Signals, step: int) -> Tensor:
+    """The objective of a policy that has not moved, with weights of 1."""
+    held = Signals.of(forest, {**held, **method.targets(forest, held, step)}, held.axes)
+    given = {n: held[n] for term in method.terms.values() for n in getattr(term, "given", ())}
+    x = StandIn().outputs(forest, (*method.outputs, "entropy"), given=given)
+    policy = PolicyTokens(
+        x["logprob"],
+        forest.path_behaviour_logprob,
+        held.get("reference_logprob"),
+        x["entropy"],
+        proximal_logprob=x["logprob"],
+        outputs=x,
+    )
+    return method.objective(forest, policy, credit, torch.ones_like(credit), held, step)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -18,16 +18,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters import asks, trl_checkpoint
+from gxpo.adapters import asks, trl_asks, trl_checkpoint
 from gxpo.adapters.trl_doctor import Watching
-from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
+from gxpo.adapters.trl_figures import Figures
+from gxpo.adapters.trl_lent import Lending
+from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_settings import refuse, settings_against, translated
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, need
 from gxpo.forest import Forest
 from gxpo.learners.packing import gradient_of
 from gxpo.objectives.base import PolicyGradient
-from gxpo.pipeline import Method, zero_signal_groups
+from gxpo.pipeline import Method, controls, zero_signal_groups
+from gxpo.protocols import Output
+from gxpo.segments import SegmentTools
 from gxpo.signals import Signals
 
 if TYPE_CHECKING:
@@ -39,7 +43,6 @@ else:
 
 TESTED = "1.16"
 ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
-GIVEN = ("proximal_logprob", "reference_logprob", "entropy")  # signals that TRL's own forward passes give
 MODALITIES = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 
@@ -64,6 +67,7 @@ class WithMethod(Base):
     method      name or composition ("rloo+gspo", "grpo@trl"), as in `gxpo.method`; the default computes what TRL does
     overrides   leaf keys, e.g. {"objective.aggregate": "sequence_mean"}; they decide what two methods state differently
     success_at  a reward of at least this is a right answer; None: methods that read verdicts take rewards above 0
+    answers     the dataset's column of reference answers, for methods that read them
     All other arguments are TRL's. Settings of TRL for what gxpo computes (`beta`, `loss_type`, `epsilon`,
     `scale_rewards`, ...) become the method's keys; one that contradicts a key of the method is refused.
 
@@ -78,24 +82,37 @@ class WithMethod(Base):
         method: str | Method = "grpo@trl",
         overrides: Mapping[str, Any] | None = None,
         success_at: float | None = None,
+        answers: str = "answer",
         **kwargs: Any,
     ) -> None:
         composed = compose(method, overrides)
-        refuse(composed, asks.declared(composed, "TRL", GIVEN))
+        refuse(composed, trl_asks.declared(composed))
         super().__init__(*args, **kwargs)
         composed = translated(self.args, method, overrides or {})
         longest = self.max_completion_length
-        composed = composed.fill(**({} if longest is None else {"horizon": float(longest), "max_length": longest}))
+        fills: dict[str, Any] = {} if longest is None else {"horizon": float(longest), "max_length": longest}
         names, verdicts = list(self.reward_func_names), success_at is not None
-        known = {"signals": GIVEN, "facts": asks.FACTS, "verdicts": verdicts, "components": names}
-        refuse(composed, asks.refusals(composed, "TRL", **known))
-        self._reads = asks.reads(composed, verdicts=verdicts, components=names)
-        weights = [float(w) for w in self.reward_weights] if "components" in self._reads else None
+        refuse(composed, trl_asks.refusals(composed.fill(**fills), verdicts, names))
+        tried = {"verdicts": verdicts, "components": names, "lends": trl_asks.LENDS}
+        self._reads = asks.reads(composed.fill(**fills), **tried)
+        borrowed = asks.borrows(composed.fill(**fills), **tried)
+        by_name = self._reads.get("components", "").startswith("credit")  # which weighs them itself
+        weights = [float(w) for w in self.reward_weights] if by_name else None
         refuse(composed, settings_against(self.args, composed, weights))
+        self._cycle = self.args.steps_per_generation * self.args.num_iterations  # micro-batches of a generation batch
+        optimiser_steps = max(1, self._cycle // self.args.gradient_accumulation_steps)
+        if trl_asks.needs_length(composed):
+            fills["total_steps"] = max(1, -(-self.args.max_steps // optimiser_steps))
+        composed = composed.fill(**fills)
         self.gxpo_method = composed
         self.success_at = success_at
+        self._further = [n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at]
+        if self._further and self.accelerator.num_processes > 1:
+            refuse(composed, [f"it reads the policy's {self._further[0]}, which takes a single process"])
+        self._lending = Lending(self, borrowed, answers)
         for part in self.gxpo_method.signals.values():
-            part.bind(asks.tools(0, self.args.seed))
+            part.bind(self._lending.tools(0))
+        self._figures = Figures(composed) if controls(composed) else None
         for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
             if isinstance(callback, Watching):
                 callback.attach(self)
@@ -108,7 +125,7 @@ class WithMethod(Base):
         found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
-        self._seen = {"rewards": found, "tasks": [task_name(p) for p in prompts], "cut": cut}
+        self._seen = {"rewards": found, "tasks": self._lending.note(inputs, prompts), "cut": cut}
         return found
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -130,19 +147,27 @@ class WithMethod(Base):
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
         """Forest, advantages and weights of the batch on all processes."""
         method, step = self.gxpo_method, self.state.global_step + 1
+        self._lending.check(output)
+        tools = self._lending.tools(step)
         own = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
-        values: dict[str, Tensor] = {}
-        for name, x in self._before(output).items():
-            values[name] = self._gathered(x)[own].double()
         forest = self._forest(output, own, None if logprobs is None else self._gathered(logprobs), mode)
+        values = {name: self._gathered(x)[own].double() for name, x in self._before(output).items()}
         proximal = values.get("proximal_logprob")
-        if proximal is not None:
-            behaviour = torch.where(forest.path_behaviour_logprob.isnan(), proximal, forest.path_behaviour_logprob)
+        if "model" in self._lending.borrowed:  # what is compared with the model's other outputs comes the same way
+            found = tools.learner.outputs(forest, ("logprob", "entropy"))
+            values |= {"proximal_logprob": found["logprob"], "entropy": found["entropy"]}
+        start = values.get("proximal_logprob") if proximal is None else proximal
+        if start is not None:
+            behaviour = torch.where(forest.path_behaviour_logprob.isnan(), start, forest.path_behaviour_logprob)
             column = forest.behaviour_logprob.index_copy(0, forest.path_token, behaviour)
             forest = forest.replace(behaviour_logprob=column)
+        if method.segmenter is not None:
+            forest = method.segmenter(forest, SegmentTools(tools.decode, tools.learner))
         forest = method.shaped(forest)
-        signals = asks.computed(method, forest, values, step)
+        if "hidden" in method.needs:
+            values["hidden"] = tools.learner.hidden(forest)
+        signals = asks.computed(method, forest, values, tools)
         credit = method.advantages(forest, signals, step)
         signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
         weight = method.token_weights(forest, credit, signals, step)
@@ -155,7 +180,7 @@ class WithMethod(Base):
         if mode == "train":
             method.observe(forest)
             for part in method.signals.values():
-                for name, x in part.learn(forest, signals, asks.tools(step, self.args.seed)).items():
+                for name, x in part.learn(forest, signals, tools).items():
                     self._metrics[mode][f"gxpo/{name}"].append(x)
         return Scored(forest, credit, weight, signals, proximal, step)
 
@@ -168,7 +193,7 @@ class WithMethod(Base):
         compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
         if "old_per_token_logps" in output:
             found["proximal_logprob"] = output["old_per_token_logps"]
-        if entropy or (compared and not found):
+        if (entropy or (compared and not found)) and "model" not in self._lending.borrowed:
             with torch.no_grad():
                 size = self.args.per_device_train_batch_size
                 logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
@@ -185,7 +210,7 @@ class WithMethod(Base):
         columns |= {n: self._gathered(output[n]) for n in ("completion_ids", "completion_mask")}
         table, weights = self._seen["rewards"].double().cpu(), self.reward_weights.cpu()
         rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
-        forest = rollouts(columns, own, logprobs, rewards, size)
+        forest = rollouts(columns, own, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
         cut = self.accelerator.gather(torch.tensor(self._seen["cut"], device=output["prompt_ids"].device))
         tasks = self._seen["tasks"]
         if self.accelerator.num_processes > 1:
@@ -218,11 +243,10 @@ class WithMethod(Base):
         mode = "train" if self.model.training else "eval"
         window = self._window_of(model, inputs, mode)
         world = self.accelerator.num_processes
-        own, rows = own_tokens(inputs), inputs[ROW].cpu()
-        logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
-        live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
+        rows, device = inputs[ROW].cpu(), inputs["completion_ids"].device
         places = window.places(rows)
         entries = window.scored.forest.entries_of(places)
+        live, aux = self._live(model, inputs, window.scored, places)
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
         if window.slope is None:
             share = self._share(window.scored, live, places, entries)
@@ -232,14 +256,64 @@ class WithMethod(Base):
         else:
             pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
             share = pull - pull.detach() + window.value / (parts * world)
-        counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(logprob.device)
+        counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
         total, count = self.accelerator.reduce(counted.float(), reduction="sum").tolist()
         self._metrics[mode]["entropy"].append(total / max(count, 1.0))
-        loss = (share * world).to(logprob.device, torch.float32)
-        if self.aux_loss_enabled:
+        loss = (share * world).to(device, torch.float32)
+        if mode == "train" and self._figures is not None:
+            self._follow(window, entries, live)
+        if aux is not None:
             loss = loss + self.router_aux_loss_coef * aux / parts
             self._metrics[mode]["aux_loss"].append(float(aux.detach()))
         return loss
+
+    def _live(
+        self, model: Any, inputs: Mapping[str, Any], scored: Scored, places: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What the objective reads of this micro-batch's tokens, with its gradient, and the auxiliary loss.
+
+        Outputs that TRL's forward pass does not give come from a forward pass of gxpo's in its place.
+        """
+        if self._further:
+            if self.aux_loss_enabled:
+                raise ConfigError(
+                    f"{self.gxpo_method.name} in TRL does not see the routers: set router_aux_loss_coef=0"
+                )
+            mine = scored.select(places)
+            return self._lending.learner.live(mine.forest, self._names, self._constants(mine)), None
+        own = own_tokens(inputs)
+        logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
+        live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
+        return live, aux if self.aux_loss_enabled else None
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.gxpo_method.outputs, "entropy")))
+
+    def _constants(self, scored: Scored) -> dict[str, Tensor]:
+        """Signals that outputs are made with (`TermPart.given`)."""
+        names = dict.fromkeys(n for term in self.gxpo_method.terms.values() for n in getattr(term, "given", ()))
+        return {name: scored.signals[name] for name in names}
+
+    def _follow(self, window: Window, entries: Tensor, live: Mapping[str, Tensor]) -> None:
+        """Show coefficients that follow each step's figures what it was, after its last micro-batch."""
+        figures, every = self._figures, self.args.gradient_accumulation_steps
+        assert figures is not None
+        figures.add(window.scored, entries, live)
+        if (self._step + 1) % every:
+            return
+        figures.close(window.scored, self._summed)
+        if (self._step + 1) % self._cycle == 0:
+            scored = self._scored["train"]
+            batch = (self._step + 1) // self._cycle
+            for name, x in figures.adjust(scored.forest, batch).items():
+                self._metrics["train"][f"gxpo/{name}"].append(x)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.accelerator.num_processes == 1:
+            return x
+        return self.accelerator.reduce(x.to(self.accelerator.device, torch.float32), reduction="sum").cpu().double()
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
         """The objective with every other row's weight 0: those count only in its constants."""
@@ -275,6 +349,10 @@ class WithMethod(Base):
 
     def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
         """For coupled rows: x by a forward pass without gradient, then dL/dx."""
+        if self._further:
+            held = window.scored
+            x = self._lending.learner.outputs(held.forest, self._names, given=self._constants(held) or None)
+            return self._sloped(window, x, mode)
         width = max(b["completion_ids"].shape[1] for b in batches)
         found: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
         with torch.no_grad():
@@ -292,7 +370,11 @@ class WithMethod(Base):
         entries = forest.entries_of(window.places(every_row))
         x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own].double())
              for n, v in gathered.items()}  # fmt: skip
-        s, method = window.scored, self.gxpo_method
+        return self._sloped(window, x, mode)
+
+    def _sloped(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
+        """The window with L(x) and dL/dx."""
+        s, forest, method = window.scored, window.scored.forest, self.gxpo_method
 
         def objective(x: Mapping[str, Tensor]) -> Tensor:
             return method.objective(forest, s.policy(x), s.credit, s.weight, s.signals, s.step)

@@ -106,13 +106,18 @@ class Rewards:
 
 
 def rollouts(
-    columns: Mapping[str, Tensor], own: Tensor, logprobs: Tensor | None, rewards: Rewards, group_size: int
+    columns: Mapping[str, Tensor],
+    own: Tensor,
+    logprobs: Tensor | None,
+    rewards: Rewards,
+    group_size: int,
+    temperature: float = 1.0,
 ) -> Forest:
     """Forest of the rollouts of all processes; groups are runs of `group_size` rows.
 
     columns   "prompt_ids", "prompt_mask" (B, P) and "completion_ids", "completion_mask" (B, T), as TRL has them
     own       (B, T) bool: the policy's own tokens
-    logprobs  (B, T) of the sampler, if it told
+    logprobs  (B, T) of the sampler, if it told;   temperature: its own, at which TRL takes all log-probs
     """
     shown, real = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
     prompts, ids = columns["prompt_ids"], columns["completion_ids"]
@@ -127,6 +132,8 @@ def rollouts(
     else:  # tools have spoken in between
         whole, attended = torch.cat([prompts, ids], 1), torch.cat([shown, real], 1)
         forest = Forest.from_padded(whole, own, rewards.outcome, group, logprobs, attention_mask=attended)
+    if temperature != 1.0:
+        forest = forest.replace(sampling=[{"temperature": temperature}] * forest.n_trajectories)
     return rewards.over(forest)
 
 

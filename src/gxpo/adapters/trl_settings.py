@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gxpo.adapters.trl_asks import needs_length, of_settings, of_update
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
 from gxpo.definition import Stated, same, show
 from gxpo.errors import ConfigError
-from gxpo.learners.base import Epochs
-from gxpo.pipeline import Method, controls
+from gxpo.pipeline import Method
 
 # TRL's settings of the stages that gxpo takes over and that have no key here, and what does the same.
 WITHOUT_KEY: Mapping[str, str] = {
-    "use_adaptive_entropy": "objective.entropy.coef is constant in TRL",
+    "use_adaptive_entropy": "say overrides={'objective.entropy.control': 'entropy_target'}",
     "top_entropy_quantile": "use a method that weighs tokens by entropy",
     "off_policy_mask_threshold": "use the method tis",
 }
@@ -139,7 +139,8 @@ def settings_against(args: Any, composed: Method, reward_weights: Sequence[float
     coef = kl.coef if kl is not None else 0.0
     if reads and not args.beta:
         found.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
-    if args.beta and kl is not None and args.beta != coef:
+    moves = getattr(getattr(kl, "control", None), "from_zero", False) and not coef  # TRL's beta loads the reference
+    if args.beta and kl is not None and args.beta != coef and not moves:
         found.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
     if args.steps_per_generation % (every := args.gradient_accumulation_steps):
         found.append(
@@ -153,17 +154,17 @@ def settings_against(args: Any, composed: Method, reward_weights: Sequence[float
         found.append(
             f"reward_weights={reward_weights}: {show(composed.credit)} weighs rewards itself; set credit.weights"
         )
-    update = composed.update
-    if update != Epochs():
-        found.append(
-            f"update={show(update)}: TRL steps itself; set num_iterations and steps_per_generation there, and "
-            "update=epochs, update.epochs=1, update.minibatches=1 here"
-        )
-    found += [
-        f"{key}: it adapts to figures of each step, which are not shown to it in TRL"
-        for key in controls(composed)
-        if key != "update"
-    ]
+    found += of_settings(composed)
+    for name, n in (of_update(composed) or {}).items():
+        has, unit = getattr(args, name), ""
+        if name == "steps_per_generation":
+            has, unit = has / every, " x gradient_accumulation_steps"
+        if has != n:
+            found.append(
+                f"{name}={getattr(args, name)}: {composed.name} takes other optimiser steps; set it to {n}{unit}"
+            )
+    if needs_length(composed) and args.max_steps <= 0:
+        found.append("max_steps: a coefficient follows the course of the run; set max_steps, or its total_steps")
     return found
 
 

@@ -24,108 +24,22 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.adapters import asks
+from gxpo.adapters.verl_asks import SUCCESS_AT, seen_by, why_not
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
-from gxpo.definition import show
 from gxpo.errors import ConfigError, GxpoError, need
 from gxpo.forest import Forest
-from gxpo.learners.base import Epochs
 from gxpo.methods import METHODS
-from gxpo.objectives import Entries, PolicyGradient
-from gxpo.objectives.surrogate import ratio_of
-from gxpo.pipeline import Method, controls
 
 TESTED = "0.9.1"
 PREFIX = "gxpo/"
 MORE = "GXPO_VERL_METHODS"  # further compositions, separated by commas
-SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is a right answer
 # An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
 AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
               "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
 NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by loss_scale_factor, by nothing
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
-
-
-def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:
-    """Why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
-
-    >>> print(why_not("grpo"))
-    None
-    >>> why_not("dapo")
-    'rollout=dynamic_sampling: verl samples the groups itself (rollout=independent takes the rest)'
-    """
-    if what not in ("advantage", "loss"):
-        raise ConfigError(f"what is 'advantage' or 'loss', not {what!r}")
-    composed = compose(name, overrides)
-    found = _no_estimator(composed) if what == "advantage" else _no_loss(composed)
-    return "; ".join(dict.fromkeys(found)) or None
-
-
-def _no_estimator(composed: Method) -> list[str]:
-    named = dict(asks.parts_of(composed))
-    found = [
-        f"{key}={show(named[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
-        for key in asks.remembers(composed)
-        if not key.startswith("objective")
-    ]
-    if composed.update != Epochs():
-        found.append(f"update={show(composed.update)}: verl steps itself (update=epochs takes the rest)")
-    if not composed.reads_credit:
-        found.append(
-            f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
-        )
-    return found or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
-
-
-def _no_loss(composed: Method) -> list[str]:
-    term, found = composed.terms["policy"], []
-    if type(term) is not PolicyGradient:
-        return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
-    if term.ratio_over != "proximal":
-        found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
-    named = f"objective.surrogate={show(term.surrogate)}"
-    if term.surrogate.outputs:
-        found.append(f"{named}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
-    if term.surrogate.couples == "group":
-        found.append(f"{named}: it compares the rollouts of a group, verl's losses see some")
-    if term.surrogate.couples == "step":
-        found.append(f"{named}: it compares all tokens of the step, verl's losses see some")
-    if _reads_turns(term):
-        found.append(f"objective.ratio={show(term.ratio)}, {named}: verl's losses do not say where a turn ends")
-    found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
-    if term.dedup_shared_tokens:
-        found.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
-    if term.on_unknown_behaviour == "shaped":
-        found.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
-    for name in composed.terms:
-        if name == "kl":
-            found.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
-        elif name == "entropy":
-            found.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
-        elif name != "policy":
-            found.append(f"objective.add.{name}: verl's losses have one term")
-    return found
-
-
-def _seen(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
-    """Inputs of the term's surrogate for tokens [n] of whole rows."""
-    log_ratio = logprob - old
-    held = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
-    return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
-
-
-def _reads_turns(term: PolicyGradient) -> bool:
-    """Whether the advantage of two trajectories changes when one of them is cut into turns."""
-    if term.surrogate.outputs:
-        return False
-    old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)
-    logprob = old + torch.tensor([0.03, 0.01, -0.02, -0.04, 0.02, -0.01], dtype=torch.float64)  # inside every clip
-    credit, owner = torch.tensor([1.0] * 4 + [-1.0] * 2).double(), torch.tensor([0, 0, 0, 0, 1, 1])
-    cut = torch.tensor([0, 0, 1, 1, 2, 2])
-    whole, parts = (term.surrogate.loss(_seen(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
-    return not torch.equal(whole, parts)
 
 
 # ---------------------------------------------------------------- advantages
@@ -212,7 +126,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         mask = response_mask.bool()
         given, logprob = advantages[mask], log_prob[mask]
         owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
-        seen = _seen(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
+        seen = seen_by(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
         each = term.surrogate.loss(seen)
         each = torch.where(given == 0, torch.zeros_like(each), each)
         if rollout_is_weights is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.errors import GxpoError, MissingSignal
+from gxpo.errors import MissingSignal, NoVerdicts
 from gxpo.objectives.base import Evaluated, TermPart, coefficients
 from gxpo.objectives.surrogate import denominator
 
@@ -76,9 +76,10 @@ def labels(forest: Forest, success_at: float | None, name: str) -> tuple[Tensor,
     if success_at is not None:
         good = grouped.reaches(forest.outcome, success_at)
     elif missing := int((forest.success.isnan() & own).sum()):
-        raise GxpoError(
+        raise NoVerdicts(
+            name,
             f"{name} learns from verdicts, and {missing} of {int(own.sum())} trajectories have none: give `success` in "
-            "the records, use a reward with a verdict, or set objective.success_at to the outcome that counts as one"
+            "the records, use a reward with a verdict, or set objective.success_at to the outcome that counts as one",
         )
     else:
         good = forest.success > 0.5

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gxpo.errors import ConfigError, GxpoError
+from gxpo.errors import ConfigError, GxpoError, NoComponent
 from gxpo.forest import Forest
 from gxpo.functions import Formula, signature
 from gxpo.registry import part
@@ -81,10 +81,7 @@ def read_component(forest: Forest, name: str, asker: str, *, share: bool = True)
     ConfigError where no reward computes it; `asker` is the part that needs it.
     """
     if name not in forest.component_names:
-        raise ConfigError(
-            f"{asker} reads component {name!r}, which no reward computes: let one return it, and give it weight 0 "
-            f"(there is {', '.join(forest.component_names) or 'none'})"
-        )
+        raise NoComponent(asker, name, forest.component_names)
     value = forest.components[:, forest.component_names.index(name)]
     known = value[value.isfinite()]
     if share and known.numel() and not 0 <= float(known.min()) <= float(known.max()) <= 1:

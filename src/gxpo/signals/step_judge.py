@@ -121,6 +121,7 @@ class StepJudge(SignalPart):
     memory: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     provides = ("step_score", "segment_score")
+    one_of = ("score", "ask", "server")  # exactly one has to be set
     axes = {"step_score": "S"}  # noqa: RUF012  never changed
 
     def __post_init__(self) -> None:
@@ -128,7 +129,7 @@ class StepJudge(SignalPart):
             raise ConfigError(f"signal step_judge: low ({self.low:g}) is below high ({self.high:g}), both finite")
 
     def bind(self, tools: SignalTools) -> None:
-        named = [x for x in (self.score, self.ask, self.server) if x is not None]
+        named = [x for x in (getattr(self, name) for name in self.one_of) if x is not None]
         if len(named) != 1:
             raise ConfigError(
                 "signal step_judge: say who scores the steps, with one of score=prm.py:score, ask=judge.py:ask and "

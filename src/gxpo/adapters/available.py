@@ -1,0 +1,197 @@
+"""Which methods work in another trainer, what each has to be given there, and why the others do not.
+
+Nothing here is a table: the answers come from what the adapters themselves ask before they take a method.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gxpo.adapters import asks, trl_asks
+from gxpo.adapters.verl_asks import SUCCESS_AT, why_not
+from gxpo.compose import method as compose
+from gxpo.errors import NoComponent, NoVerdicts, one_of
+from gxpo.methods import METHODS
+from gxpo.pipeline import Method
+
+TRAINERS = ("trl", "verl")
+REWARD = "reward"  # a reward function of the user's own
+LONGEST = {"horizon": 1024.0, "max_length": 1024}  # the trainer's own longest completion, which is known there
+JUDGE = "gxpo.adapters.standin:scores"  # in place of the user's, to try a method with
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a method has to be given in TRL beside a model, tasks and a reward.
+
+    settings   fields of GRPOConfig, with the value to give; `steps_per_generation` in gradient_accumulation_steps
+    arguments  of gxpo's GRPOTrainer, with an example
+    rewards    names of further reward functions, of weight 0
+    overrides  keys of the method that are the user's to choose: the key -> what it may be
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> tuple[str, ...]:
+        """One phrase for each thing."""
+        unit = {"steps_per_generation": " x gradient_accumulation_steps"}
+        return (
+            *(f"{name}={value}{unit.get(name, '')}" for name, value in self.settings.items()),
+            *(f"{name}={value!r}" for name, value in self.arguments.items()),
+            *(f"a reward function {name} of weight 0" for name in self.rewards),
+            *(f"overrides: {' or '.join(said.split())}" for said in self.overrides.values()),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in a trainer.
+
+    works    in TRL as a whole; in verl its advantages or its loss, whichever `parts` names
+    given    phrases: what it has to be given;   reason: why it does not work, "" where it does
+    parts    verl: "advantage" and "loss"; TRL: "method"
+    """
+
+    name: str
+    works: bool
+    given: tuple[str, ...] = ()
+    reason: str = ""
+    parts: tuple[str, ...] = ()
+
+
+def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
+    """Every published method (or the compositions `names`) in "trl" or "verl"; neither has to be installed.
+
+    >>> [row] = available("trl", ["grpo_lead"])
+    >>> row.works, row.given
+    (True, ('success_at=1.0',))
+    """
+    one_of("trainer", trainer, TRAINERS)
+    row = in_trl if trainer == "trl" else _in_verl
+    return [row(name) for name in (METHODS if names is None else names)]
+
+
+def in_trl(name: str) -> Row:
+    """One method in TRL's trainer."""
+    composed, given = needs_in_trl(name)
+    reasons = why_not_in_trl(composed, given)
+    if reasons:
+        return Row(name, False, reason="; ".join(dict.fromkeys(reasons)))
+    return Row(name, True, given.words(), parts=("method",))
+
+
+def why_not_in_trl(composed: Method, given: Given) -> list[str]:
+    """What the adapter refuses it for when it is given all that it needs."""
+    if found := trl_asks.declared(composed):
+        return found
+    found = trl_asks.refusals(composed, "success_at" in given.arguments, (REWARD, *given.rewards))
+    return found or trl_asks.of_settings(composed)
+
+
+def needs_in_trl(name: str) -> tuple[Method, Given]:
+    """The method, with stand-ins for what is the user's to choose, and what it has to be given."""
+    composed = compose(name).fill(**LONGEST)
+    overrides: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for key, part in composed.signals.items():
+        if (known := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in known):
+            overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in known)
+            values[f"signal.{key}.{known[0]}"] = JUDGE
+    if values:
+        composed = compose(name, values).fill(**LONGEST)
+    arguments, rewards = _found_by_trying(composed)
+    return composed, Given(trl_asks.settings_for(composed), arguments, rewards, overrides)
+
+
+def _found_by_trying(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments and reward functions without which a part of it stops."""
+    arguments: dict[str, Any] = {}
+    rewards: tuple[str, ...] = ()
+    if trl_asks.declared(composed):
+        return arguments, rewards
+    while True:
+        verdicts, names = "success_at" in arguments, (REWARD, *rewards)
+        try:
+            borrowed = asks.borrows(composed, verdicts, names, trl_asks.LENDS)
+        except asks.Failed as failed:
+            if isinstance(failed.error, NoVerdicts) and not verdicts:
+                arguments["success_at"] = 1.0
+            elif isinstance(failed.error, NoComponent) and failed.error.name not in rewards:
+                rewards = (*rewards, failed.error.name)
+            else:
+                return arguments, rewards
+        else:
+            return {**arguments, **({"answers": "answer"} if "answers" in borrowed else {})}, rewards
+
+
+def _in_verl(name: str) -> Row:
+    reasons = {part: why_not(name, part) for part in ("advantage", "loss")}
+    parts = tuple(part for part, reason in reasons.items() if reason is None)
+    said = {part: reason for part, reason in reasons.items() if reason is not None}
+    reason = "; ".join(f"{part}: {why}" for part, why in said.items())
+    given: tuple[str, ...] = ()
+    if "advantage" in parts and _stops_without_verdicts(compose(name)):
+        given = (f"+algorithm.{SUCCESS_AT}=1.0",)
+    return Row(name, bool(parts), given, reason, parts)
+
+
+def _stops_without_verdicts(composed: Method) -> bool:
+    try:
+        asks.reads(composed, (), False, ("score",))
+    except asks.Failed as failed:
+        return isinstance(failed.error, NoVerdicts)
+    return False
+
+
+# ---------------------------------------------------------------- for people and programs
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """How many work, and how many of them need nothing else; in verl also how many by part."""
+    working = [row for row in rows if row.works]
+    found = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
+    by_part = {part: sum(part in row.parts for row in rows) for part in ("advantage", "loss")}
+    both = sum({"advantage", "loss"} <= set(row.parts) for row in rows)
+    return found if not any(by_part.values()) else {**found, **by_part, "both": both}
+
+
+def as_json(trainer: str, rows: Sequence[Row]) -> str:
+    """The rows and counts."""
+    listed = [
+        {"name": r.name, "works": r.works, "parts": r.parts, "given": r.given, "reason": r.reason or None} for r in rows
+    ]
+    return json.dumps({"trainer": trainer, "counts": counts(rows), "methods": listed}, indent=1)
+
+
+def as_text(trainer: str, rows: Sequence[Row]) -> str:
+    """A line for each method."""
+    width = max(len(row.name) for row in rows)
+    line = partial(_line, trainer, width)
+    n = counts(rows)
+    if trainer == "trl":
+        head = f"{n['work']} of {n['methods']} methods work in TRL, {n['as_they_are']} of them as they are"
+        how = 'GRPOTrainer(model, method="NAME", ...) of gxpo.adapters.trl'
+    else:
+        head = (
+            f"{n['both']} of {n['methods']} methods work in verl as a whole, {n['advantage']} as adv_estimator, "
+            f"{n['loss']} as loss_mode"
+        )
+        how = "algorithm.adv_estimator=gxpo/NAME, actor_rollout_ref.actor.policy_loss.loss_mode=gxpo/NAME"
+    good, bad = [row for row in rows if row.works], [row for row in rows if not row.works]
+    return "\n".join([f"{head}: {how}", "", *map(line, good), *(["", "not there:", *map(line, bad)] if bad else [])])
+
+
+def _line(trainer: str, width: int, row: Row) -> str:
+    if not row.works:
+        return f"  {row.name:<{width}}  {row.reason}"
+    said = [] if trainer == "trl" else [" and ".join(row.parts)]
+    if row.given:
+        said.append("give " + ", ".join(row.given))
+    if row.reason:
+        said.append(f"no {row.reason}")
+    return f"  {row.name:<{width}}  {'; '.join(said)}".rstrip()

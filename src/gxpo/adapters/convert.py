@@ -1,0 +1,390 @@
+"""The gxpo configuration that computes what a TRL configuration or script does, and what has no counterpart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo import yamltext
+from gxpo.adapters import convert_script
+from gxpo.adapters.convert_script import Found, Value
+from gxpo.adapters.trl_defaults import DEFAULTS, settings
+from gxpo.adapters.trl_settings import LOSSES, WITHOUT_KEY, translated
+from gxpo.definition import show
+from gxpo.errors import ConfigError
+
+# Fields whose default is used although nothing was stated, since it is not gxpo's.
+DEFAULT = "TRL's default"
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+REWARDS = {"accuracy_reward": "math"}  # of trl.rewards
+# Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
+NOTHING = frozenset({
+    "logging_steps", "logging_strategy", "log_completions", "num_completions_to_print", "run_name", "push_to_hub",
+    "hub_model_id", "hub_strategy", "do_train", "do_eval", "logging_first_step", "disable_tqdm", "use_cpu",
+    "dataloader_pin_memory", "remove_unused_columns", "overwrite_output_dir", "log_level", "ddp_timeout", "tf32",
+    "gradient_checkpointing_kwargs", "num_generations_eval", "per_device_eval_batch_size", "vllm_mode", "vllm_device",
+    "vllm_gpu_memory_utilization", "vllm_server_host", "vllm_server_port", "dataloader_num_workers", "torch_compile",
+    "vllm_max_model_length", "vllm_tensor_parallel_size", "hub_token", "wandb_project", "wandb_entity",
+    "attn_implementation", "gradient_checkpointing", "fp16", "bf16", "dataset_name", "dataset_config",
+    "dataset_train_split", "dataset_test_split", "reward_funcs", "model_name_or_path", "torch_dtype", "dtype",
+    "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "model_init_kwargs", "report_to",
+    "model_revision", "optim_args", "eval_on_start", "log_unique_prompts", "log_multimodal", "save_only_model",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Converted:
+    """keys: dotted, in order;   origins: where each comes from;   notes: (where, what has no counterpart)."""
+
+    keys: Mapping[str, Any]
+    origins: Mapping[str, str]
+    notes: tuple[tuple[str, str], ...]
+
+    def text(self, source: str) -> str:
+        """YAML, with what can't be carried over as comments behind it."""
+        lines = [f"# what {source} computes in TRL 1.16, for gxpo train", yamltext.dump(self.keys, self.origins)]
+        if self.notes:
+            lines.append("# not carried over:")
+            lines += [f"#   {where}: {said}" if where else f"#   {said}" for where, said in self.notes]
+        return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
+    """The configuration of a YAML file of `trl grpo`, or of a script or notebook, which is read and never run.
+
+    processes  that TRL is launched with: its batch sizes are per process. ConfigError where it can't be read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    if path.suffix in (".py", ".ipynb"):
+        try:
+            found = convert_script.read(path)
+        except ConfigError as error:
+            raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from None
+    else:
+        found = _of_yaml(path)
+    return _Conversion(found, path, processes).converted()
+
+
+def _of_yaml(path: Path) -> Found:
+    found = Found(settings=dict(_leaves(path)))
+    for theirs, ours in (("model_name_or_path", "model"), ("dataset_name", "dataset"),
+                         ("dataset_config", "dataset_config"), ("dataset_train_split", "split"),
+                         ("torch_dtype", "torch_dtype"), ("dtype", "dtype")):  # fmt: skip
+        if theirs in found.settings:
+            found.parts[ours] = found.settings[theirs]
+    if (used := found.settings.get("use_peft")) is not None and used.value:
+        own = {"r": 16, "lora_alpha": 32, "target_modules": None, "lora_dropout": 0.05}
+        names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
+                 "lora_dropout": "lora_dropout"}  # fmt: skip
+        own |= {names[k]: v.value for k, v in found.settings.items() if k in names}
+        found.parts["peft"] = Value({k: v for k, v in own.items() if v is not None}, used.where)
+    named = found.settings.get("reward_funcs", Value([], ""))
+    for name in named.value if isinstance(named.value, list) else [named.value]:
+        found.rewards.append(("trl" if name in REWARDS else "other", Value(name, named.where)))
+    return found
+
+
+def _leaves(path: Path) -> list[tuple[str, Value]]:
+    """The fields of a YAML file, each with its line."""
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        document = yamltext.load(path.read_text(encoding="utf-8"), str(path))
+    except YAMLError as error:
+        problem, line = yamltext.problem_of(error)
+        raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{path}: a configuration is a mapping of fields to values")
+    lines = getattr(getattr(document, "lc", None), "data", {}) or {}
+    return [
+        (str(k), Value(yamltext.plain(v, f"{path}: {k}"), f"line {lines[k][0] + 1}" if k in lines else "the file"))
+        for k, v in document.items()
+    ]
+
+
+class _Conversion:
+    """One source; fills keys, origins and notes in the order in which they are printed."""
+
+    def __init__(self, found: Found, path: Path, processes: int) -> None:
+        self.found, self.path, self.processes = found, path, processes
+        self.given = {name: v.value for name, v in found.settings.items()}
+        self.args = settings(self.given)
+        self.keys: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.notes: list[tuple[str, str]] = []
+
+    def converted(self) -> Converted:
+        self._task()
+        self._method()
+        self._batches()
+        self._sampling()
+        self._optimiser()
+        self._model()
+        self._kept()
+        self._rest()
+        return Converted(self.keys, self.origins, (*self.found.open, *self.notes))
+
+    # ------------------------------------------------------------ writing down
+    def _set(self, key: str, value: Any, *fields: str) -> None:
+        """A key, with where its fields were stated."""
+        told = [self.found.settings[f] for f in fields if f in self.found.settings]
+        places = ", ".join(dict.fromkeys(v.where for v in told))
+        said = ", ".join(f for f in fields)
+        self.keys[key] = value
+        self.origins[key] = f"{said}, {places or DEFAULT}" if fields else ""
+
+    def _part(self, key: str, name: str, value: Any = None) -> None:
+        part = self.found.parts[name]
+        self.keys[key] = part.value if value is None else value
+        self.origins[key] = part.where
+
+    def _lacks(self, field: str, said: str) -> None:
+        at = self.found.settings.get(field) or self.found.parts.get(field)
+        self.notes.append((at.where if at is not None else "", said))
+
+    # ------------------------------------------------------------ stages
+    def _task(self) -> None:
+        parts = self.found.parts
+        if "model" in parts:
+            self._part("model", "model")
+        else:
+            self._lacks("", "model: none is named; set model")
+        files = parts.get("data_files")
+        if files is not None and isinstance(files.value, str) and files.value.endswith(".jsonl"):
+            self._part("task", "data_files")
+        elif "dataset" in parts:
+            self._part("task", "dataset", f"dataset:{parts['dataset'].value}")
+            for name, option in (("dataset_config", "config"), ("split", "split")):
+                if name in parts and isinstance(parts[name].value, str):
+                    self._part(f"tasks.options.{option}", name)
+            at = parts["dataset"]
+            self.notes.append((at.where, "columns that a map() makes of the data: tasks.options.prompt and answer name "
+                                         "those that are there, template and answer_after say the rest"))  # fmt: skip
+        else:
+            self._lacks("", "data: none is named; set task, e.g. to a .jsonl file of prompts and answers")
+        self._rewards()
+
+    def _rewards(self) -> None:
+        weights = self.given.get("reward_weights") or [1.0] * len(self.found.rewards)
+        named: dict[str, float] = {}
+        where = ""
+        for (kind, value), weight in zip(self.found.rewards, weights, strict=False):
+            where = where or value.where
+            if kind == "trl" and value.value in REWARDS:
+                named[REWARDS[value.value]] = float(weight)
+            elif kind == "function" and self.path.suffix == ".py":
+                named[f"{self.path}:{value.value}"] = float(weight)
+            else:
+                known = {"model": "a reward model", "trl": "trl.rewards", "function": "of a notebook"}
+                what = known.get(kind, "not a function of this file")
+                self.notes.append((value.where, f"reward {value.value}: {what}; write it as a function of one rollout"))
+        if any(kind == "function" for kind, _ in self.found.rewards):
+            self.notes.append((where, "reward functions score a batch in TRL and one completion in gxpo: "
+                                      "def reward(completion, answer) -> float"))  # fmt: skip
+            if not self.found.guarded or self.path.suffix == ".ipynb":
+                own = f"importing {self.path.name} would train: move its reward functions to a file of their own"
+                self.notes.append((where, own))
+        if len(named) == 1 and set(named.values()) == {1.0}:
+            self.keys["reward"], self.origins["reward"] = next(iter(named)), where
+        elif named:
+            self.keys["scoring.weights"], self.origins["scoring.weights"] = named, where
+
+    def _method(self) -> None:
+        given, dropped = dict(self.given), []
+        for name, instead in WITHOUT_KEY.items():
+            if given.get(name, DEFAULTS.get(name)) != DEFAULTS.get(name):
+                dropped.append((name, instead))
+                del given[name]
+        spec, loss = "grpo@trl", given.get("loss_type", DEFAULTS["loss_type"])
+        if loss in LOSSES:
+            spec = LOSSES[loss]
+        elif loss not in ("grpo", "bnpo", "dapo", "dr_grpo"):
+            self._lacks("loss_type", f"loss_type={loss!r}: not one of TRL 1.16's")
+            given.pop("loss_type")
+        if given.get("multi_objective_aggregation", "") == "normalize_then_sum":
+            spec = "gdpo_multi@trl"
+            given.pop("multi_objective_aggregation")
+        try:
+            composed = translated(settings(given), spec, {})
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+        self._set("method", spec, "loss_type")
+        for key, stated in composed.keys.items():
+            field = stated.origin.removeprefix("GRPOConfig.")
+            if field != stated.origin:
+                value = stated.value if isinstance(stated.value, (int, float, str, bool)) else show(stated.value)
+                self._set(key, value, field)
+        if spec == "gdpo_multi@trl" and (weights := given.get("reward_weights")):
+            self._set("credit.weights", list(weights), "reward_weights")
+        for name, instead in dropped:
+            self._lacks(name, f"{name}={self.given[name]!r}: {instead}")
+        if loss == "bnpo":
+            self._lacks("loss_type", "bnpo: TRL takes the mean of the micro-batches' means, gxpo of the whole step")
+        if self.args.mask_truncated_completions:
+            self._lacks("mask_truncated_completions", "mask_truncated_completions: cut-off completions stay in the "
+                                                      "loss here")  # fmt: skip
+        if self.args.sync_ref_model:
+            self._lacks("sync_ref_model", "sync_ref_model: the reference of gxpo stays the policy of the first step")
+
+    def _batches(self) -> None:
+        a = self.args
+        micro = a.per_device_train_batch_size * self.processes
+        optimiser = micro * a.gradient_accumulation_steps
+        rows = a.generation_batch_size or micro * (a.steps_per_generation or a.gradient_accumulation_steps)
+        group = a.num_generations
+        if not group or rows % group:
+            raise ConfigError(
+                f"{self.path}: a generation batch of {rows} rows is no multiple of num_generations={group}; "
+                "say how many processes TRL is launched with (--processes)"
+            )
+        self._set("rollout.group_size", group, "num_generations")
+        fields = ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"]
+        fields = [f for f in fields if f in self.given] or fields[:2]
+        if a.generation_batch_size:
+            fields = ["generation_batch_size"]
+        self._set("tasks.per_step", rows // group, *fields)
+        self.minibatches = max(1, rows // optimiser)
+        if self.minibatches > 1:
+            self._set("update.minibatches", self.minibatches, "steps_per_generation", "gradient_accumulation_steps")
+            if rows // group < self.minibatches or (rows // group) % self.minibatches:
+                self._lacks("steps_per_generation", "minibatches are of whole groups here: TRL cuts through them")
+        if a.num_iterations > 1:
+            self._set("update.epochs", a.num_iterations, "num_iterations")
+        self.per_batch = self.minibatches * a.num_iterations
+        if a.max_steps > 0:
+            self._set("trainer.steps", math.ceil(a.max_steps / self.per_batch), "max_steps")
+        else:
+            epochs = f"{a.num_train_epochs:g}"
+            self._lacks(
+                "num_train_epochs",
+                f"num_train_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {rows // group}",
+            )
+
+    def _sampling(self) -> None:
+        a = self.args
+        self._set("sampling.max_new_tokens", a.max_completion_length, "max_completion_length")
+        for name in ("temperature", "top_p", "top_k"):
+            value = getattr(a, name)
+            if value is not None and value != DEFAULTS[name] and not (name == "top_k" and value < 0):
+                self._set(f"sampling.{name}", value if name == "top_k" else float(value), name)
+        for name in ("min_p", "repetition_penalty", "generation_kwargs"):
+            if getattr(a, name) not in (DEFAULTS[name], None, {}):
+                self._lacks(name, f"{name}={getattr(a, name)!r}: gxpo samples with temperature, top_k and top_p alone")
+        if isinstance(a.chat_template_kwargs, dict):
+            self._set("chat.kwargs", a.chat_template_kwargs, "chat_template_kwargs")
+        if a.use_vllm:
+            self._set("sampling.engine", "vllm", "use_vllm")
+            self._mismatch()
+
+    def _mismatch(self) -> None:
+        """TRL's correction of vLLM's log-probs."""
+        a = self.args
+        if not a.vllm_importance_sampling_correction:
+            return
+        fields = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
+                  "vllm_importance_sampling_clip_max")  # fmt: skip
+        cap = a.vllm_importance_sampling_clip_max
+        if a.vllm_importance_sampling_mode == "token_truncate" and cap and not a.vllm_importance_sampling_clip_min:
+            self._set("weight.mismatch", "truncated", *fields)
+            self._set("weight.mismatch.cap", float(cap), fields[-1])
+        else:
+            self._lacks(fields[1], f"vllm_importance_sampling_mode={a.vllm_importance_sampling_mode!r}: gxpo has "
+                                   "weight.mismatch=truncated (token_truncate) and mismatch_mask")  # fmt: skip
+
+    def _optimiser(self) -> None:
+        a = self.args
+        self._set("optim.lr", float(a.learning_rate), "learning_rate")
+        betas = [float(a.adam_beta1), float(a.adam_beta2)]
+        if betas != [0.9, 0.999]:
+            self._set("optim.betas", betas, "adam_beta1", "adam_beta2")
+        if a.weight_decay:
+            self._set("optim.weight_decay", float(a.weight_decay), "weight_decay")
+        if a.max_grad_norm != DEFAULTS["max_grad_norm"]:
+            self._set("optim.max_grad_norm", float(a.max_grad_norm or 0.0), "max_grad_norm")
+        shape = SCHEDULES.get(str(a.lr_scheduler_type))
+        if shape is None:
+            self._lacks("lr_scheduler_type", f"lr_scheduler_type={a.lr_scheduler_type!r}: constant, linear and cosine")
+        elif shape != "constant":
+            self._set("optim.schedule", shape, "lr_scheduler_type")
+        warmup, total = a.warmup_steps or 0, a.max_steps
+        ratio = a.warmup_ratio or (warmup if 0 < warmup < 1 else 0)
+        if ratio and total > 0:
+            self._set("optim.warmup_steps", math.ceil(ratio * total), "warmup_ratio", "warmup_steps")
+        elif ratio:
+            self._lacks("warmup_ratio", f"warmup_ratio={ratio:g}: set optim.warmup_steps to this share of the "
+                                        "optimiser steps")  # fmt: skip
+        elif warmup:
+            self._set("optim.warmup_steps", int(warmup), "warmup_steps")
+        if not str(a.optim).startswith("adamw_torch"):
+            self._lacks("optim", f"optim={a.optim!r}: gxpo steps with AdamW")
+        if a.adam_epsilon != DEFAULTS["adam_epsilon"]:
+            self._lacks("adam_epsilon", f"adam_epsilon={a.adam_epsilon:g}: 1e-8 here")
+
+    def _model(self) -> None:
+        parts, a = self.found.parts, self.args
+        init = self.given.get("model_init_kwargs")
+        held = parts.get("torch_dtype") or parts.get("dtype")
+        dtype = held.value if held else (init or {}).get("torch_dtype", (init or {}).get("dtype"))
+        low = str(dtype) == "bfloat16" or (a.bf16 and not a.fp16)
+        self._set("learner.dtype", "bfloat16" if low else "float32", "bf16")
+        if a.fp16 or str(dtype) == "float16":
+            self._lacks("fp16", "fp16: gxpo trains in float32 or bfloat16")
+        elif low and str(dtype) != "bfloat16":
+            self._lacks("bf16", "bf16: TRL keeps float32 weights and multiplies in bfloat16; learner.dtype=bfloat16 "
+                                "updates float32 copies of bfloat16 weights")  # fmt: skip
+        if ("gradient_checkpointing" not in self.given and a.gradient_checkpointing) or self.given.get(
+            "gradient_checkpointing"
+        ):
+            self._set("learner.recompute", True, "gradient_checkpointing")
+        if (peft := parts.get("peft")) is not None:
+            self._lora(peft)
+        if "load_in_4bit" in parts and parts["load_in_4bit"].value:
+            self._lacks("load_in_4bit", "load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights")
+
+    def _lora(self, peft: Value) -> None:
+        own = peft.value
+        self.keys["learner.lora_rank"] = int(own.get("r", 8))
+        self.keys["learner.lora_alpha"] = float(own.get("lora_alpha", 8))
+        if own.get("target_modules"):
+            self.keys["learner.lora_targets"] = own["target_modules"]
+        for key in ("learner.lora_rank", "learner.lora_alpha", "learner.lora_targets"):
+            if key in self.keys:
+                self.origins[key] = peft.where
+        for name in ("lora_dropout", "use_rslora", "use_dora", "modules_to_save"):
+            if own.get(name):
+                self.notes.append((peft.where, f"{name}={own[name]!r}: gxpo's LoRA has none"))
+
+    def _kept(self) -> None:
+        a = self.args
+        self._set("seed", int(a.seed), "seed")
+        if "output_dir" in self.given:
+            self._set("out", str(a.output_dir), "output_dir")
+        if a.save_strategy == "no":
+            self._set("trainer.checkpoint_every", 0, "save_strategy")
+        elif a.save_strategy == "steps" and isinstance(a.save_steps, int) and a.save_steps >= 1:
+            self._set("trainer.checkpoint_every", max(1, a.save_steps // self.per_batch), "save_steps")
+        if a.save_total_limit:
+            self._set("trainer.keep_checkpoints", int(a.save_total_limit), "save_total_limit")
+        if a.eval_strategy == "steps" and a.eval_steps and a.eval_steps >= 1:
+            self._set("eval.every", max(1, int(a.eval_steps) // self.per_batch), "eval_steps")
+        told = a.report_to if isinstance(a.report_to, list) else [a.report_to]
+        for name in told:
+            if name not in ("none", None, "all", "tensorboard"):
+                self._lacks("report_to", f"report_to={name!r}: metrics.jsonl is written always; see docs for loggers")
+        if "tensorboard" in told:
+            self._set("trainer.tensorboard", True, "report_to")
+
+    def _rest(self) -> None:
+        for name, value in self.found.settings.items():
+            if name not in DEFAULTS and name not in NOTHING:
+                self.notes.append((value.where, f"{name}={value.value!r}: no counterpart"))
+
+
+def fields_read() -> frozenset[str]:
+    """Fields of GRPOConfig that a conversion understands."""
+    return frozenset(DEFAULTS) | NOTHING

@@ -1,0 +1,304 @@
+"""Read the settings of a TRL script or notebook without running it: its calls, with the line of each value."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gxpo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Value:
+    """A setting's value and where it was found ("line 12", "cell 3 line 2", "line 4 of CONFIG.yaml")."""
+
+    value: Any
+    where: str
+
+
+@dataclass
+class Found:
+    """What a source says.
+
+    settings  fields of GRPOConfig, and what YAML files hold beside them
+    parts     what trainers are made of: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
+    rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name)
+    open      (where, what) of what can't be read without running the source
+    guarded   whether importing it runs no training
+    """
+
+    settings: dict[str, Value] = field(default_factory=dict)
+    parts: dict[str, Value] = field(default_factory=dict)
+    rewards: list[tuple[str, Value]] = field(default_factory=list)
+    open: list[tuple[str, str]] = field(default_factory=list)
+    guarded: bool = True
+
+
+class _Open(Exception):
+    """An expression whose value is known when the script runs, not before."""
+
+
+OPERATORS: Mapping[type[ast.operator], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.Mod: operator.mod,
+}  # fmt: skip
+TRAINER = ("model", "reward_funcs", "args", "train_dataset")  # GRPOTrainer's arguments by position
+PARSERS = ("TrlParser", "HfArgumentParser")
+
+
+def read(path: Path) -> Found:
+    """The settings of a script (.py) or notebook (.ipynb). ConfigError where it is not Python."""
+    text = path.read_text(encoding="utf-8")
+    lines = _cells(path, text) if path.suffix == ".ipynb" else [(f"line {i}", x) for i, x in _numbered(text)]
+    code = "\n".join(_without_magic(line) for _, line in lines)
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        where = lines[error.lineno - 1][0] if error.lineno and error.lineno <= len(lines) else "somewhere"
+        raise ConfigError(f"{path}: {where}: not Python: {error.msg}") from None
+    return _Reader(tree, [where for where, _ in lines]).found
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    yield from enumerate(text.splitlines(), 1)
+
+
+def _cells(path: Path, text: str) -> list[tuple[str, str]]:
+    """The lines of a notebook's code cells, each with its place."""
+    try:
+        cells = json.loads(text)["cells"]
+        code = [(n, "".join(c["source"])) for n, c in enumerate(cells, 1) if c["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not a notebook: {error}") from None
+    return [(f"cell {n} line {i}", x) for n, source in code for i, x in _numbered(source)]
+
+
+def _without_magic(line: str) -> str:
+    """A line of a notebook without what only a notebook understands."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return f"{indent}pass" if line.lstrip().startswith(("%", "!", "?")) else line
+
+
+class _Reader:
+    """One pass over a syntax tree."""
+
+    def __init__(self, tree: ast.Module, places: list[str]) -> None:
+        self._places, self.found = places, Found()
+        self._given: dict[str, list[ast.expr]] = {}
+        self._functions = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        self._imported = {
+            (a.asname or a.name): n.module or ""
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+        }
+        self._configs: set[str] = set()
+        for node in ast.walk(tree):
+            self._note(node)
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+        self._calls(calls)
+        self._later(tree)
+        self.found.guarded = not any(
+            isinstance(n, ast.Call) and _last(n.func).endswith("GRPOTrainer")
+            for top in tree.body
+            if not isinstance(top, (ast.FunctionDef, ast.ClassDef)) and not _is_main(top)
+            for n in ast.walk(top)
+        )
+
+    def _note(self, node: ast.AST) -> None:
+        """Remember what names are given."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    self._given.setdefault(target.id, []).append(node.value)
+                elif isinstance(target, ast.Tuple):
+                    pieces = node.value.elts if isinstance(node.value, ast.Tuple) else [target] * len(target.elts)
+                    for name, value in zip(target.elts, pieces, strict=False):
+                        if isinstance(name, ast.Name):
+                            self._given.setdefault(name.id, []).append(value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            self._given.setdefault(node.target.id, []).append(node.value)
+        elif isinstance(node, (ast.AugAssign, ast.For)) and isinstance(node.target, ast.Name):
+            self._given.setdefault(node.target.id, []).extend([node.target, node.target])
+
+    def _where(self, node: ast.AST) -> str:
+        return self._places[getattr(node, "lineno", 1) - 1]
+
+    # ------------------------------------------------------------ values
+    def _value(self, node: ast.expr, depth: int = 0) -> Any:
+        """The constant that an expression is; `_Open` where it is none."""
+        if depth > 20:
+            raise _Open
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(getattr(node, "ctx", None), ast.Load):
+            return [self._value(x, depth + 1) for x in node.elts]
+        if isinstance(node, ast.Dict):
+            return {self._value(k, depth + 1): self._value(v, depth + 1) for k, v in self._items(node)}
+        if isinstance(node, ast.Name):
+            given = self._given.get(node.id, [])
+            if len(given) != 1:
+                raise _Open
+            return self._value(given[0], depth + 1)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return node.attr
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            value = self._value(node.operand, depth + 1)
+            return -value if isinstance(node.op, ast.USub) else value
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            try:
+                return OPERATORS[type(node.op)](self._value(node.left, depth + 1), self._value(node.right, depth + 1))
+            except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+                raise _Open from None
+        if isinstance(node, ast.JoinedStr):
+            pieces = [x.value if isinstance(x, ast.FormattedValue) else x for x in node.values]
+            return "".join(str(self._value(x, depth + 1)) for x in pieces)
+        if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
+            return {k.arg: self._value(k.value, depth + 1) for k in node.keywords if k.arg}
+        raise _Open
+
+    @staticmethod
+    def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                raise _Open
+            yield key, value
+
+    def _keywords(self, call: ast.Call, kept: dict[str, Value], what: str) -> None:
+        """A call's constant arguments by name; the others are noted as open."""
+        for keyword in call.keywords:
+            try:
+                value = self._value(keyword.value)
+            except _Open:
+                name = keyword.arg or "**" + ast.unparse(keyword.value)
+                self.found.open.append((self._where(keyword.value), f"{what}: {name} is known when the script runs"))
+                continue
+            if keyword.arg is not None:
+                kept[keyword.arg] = Value(value, self._where(keyword.value))
+            else:
+                kept.update({str(k): Value(v, self._where(keyword.value)) for k, v in dict(value).items()})
+
+    # ------------------------------------------------------------ calls
+    def _calls(self, calls: list[ast.Call]) -> None:
+        by_name = {name: [c for c in calls if _last(c.func) == name] for name in {_last(c.func) for c in calls}}
+        configs = [c for n, own in by_name.items() if n.endswith("GRPOConfig") for c in own]
+        trainers = [c for n, own in by_name.items() if n.endswith("GRPOTrainer") for c in own]
+        for more in configs[1:]:
+            self.found.open.append((self._where(more), "a second GRPOConfig: the first one is taken"))
+        for call in configs[:1]:
+            self._keywords(call, self.found.settings, "GRPOConfig")
+            self._configs |= {n for n, given in self._given.items() if any(x is call for x in given)}
+        for name in PARSERS:
+            for call in by_name.get(name, []):
+                self.found.open.append((
+                    self._where(call),
+                    f"{name}: settings come from a file or the command line: convert that YAML",
+                ))  # fmt: skip
+        for call in by_name.get("load_dataset", [])[:1]:
+            self._dataset(call)
+        for call in [*by_name.get("from_pretrained", [])][::-1]:
+            self._pretrained(call)
+        for call in (*by_name.get("get_peft_model", []), *by_name.get("LoraConfig", [])):
+            kept: dict[str, Value] = {}
+            self._keywords(call, kept, _last(call.func))
+            self.found.parts["peft"] = Value(
+                {k: v.value for k, v in kept.items() if k in PEFT}, self._where(call)
+            )  # fmt: skip
+        for call in trainers[:1]:
+            self._trainer(call)
+        if not configs and not trainers:
+            raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
+
+    def _dataset(self, call: ast.Call) -> None:
+        kept: dict[str, Value] = {}
+        self._keywords(call, kept, "load_dataset")
+        for name, node in zip(("path", "name"), call.args, strict=False):
+            try:
+                kept[name] = Value(self._value(node), self._where(node))
+            except _Open:
+                self.found.open.append((self._where(node), f"load_dataset: its {name} is known when the script runs"))
+        for theirs, ours in (("path", "dataset"), ("name", "dataset_config"), ("split", "split"),
+                             ("data_files", "data_files")):  # fmt: skip
+            if theirs in kept:
+                self.found.parts[ours] = kept[theirs]
+
+    def _pretrained(self, call: ast.Call) -> None:
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        named = next((k.value for k in call.keywords if k.arg in ("model_name", "pretrained_model_name_or_path")), None)
+        node = call.args[0] if call.args else named
+        if "Model" not in _last(owner) or node is None:  # a tokenizer's or a processor's
+            return
+        try:
+            self.found.parts["model"] = Value(self._value(node), self._where(node))
+        except _Open:
+            self.found.open.append((self._where(node), "model: its name is known when the script runs"))
+        for keyword in call.keywords:
+            if keyword.arg in ("torch_dtype", "dtype", "load_in_4bit", "max_seq_length", "use_gradient_checkpointing"):
+                try:
+                    self.found.parts[str(keyword.arg)] = Value(self._value(keyword.value), self._where(keyword.value))
+                except _Open:
+                    continue
+
+    def _trainer(self, call: ast.Call) -> None:
+        given = dict(zip(TRAINER, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+        if (model := given.get("model")) is not None:
+            try:
+                value = self._value(model)
+                if isinstance(value, str):
+                    self.found.parts["model"] = Value(value, self._where(model))
+            except _Open:
+                if "model" not in self.found.parts:
+                    self.found.open.append((self._where(model), "model: an object; say which one"))
+        self._rewards(given.get("reward_funcs"))
+        for name in ("tools", "rollout_func", "environment_factory", "reward_processing_classes"):
+            if name in given:
+                self.found.open.append((self._where(given[name]), f"GRPOTrainer({name}=...): an environment of gxpo"))
+
+    def _rewards(self, node: ast.expr | None) -> None:
+        if node is None:
+            return
+        if isinstance(node, ast.Name) and len(self._given.get(node.id, [])) == 1:
+            node = self._given[node.id][0]
+        for one in node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]:
+            where = self._where(one)
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                self.found.rewards.append(("model", Value(one.value, where)))
+            elif isinstance(one, ast.Name) and one.id in self._functions:
+                self.found.rewards.append(("function", Value(one.id, where)))
+            elif isinstance(one, ast.Name) and self._imported.get(one.id, "").startswith("trl"):
+                self.found.rewards.append(("trl", Value(one.id, where)))
+            else:
+                self.found.rewards.append(("other", Value(ast.unparse(one), where)))
+
+    def _later(self, tree: ast.Module) -> None:
+        """`training_args.beta = 0.04`, after the configuration was made."""
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                held = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+                if held and target.value.id in self._configs:  # type: ignore[union-attr]  # as `held` says
+                    try:
+                        value = Value(self._value(node.value), self._where(node))
+                        self.found.settings[target.attr] = value  # type: ignore[union-attr]
+                    except _Open:
+                        said = f"{ast.unparse(target)} is known when the script runs"
+                        self.found.open.append((self._where(node), said))
+
+
+PEFT = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora", "modules_to_save")
+
+
+def _last(node: ast.expr) -> str:
+    """The last name of a dotted one."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and bool(re.search(r"__name__.*__main__", ast.unparse(node.test)))

@@ -1,0 +1,109 @@
+"""What TRL's trainer lends to signals and segmenters: its model, its tokenizer, prompts and reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from gxpo.adapters.lent import Lent
+from gxpo.adapters.trl_rollouts import task_name
+from gxpo.chat.plain import Tokens
+from gxpo.errors import ConfigError, TaskError, need
+from gxpo.forest import Forest
+from gxpo.protocols import Task
+from gxpo.rollouts.wording import reworded
+from gxpo.signals import SignalTools
+
+IMAGES = ("pixel_values", "image_grid_thw")  # in a batch whose prompts are not token ids alone
+
+
+class Lending:
+    """Services of one trainer.
+
+    borrowed  names of `asks.LENT` that the method's parts ask for: the others cost nothing
+    answers   the dataset's column of reference answers
+    """
+
+    def __init__(self, trainer: Any, borrowed: set[str], answers: str) -> None:
+        self._trainer, self.borrowed, self._column = trainer, borrowed, answers
+        self._prompts: dict[str, Any] = {}
+        self._answers: dict[str, str | None] = {}
+
+    @cached_property
+    def learner(self) -> Lent:
+        """The policy in this process. ConfigError where its weights are spread over several."""
+        trainer = self._trainer
+        if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
+            raise ConfigError(
+                f"{trainer.gxpo_method.name} in TRL works with the model itself, whose weights DeepSpeed or FSDP "
+                "spreads over processes: run it without them"
+            )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if hasattr(model, "get_base_model"):  # peft's; its adapters are inside
+            model = model.get_base_model()
+        return Lent(model, autocast=trainer.accelerator.autocast)
+
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens(self._trainer._tokenizer)
+
+    def note(self, inputs: Sequence[Mapping[str, Any]], prompts: Sequence[Any]) -> list[str]:
+        """Remember the rows of a generation batch; gives the name of each one's task."""
+        names = [task_name(p) for p in prompts]
+        if "prompts" in self.borrowed:
+            self._prompts = self._of_all(dict(zip(names, prompts, strict=True)))
+        if "answers" in self.borrowed:
+            if any(self._column not in row for row in inputs):
+                raise ConfigError(
+                    f"{self._trainer.gxpo_method.name} in TRL reads the reference answers: the dataset has no column "
+                    f"{self._column!r}; say answers='COLUMN' to GRPOTrainer"
+                )
+            told = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
+            self._answers = self._of_all({n: None if x is None else str(x) for n, x in told.items()})
+        return names
+
+    def _of_all(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The entries of every process."""
+        if self._trainer.accelerator.num_processes == 1:
+            return own
+        found = need("accelerate.utils", "trl").gather_object(list(own.items()))
+        return dict(found)
+
+    def check(self, output: Mapping[str, Any]) -> None:
+        """ConfigError where the model is read and the prompts hold more than tokens."""
+        if "model" in self.borrowed and any(output.get(name) is not None for name in IMAGES):
+            raise ConfigError(
+                f"{self._trainer.gxpo_method.name} in TRL works with the model itself, which is not shown images there"
+            )
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]:
+        tokenizer = self._trainer._tokenizer
+        return lambda tokens: tokenizer.decode([t for t in tokens if t >= 0], skip_special_tokens=True)
+
+    def _asked(self, task: str, template: str, said: Mapping[str, str]) -> Sequence[int] | None:
+        prompt = self._prompts.get(task)
+        if prompt is None or self._trainer.environments:  # an episode has said more than the prompt
+            return None
+        try:
+            other = reworded(Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **said).prompt
+        except TaskError:
+            return None
+        return self._trainer._tokenize_prompts([other if isinstance(other, str) else list(other)])[0][0]
+
+    def tools(self, step: int) -> SignalTools:
+        """The services of a step."""
+        tokens = self._tokens if "texts" in self.borrowed else None
+
+        def encode(text: str) -> Sequence[int]:
+            assert tokens is not None
+            return tokens.encode(tokens.typed(text))
+
+        def answers(forest: Forest) -> list[str | None]:
+            return [self._answers.get(task) for task in forest.task]
+
+        learner: Any = self.learner if "model" in self.borrowed else None
+        pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
+        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._asked}
+        return SignalTools(learner, self.decode, pad, step, seed, **lent)

@@ -1,0 +1,89 @@
+"""The list of methods that work elsewhere is what the adapters take, and what they refuse."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.adapters.llama_trl import trainer
+from typer.testing import CliRunner
+
+from gxpo.adapters import available
+from gxpo.adapters.verl_asks import why_not
+from gxpo.cli import app
+from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
+
+ROWS = {row.name: row for row in available.available("trl")}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_list_says_what_can_be_made(name):
+    row = ROWS[name]
+    if row.works:
+        assert trainer(name).gxpo_method.name == name and not row.reason
+    else:
+        with pytest.raises(ConfigError) as refused:
+            trainer(name)
+        assert row.reason in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS.values() if row.works and row.given])
+def test_what_the_list_says_must_be_given_is_asked_for(name):
+    """Each thing alone is missed: the trainer names it."""
+    given = available.needs_in_trl(name)[1]
+    for thing in (*given.settings, *given.arguments, *given.rewards):
+        if thing == "answers":
+            continue  # a column of the data, which has a usual name
+        with pytest.raises(ConfigError, match=thing):
+            trainer(name, without=thing)
+
+
+def test_ninety_methods_and_more_work_in_trl():
+    n = available.counts(list(ROWS.values()))
+    assert n["methods"] == len(METHODS) and n["work"] >= 105 and n["as_they_are"] >= 80
+
+
+def test_each_row_of_verl_says_what_why_not_says():
+    rows = available.available("verl")
+    for row in rows:
+        reasons = [why_not(row.name, part) for part in ("advantage", "loss")]
+        assert row.parts == tuple(p for p, r in zip(("advantage", "loss"), reasons, strict=True) if r is None)
+        assert all(r is None or r in row.reason for r in reasons)
+    (psr,) = [row for row in rows if row.name == "grpo_lead"]
+    assert psr.given == ("+algorithm.gxpo_success_at=1.0",)
+
+
+def test_what_is_printed_is_the_rows():
+    rows = available.available("trl", ["grpo", "grpo_lead", "dapo", "capo_genprm"])
+    text = available.as_text("trl", rows)
+    assert text.splitlines()[0].startswith("3 of 4 methods work in TRL, 1 of them as they are")
+    assert "grpo_lead    give success_at=1.0" in text and "signal.step_judge.ask=..." in text
+    assert "dapo         rollout=dynamic_sampling: TRL samples the groups itself" in text
+    read = json.loads(available.as_json("trl", rows))
+    assert read["counts"] == {"methods": 4, "work": 3, "as_they_are": 1}
+    assert read["methods"][2] == {"name": "dapo", "works": False, "parts": [], "given": [], "reason": rows[2].reason}
+
+
+def test_a_composition_has_a_row_too_and_another_trainer_none():
+    (row,) = available.available("trl", ["rloo+gspo@trl"])
+    assert row.works and row.parts == ("method",) and row.given == ()
+    with pytest.raises(ConfigError, match="trainer is 'skyrl'; it is one of trl, verl"):
+        available.available("skyrl")
+
+
+def test_the_list_imports_neither_trainer():
+    code = (
+        "import sys; from gxpo.adapters.available import available; available('verl', ['grpo']); "
+        "available('trl', ['grpo']); assert not {'trl', 'verl', 'transformers'} & set(sys.modules), sys.modules.keys()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+
+
+def test_the_command_lists_them_and_one_alone():
+    called = CliRunner().invoke(app, ["methods", "--in", "trl", "grpo_lead"])
+    assert called.output.splitlines()[2:] == ["  grpo_lead  give success_at=1.0"]
+    listed = json.loads(CliRunner().invoke(app, ["methods", "--in", "trl", "--json"]).output)
+    assert listed["counts"] == available.counts(list(ROWS.values()))
+    refused = CliRunner().invoke(app, ["methods", "--in", "trl", "--cheap"])
+    assert refused.exit_code == 2 and "--in goes with a NAME" in refused.output

@@ -1,0 +1,188 @@
+"""A converted configuration computes what TRL's did, passes the plan, and says what it leaves out."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import gxpo
+from gxpo import config
+from gxpo.adapters.convert import convert_trl
+from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.cli import app
+from gxpo.errors import ConfigError
+
+SCRIPT = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+LR, G = 1e-5, 2 * 4
+EXTRA = {"epsilon_high": 0.28, "temperature": 0.9}
+
+def correct(completions, answer, **kwargs):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def main(rate):
+    args = GRPOConfig(
+        learning_rate=LR,
+        num_generations=G,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        loss_type="dr_grpo",
+        scale_rewards=False,
+        max_steps=20,
+        weight_decay=rate,
+        **EXTRA,
+    )
+    args.beta = 0.04
+    GRPOTrainer("Qwen/Qwen2-0.5B-Instruct", correct, args, load_dataset("openai/gsm8k", "main", split="train"))
+
+if __name__ == "__main__":
+    main(0.1)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def resolved(converted, folder):
+    (folder / "run.yaml").write_text(converted.text("a file"))
+    return config.resolve(config.read(folder / "run.yaml"))
+
+
+def test_a_script_is_read_with_its_constants_and_never_run(here):
+    Path("train.py").write_text("raise SystemExit('it ran')\n" + SCRIPT)
+    found = convert_trl("train.py")
+    keys = dict(found.keys)
+    assert keys["model"] == "Qwen/Qwen2-0.5B-Instruct" and keys["task"] == "dataset:openai/gsm8k"
+    assert keys["tasks.options.config"] == "main" and keys["reward"] == "train.py:correct"
+    assert keys["method"] == "grpo@trl" and keys["objective.aggregate"] == "sequence_sum"
+    assert keys["credit.scale"] == "none" and keys["objective.kl.coef"] == 0.04
+    assert keys["objective.clip_high"] == 0.28 and keys["sampling.temperature"] == 0.9
+    assert (keys["rollout.group_size"], keys["tasks.per_step"], keys["trainer.steps"]) == (8, 4, 20)
+    assert keys["optim.lr"] == 1e-5 and "optim.weight_decay" not in keys
+    assert found.origins["objective.clip_high"] == "epsilon_high, line 23"
+    assert ("line 22", "GRPOConfig: weight_decay is known when the script runs") in found.notes
+    assert not any("would train" in said for _, said in found.notes), "it is guarded"
+
+
+def test_what_is_printed_passes_the_plan(here):
+    Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny"))  # the plan looks for the model
+    printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
+    assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
+    Path("run.yaml").write_text(printed.output)
+    for command in (["plan", "--no-probe"], ["train", "--dry-run"]):
+        planned = CliRunner().invoke(app, [*command, "run.yaml", "--json"])
+        assert planned.exit_code == 0, planned.output
+        assert json.loads(planned.output)["plan"]["rollouts_per_step"] == 32
+    told = json.loads(CliRunner().invoke(app, ["convert", "trl", "train.py", "--json"]).output)
+    assert told["config"]["trainer.steps"] == 20 and {"where", "what"} == set(told["not_carried_over"][0])
+
+
+def test_a_notebook_is_read_by_cells(here):
+    cells = [
+        {"cell_type": "markdown", "source": ["# words"]},
+        {"cell_type": "code", "source": ["%pip install trl\n", "!nvidia-smi\n", "rank = 8\n"]},
+        {"cell_type": "code", "source": [
+            "model, tokenizer = FastLanguageModel.from_pretrained(model_name='unsloth/Qwen3-4B', load_in_4bit=True)\n",
+            "model = FastLanguageModel.get_peft_model(model, r=rank, lora_alpha=rank * 2)\n",
+            "trainer = GRPOTrainer(model=model, reward_funcs=[f], args=GRPOConfig(optim='adamw_8bit'))",
+        ]},
+    ]  # fmt: skip
+    Path("nb.ipynb").write_text(json.dumps({"cells": cells}))
+    found = convert_trl("nb.ipynb")
+    assert found.keys["model"] == "unsloth/Qwen3-4B"
+    assert (found.keys["learner.lora_rank"], found.keys["learner.lora_alpha"]) == (8, 16.0)
+    where = {said: at for at, said in found.notes}
+    assert where["optim='adamw_8bit': gxpo steps with AdamW"] == "cell 3 line 3"
+    assert where["load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights"] == "cell 3 line 1"
+
+
+def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(here):
+    Path("c.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2-0.5B\ndataset_name: trl-lib/tldr\nuse_peft: true\nlora_r: 4\n"
+        "reward_funcs: [accuracy_reward, think_format_reward]\nreward_weights: [1.0, 0.5]\nbf16: false\n"
+        "steps_per_generation: 4\ngradient_accumulation_steps: 2\nper_device_train_batch_size: 8\ntop_k: 20\n"
+        "num_iterations: 2\nmax_steps: 100\ngradient_checkpointing: false\n"
+    )
+    found = convert_trl("c.yaml")
+    keys = dict(found.keys)
+    assert keys["reward"] == "math"
+    assert (keys["update.minibatches"], keys["update.epochs"], keys["trainer.steps"]) == (2, 2, 25)
+    assert keys["tasks.per_step"] == 4 and keys["rollout.group_size"] == 8 and keys["sampling.top_k"] == 20
+    assert keys["learner.lora_rank"] == 4 and keys["learner.lora_alpha"] == 32.0 and keys["learner.dtype"] == "float32"
+    # what TRL does without being told
+    assert keys["optim.schedule"] == "linear" and keys["optim.lr"] == 1e-6 and keys["seed"] == 42
+    assert keys["sampling.max_new_tokens"] == 512 and found.origins["optim.lr"] == "learning_rate, TRL's default"
+    assert any(at == "line 5" and "think_format_reward" in said for at, said in found.notes)
+    assert resolved(found, here).settings.tasks.per_step == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("num_generations: 5\n", "a generation batch of 8 rows is no multiple of num_generations=5.*--processes"),
+        ("- 1\n", "a mapping of fields"),
+        ("a: [\n", "not YAML"),
+        ("loss_type: luspo\nscale_rewards: sideways\n", "scale"),
+    ],
+)
+def test_what_can_not_be_read_is_one_line(here, text, says):
+    Path("c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        resolved(convert_trl("c.yaml"), here)
+
+
+def test_a_file_that_is_no_trl_script_says_so(here):
+    Path("x.py").write_text("print(1)\n")
+    with pytest.raises(ConfigError, match=r"x\.py: there is neither a GRPOConfig nor a GRPOTrainer in it"):
+        convert_trl("x.py")
+    Path("y.py").write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=r"y\.py: line 1: not Python"):
+        convert_trl("y.py")
+    with pytest.raises(ConfigError, match="no such file"):
+        convert_trl("z.yaml")
+
+
+def test_the_loss_is_trls_formula(here):
+    """loss_type dr_grpo without scaling: sum of min(r A, clip(r) A) over all tokens / (rows x length)."""
+    Path("c.yaml").write_text(
+        "loss_type: dr_grpo\nscale_rewards: none\nepsilon: 0.1\nepsilon_high: 0.3\nmax_completion_length: 6\n"
+        "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\n"
+    )
+    made = resolved(convert_trl("c.yaml"), here).method.fill(horizon=6.0)
+    rewards, lengths = [1.0, 0.0, 0.0, 0.5], [2, 3, 6, 1]
+    forest = gxpo.Forest.from_completions([[1, 2]], [[list(range(n)) for n in lengths]], rewards=rewards)
+    old = torch.linspace(-2.0, -0.5, 12, dtype=torch.float64)
+    new, ref = old + torch.linspace(-0.5, 0.5, 12, dtype=torch.float64), old * 0.9
+    total, t = 0.0, 0
+    for r, n in zip(rewards, lengths, strict=True):
+        a = r - sum(rewards) / 4
+        for _ in range(n):
+            ratio, d = math.exp(new[t] - old[t]), float(ref[t] - new[t])
+            total += -min(ratio * a, min(max(ratio, 0.9), 1.3) * a) + 0.05 * (math.exp(d) - d - 1)
+            t += 1
+    policy = gxpo.PolicyTokens(new, old, reference_logprob=ref)
+    assert float(made.loss(forest, policy).value) == pytest.approx(total / (4 * 6), abs=1e-12)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+def test_the_defaults_are_those_of_the_installed_trl(tmp_path):
+    import dataclasses
+
+    trl = pytest.importorskip("trl")
+    theirs = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
+    made = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    for name, value in DEFAULTS.items():
+        if name in ("bf16", "output_dir", "report_to", "gradient_checkpointing", "warmup_ratio"):
+            continue  # set in __post_init__, by where it runs, or a field of former versions
+        own = theirs[name] if theirs[name] is not dataclasses.MISSING else getattr(made, name)
+        assert own == value or getattr(own, "value", own) == value, name

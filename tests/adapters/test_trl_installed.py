@@ -1,0 +1,125 @@
+"""Against TRL itself, where it is installed: what the list says, methods that read the model, images."""
+
+import pytest
+import torch
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+import transformers  # noqa: E402
+from tests.adapters.llama_trl import SMALL, TOKENIZER, batch_of_our_trainer, named, names_of  # noqa: E402
+
+from gxpo.adapters import available  # noqa: E402
+from gxpo.adapters.trl import GRPOTrainer  # noqa: E402
+from gxpo.adapters.trl_rollouts import task_name  # noqa: E402
+from gxpo.errors import ConfigError  # noqa: E402
+from gxpo.methods import METHODS  # noqa: E402
+from gxpo.models.tiny import tiny_model  # noqa: E402
+
+PROMPTS = ["12+3=", "4+5=", "77+1=", "9-2="] * 4
+ROWS = {row.name: row for row in available.available("trl")}
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+def by_sum(completion_ids, **columns):
+    return [sum(ids) % 5 / 4 for ids in completion_ids]
+
+
+def config(folder, **settings):
+    usual = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "seed": 3,
+        "num_generations": 4, "max_completion_length": 6, "max_steps": 2, "learning_rate": 0.1, "optim": "sgd",
+        "lr_scheduler_type": "constant", "weight_decay": 0.0, "save_strategy": "no", "report_to": "none",
+        "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True, "max_grad_norm": 0.0,
+        "dataloader_pin_memory": False,
+    }  # fmt: skip
+    return trl.GRPOConfig(**{**usual, **settings})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model on disk, where TRL loads a reference from."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_model(seed=1, num_key_value_heads=1, **SMALL).save_pretrained(path)
+    return path
+
+
+def loaded(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def made(name, folder, model=None, *, without="", kind=GRPOTrainer, **settings):
+    """gxpo's trainer over TRL's, with all that the list says the method must be given."""
+    _, given = available.needs_in_trl(name)
+    wanted = {k: v for k, v in given.settings.items() if k != without}
+    if "steps_per_generation" in wanted:
+        wanted["steps_per_generation"] *= 2  # in gradient_accumulation_steps
+    rewards = [by_sum, *(named(n) for n in given.rewards if n != without)]
+    args = config(folder / "out", **{**wanted, **settings})
+    args.reward_weights = [1.0] + [0.0] * (len(rewards) - 1)
+    return kind(
+        model or loaded(folder),
+        [rewards[0], *(_of_columns(f) for f in rewards[1:])],
+        args,
+        datasets.Dataset.from_list([{"prompt": p, "answer": str(i % 4)} for i, p in enumerate(PROMPTS)]),
+        processing_class=TOKENIZER,
+        method=name,
+        overrides={f"{k}.score": available.JUDGE for k in given.overrides},
+        **{k: v for k, v in given.arguments.items() if k != without},
+    )
+
+
+def _of_columns(reward):
+    def called(completion_ids, **columns):
+        return reward(None, completion_ids)
+
+    called.__name__ = reward.__name__
+    return called
+
+
+def test_the_list_is_what_can_be_made(folder):
+    model = loaded(folder)
+    for name in METHODS:
+        if ROWS[name].works:
+            assert made(name, folder, model).gxpo_method.name == name
+        else:
+            with pytest.raises(ConfigError) as refused:
+                made(name, folder, model)
+            assert ROWS[name].reason in str(refused.value)
+
+
+class Watched(GRPOTrainer):
+    """Notes loss, gradient and rollouts of the first optimiser step."""
+
+    first = None
+
+    def training_step(self, *given, **named):
+        loss = super().training_step(*given, **named)
+        self.total = getattr(self, "total", 0.0) + float(loss)
+        if self._step % 2 == 0 and self.first is None:
+            parameters = dict(self.model.named_parameters())
+            gradient = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+            self.first = self.total, gradient, self._scored["train"]
+        return loss
+
+
+@pytest.mark.parametrize("name", ["poise", "papo", "rover", "bupo", "sdpo_self", "igpo", "hicra", "oprl", "epo"])
+def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
+    trainer = made(name, folder, kind=Watched, temperature=0.8, max_steps=2)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    loss, gradient, scored = trainer.first
+    trainer._scored["train"] = scored
+    trainer._lending._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
+    batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
+    given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
+    reads = {"names": names_of(batch.method), "given": given or None}
+    slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
+    assert (scored.credit - batch.credit).abs().max() < 1e-4
+    assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), abs=1e-4)
+    own, theirs = (
+        torch.cat([x.get(n, torch.zeros_like(slope[n])).flatten() for n in sorted(slope)]) for x in (slope, gradient)
+    )
+    assert own.norm() > 1e-4 and (own - theirs).norm() < 2e-4 * own.norm()

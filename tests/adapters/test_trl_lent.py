@@ -1,0 +1,94 @@
+"""Methods in TRL that read more than rewards and log-probs take the steps of gxpo's own trainer."""
+
+import pytest
+import torch
+from tests.adapters.llama_trl import Trainer, batch_of_our_trainer, names_of, prompts, small, trainer
+
+from gxpo.adapters import asks, available, trl_asks
+from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
+
+
+def borrowed(name):
+    """What it asks of the trainer beside rewards and log-probs."""
+    composed, given = available.needs_in_trl(name)
+    if available.why_not_in_trl(composed, given):
+        return set()
+    return asks.borrows(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_asks.LENDS)
+
+
+READS_MORE = [name for name in METHODS if borrowed(name)]
+
+
+def test_many_methods_read_more_than_rewards_and_log_probs():
+    assert len(READS_MORE) >= 24 and {"poise", "papo", "rover", "sdpo_self", "igpo", "hicra"} <= set(READS_MORE)
+
+
+@pytest.mark.parametrize("micro", [pytest.param(16, marks=pytest.mark.thorough), 8])
+@pytest.mark.parametrize("name", READS_MORE)
+def test_a_step_is_that_of_gxpos_own_trainer(name, micro):
+    made = trainer(name, micro=micro)
+    loss, gradient, _ = made.optimiser_step(prompts())
+    batch, learner = batch_of_our_trainer(made)
+    given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
+    reads = {"names": names_of(batch.method), "given": given or None}
+    slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
+    slope = torch.cat([slope[n].flatten() for n, _ in small().named_parameters()])
+    scored = made._scored["train"]
+    assert (scored.credit - batch.credit).abs().max() < 1e-9
+    assert (scored.weight - batch.weight).abs().max() < 1e-9
+    assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), abs=1e-6)
+    assert slope.norm() > 1e-7 and (gradient - slope).norm() < 1e-6 * slope.norm()
+
+
+FOLLOWS = [("epo", {}), ("r2vpo", {}), ("grpo_d", {}), ("trpa", {}), ("grpo", {"objective.kl.coef": 0.1,
+           "objective.kl.control": "adaptive_kl"}), ("grpo", {"objective.entropy.coef": 0.01,
+           "objective.entropy.control": "entropy_target"})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "overrides"), FOLLOWS)
+def test_a_coefficient_that_follows_figures_goes_where_gxpos_own_trainer_takes_it(name, overrides):
+    """Three steps; the figures of each are those of the whole step, as gxpo's trainer takes them."""
+    settings = {"max_steps": 3, **({"beta": 0.1} if "objective.kl.coef" in overrides else {})}
+    made = trainer(name, micro=8, overrides=overrides, **settings)
+    own = made.gxpo_method.fill()
+    start = own.state_dict()
+    for k in range(1, 4):
+        policy = small()
+        policy.load_state_dict(made.model.state_dict())
+        made.optimiser_step(prompts(), lr=0.5)
+        batch, learner = batch_of_our_trainer(made, own, policy)
+        x = learner.outputs(batch.forest, names_of(own))
+        x = {n: torch.where(batch.active, v, torch.nan) for n, v in x.items()}  # others do not go through the model
+        figures = {**batch.figures(x), "trajectories": 16, "step": k}
+        if bool(batch.forest.success.isfinite().any()):
+            figures["success_rate"] = float(batch.forest.success.mean())
+        told = own.adjust(figures)
+        assert told and {n: made._metrics["train"][f"gxpo/{n}"][-1] for n in told} == pytest.approx(told, abs=1e-6)
+    assert own.state_dict() != start and made.gxpo_method.state_dict() != start
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_coefficient_that_it_had(tmp_path):
+    made = trainer("epo", out=tmp_path, max_steps=9)
+    made.optimiser_step(prompts())
+    made._save_checkpoint(None, None)
+    resumed = trainer("epo", out=tmp_path, max_steps=9)
+    before = resumed.gxpo_method.state_dict()
+    resumed._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-1"))
+    assert resumed.gxpo_method.state_dict() == made.gxpo_method.state_dict() != before
+
+
+def test_a_dataset_without_the_column_of_answers_is_refused_with_what_to_say():
+    made = trainer("igpo", answers="solution")
+    with pytest.raises(ConfigError, match="no column 'solution'; say answers="):
+        made.optimiser_step(prompts())
+
+
+class Spread(Trainer):
+    is_fsdp_enabled = True
+
+
+def test_weights_that_are_spread_over_processes_are_refused():
+    with pytest.raises(ConfigError, match="dra_grpo in TRL works with the model itself"):
+        trainer("dra_grpo", kind=Spread)
+    assert trainer("rloo", kind=Spread).gxpo_method.name == "rloo"
