@@ -19,7 +19,8 @@ from gxpo import cli
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
-OF_THE_READER = ("resume", "demo", "bench", "signal", "eval", "export", "check-reward", "check-template", "check-env")
+CHECKS = ("check-reward", "check-template", "check-env")
+OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export", *CHECKS)
 # Added to what is typed, so that it is quick: by default as many steps as can be and few tasks.
 QUICK = {
     "train": "--set trainer.steps=2 --set eval.tasks=8 --set tasks.per_step=2",

@@ -373,7 +373,7 @@ def export(
     say(f"{written}: " + ", ".join(sorted(p.name for p in written.iterdir())))
 
 
-from gxpo import cli_checks, cli_compare, cli_convert, cli_doctor, cli_explain, cli_tasks  # noqa: E402, F401  # their commands stand here in --help
+from gxpo import cli_checks, cli_compare, cli_convert, cli_doctor, cli_explain, cli_serve, cli_tasks  # noqa: E402, F401  # their commands stand here in --help
 
 
 @app.command()

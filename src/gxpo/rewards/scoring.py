@@ -114,6 +114,7 @@ class RewardSet:
         timeout: float = 5.0,
         workers: int = 1,
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        given: Sequence[str] = (),
     ) -> RewardSet:
         """Build from the configuration; any mistake that can be found before sampling is a ConfigError here.
 
@@ -125,6 +126,7 @@ class RewardSet:
         timeout  seconds for one item
         workers  processes that share the items
         options  of "numeric", "majority_vote", "code" and "judge", by name
+        given    components that rollouts bring with them, beside those of the source
         """
         if not timeout > 0 or workers < 1:
             raise ConfigError(
@@ -162,7 +164,9 @@ class RewardSet:
                     "ends it if it hangs; put it into a file, as my_rewards.py:FUNCTION, to give it a time limit",
                     stacklevel=2,
                 )
-        rewards = cls(found, named, given=getattr(source, "components", ()), timeout=timeout, workers=workers)
+        rewards = cls(
+            found, named, given=(*getattr(source, "components", ()), *given), timeout=timeout, workers=workers
+        )
         try:
             for reward in found:
                 if reward.function.label_free and not reward.own:
@@ -206,6 +210,11 @@ class RewardSet:
         return forest.with_rewards(
             outcome, components=columns, success=torch.where(known, forest.success, success) if self._given else success
         )
+
+    @property
+    def weighed(self) -> tuple[str, ...]:
+        """The components that have a weight by their own name."""
+        return tuple(self._named)
 
     def close(self) -> None:
         """End the worker processes; scoring again starts new ones."""
@@ -399,7 +408,12 @@ def _names(function: Function, value: float | dict[str, float]) -> tuple[str, ..
     return tuple(value) if isinstance(value, dict) else (function.name,)
 
 
-def check_named(spec: Spec, source: TaskSource | None, options: Mapping[str, Mapping[str, Any]]) -> None:
+def check_named(
+    spec: Spec,
+    source: TaskSource | None,
+    options: Mapping[str, Mapping[str, Any]],
+    given: Sequence[str] = (),
+) -> None:
     """Check a reward by its name early, without running user code.
 
     source  None where the tasks are not known: then only files are looked at
@@ -416,4 +430,4 @@ def check_named(spec: Spec, source: TaskSource | None, options: Mapping[str, Map
         except Unusable as error:
             raise ConfigError(f"reward {name!r}: {error}") from error
     if source is not None and not files and not callable(spec):
-        RewardSet.make(spec, source=source, options=options).close()
+        RewardSet.make(spec, source=source, options=options, given=given).close()

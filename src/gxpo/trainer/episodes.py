@@ -1,4 +1,4 @@
-"""The figures of a step's episodes, where the task is an environment."""
+"""The figures of a step's episodes: where the task is an environment, and where an agent plays them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ from typing import Any
 
 from gxpo.envs.pool import FAILURES
 from gxpo.forest import Forest
+
+AGENT_FAILURES = ("raised", "timeout", "died", "nonsense", "silent")
+
+
+def of_agents(forest: Forest) -> dict[str, Any]:
+    """How the episodes of the user's agent among the rollouts went."""
+    played = [(r, info["agent"]) for r, info in enumerate(forest.info) if "agent" in info]
+    ends, n = [about["end"] for _, about in played], len(played)
+    own = {r for r, _ in played}
+    return {
+        "agent_calls_mean": sum(r in own for r in forest.step_trajectory.tolist()) / n,
+        "agent_contexts_mean": sum(about["contexts"] for _, about in played) / n,
+        "agent_overridden_calls": sum(about["overridden"] for _, about in played),
+        "agent_call_limit_rate": ends.count("turns") / n,
+        "agent_context_limit_rate": ends.count("context") / n,
+        **{f"agent_{kind}": ends.count(kind) for kind in AGENT_FAILURES},
+    }
+
+
+def failures_of_agents(forest: Forest) -> dict[str, str]:
+    """The first message of each way in which an agent's episode broke, by the metric's name."""
+    broken = [info for info in forest.info if "agent" in info and "failure" in info]
+    return {f"agent_{info['agent']['end']}": info["failure"] for info in reversed(broken)}
 
 
 def of_episodes(forest: Forest) -> dict[str, Any]:

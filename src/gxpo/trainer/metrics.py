@@ -102,6 +102,30 @@ NAMES: dict[str, Metric] = {
     "env_nonsense": Metric("episodes whose environment returned no valid TimeStep; unscored", "episodes", "the step"),
     "env_timeout": Metric("episodes whose environment took longer than env.timeout; unscored", "episodes", "the step"),
     "env_died": Metric("episodes whose environment's process ended; unscored", "episodes", "the step"),
+    "agent_calls_mean": Metric("mean number of replies of an episode", "replies", "episodes of the agent in the step"),
+    "agent_contexts_mean": Metric(
+        "mean number of contexts of an episode: 1 where no call rewrites or leaves the conversation",
+        "contexts",
+        "episodes of the agent in the step",
+    ),
+    "agent_overridden_calls": Metric(
+        "calls that asked for another temperature, top_p or top_k; the run's were used", "calls", "the step"
+    ),
+    "agent_call_limit_rate": Metric(
+        "share of episodes that broke where rollout.max_calls was reached; scored 0",
+        "share",
+        "episodes of the agent in the step",
+    ),
+    "agent_context_limit_rate": Metric(
+        "share of episodes that broke where their messages were too long; scored 0",
+        "share",
+        "episodes of the agent in the step",
+    ),
+    "agent_raised": Metric("episodes whose agent raised or ended with an error", "episodes", "the step"),
+    "agent_timeout": Metric("episodes whose agent took longer than rollout.timeout", "episodes", "the step"),
+    "agent_died": Metric("episodes whose agent's process was killed", "episodes", "the step"),
+    "agent_nonsense": Metric("episodes whose agent returned what is no reward", "episodes", "the step"),
+    "agent_silent": Metric("episodes whose agent asked the policy for nothing", "episodes", "the step"),
     "staleness_mean": Metric("steps between sampling a token and training on it", "steps", "trained sampled tokens"),
     "staleness_max": Metric("the largest of them", "steps", "trained sampled tokens"),
     "origin_NAME": Metric("share of rollouts of that origin, where not all are the policy's", "share", "rollouts"),

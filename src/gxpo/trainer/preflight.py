@@ -124,7 +124,8 @@ def rehearse(resolved: Resolved) -> None:
         if world is not None:
             check_world(method, world, s.task)
         check_model(s)
-        check_named(s.rewards, None if world is None else world.source, s.scoring.options)
+        given = getattr(method.rollout, "components", ())
+        check_named(s.rewards, None if world is None else world.source, s.scoring.options, given)
     finally:
         if world is not None:
             world.close()

@@ -118,6 +118,8 @@ class Progress:
             self.console.print(f"could not be scored: {counts}", style="yellow")
             for kind, message in run.trainer.rewards.messages.items():
                 self.console.print(f"  first {kind}: {message}", style="yellow", markup=False)
+        for kind, message in run.trainer.lost.items():
+            self.console.print(f"first {kind}: {message}", style="yellow", markup=False)
         if over_limit:
             self.console.print(f"counted as wrong, too large to be checked: {over_limit}", style="yellow")
         first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()

@@ -96,6 +96,11 @@ class Session:
         """The tasks of this step by id: what was drawn, and what `know` was told."""
         return self._tasks
 
+    @property
+    def weighed(self) -> tuple[str, ...]:
+        """The components of the outcome that have a weight by their own name."""
+        return getattr(self.rewards, "weighed", ())
+
     def know(self, tasks: Sequence[Task]) -> None:
         """Remember tasks, so that rollouts of them can be scored."""
         self._tasks |= {t.id: t for t in tasks}

@@ -24,7 +24,7 @@ from gxpo.runtime import give_back
 from gxpo.segments.base import LABEL
 from gxpo.signals import Signals, SignalTools
 from gxpo.trainer import preflight, setup
-from gxpo.trainer.episodes import of_episodes
+from gxpo.trainer.episodes import failures_of_agents, of_agents, of_episodes
 from gxpo.trainer.measured import measured
 from gxpo.trainer.session import BoundLearner, Session, decoder
 from gxpo.trainer.shared_envs import SharedEnvs
@@ -63,6 +63,7 @@ class Stages:
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
                 options=s.scoring.options,
+                given=getattr(resolved.method.rollout, "components", ()),
             )
             opened.callback(self.rewards.close)
             policy = setup.policy_of(s, resolved.method, notify)
@@ -89,6 +90,7 @@ class Stages:
         self.empty_steps = self.nonfinite_steps = 0
         self._trouble: list[str] = []  # of the steps since the last one that moved anything: why none did
         self.budget = Budget()
+        self.lost: dict[str, str] = {}  # of each way in which an agent's episode broke, the first message
         self.last: tuple[Forest, Tensor, Session] | None = None  # the newest step, for `annotated`
 
     def step(self) -> dict[str, Any]:
@@ -124,6 +126,7 @@ class Stages:
         clock.lap("update")
 
         # what the step was, for its parts, for people and for the next steps
+        self.lost = {**failures_of_agents(forest), **self.lost}
         self.source.observe(forest)
         method.observe(forest)
         self._count(bound, lr)
@@ -266,7 +269,8 @@ class Stages:
     @property
     def failures(self) -> dict[str, str]:
         """The first message of each way in which rollouts could not be scored, since this process began."""
-        return {**self.rewards.messages, **(self.world.envs.messages if self.world.envs is not None else {})}
+        envs = {} if self.world.envs is None else self.world.envs.messages
+        return {**self.rewards.messages, **envs, **self.lost}
 
     def _check_progress(self) -> None:
         """One warning where the run has had nothing to learn from since its first step."""
@@ -307,6 +311,7 @@ def of_rollouts(forest: Forest, credit: Tensor) -> dict[str, Any]:
         **{f"reward_{name}": _mean(forest.components[own, i]) for i, name in enumerate(forest.component_names)},
         **of_labels(forest),
         **(of_episodes(forest) if any("end" in info for info in forest.info) else {}),
+        **(of_agents(forest) if any("agent" in info for info in forest.info) else {}),
     }
 
 

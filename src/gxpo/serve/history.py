@@ -1,0 +1,254 @@
+"""What one episode has asked for so far, as ids: which calls go on from which, and the record that comes of them.
+
+A call goes on from a recorded action where its messages begin with those of that action's call and with what was
+answered: then the policy reads the ids that it sampled, and the call is the next turn of the same context. Any other
+call begins a context of its own, with its whole prompt. Nothing that the policy wrote is ever tokenised again to be
+trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gxpo.chat.plain import Tokens
+from gxpo.errors import ModelError
+from gxpo.protocols import Chat, Completion, ContextUpdate, Conversation, Message
+from gxpo.serve.messages import answer, beginnings, shown, until
+from gxpo.serve.refusal import Refused
+from gxpo.serve.request import Asked
+
+
+@dataclass(eq=False)
+class Thread:
+    """A running context: the turns that went on from one another, and when each was taken."""
+
+    number: int
+    agent: str
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Said:
+    """A recorded action, with all that a later call would go on from.
+
+    conversation  of a chat, after the action; else `text` is the prompt and what was returned
+    ids           everything up to its end
+    stop          the text that ended what was returned, where more was sampled than returned
+    closed        the token that ended the action, where one did
+    continued     a later call has gone on from here: another one is a branch, and begins a context of its own
+    """
+
+    thread: Thread
+    ids: tuple[int, ...]
+    conversation: Conversation | None = None
+    text: str | None = None
+    stop: str = ""
+    closed: int | None = None
+    continued: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One prompt of a call, as ids.
+
+    opening  what is new of them, or, rebuilt, all
+    after    the action that it goes on from; None: a new context
+    lane     the number of its context
+    seen     the new messages as text
+    marks    digests of the beginnings of its messages
+    """
+
+    asked: Asked
+    opening: ContextUpdate
+    ids: tuple[int, ...]
+    after: Said | None
+    lane: int
+    seen: str
+    conversation: Conversation | None = None
+    text: str | None = None
+    marks: tuple[bytes, ...] = ()
+
+    @cached_property
+    def digest(self) -> int:
+        """A name for the ids: with the number of samples drawn under it, that of a random stream."""
+        text = b"".join(i.to_bytes(4, "big") for i in self.ids)
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sample as the client gets it: a message of a chat, or a text."""
+
+    message: Message | None
+    text: str
+    completion: Completion
+    prompt: Prompt
+
+
+class History:
+    """The calls of one episode.
+
+    chat    the format of conversations; `system`, a message before those that have none of their own
+    """
+
+    def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None) -> None:
+        self.chat, self.system = chat, system
+        self.tokens: Tokens = getattr(chat, "tokens", None) or Tokens(tokenizer)
+        self.threads: list[Thread] = []
+        self.overridden = 0  # calls that asked for other sampling than the run's
+        self._drawn: dict[int, int] = {}  # samples under each prompt
+        self._chats: dict[bytes, list[Said]] = {}
+        self._texts: list[Said] = []
+        self._clock = self._lanes = 0
+
+    # ------------------------------------------------------------ before sampling
+    def prompts(self, asked: Asked) -> list[Prompt]:
+        """The prompts of a call. `Refused` where the chat format refuses its messages."""
+        try:
+            if asked.messages is not None:
+                return [self._chat(asked)]
+            return [self._continuation(asked, prompt) for prompt in asked.prompts]
+        except ModelError as error:
+            raise Refused(str(error), param="messages") from error
+
+    def streams(self, prompt: Prompt, n: int) -> list[tuple[int, int]]:
+        """(digest, number) of the next `n` samples under a prompt: they depend on what is read, not on when."""
+        first = self._drawn.get(prompt.digest, 0)
+        self._drawn[prompt.digest] = first + n
+        return [(prompt.digest, first + i) for i in range(n)]
+
+    def drop(self, prompt: Prompt) -> None:
+        """The prompt is not sampled under after all: another call may go on from where it would have."""
+        if prompt.after is not None:
+            prompt.after.continued = False
+
+    def _chat(self, asked: Asked) -> Prompt:
+        messages = asked.messages or ()
+        marks = beginnings(messages, asked.tools)
+        for length in range(len(messages), 0, -1):
+            if said := _open_one(self._chats.get(marks[length - 1], ())):
+                assert said.conversation is not None
+                conversation, new = said.conversation.copy(), messages[length:]
+                opening = conversation.observe(shown(new, self.chat))
+                return self._prompt(asked, opening, said, conversation, new, marks)
+        told = shown(messages, self.chat)
+        if self.system is not None and all(m["role"] != "system" for m in messages):
+            told = shown([{"role": "system", "content": self.system}, *messages], self.chat)
+        conversation = self.chat.start(told, asked.tools)
+        return self._prompt(asked, ContextUpdate((), rebuilt=True), None, conversation, messages, marks)
+
+    def _prompt(
+        self,
+        asked: Asked,
+        opening: ContextUpdate,
+        said: Said | None,
+        conversation: Conversation,
+        new: Sequence[Message],
+        marks: Sequence[bytes],
+    ) -> Prompt:
+        ids, seen = tuple(conversation.context), "\n".join(m["content"] for m in new)
+        said, lane = self._going_on(said)
+        if said is None or opening.rebuilt:
+            opening = ContextUpdate(ids, rebuilt=True)
+        return Prompt(asked, opening, ids, said, lane, seen, conversation, marks=tuple(marks))
+
+    def _going_on(self, said: Said | None) -> tuple[Said | None, int]:
+        """The action to go on from, unless another call has, and the number of the context."""
+        if said is None or said.continued:
+            self._lanes += 1
+            return None, self._lanes - 1
+        said.continued = True
+        return said, said.thread.number
+
+    def _continuation(self, asked: Asked, prompt: str | tuple[int, ...]) -> Prompt:
+        """The prompt of a completion: a text is taken as it stands, names of special tokens included."""
+        if isinstance(prompt, str):
+            found = [s for s in self._texts if s.text is not None and prompt.startswith(s.text)]
+            said = _open_one([s for s in found if len(s.text or "") == max(len(x.text or "") for x in found)])
+            if said is None:
+                ids, bos = self.tokens.encode(prompt), self.tokens.bos
+                ids = ids if bos and ids[: len(bos)] == bos else bos + ids
+            else:
+                ids = said.ids + self._rest(said, prompt[len(said.text or "") :])
+        else:
+            found = [s for s in self._texts if prompt[: len(s.ids)] == s.ids]
+            said, ids = _open_one([s for s in found if len(s.ids) == max(len(x.ids) for x in found)]), prompt
+        if not ids:
+            raise Refused("the prompt is empty", param="prompt")
+        text = prompt if isinstance(prompt, str) else None
+        seen = "" if text is None else text[len((said and said.text) or "") :]
+        said, lane = self._going_on(said)
+        opening = ContextUpdate(ids if said is None else ids[len(said.ids) :], rebuilt=said is None)
+        return Prompt(asked, opening, ids, said, lane, seen, text=text)
+
+    def _rest(self, said: Said, text: str) -> tuple[int, ...]:
+        """Ids of what a client put behind an action; what the action ended with already is not there twice."""
+        ids = self.tokens.encode_after(text.removeprefix(said.stop) if said.stop else text)
+        return ids[1:] if said.closed is not None and ids[:1] == (said.closed,) else ids
+
+    # ------------------------------------------------------------ after sampling
+    def take(self, prompt: Prompt, completions: Sequence[Completion], turns: Sequence[dict[str, Any]]) -> list[Choice]:
+        """The samples of a prompt, written down. `turns`: of each, the fields of its turn that are the engine's."""
+        return [self._said(prompt, c, turn, i) for i, (c, turn) in enumerate(zip(completions, turns, strict=True))]
+
+    def _said(self, prompt: Prompt, completion: Completion, turn: dict[str, Any], number: int) -> Choice:
+        asked = prompt.asked
+        self._pay(asked)
+        if prompt.after is not None and number == 0:
+            thread, opening = prompt.after.thread, prompt.opening
+        else:  # every further sample is a context of its own
+            self._lanes += number > 0
+            thread = Thread(self._lanes - 1 if number else prompt.lane, asked.agent)
+            self.threads.append(thread)
+            opening = ContextUpdate(prompt.ids, rebuilt=True)
+        turn["context" if opening.rebuilt else "observation"] = list(opening.ids)
+        turn["observation_text"] = prompt.seen
+        turn["state"] = asked.state or f"{prompt.digest:014x}"
+        thread.turns.append(turn)
+        thread.times.append(self._clock)
+        self._clock += 1
+        said = Said(thread, prompt.ids + tuple(completion.tokens))
+        text, said.closed = self.tokens.split_stop(completion.tokens, getattr(self.chat, "stop_ids", ()))
+        text = self.tokens.without_special(text)
+        if prompt.conversation is None:
+            shown_text = until(text, asked.stop)
+            said.stop = next((s for s in asked.stop if text[len(shown_text) :].startswith(s)), "")
+            said.text = None if prompt.text is None else prompt.text + shown_text
+            self._texts.append(said)
+            return Choice(None, shown_text, completion, prompt)
+        said.conversation = prompt.conversation.copy()
+        reply = said.conversation.act(completion.tokens)
+        message = answer(reply, text, asked.stop, asked.parse)
+        mark = beginnings([*(asked.messages or ()), message], asked.tools)[-1]
+        self._chats.setdefault(mark, []).append(said)
+        return Choice(message, message["content"], completion, prompt)
+
+    def _pay(self, asked: Asked) -> None:
+        """The reward that a call brings is that of its agent's newest action."""
+        own = [(t.times[-1], t.turns[-1]) for t in self.threads if t.agent == asked.agent]
+        if asked.reward is not None and own:
+            max(own, key=lambda entry: entry[0])[1]["reward"] = asked.reward
+
+    # ------------------------------------------------------------ the record
+    def turns(self) -> list[dict[str, Any]]:
+        """All turns in the order in which they were taken, each with its agent: contexts of one agent that were under
+        way at the same time have names of their own (agent, agent.2, ...)."""
+        ends: dict[str, list[int]] = {}  # agent -> last time of each of its lanes
+        timed: list[tuple[int, dict[str, Any]]] = []
+        for thread in self.threads:
+            lanes = ends.setdefault(thread.agent, [])
+            lane = next((i for i, end in enumerate(lanes) if end < thread.times[0]), len(lanes))
+            lanes[lane : lane + 1] = [thread.times[-1]]
+            name = thread.agent if lane == 0 else f"{thread.agent}.{lane + 1}"
+            timed += [(when, {**turn, "agent": name}) for when, turn in zip(thread.times, thread.turns, strict=True)]
+        return [turn for _, turn in sorted(timed, key=lambda entry: entry[0])]
+
+
+def _open_one(found: Sequence[Said]) -> Said | None:
+    """Of equal actions the first that nobody has gone on from; else the newest."""
+    return next((s for s in found if not s.continued), found[-1] if found else None)

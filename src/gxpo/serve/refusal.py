@@ -1,0 +1,28 @@
+"""Errors of the endpoint, in the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Refused(Exception):
+    """A call that is not answered; `status` is HTTP's, `code` and `param` are as in OpenAI's API."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = {401: "authentication_error", 500: "server_error"}.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def too_long(prompt: int, limit: int) -> Refused:
+    """The error of a prompt of so many tokens that no action fits behind it."""
+    return Refused(
+        f"This model's maximum context length is {limit} tokens, and the prompt has {prompt}: shorten the messages "
+        "(env.max_context, or the model's positions)",
+        code="context_length_exceeded",
+        param="messages",
+    )

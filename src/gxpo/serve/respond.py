@@ -1,0 +1,75 @@
+"""Calls answered: their prompts as ids, sampled together, written down."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gxpo.protocols import Completion, Request, Sampling, Session
+from gxpo.serve.desk import Call, Desk
+from gxpo.serve.history import Choice, Prompt
+from gxpo.serve.refusal import Refused, too_long
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A prompt of a call, and how it is sampled."""
+
+    call: Call
+    prompt: Prompt
+    request: Request
+    sampling: Sampling
+
+
+def respond(
+    desk: Desk, calls: Sequence[Call], session: Session, fields: Callable[[Completion], dict[str, Any]]
+) -> None:
+    """Samples replies to the calls and gives them to the clients; those with the same settings in one batch.
+
+    fields  what a record's turn says of a completion
+    """
+    wanted: list[_Wanted] = []
+    for call in calls:
+        try:
+            wanted += _wanted(call, session)
+        except Refused as refused:
+            if refused.code == "context_length_exceeded":
+                call.attempt.limit = call.attempt.limit or "context"
+            call.attempt.calls -= call.asked.size
+            desk.answered(call)
+            call.give(refused)
+    found: dict[_Wanted, list[Completion]] = {}
+    for sampling in dict.fromkeys(w.sampling for w in wanted):
+        together = [w for w in wanted if w.sampling == sampling]
+        found |= zip(together, session.sample([w.request for w in together], sampling), strict=True)
+    for call in dict.fromkeys(w.call for w in wanted):
+        choices: list[Choice] = []
+        for w in (w for w in wanted if w.call is call):
+            choices += call.attempt.history.take(w.prompt, found[w], [fields(c) for c in found[w]])
+        call.attempt.history.overridden += bool(call.asked.overridden)
+        desk.answered(call)
+        call.give(choices)
+
+
+def _wanted(call: Call, session: Session) -> list[_Wanted]:
+    """What the call wants sampled; `Refused` where one of its prompts can't be gone on from."""
+    asked, attempt, limit = call.asked, call.attempt, session.episode.max_context
+    prompts = attempt.history.prompts(asked)
+    if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
+        for prompt in prompts:
+            attempt.history.drop(prompt)
+        raise too_long(longest, limit)
+    wanted = []
+    for prompt in prompts:
+        room = min(asked.max_tokens or limit, session.sampling.max_new_tokens, limit - len(prompt.ids))
+        stop = tuple(dict.fromkeys((*session.sampling.stop, *asked.stop)))
+        sampling = dataclasses.replace(session.sampling, max_new_tokens=room, stop=stop)
+        streams = tuple(
+            dataclasses.replace(attempt.stream, path=(*attempt.stream.path, digest), turn=1 + number)
+            for digest, number in attempt.history.streams(prompt, asked.n)
+        )
+        keep = (f"{attempt.name}/{prompt.lane}",) if asked.n == 1 else ()
+        wanted.append(_Wanted(call, prompt, Request(prompt.ids, streams, keep=keep), sampling))
+    return wanted
