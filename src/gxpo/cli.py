@@ -88,7 +88,8 @@ def demo(
 @app.command()
 def train(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file; not needed with --set or --from.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="YAML file; not needed with --set or --from.", show_default=False),
     ] = None,
     sets: Sets = None,
     out: Out = None,

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 
-
 class _Commands(TyperGroup):
     """The commands; an option that one does not have, but a setting, is answered with `--set`."""
 
