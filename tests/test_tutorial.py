@@ -27,6 +27,9 @@ SMALL = {
 }
 
 
+SICK = " --set trainer.steps=6"  # as many as the doctor needs
+
+
 def blocks():
     """(kind, code, file) of every block of the tutorial, in order."""
     return [(b["kind"], b["code"], b["file"]) for page in PAGES for b in BLOCK.finditer(page.read_text())]
@@ -60,7 +63,7 @@ def follow(monkeypatch, whole):
             for line in code.splitlines():
                 command = line.split()[1]
                 if whole:
-                    more = SMALL.get(command, "")
+                    more = SMALL.get(command, "") + (SICK if "runs/sick" in line and command == "train" else "")
                 elif command == "train":
                     more = "--dry-run"
                 else:
@@ -86,7 +89,7 @@ def test_what_is_typed_resolves_and_what_is_checked_is_so(tmp_path, monkeypatch)
     begun(tmp_path, monkeypatch)
     said = follow(monkeypatch, whole=False)
     assert "no finding" in of(said, "check-reward", "my_rewards.py:tidy")
-    assert "finding: pays for" in of(said, "check-reward", "generous.py:generous")
+    assert "pays for a wrong answer written as 'hash'" in of(said, "check-reward", "generous.py:generous")
     first, second = (text for line, text in said.items() if line.startswith("gxpo tasks"))
     assert "duplicate" in first and "held_out_fraction" in first and "held_out_fraction" not in second
     assert "silent" not in "".join(said.values())
@@ -100,7 +103,7 @@ def test_the_whole_of_it(tmp_path, monkeypatch):
     small = demo.settings
     monkeypatch.setattr(demo, "settings", lambda **given: small(**given) | {"eval.tasks": Stated(8, "test")})
     said = follow(monkeypatch, whole=True)
-    assert "zero_signal_groups" in of(said, "doctor", "runs/sick")
+    assert "the reward pays for anything (proved)" in of(said, "doctor", "runs/sick")
     assert "zero_signal" in of(said, "explain", "--json")
     assert (tmp_path / "models" / "mine" / "README.md").is_file()
     assert (tmp_path / "runs" / "compare-sums" / "compare.html").is_file()
