@@ -1,5 +1,5 @@
-"""What is written for coding agents: every command of the skill runs as typed, its JSON has the keys that it names; links
-of llms.txt lead somewhere; the glossary's names exist."""
+"""What is written for coding agents: the skill's commands run as typed, their JSON has the keys that it names; links of
+llms.txt lead somewhere; the glossary's names exist."""
 
 import contextlib
 import io
@@ -95,7 +95,9 @@ def test_links_of_llms_txt_lead_somewhere_and_its_commands_exist():
 
 
 def rows(page):
-    return [[c.strip() for c in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")][1:]
+    return [[c.strip() for c in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")][
+        1:
+    ]
 
 
 def test_the_glossary_has_thirty_terms_with_three_names_each():

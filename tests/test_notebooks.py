@@ -32,7 +32,7 @@ def said(notebook):
 
 SHOWN = {  # what a reader must see in each
     "first_hour.ipynb": ("zero-signal groups", "findings: none", "reward my_rewards.py:tidy on"),
-    "stalled_trl_run.ipynb": ("[all_wrong or verifier_rejects_right_answers]", "rewards.py:strict pays for the answer bare",
+    "stalled_trl_run.ipynb": ("[all_wrong or verifier_rejects_right_answers]", "rewards.py:strict pays for the answer",
                               "ngrpo  zero-signal groups 0%"),
     "own_method.ipynb": ("[0.75, -0.25, -0.25, -0.25, 0.0, 0.0, 0.0, 0.0]", "dr_grpo"),
 }  # fmt: skip

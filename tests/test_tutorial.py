@@ -47,7 +47,7 @@ def gxpo(line, monkeypatch, more):
         except SystemExit as stopped:
             code = stopped.code or 0
     assert code in allowed, f"{line}: {err.getvalue() or out.getvalue()}"
-    assert out.getvalue(), line
+    assert out.getvalue(), f"{line}: {err.getvalue()}"
     return out.getvalue()
 
 

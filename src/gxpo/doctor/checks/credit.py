@@ -271,7 +271,7 @@ def no_diversity(case: Case) -> Finding | None:
 
 
 def _silent_at_once(case: Case) -> int | None:
-    """Step from which all groups have zero signal, where most were not up to it and tasks are neither solved nor lost."""
+    """Step from which all groups have zero signal, where most had some before and tasks are neither solved nor lost."""
     silent, steps = case.values("zero_signal"), case.log.steps("zero_signal")
     loud = np.flatnonzero(silent < 0.95)
     if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:
