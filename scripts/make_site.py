@@ -19,7 +19,7 @@ from sphinx.cmd.build import build_main
 import gxpo
 import make_docs
 from docs_site.check_links import broken
-from docs_site.stage import OUTSIDE, Site, sections, short, toctree
+from docs_site.stage import LINK, OUTSIDE, Site, sections, short, toctree
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "scripts" / "docs_site"
@@ -101,6 +101,12 @@ def staged(out: Path) -> None:
     site.code()
 
 
+def llms(site: Site) -> str:
+    """llms.txt for the root of the site, its links to pages there."""
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    return LINK.sub(lambda m: m[1] + (f"{page}.html" if (page := site.page_of(m[2])) else m[2]) + m[3], text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder (default: %(default)s)")
@@ -115,6 +121,7 @@ def main() -> None:
     strict = ["-W", "--keep-going", "-q", "-j", "auto"]
     if code := build_main(["-b", "html", "-c", str(HERE), *strict, str(source), str(html)]):
         raise SystemExit(code)
+    (html / "llms.txt").write_text(llms(Site(ROOT, source)), encoding="utf-8")
     if wrong := broken(html):
         raise SystemExit("\n".join(wrong))
     print(f"{sum(1 for _ in html.rglob('*.html'))} pages: python -m http.server -d {html}")

@@ -582,3 +582,39 @@ def test_unscored_trajectories_are_counted_and_never_zero(tmp_path):
     rows = trained.metrics
     assert 0 < sum(r["unscored"] for r in rows) < 32
     assert all(r["reward_mean"] == 1.0 for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "gxpo demo needs none of them"),
+        (["train", "run.yml"], "run.yml: no such file; did you mean 'run.yaml'?"),
+        (["train", "data.jsonl"], "--set task=data.jsonl; gxpo tasks data.jsonl shows what is in it"),
+        (["train", "run.yaml", "--set", "num_generations=8"], "did you mean 'rollout.group_size'?"),
+        (["train", "run.yaml", "--set", "args.learning_rate=1"], "did you mean 'optim.lr'?"),
+        (["train", "run.yaml", "--set", "model=tiny", "--set", "task=data.jsonl"], "model=smollm2-135m (from PyPI)"),
+        (["train", "run.yaml", "--set", "reward=mine.py"], "as in mine.py:FUNCTION"),
+        (["resume", "runs/none"], "runs holds no run (gxpo train CONFIG makes one)"),
+        (["tasks", "sokoban"], "gxpo check-env sokoban plays some"),
+    ],
+)
+def test_an_error_says_what_to_type_next(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "key"), [("--lr", "optim.lr"), ("--learning-rate", "optim.lr"), ("--group-size", "rollout.group_size")]
+)
+def test_an_option_that_is_a_setting(capsys, tmp_path, option, key):
+    code, _, err = run(capsys, "train", config(tmp_path), option, "1")
+    assert code == 2 and f"--set {key}=VALUE" in " ".join(err.replace("│", " ").split())
+
+
+def test_train_needs_no_file_where_the_command_line_says_enough(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "train", "--set", "model=tiny:cold", "--set", "trainer.steps=3", "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["plan"]["steps"] == 3

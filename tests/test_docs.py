@@ -21,6 +21,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
 CHECKS = ("check-reward", "check-template", "check-env")
 OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export", *CHECKS)
+FOLLOWED = ("tutorial.md", "tutorial-2.md")  # tests/test_tutorial.py does what they say, block by block
 # Added to what is typed, so that it is quick: by default as many steps as can be and few tasks.
 QUICK = {
     "train": "--set trainer.steps=2 --set eval.tasks=8 --set tasks.per_step=2",
@@ -46,6 +47,7 @@ OTHERS = sorted(
     {
         c.split("&&")[0].strip()
         for page in PAGES[1:]
+        if page.name not in FOLLOWED
         for c in commands(page)[1:]
         if c.startswith("gxpo ") and not any(name in c for name in SAVED[page])
     }
@@ -100,7 +102,9 @@ def typed(line, monkeypatch, more=""):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, marks=[pytest.mark.warm_start] * (p == README)) for p in PAGES], ids=lambda p: p.name
+    "page",
+    [pytest.param(p, marks=[pytest.mark.warm_start] * (p == README)) for p in PAGES if p.name not in FOLLOWED],
+    ids=lambda p: p.name,
 )
 @pytest.mark.filterwarnings("ignore:reward")
 def test_python_blocks_run(page, here):

@@ -16,7 +16,8 @@ GENERATED = re.compile(r"`docs/(methods/\w+)\.md`")  # named in pages, and there
 TITLE = re.compile(r"^# (.+)$", re.M)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css"}
 OUTSIDE = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog",
-           "recipes/README.md": "recipes"}  # fmt: skip
+           "recipes/README.md": "recipes", "notebooks/README.md": "notebooks",
+           "skills/gxpo/SKILL.md": "skill"}  # fmt: skip
 
 
 @dataclass

@@ -88,7 +88,8 @@ def demo(
 @app.command()
 def train(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file; not needed with --from.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="YAML file; not needed with --set or --from.", show_default=False),
     ] = None,
     sets: Sets = None,
     out: Out = None,
@@ -125,8 +126,11 @@ def _resolved(config_file: Path | None, sets: list[str] | None, from_run: Path |
     from gxpo import config
     from gxpo.errors import ConfigError
 
-    if config_file is None and from_run is None:
-        raise ConfigError("give a CONFIG file (or --from RUN)")
+    if config_file is None and from_run is None and not sets:
+        raise ConfigError(
+            "give a CONFIG file, as examples/arithmetic.yaml, or --set task=data.jsonl --set model=..., or --from RUN; "
+            "gxpo demo needs none of them"
+        )
     given = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
         from gxpo.trainer.run import continued

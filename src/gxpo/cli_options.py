@@ -4,11 +4,41 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+
+
+class _Commands(TyperGroup):
+    """The commands; an option that one does not have, but a setting, is answered with `--set`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # of click, or of the copy of it that typer has
+                _as_setting(error, ctx)
+            raise
+
+
+def _as_setting(error: Any, ctx: Any) -> None:
+    from gxpo.config import ELSEWHERE
+    from gxpo.settings import RUN_KEYS
+
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    if "--set" not in {option for p in getattr(command, "params", ()) for option in p.opts}:
+        return
+    word = error.option_name.lstrip("-").replace("-", "_")
+    keys = [key for key in RUN_KEYS if key.rpartition(".")[2] == word]
+    key = ELSEWHERE.get(word) or (keys[0] if len(keys) == 1 else None)
+    if key is not None:
+        error.possibilities = []
+        error.message = f"No such option: {error.option_name}; settings are given as --set {key}=VALUE"
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -27,6 +27,29 @@ from gxpo.settings import RUN_KEYS, RunSettings
 _INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
 _OTHER = ("method", "compat", "versions")
 _RECORDED = ("torch", "transformers", "numpy", "gxpo")
+DATA = (".jsonl", ".json", ".csv", ".parquet")
+# What other trainers (TRL, verl) call our keys.
+ELSEWHERE = {
+    "batch_size": "tasks.per_step",
+    "beta": "objective.kl.coef",
+    "dataset": "task",
+    "epochs": "update.epochs",
+    "epsilon": "objective.clip_low",
+    "epsilon_high": "objective.clip_high",
+    "group_size": "rollout.group_size",
+    "learning_rate": "optim.lr",
+    "max_completion_length": "sampling.max_new_tokens",
+    "max_response_length": "sampling.max_new_tokens",
+    "max_steps": "trainer.steps",
+    "model_name_or_path": "model",
+    "num_generations": "rollout.group_size",
+    "num_iterations": "update.epochs",
+    "output_dir": "out",
+    "reward_funcs": "reward",
+    "reward_weights": "scoring.weights",
+    "total_training_steps": "trainer.steps",
+    "train_batch_size": "tasks.per_step",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +83,12 @@ def read(path: str | Path) -> dict[str, Stated]:
     """Leaf keys of a YAML file, each with its line."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}{_configurations(path)}")
+    if path.suffix in DATA:
+        raise ConfigError(
+            f"{path}: data, and a configuration (.yaml) is asked for: say task: {path} in it, or --set task={path}; "
+            f"gxpo tasks {path} shows what is in it"
+        )
     try:
         document = yamltext.load(path.read_text(encoding="utf-8"), str(path))
     except YAMLError as error:
@@ -170,7 +198,7 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     staged = {k: s for k, s in given.items() if k not in own and k not in _OTHER and k.split(".")[0] in STAGES}
     for key, stated in given.items():
         if key not in own and key not in staged and key not in _OTHER:
-            hint = did_you_mean(key, [*RUN_KEYS, *_OTHER])
+            hint = near_key(key)
             raise ConfigError(f"{_at(stated)}unknown key {key!r}{hint}")
     if composed is None:
         composed = method(spec.value, staged, compat=compat.value)
@@ -183,6 +211,22 @@ def resolve(given: Mapping[str, Stated], *, composed: Method | None = None) -> R
     if compat.value is not None:
         keys["compat"] = compat
     return Resolved(settings, composed, keys)
+
+
+def near_key(key: str) -> str:
+    """`"; did you mean 'optim.lr'?"` for an unknown key: what it is called here, else the closest name, else `""`."""
+    word = key.rpartition(".")[2].lower().replace("-", "_")
+    if word in ELSEWHERE:
+        return f"; did you mean {ELSEWHERE[word]!r}?"
+    return did_you_mean(key, [*RUN_KEYS, *_OTHER])
+
+
+def _configurations(path: Path) -> str:
+    """Names of YAML files where `path` was looked for, for the error that it is not there."""
+    there = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    if hint := did_you_mean(path.name, there):
+        return hint
+    return f"; there are {', '.join(there[:5])}" if there else "; gxpo demo needs no configuration"
 
 
 def _at(stated: Stated) -> str:

@@ -194,7 +194,19 @@ def test_first_finding(name: str) -> None:
     assert found[0].evidence and found[0].remedy
 
 
-def test_groups_that_fall_silent_at_once() -> None:
+@pytest.mark.parametrize(
+    ("success", "first"),
+    [(0.4, "reward_ignores_completion"), (1.0, "all_right")],
+)
+def test_one_reward_for_all_answers_is_too_easy_only_where_the_verifier_says_so(success: float, first: str) -> None:
+    accepted = np.full(N, success) - 0.05 * (np.arange(N) % 2) * (success < 1)
+    found = diagnose(
+        log(**healthy(reward=np.ones(N), zero_signal=np.ones(N), success=accepted, reward_std=0.0))
+    ).findings
+    assert found[0].ids[0] == first and ("all_right" in {i for f in found for i in f.ids}) == (first == "all_right")
+
+
+def test_groups_that_fall_to_zero_signal_at_once() -> None:
     """Sampling turns greedy at step 31: mixed rewards, no group with a signal, no completions to look at."""
     silent = np.where(np.arange(N) < 30, 0.2, 1.0)
     found = diagnose(log(**healthy(reward=0.5 + noise(0.1), zero_signal=silent))).findings

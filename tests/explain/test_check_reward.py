@@ -172,3 +172,11 @@ def test_spearman(pairs: list[tuple[int, int]]) -> None:
         assert found is None
     else:
         assert found is not None and math.isclose(found, stats.spearmanr(x, y).statistic, abs_tol=1e-12)
+
+
+def test_a_form_that_pays_whatever_is_in_it_is_found(tmp_path: Path) -> None:
+    lazy = tmp_path / "lazy.py"
+    lazy.write_text("def f(completion, answer):\n    return float('#' in completion or completion == answer)\n")
+    report = check(f"{lazy}:f", "arithmetic", n=4)
+    assert report["form"] == "bare"
+    assert "pays for a wrong answer written as 'hash': 1 (right 1)" in report["findings"]

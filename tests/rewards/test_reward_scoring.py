@@ -346,7 +346,7 @@ def test_bad_specs_are_one_line_errors_at_construction(file: str, tmp_path: Path
     one_line(3, own, "neither a name nor a function")
     one_line(None, NO_SCORER, "no verifier")
     one_line("missing.py:exact", own, r"there is no file missing.py")
-    one_line(file, own, r"name a function in the file, as in my_rewards.py:exact")
+    one_line(file, own, r"name a function in the file, as in \S+\.py:FUNCTION")
     one_line(f"{file}:exat", own, "has no function 'exat'; did you mean 'exact'")
     one_line(f"{file}:os", own, "is a module, not a function")
     one_line({f"{file}:exact": 1.0, "exact": 1.0}, own, "names both")

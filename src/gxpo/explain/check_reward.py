@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo import tasks as sources
 from gxpo.errors import TaskError
-from gxpo.explain.trials import EXPLOITS, FORMS, HEDGED, LENGTHS, Trial, forms, others, references
+from gxpo.explain.trials import EXPLOITS, FORMS, HEDGED, LENGTHS, Trial, forms, others, references, wrong_in
 from gxpo.forest import Forest
 from gxpo.protocols import Task
 from gxpo.rewards import RewardSet
@@ -97,6 +97,7 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
         scores = judge(trials)
         form = max(ways, key=lambda name: _mean(_of(trials, scores, f"reference: {name}"), -math.inf))
         more = others(drawn, ways[form], empty=form in FORMS)
+        more += wrong_in(drawn, {name: way for name, way in ways.items() if name != form})
         trials, scores = [*trials, *more], [*scores, *judge(more)]
         again = judge(trials[::-1])[::-1]
         few = [i for i, t in enumerate(trials) if t.task in drawn[:TIMED]]
@@ -159,6 +160,10 @@ def _suspicions(trials: Sequence[Trial], scores: Sequence[float], report: dict[s
     if beaten:
         example = next(iter(beaten.values()))
         out.append(f"the reference answer is not the best of {len(beaten)} of {len(own)} tasks: {example!r} earns more")
+    other = {kind.removeprefix("wrong: "): row["mean"] for kind, row in rows.items() if kind.startswith("wrong: ")}
+    for name, mean in other.items():
+        if mean is not None and right > wrong and (mean - wrong) / (right - wrong) > PAYS:
+            out.append(f"pays for a wrong answer written as {name!r}: {mean:.3g} (right {right:.3g})")
     for kind, meaning in EXPLOITS.items():
         mean = rows[kind]["mean"] if kind in rows else None
         if mean is not None and right > wrong and (mean - wrong) / (right - wrong) > PAYS:

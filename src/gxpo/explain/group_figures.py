@@ -1,4 +1,4 @@
-"""What sorts groups: reward spread, zero signal, disagreement of two methods, residues; and which groups a page shows."""
+"""What sorts groups: reward spread, zero signal, disagreement of two methods, residues; and which ones a page shows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _in_units(x: Outlook, trained: torch.Tensor) -> torch.Tensor:
 
 def chosen(f: GroupFigures, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS) -> NDArray[np.int64]:
     """Groups of a page, in the order of the file: all of them where they fit, else in turn those of the widest spread,
-    those on which methods disagree most, zero-signal ones and others evenly through the file, until the page is full."""
+    those on which methods disagree most, zero-signal and other ones evenly through the file, until the page is full."""
     n = len(f.names)
     if f.size.sum() <= rollouts and f.tokens.sum() <= tokens:
         return np.arange(n)

@@ -1,4 +1,4 @@
-"""`gxpo explain --json`: the groups of a step as data, with each rollout's reward and its advantage under each method."""
+"""`gxpo explain --json`: a step's groups as data, with each rollout's reward and its advantage by each method."""
 
 from __future__ import annotations
 

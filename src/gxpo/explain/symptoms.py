@@ -62,7 +62,15 @@ class Symptom:
 SYMPTOMS: dict[str, Symptom] = {
     "all-wrong groups": Symptom(
         "every answer of a group is wrong, so that GRPO learns nothing from it",
-        ("no success", "reward stays zero", "tasks too hard", "never solved", "zero variance", "sparse reward"),
+        (
+            "no success",
+            "reward stays zero",
+            "tasks too hard",
+            "never solved",
+            "zero variance",
+            "zero signal",
+            "sparse reward",
+        ),
         (
             Advice("scaf_grpo", "the least hint with which the policy succeeds; tasks need hints", "rollouts"),
             Advice("ghpo", "another attempt with a growing part of the solution in the prompt", "rollouts"),
@@ -76,7 +84,7 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "all-right groups": Symptom(
         "every answer of a group is right: samples are paid for and teach nothing",
-        ("tasks too easy", "always solved", "saturated", "no contrast", "empty steps"),
+        ("tasks too easy", "always solved", "saturated", "no contrast", "empty steps", "zero signal"),
         (
             Advice("dapo", "such groups are dropped and others sampled in their place", "rollouts"),
             Advice(
@@ -113,7 +121,16 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "length growth": Symptom(
         "answers become longer without becoming better",
-        ("long answers", "length bias", "verbosity", "rambling", "truncated answers", "overlong", "token limit"),
+        (
+            "long answers",
+            "length bias",
+            "verbosity",
+            "rambling",
+            "truncated answers",
+            "truncation",
+            "overlong",
+            "token limit",
+        ),
         (
             Advice("dr_grpo", "no division by length: long wrong answers are not spared", "length_blind"),
             Advice("dapo", "answers near the token limit lose outcome; every token weighs the same", "near_limit"),

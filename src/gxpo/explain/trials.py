@@ -33,7 +33,8 @@ REPEATS = 20
 class Trial:
     """A text, scored as if it were a completion of `task`.
 
-    kind  "reference: FORM", "wrong", or a name of `EXPLOITS`, `HEDGED`, "repeated", "right after N", "wrong after N"
+    kind  "reference: FORM", "wrong", "wrong: FORM", or a name of `EXPLOITS`, `HEDGED`, "repeated", "right after N",
+          "wrong after N"
     """
 
     kind: str
@@ -95,6 +96,16 @@ def others(tasks: Sequence[Task], form: Form, *, empty: bool = True) -> list[Tri
             texts[f"right after {length}"] = f"{before}\n{form(task)}"
             texts[f"wrong after {length}"] = f"{before}\n{form(wrong)}"
         out += [Trial(kind, text, task) for kind, text in texts.items()]
+    return out
+
+
+def wrong_in(tasks: Sequence[Task], ways: Mapping[str, Form]) -> list[Trial]:
+    """Another task's answer in each of these forms."""
+    out: list[Trial] = []
+    for place, task in enumerate(tasks):
+        following = [*tasks[place + 1 :], *tasks[:place]]
+        wrong = next(t for t in following if str(t.answer) != str(task.answer))
+        out += [Trial(f"wrong: {name}", form(wrong), task) for name, form in ways.items()]
     return out
 
 

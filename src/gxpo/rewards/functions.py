@@ -69,6 +69,7 @@ def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:ex
     """The file, its content and the function's name in `path/to/my_rewards.py:exact`, for `usercode.from_file`."""
     path, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
+        example = f"{text}:FUNCTION" if text.endswith(".py") else example
         raise ConfigError(f"{what}{text!r}: name a function in the file, as in {example}")
     file = Path(path).expanduser()
     if not file.is_file():

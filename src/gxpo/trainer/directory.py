@@ -51,7 +51,7 @@ def find(path: Path) -> Path:
         return begun[0]
     if begun:
         raise CheckpointError(f"{path} is ambiguous: it may be {_listed(begun)}")
-    there = f"there is {_listed(runs)}" if runs else f"{path.parent} holds no run"
+    there = f"there is {_listed(runs)}" if runs else f"{path.parent} holds no run (gxpo train CONFIG makes one)"
     raise CheckpointError(f"there is no run {path}; {there}")
 
 

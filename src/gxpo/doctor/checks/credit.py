@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gxpo.doctor.case import Case
+from gxpo.doctor.checks.reward_variance import pays_for_anything
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.sickness import found, sickness
 
@@ -116,6 +117,8 @@ def all_wrong(case: Case) -> Finding | None:
 def all_right(case: Case) -> Finding | None:
     if len(case.values("reward")) < 5 or not np.isfinite(case.top) or case.top <= 0:
         return None
+    if pays_for_anything(case):
+        return None  # the verifier does not say that answers are right
     reward, top = case.values("reward"), case.top
     level = np.asarray(reward >= 0.98 * top)
     easy = case.has("zero_signal") and case.first("zero_signal") >= 0.6 and case.mean("zero_signal") >= 0.6
@@ -268,7 +271,7 @@ def no_diversity(case: Case) -> Finding | None:
 
 
 def _silent_at_once(case: Case) -> int | None:
-    """Step from which all groups have zero signal, where most were not up to it and tasks are neither solved nor lost."""
+    """Step from which all groups have zero signal, where most had some before and tasks are neither solved nor lost."""
     silent, steps = case.values("zero_signal"), case.log.steps("zero_signal")
     loud = np.flatnonzero(silent < 0.95)
     if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:

@@ -40,6 +40,14 @@ def reward_noise(case: Case) -> Finding | None:
     )
 
 
+def pays_for_anything(case: Case) -> bool:
+    """Whether one and the same reward above 0 goes to answers of which the verifier accepts some and refuses others."""
+    if not case.has("reward", "success") or len(case.values("reward")) < 5 or not case.constant("reward"):
+        return False
+    accepted = case.values("success")
+    return case.mean("reward") > 0 and case.silent and bool(((accepted > 0.02) & (accepted < 0.98)).mean() > 0.5)
+
+
 @sickness(
     "reward_ignores_completion",
     1,
@@ -49,6 +57,14 @@ def reward_noise(case: Case) -> Finding | None:
     follows=("no_diversity",),
 )
 def reward_ignores(case: Case) -> Finding | None:
+    if pays_for_anything(case):
+        return found(
+            "reward_ignores_completion",
+            "critical",
+            "proved",
+            "right and wrong answers earn the same: the reward pays for anything",
+            *(case.quote(n) for n in ("reward", "success", "zero_signal") if case.has(n)),
+        )
     spread = None if case.facts is None else case.facts.spread
     if spread is not None:
         inside, between, differ, groups = spread
