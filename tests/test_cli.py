@@ -601,7 +601,8 @@ def test_unscored_trajectories_are_counted_and_never_zero(tmp_path):
 def test_an_error_says_what_to_type_next(capsys, tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     config(tmp_path)
-    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    rows = [json.dumps({"prompt": f"{i}+1", "answer": str(i + 1)}) for i in range(40)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
     code, _, err = run(capsys, *arguments)
     assert code == 2 and said in err and err.count("\n") == 1
 

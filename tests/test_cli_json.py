@@ -34,6 +34,8 @@ ARGUMENTS = {
     "signal": "tiny:cold arithmetic --sizes 2 --tasks 4 --set sampling.max_new_tokens=4",
     "compare": "a=runs/a b=runs/b",
     "tasks": "data.jsonl",
+    "convert": "trl trl.yaml",
+    "serve": "--help",  # needs the extra of its own; tests/serve has its JSON
 }
 PLAN = "compare dr_grpo --base grpo --no-controls --task run.yaml --seeds 2 --budget 2updates --plan --out plans"
 MORE = [
@@ -72,6 +74,7 @@ def place(tmp_path_factory):
     (here / "rewards.py").write_text("def exact(completion, answer):\n    return float(completion == answer)\n")
     rows = [{"prompt": f"{i}+1", "answer": i + 1} for i in range(20)]
     (here / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (here / "trl.yaml").write_text("learning_rate: 1.0e-6\nnum_generations: 8\n")
     (here / "chat.jinja").write_text("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
