@@ -77,7 +77,8 @@ class AgentEpisodes(RolloutPart):
     def evaluation(self, samples: int) -> AgentEpisodes:
         """Held-out tasks are attempted by the agent."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        made = _HeldOut(**options | {"group_size": samples})
+        options["group_size"] = samples
+        made = _HeldOut(**options)
         vars(made)["agent"] = self.agent
         return made
 
