@@ -76,7 +76,9 @@ class AgentEpisodes(RolloutPart):
 
     def evaluation(self, samples: int) -> AgentEpisodes:
         """Held-out tasks are attempted by the agent."""
-        made = _HeldOut(**{f.name: getattr(self, f.name) for f in fields(self)} | {"group_size": samples})
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        options["group_size"] = samples
+        made = _HeldOut(**options)
         vars(made)["agent"] = self.agent
         return made
 
