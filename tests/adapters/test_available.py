@@ -85,5 +85,8 @@ def test_the_command_lists_them_and_one_alone():
     assert called.output.splitlines()[2:] == ["  grpo_lead  give success_at=1.0"]
     listed = json.loads(CliRunner().invoke(app, ["methods", "--in", "trl", "--json"]).output)
     assert listed["counts"] == available.counts(list(ROWS.values()))
+    advised = CliRunner().invoke(app, ["methods", "--in", "trl", "--for", "all-wrong groups"]).output
+    assert "  lens       give success_at=1.0" in advised and advised.index("ngrpo") < advised.index("not there:")
+    assert advised.index("scaf_grpo") > advised.index("not there:")
     refused = CliRunner().invoke(app, ["methods", "--in", "trl", "--cheap"])
     assert refused.exit_code == 2 and "--in goes with a NAME" in refused.output
