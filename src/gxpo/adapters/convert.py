@@ -393,8 +393,3 @@ class _Conversion:
                 self._set(COLUMNS[name], value.value, name)
             elif name not in DEFAULTS and name not in NOTHING:
                 self.notes.append((value.where, f"{name}={value.value!r}: {SAID.get(name, 'no counterpart')}"))
-
-
-def fields_read() -> frozenset[str]:
-    """Fields of GRPOConfig that a conversion understands."""
-    return frozenset(DEFAULTS) | NOTHING
