@@ -235,14 +235,19 @@ def methods(
 
     Example: gxpo methods --stage credit --needs none --zero-variance signal
 
-    Example: gxpo methods --in trl
+    Example: gxpo methods --in trl --for "all-wrong groups"
     """
     if trainer is not None:
         from gxpo.adapters import available
 
-        if symptom or stage or needs or evidence or cheap or zero_variance or bibtex:
-            raise typer.BadParameter("--in goes with a NAME and --json alone")
-        rows = available.available(trainer, None if name is None else [name])
+        if stage or needs or evidence or cheap or zero_variance or bibtex:
+            raise typer.BadParameter("--in goes with a NAME, --for and --json alone")
+        names = None if name is None else [name]
+        if symptom is not None:
+            from gxpo.explain.advice import find, recommendations
+
+            names = [row["method"] for row in recommendations(find(symptom))]
+        rows = available.available(trainer, names)
         say(available.as_json(trainer, rows) if as_json else available.as_text(trainer, rows))
         return
     from gxpo.explain.methods import show

@@ -45,7 +45,7 @@ def convert(
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
-        found, name = convert_verl(source), "the launch"
+        found, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
     if as_json:
         notes = [{"where": where, "what": what} for where, what in found.notes]
         say(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import gxpo
 from gxpo import config
 from gxpo.adapters.convert import convert_trl
+from gxpo.adapters.convert_verl import convert_verl
 from gxpo.adapters.trl_defaults import DEFAULTS
 from gxpo.cli import app
 from gxpo.errors import ConfigError
@@ -75,7 +76,7 @@ def test_a_script_is_read_with_its_constants_and_never_run(here):
 
 
 def test_what_is_printed_passes_the_plan(here):
-    Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny"))  # the plan looks for the model
+    Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny:cold"))  # the plan looks for the model
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
     assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
     Path("run.yaml").write_text(printed.output)
@@ -129,7 +130,6 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(here):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("num_generations: 5\n", "a generation batch of 8 rows is no multiple of num_generations=5.*--processes"),
         ("- 1\n", "a mapping of fields"),
         ("a: [\n", "not YAML"),
         ("loss_type: luspo\nscale_rewards: sideways\n", "scale"),
@@ -139,6 +139,24 @@ def test_what_can_not_be_read_is_one_line(here, text, says):
     Path("c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=says):
         resolved(convert_trl("c.yaml"), here)
+
+
+def test_batches_without_whole_groups_are_said_and_made_whole(here):
+    Path("c.yaml").write_text("num_generations: 5\n")
+    found = convert_trl("c.yaml")
+    assert found.keys["tasks.per_step"] == 2 and any("holds no whole groups of 5" in said for _, said in found.notes)
+    assert not any("whole groups" in said for _, said in convert_trl("c.yaml", processes=5).notes)
+
+
+def test_a_name_that_is_given_again_has_the_value_it_had_then(here):
+    Path("x.py").write_text(
+        "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\nn = 2\n"
+        "args = GRPOConfig(num_generations=n, per_device_train_batch_size=1, beta=later)\nn = 3\n"
+    )
+    found = convert_trl("x.py")
+    assert found.keys["rollout.group_size"] == 2 and found.keys["tasks.per_step"] == 1
+    assert ("line 4", "unsloth makes it 2: whole groups of num_generations") in found.notes
+    assert ("line 4", "GRPOConfig: beta is known when the script runs") in found.notes
 
 
 def test_a_file_that_is_no_trl_script_says_so(here):
@@ -186,3 +204,49 @@ def test_the_defaults_are_those_of_the_installed_trl(tmp_path):
             continue  # set in __post_init__, by where it runs, or a field of former versions
         own = theirs[name] if theirs[name] is not dataclasses.MISSING else getattr(made, name)
         assert own == value or getattr(own, "value", own) == value, name
+
+
+LAUNCH = """#!/bin/bash
+MODEL=tiny:cold
+N=${N:-4}
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/train.parquet \\
+    data.train_batch_size=8 \\
+    actor_rollout_ref.model.path=$MODEL \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=2 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \\
+    actor_rollout_ref.rollout.n=$N \\
+    actor_rollout_ref.rollout.name=vllm \\
+    +trainer.moon=full \\
+    trainer.total_training_steps=30 $@
+"""
+
+
+def test_a_launch_of_verl_is_read_with_its_variables_and_its_defaults(here):
+    Path("run.sh").write_text(LAUNCH)
+    found = convert_verl(["run.sh"])
+    keys = dict(found.keys)
+    assert keys["model"] == "tiny:cold" and keys["method"] == "grpo@verl" and keys["rollout.group_size"] == 4
+    assert (keys["tasks.per_step"], keys["update.minibatches"], keys["trainer.steps"]) == (8, 4, 30)
+    assert keys["objective.kl.coef"] == 0.001 and keys["objective.clip_high"] == 0.28
+    assert keys["objective.aggregate"] == "token_mean" and keys["optim.weight_decay"] == 0.01
+    assert found.origins["rollout.group_size"] == "actor_rollout_ref.rollout.n, line 12"
+    assert ("line 6", "data.train_files: its value is known when the script runs") in found.notes
+    assert ("line 14", "trainer.moon=full: no counterpart") in found.notes
+    assert found.text("run.sh").startswith("# what run.sh computes in verl 0.9.1")
+    assert resolved(found, here).settings.tasks.per_step == 8
+
+
+def test_overrides_of_verl_with_an_objective_of_another_kind(here):
+    given = "algorithm.adv_estimator=rloo actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
+    more = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean algorithm.use_kl_in_reward=True"
+    found = convert_verl([given, more, "actor_rollout_ref.rollout.n=4"])
+    made = resolved(found, here).method
+    assert made.terms["policy"].ratio == gxpo.method("gspo").terms["policy"].ratio
+    assert made.kl_reward is not None and made.kl_reward.coef == 0.001
+    with pytest.raises(ConfigError, match="no KEY=VALUE of verl"):
+        convert_verl(["hello"])
+    unknown = convert_verl(["algorithm.adv_estimator=remax"])
+    assert any("adv_estimator=remax: gxpo has grpo, rloo" in said for _, said in unknown.notes)

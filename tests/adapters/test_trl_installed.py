@@ -1,5 +1,7 @@
 """Against TRL itself, where it is installed: what the list says, methods that read the model, images."""
 
+import copy
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ import transformers  # noqa: E402
 from tests.adapters.llama_trl import SMALL, TOKENIZER, batch_of_our_trainer, named, names_of  # noqa: E402
 
 from gxpo.adapters import available  # noqa: E402
-from gxpo.adapters.trl import GRPOTrainer  # noqa: E402
+from gxpo.adapters.trl import ROW, GRPOTrainer  # noqa: E402
 from gxpo.adapters.trl_rollouts import task_name  # noqa: E402
 from gxpo.errors import ConfigError  # noqa: E402
 from gxpo.methods import METHODS  # noqa: E402
@@ -123,3 +125,94 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
         torch.cat([x.get(n, torch.zeros_like(slope[n])).flatten() for n in sorted(slope)]) for x in (slope, gradient)
     )
     assert own.norm() > 1e-4 and (own - theirs).norm() < 2e-4 * own.norm()
+
+
+# ---------------------------------------------------------------- images
+TEMPLATE = (
+    "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}="
+)
+
+
+@pytest.fixture(scope="module")
+def vision():
+    """(random Llava, its processor, rows with an image each)."""
+    np, image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    mark = tokenizer.convert_tokens_to_ids("<image>")
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
+            size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+        ),
+        tokenizer=tokenizer, patch_size=8, vision_feature_select_strategy="default", chat_template=TEMPLATE,
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    common = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**common, image_size=16, patch_size=8, projection_dim=16),
+            text_config=transformers.LlamaConfig(
+                **common,
+                num_key_value_heads=1,
+                vocab_size=len(tokenizer),
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+            ),
+            image_token_id=mark,
+            image_token_index=mark,
+            vision_feature_layer=-1,
+            image_seq_length=4,
+        )
+    ).float()
+    pixels = (np.random.RandomState(0).rand(4, 16, 16, 3) * 255).astype("uint8")
+    rows = datasets.Dataset.from_list([
+        {"prompt": [{"role": "user", "content": f"{i}+1"}], "image": image.fromarray(pixels[i % 4])} for i in range(8)
+    ])  # fmt: skip
+    return model, processor, rows.cast_column("image", datasets.Image())
+
+
+def steps_with_images(base, vision, folder, **given):
+    """(losses and batches of the micro-batches, trainer) of two steps."""
+    losses, batches = [], []
+
+    class Seen(base):
+        def _compute_loss(self, model, inputs):
+            batches.append(dict(inputs))
+            loss = super()._compute_loss(model, inputs)
+            losses.append(float(loss.detach()))
+            return loss
+
+    model, processor, rows = vision
+    args = config(folder, per_device_train_batch_size=4, learning_rate=0.01)
+    trainer = Seen(copy.deepcopy(model), by_sum, args, rows, processing_class=processor, **given)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return losses, batches, trainer
+
+
+def test_images_pass_through_untouched(vision, tmp_path):
+    """Two steps: batches hold what TRL's own hold, the pixels are its own, and the default's losses are TRL's."""
+    theirs, seen, _ = steps_with_images(trl.GRPOTrainer, vision, tmp_path)
+    own, same, _ = steps_with_images(GRPOTrainer, vision, tmp_path)
+    assert own == pytest.approx(theirs, abs=1e-6) and max(map(abs, theirs)) > 0.01
+    for a, b in zip(seen, same, strict=True):
+        assert set(b) == {*a, ROW}
+        for name in ("pixel_values", "prompt_ids", "completion_ids"):
+            assert torch.equal(a[name], b[name])
+        assert a["num_images"] == b["num_images"]
+
+
+def test_a_method_trains_a_model_that_sees_images(vision, tmp_path):
+    losses, _, trainer = steps_with_images(GRPOTrainer, vision, tmp_path, method="dr_grpo")
+    assert trainer.state.global_step == 2 and len(losses) == 4 and any(losses)
+    before = dict(vision[0].named_parameters())
+    moved = [n for n, p in trainer.model.named_parameters() if not torch.equal(p.detach(), before[n].detach())]
+    assert any("vision_tower" in n for n in moved) and any("language_model" in n for n in moved)
+
+
+def test_a_method_that_reads_the_model_says_that_it_sees_no_images(vision, tmp_path):
+    with pytest.raises(ConfigError, match="papo in TRL works with the model itself, which is not shown images"):
+        steps_with_images(GRPOTrainer, vision, tmp_path, method="papo")

@@ -19,19 +19,23 @@ from gxpo.errors import ConfigError
 # Fields whose default is used although nothing was stated, since it is not gxpo's.
 DEFAULT = "TRL's default"
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-REWARDS = {"accuracy_reward": "math"}  # of trl.rewards
+REWARDS = {"accuracy_reward": "math", "accuracy": "math"}  # of trl.rewards, and of open-r1
+LOGGERS = ("tensorboard", "trackio", "wandb")
+COLUMNS = {"system_prompt": "chat.system", "dataset_prompt_column": "tasks.options.prompt"}  # of open-r1's YAML
+SAID = {"max_prompt_length": "gone from TRL; prompts are not cut here"}
 # Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
 NOTHING = frozenset({
-    "logging_steps", "logging_strategy", "log_completions", "num_completions_to_print", "run_name", "push_to_hub",
-    "hub_model_id", "hub_strategy", "do_train", "do_eval", "logging_first_step", "disable_tqdm", "use_cpu",
-    "dataloader_pin_memory", "remove_unused_columns", "overwrite_output_dir", "log_level", "ddp_timeout", "tf32",
-    "gradient_checkpointing_kwargs", "num_generations_eval", "per_device_eval_batch_size", "vllm_mode", "vllm_device",
-    "vllm_gpu_memory_utilization", "vllm_server_host", "vllm_server_port", "dataloader_num_workers", "torch_compile",
-    "vllm_max_model_length", "vllm_tensor_parallel_size", "hub_token", "wandb_project", "wandb_entity",
-    "attn_implementation", "gradient_checkpointing", "fp16", "bf16", "dataset_name", "dataset_config",
-    "dataset_train_split", "dataset_test_split", "reward_funcs", "model_name_or_path", "torch_dtype", "dtype",
-    "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "model_init_kwargs", "report_to",
-    "model_revision", "optim_args", "eval_on_start", "log_unique_prompts", "log_multimodal", "save_only_model",
+    "attn_implementation", "bf16", "dataloader_num_workers", "dataloader_pin_memory", "dataset_config",
+    "dataset_name", "dataset_test_split", "dataset_train_split", "ddp_timeout", "disable_tqdm", "do_eval",
+    "do_train", "dtype", "eval_on_start", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "hub_model_id", "hub_strategy", "hub_token", "log_completions", "log_level", "log_multimodal",
+    "log_unique_prompts", "logging_first_step", "logging_steps", "logging_strategy", "lora_alpha", "lora_dropout",
+    "lora_r", "lora_target_modules", "model_init_kwargs", "model_name_or_path", "model_revision",
+    "num_completions_to_print", "num_generations_eval", "optim_args", "overwrite_output_dir",
+    "per_device_eval_batch_size", "push_to_hub", "remove_unused_columns", "report_to", "reward_funcs", "run_name",
+    "save_only_model", "tf32", "torch_compile", "torch_dtype", "trackio_space_id", "use_cpu", "use_liger_kernel",
+    "use_peft", "vllm_device", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode",
+    "vllm_server_host", "vllm_server_port", "vllm_tensor_parallel_size", "wandb_entity", "wandb_project",
 })  # fmt: skip
 
 
@@ -42,10 +46,11 @@ class Converted:
     keys: Mapping[str, Any]
     origins: Mapping[str, str]
     notes: tuple[tuple[str, str], ...]
+    trainer: str = "TRL 1.16"
 
     def text(self, source: str) -> str:
         """YAML, with what can't be carried over as comments behind it."""
-        lines = [f"# what {source} computes in TRL 1.16, for gxpo train", yamltext.dump(self.keys, self.origins)]
+        lines = [f"# what {source} computes in {self.trainer}, for gxpo train", yamltext.dump(self.keys, self.origins)]
         if self.notes:
             lines.append("# not carried over:")
             lines += [f"#   {where}: {said}" if where else f"#   {said}" for where, said in self.notes]
@@ -236,12 +241,15 @@ class _Conversion:
         micro = a.per_device_train_batch_size * self.processes
         optimiser = micro * a.gradient_accumulation_steps
         rows = a.generation_batch_size or micro * (a.steps_per_generation or a.gradient_accumulation_steps)
-        group = a.num_generations
-        if not group or rows % group:
-            raise ConfigError(
-                f"{self.path}: a generation batch of {rows} rows is no multiple of num_generations={group}; "
-                "say how many processes TRL is launched with (--processes)"
-            )
+        group = a.num_generations or 1
+        if self.found.unsloth and micro % group:  # it makes room for whole groups
+            micro = math.ceil(micro / group) * group
+            optimiser = rows = micro * a.gradient_accumulation_steps
+            self._lacks("per_device_train_batch_size", f"unsloth makes it {micro}: whole groups of num_generations")
+        if rows % group:
+            self._lacks("num_generations", f"a generation batch of {rows} rows holds no whole groups of {group}, which "
+                        "TRL 1.16 refuses: say how many processes it is launched with (--processes)")  # fmt: skip
+            rows = optimiser = math.ceil(rows / group) * group
         self._set("rollout.group_size", group, "num_generations")
         fields = ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"]
         fields = [f for f in fields if f in self.given] or fields[:2]
@@ -373,18 +381,15 @@ class _Conversion:
         if a.eval_strategy == "steps" and a.eval_steps and a.eval_steps >= 1:
             self._set("eval.every", max(1, int(a.eval_steps) // self.per_batch), "eval_steps")
         told = a.report_to if isinstance(a.report_to, list) else [a.report_to]
+        if known := [name for name in told if name in LOGGERS]:
+            self._set("trainer.callbacks", known, "report_to")
         for name in told:
-            if name not in ("none", None, "all", "tensorboard"):
-                self._lacks("report_to", f"report_to={name!r}: metrics.jsonl is written always; see docs for loggers")
-        if "tensorboard" in told:
-            self._set("trainer.tensorboard", True, "report_to")
+            if name not in ("none", None, "all", *LOGGERS):
+                self._lacks("report_to", f"report_to={name!r}: gxpo has {', '.join(LOGGERS)}, and callbacks")
 
     def _rest(self) -> None:
         for name, value in self.found.settings.items():
-            if name not in DEFAULTS and name not in NOTHING:
-                self.notes.append((value.where, f"{name}={value.value!r}: no counterpart"))
-
-
-def fields_read() -> frozenset[str]:
-    """Fields of GRPOConfig that a conversion understands."""
-    return frozenset(DEFAULTS) | NOTHING
+            if name in COLUMNS and isinstance(value.value, str):
+                self._set(COLUMNS[name], value.value, name)
+            elif name not in DEFAULTS and name not in NOTHING:
+                self.notes.append((value.where, f"{name}={value.value!r}: {SAID.get(name, 'no counterpart')}"))

@@ -6,7 +6,7 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Found:
     parts     what trainers are made of: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
     rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name)
     open      (where, what) of what can't be read without running the source
-    guarded   whether importing it runs no training
+    guarded   whether importing it runs no training;   unsloth: whether that library is imported
     """
 
     settings: dict[str, Value] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class Found:
     rewards: list[tuple[str, Value]] = field(default_factory=list)
     open: list[tuple[str, str]] = field(default_factory=list)
     guarded: bool = True
+    unsloth: bool = False
 
 
 class _Open(Exception):
@@ -99,8 +100,11 @@ class _Reader:
             for a in n.names
         }
         self._configs: set[str] = set()
-        for node in ast.walk(tree):
+        for node in sorted(ast.walk(tree), key=lambda n: getattr(n, "lineno", 0)):  # as a notebook is run
             self._note(node)
+        self.found.unsloth = any(
+            isinstance(n, ast.ImportFrom) and (n.module or "").startswith("unsloth") for n in ast.walk(tree)
+        )
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
         self._calls(calls)
         self._later(tree)
@@ -125,7 +129,7 @@ class _Reader:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             self._given.setdefault(node.target.id, []).append(node.value)
         elif isinstance(node, (ast.AugAssign, ast.For)) and isinstance(node.target, ast.Name):
-            self._given.setdefault(node.target.id, []).extend([node.target, node.target])
+            self._given.setdefault(node.target.id, []).append(node.target)
 
     def _where(self, node: ast.AST) -> str:
         return self._places[getattr(node, "lineno", 1) - 1]
@@ -141,11 +145,12 @@ class _Reader:
             return [self._value(x, depth + 1) for x in node.elts]
         if isinstance(node, ast.Dict):
             return {self._value(k, depth + 1): self._value(v, depth + 1) for k, v in self._items(node)}
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             given = self._given.get(node.id, [])
-            if len(given) != 1:
+            before = [x for x in given if getattr(x, "lineno", 0) <= node.lineno] or given[:1]
+            if not before:
                 raise _Open
-            return self._value(given[0], depth + 1)
+            return self._value(before[-1], depth + 1)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
@@ -170,9 +175,11 @@ class _Reader:
                 raise _Open
             yield key, value
 
-    def _keywords(self, call: ast.Call, kept: dict[str, Value], what: str) -> None:
-        """A call's constant arguments by name; the others are noted as open."""
+    def _keywords(self, call: ast.Call, kept: dict[str, Value], what: str, wanted: Sequence[str] = ()) -> None:
+        """A call's constant arguments by name (`wanted`: of these names alone); the others are noted as open."""
         for keyword in call.keywords:
+            if wanted and keyword.arg not in wanted:
+                continue
             try:
                 value = self._value(keyword.value)
             except _Open:
@@ -200,24 +207,38 @@ class _Reader:
                     self._where(call),
                     f"{name}: settings come from a file or the command line: convert that YAML",
                 ))  # fmt: skip
-        for call in by_name.get("load_dataset", [])[:1]:
-            self._dataset(call)
+        loads = by_name.get("load_dataset", [])
+        if found := self._training_data(trainers) or (loads[0] if loads else None):
+            self._dataset(found)
         for call in [*by_name.get("from_pretrained", [])][::-1]:
             self._pretrained(call)
         for call in (*by_name.get("get_peft_model", []), *by_name.get("LoraConfig", [])):
             kept: dict[str, Value] = {}
-            self._keywords(call, kept, _last(call.func))
-            self.found.parts["peft"] = Value(
-                {k: v.value for k, v in kept.items() if k in PEFT}, self._where(call)
-            )  # fmt: skip
+            self._keywords(call, kept, _last(call.func), PEFT)
+            self.found.parts["peft"] = Value({k: v.value for k, v in kept.items()}, self._where(call))
         for call in trainers[:1]:
             self._trainer(call)
         if not configs and not trainers:
             raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
 
+    def _training_data(self, trainers: list[ast.Call]) -> ast.Call | None:
+        """The `load_dataset` that a trainer's `train_dataset` comes from, by the names in between."""
+        given = {k.arg: k.value for call in trainers[:1] for k in call.keywords}
+        node, line = given.get("train_dataset"), trainers[0].lineno if trainers else 0
+        for _ in range(20):
+            if node is None:
+                return None
+            inside = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _last(n.func) == "load_dataset"]
+            if inside:
+                return inside[0]
+            names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self._given]
+            before = [x for name in names[:1] for x in self._given[name] if x.lineno < line]
+            node, line = (before[-1], before[-1].lineno) if before else (None, 0)
+        return None
+
     def _dataset(self, call: ast.Call) -> None:
         kept: dict[str, Value] = {}
-        self._keywords(call, kept, "load_dataset")
+        self._keywords(call, kept, "load_dataset", ("path", "name", "split", "data_files"))
         for name, node in zip(("path", "name"), call.args, strict=False):
             try:
                 kept[name] = Value(self._value(node), self._where(node))
@@ -263,8 +284,8 @@ class _Reader:
     def _rewards(self, node: ast.expr | None) -> None:
         if node is None:
             return
-        if isinstance(node, ast.Name) and len(self._given.get(node.id, [])) == 1:
-            node = self._given[node.id][0]
+        if isinstance(node, ast.Name) and (given := self._given.get(node.id, [])) and node.id not in self._functions:
+            node = given[-1]
         for one in node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]:
             where = self._where(one)
             if isinstance(one, ast.Constant) and isinstance(one.value, str):

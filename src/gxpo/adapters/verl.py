@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gxpo import grouped
-from gxpo.adapters.verl_asks import SUCCESS_AT, seen_by, why_not
+from gxpo.adapters.verl_asks import AGGREGATES, NORMED, SUCCESS_AT, SUMMED, seen_by, why_not
 from gxpo.compat import COMPAT
 from gxpo.compose import method as compose
 from gxpo.errors import ConfigError, GxpoError, need
@@ -34,10 +34,6 @@ from gxpo.methods import METHODS
 TESTED = "0.9.1"
 PREFIX = "gxpo/"
 MORE = "GXPO_VERL_METHODS"  # further compositions, separated by commas
-# An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
-AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
-              "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
-NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by loss_scale_factor, by nothing
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 

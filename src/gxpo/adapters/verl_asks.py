@@ -18,6 +18,10 @@ from gxpo.objectives.surrogate import ratio_of
 from gxpo.pipeline import Method, controls
 
 SUCCESS_AT = "gxpo_success_at"  # under `algorithm`: a score of at least this is a right answer
+# An objective's aggregation -> verl's name for it. verl adds KL and entropy to the loss with the same setting.
+AGGREGATES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
+              "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
+NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by loss_scale_factor, by nothing
 
 
 def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:

@@ -1,0 +1,269 @@
+"""The gxpo configuration that computes what a verl launch does, from its Hydra overrides."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gxpo import yamltext
+from gxpo.adapters.convert import Converted
+from gxpo.adapters.verl_asks import AGGREGATES, SUCCESS_AT, SUMMED
+from gxpo.compat import COMPAT
+from gxpo.definition import show
+from gxpo.errors import ConfigError
+from gxpo.methods import METHODS
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+DEFAULT = "verl's default"
+# verl 0.9.1's defaults of what is read here
+DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_ctrl.kl_coef": 0.001, "data.train_batch_size": 1024, "data.max_response_length": 512,
+    f"{A}.ppo_mini_batch_size": 256, f"{A}.ppo_epochs": 1, f"{A}.clip_ratio": 0.2, f"{A}.loss_agg_mode": "token-mean",
+    f"{A}.use_kl_loss": False, f"{A}.kl_loss_coef": 0.001, f"{A}.kl_loss_type": "low_var_kl", f"{A}.entropy_coeff": 0,
+    f"{A}.clip_ratio_c": 3.0, f"{A}.policy_loss.loss_mode": "vanilla", f"{A}.optim.lr": 1e-6,
+    f"{A}.optim.weight_decay": 0.01, f"{A}.optim.lr_warmup_steps": -1, f"{A}.optim.lr_warmup_steps_ratio": 0.0,
+    f"{A}.optim.lr_scheduler_type": "constant", f"{A}.optim.clip_grad": 1.0, f"{R}.n": 1, f"{R}.temperature": 1.0,
+    f"{R}.top_k": -1, f"{R}.top_p": 1, "trainer.total_epochs": 30, "trainer.total_training_steps": None,
+    "trainer.save_freq": -1, "trainer.test_freq": -1,
+}  # fmt: skip
+ESTIMATORS = {
+    "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "opo": "opo", "grpo_passk": "passk",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "gpg": "gpg",
+}  # fmt: skip
+LOSSES = {"gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo_gate", "gpg": "gpg",
+          "dppo_tv": "dppo_divergence", "dppo_kl": "dppo_divergence"}  # fmt: skip
+KLS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+IGNORED = re.compile(
+    r"(trainer\.(logger|project_name|experiment_name|n_gpus_per_node|nnodes|val_before_train|critic_warmup|balance_batch"
+    r"|default_local_dir|resume_mode|use_v1|device)|.*micro_batch_size.*|.*fsdp_config.*|.*ref\..*|.*gpu_memory.*"
+    r"|.*tensor_model_parallel_size|.*use_dynamic_bsz|.*max_token_len.*|.*enable_gradient_checkpointing"
+    r"|.*use_remove_padding|.*enforce_eager|.*free_cache_engine|.*ulysses.*|critic\..*|data\.(shuffle|filter_.*|"
+    r"truncation|return_.*|val_.*|max_prompt_length|prompt_key)|.*val_kwargs.*|.*load_format|ray_kwargs.*"
+    r"|.*rollout\.name|.*rollout\.mode|hydra.*|.*layered_summon|.*chunked_prefill|.*max_num_.*|.*strategy|.*warmup_style"
+    r"|algorithm\.(gamma|lam|kl_penalty))$"
+)
+
+
+def convert_verl(source: Sequence[str]) -> Converted:
+    """The configuration of overrides ("algorithm.adv_estimator=grpo ..."), or of a launch script's (.sh).
+
+    A script is read, never run: variables that it sets to plain values are put in. ConfigError where there is no
+    override in it.
+    """
+    if len(source) == 1 and source[0].endswith((".sh", ".bash")):
+        path = Path(source[0])
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file")
+        found, notes = _of_script(path.read_text(encoding="utf-8"))
+    else:
+        found, notes = _overrides(shlex.split(" ".join(source)), ""), []
+    if not found:
+        raise ConfigError("there is no KEY=VALUE of verl in it, such as algorithm.adv_estimator=grpo")
+    return _Conversion(found, notes).converted()
+
+
+def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for word in words:
+        key, sign, text = word.lstrip("+").partition("=")
+        if sign and re.fullmatch(r"[a-z_]+(\.[A-Za-z_0-9]+)+", key):
+            found[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
+    return found
+
+
+def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
+    """Overrides with their lines; variables set to plain values are put in, others are noted."""
+    variables: dict[str, str] = {}
+    found: dict[str, tuple[Any, str]] = {}
+    notes = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip().rstrip("\\").strip()
+        where = f"line {number}"
+        if line.startswith("#"):
+            continue
+        if given := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
+            value = _filled(given[2].strip("\"'"), variables)
+            if value is not None:
+                variables[given[1]] = value
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            continue
+        for word in words:
+            if "=" not in word or not re.match(r"\+*[a-z_]+\.", word):
+                continue
+            value = _filled(word, variables)
+            if value is None:
+                notes.append((where, f"{word.partition('=')[0]}: its value is known when the script runs"))
+            else:
+                found |= _overrides([value], where)
+    return found, notes
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str | None:
+    """The text with its shell variables; None where one is not known."""
+
+    def put(match: re.Match[str]) -> str:
+        name, usual = match[1] or match[3], match[2]
+        if name not in variables and usual is None:
+            raise KeyError(name)
+        return variables.get(name, usual or "")
+
+    try:
+        filled = re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", put, text)
+    except KeyError:
+        return None
+    return None if "$" in filled or "`" in filled else filled
+
+
+class _Conversion:
+    """Fills keys, origins and notes in the order in which they are printed."""
+
+    def __init__(self, found: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
+        self.found, self.notes, self.read = found, list(notes), set[str]()
+        self.keys: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+
+    def get(self, key: str) -> Any:
+        self.read.add(key)
+        return self.found[key][0] if key in self.found else DEFAULTS.get(key)
+
+    def put(self, key: str, value: Any, *theirs: str) -> None:
+        self.keys[key] = value
+        places = [self.found[k][1] for k in theirs if k in self.found and self.found[k][1]]
+        stated = [k for k in theirs if k in self.found]
+        self.origins[key] = ", ".join(dict.fromkeys([*(stated or theirs), *(places if stated else [DEFAULT])]))
+
+    def lacks(self, key: str, said: str) -> None:
+        self.notes.append((self.found.get(key, ("", ""))[1], said))
+
+    def converted(self) -> Converted:
+        if (model := self.get("actor_rollout_ref.model.path")) is not None:
+            self.put("model", str(model), "actor_rollout_ref.model.path")
+        files = self.get("data.train_files")
+        said = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
+        self.lacks("data.train_files", said)
+        for key in ("custom_reward_function.path", "reward.custom_reward_function.path"):
+            if self.get(key):
+                self.lacks(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
+        self._method()
+        self._batches()
+        self._rest()
+        for key, (value, where) in self.found.items():
+            if key not in self.read and not IGNORED.match(key):
+                self.notes.append((where, f"{key}={value}: no counterpart"))
+        return Converted(self.keys, self.origins, tuple(self.notes), "verl 0.9.1")
+
+    # ------------------------------------------------------------ the method
+    def _method(self) -> None:
+        estimator, mode = str(self.get("algorithm.adv_estimator")), str(self.get(f"{A}.policy_loss.loss_mode"))
+        credit = self._named(estimator, ESTIMATORS, "algorithm.adv_estimator")
+        loss = None if mode == "vanilla" else self._named(mode, LOSSES, f"{A}.policy_loss.loss_mode")
+        self.put("method", credit or "grpo@verl", "algorithm.adv_estimator")
+        if not self.get("algorithm.norm_adv_by_std_in_grpo"):
+            self.put("credit.scale", "none", "algorithm.norm_adv_by_std_in_grpo")
+        if loss is not None:
+            name, _, system = loss.partition("@")
+            self.put("objective", name, f"{A}.policy_loss.loss_mode")
+            for key, value in COMPAT["verl"].get(name, {}).items() if system else ():
+                if key.startswith("objective."):
+                    plain = value if isinstance(value, (int, float, str, bool)) else show(value)
+                    self.put(key, plain, f"{A}.policy_loss.loss_mode")
+        agg = str(self.get(f"{A}.loss_agg_mode"))
+        names = {v: k for k, v in AGGREGATES.items()} | {SUMMED: "sequence_sum"}
+        if agg in names:
+            self.put("objective.aggregate", names[agg], f"{A}.loss_agg_mode")
+            if agg == SUMMED:
+                self.put("objective.horizon", 1.0, f"{A}.loss_agg_mode")
+            elif agg == AGGREGATES["sequence_sum"] and (factor := self.get(f"{A}.loss_scale_factor")):
+                self.put("objective.horizon", float(factor), f"{A}.loss_scale_factor")
+        else:
+            self.lacks(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
+        self._clip(loss)
+        self._penalties()
+        if (at := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
+            self.lacks(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
+
+    def _named(self, name: str, known: Mapping[str, str], key: str) -> str | None:
+        """gxpo's method of a name of verl's, or of gxpo/NAME."""
+        if name.startswith("gxpo/"):
+            return name.removeprefix("gxpo/")
+        ours = known.get(name)
+        if ours is None or ours not in METHODS:
+            self.lacks(key, f"{key}={name}: gxpo has {', '.join(known)} of these")
+            return None
+        return f"{ours}@verl" if ours in COMPAT["verl"] else ours
+
+    def _clip(self, loss: str | None) -> None:
+        both = self.get(f"{A}.clip_ratio")
+        for ours, theirs in (("clip_low", "clip_ratio_low"), ("clip_high", "clip_ratio_high")):
+            value = self.get(f"{A}.{theirs}")
+            value = both if value is None else value
+            if loss is None and (f"{A}.{theirs}" in self.found or f"{A}.clip_ratio" in self.found):
+                self.put(f"objective.{ours}", float(value), f"{A}.{theirs}", f"{A}.clip_ratio")
+        c = self.get(f"{A}.clip_ratio_c")
+        if loss is None and f"{A}.clip_ratio_c" in self.found:
+            self.put("objective.ratio_max", float(c), f"{A}.clip_ratio_c")
+
+    def _penalties(self) -> None:
+        if self.get(f"{A}.use_kl_loss"):
+            kind = str(self.get(f"{A}.kl_loss_type")).removesuffix("+")
+            self.put("objective.kl.coef", float(self.get(f"{A}.kl_loss_coef")), f"{A}.kl_loss_coef")
+            if kind in KLS and KLS[kind] != "k3":
+                self.put("objective.kl.estimator", KLS[kind], f"{A}.kl_loss_type")
+        if self.get("algorithm.use_kl_in_reward"):
+            self.put("objective.kl.coef", float(self.get("algorithm.kl_ctrl.kl_coef")), "algorithm.kl_ctrl.kl_coef")
+            self.put("objective.kl.place", "reward", "algorithm.use_kl_in_reward")
+        if entropy := self.get(f"{A}.entropy_coeff"):
+            self.put("objective.entropy.coef", float(entropy), f"{A}.entropy_coeff")
+
+    # ------------------------------------------------------------ the run
+    def _batches(self) -> None:
+        prompts, mini = int(self.get("data.train_batch_size")), int(self.get(f"{A}.ppo_mini_batch_size"))
+        self.put("tasks.per_step", prompts, "data.train_batch_size")
+        self.put("rollout.group_size", int(self.get(f"{R}.n")), f"{R}.n")
+        if (steps := math.ceil(prompts / mini)) > 1:  # both count prompts
+            self.put("update.minibatches", steps, f"{A}.ppo_mini_batch_size")
+        if (epochs := int(self.get(f"{A}.ppo_epochs"))) > 1:
+            self.put("update.epochs", epochs, f"{A}.ppo_epochs")
+        if total := self.get("trainer.total_training_steps"):
+            self.put("trainer.steps", int(total), "trainer.total_training_steps")
+        else:
+            epochs = self.get("trainer.total_epochs")
+            said = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
+            self.lacks("trainer.total_epochs", said)
+
+    def _rest(self) -> None:
+        self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
+        for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
+            if (value := self.get(f"{R}.{name}")) != off:
+                self.put(f"sampling.{name}", int(value) if name == "top_k" else float(value), f"{R}.{name}")
+        self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")
+        self.put("optim.weight_decay", float(self.get(f"{A}.optim.weight_decay")), f"{A}.optim.weight_decay")
+        clip = self.get(f"{A}.optim.clip_grad")
+        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.found else clip
+        if clip != 1.0:
+            self.put("optim.max_grad_norm", float(clip), f"{A}.optim.clip_grad", f"{A}.grad_clip")
+        shape = str(self.get(f"{A}.optim.lr_scheduler_type"))
+        if shape != "constant":
+            self.put("optim.schedule", shape, f"{A}.optim.lr_scheduler_type")
+        warmup = int(self.get(f"{A}.optim.lr_warmup_steps"))
+        if warmup > 0:
+            self.put("optim.warmup_steps", warmup, f"{A}.optim.lr_warmup_steps")
+        elif ratio := self.get(f"{A}.optim.lr_warmup_steps_ratio"):
+            self.lacks(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
+        self.put("learner.dtype", "bfloat16", "actor_rollout_ref.rollout.dtype")
+        if rank := self.get("actor_rollout_ref.model.lora_rank"):
+            self.put("learner.lora_rank", int(rank), "actor_rollout_ref.model.lora_rank")
+            alpha = self.get("actor_rollout_ref.model.lora_alpha")
+            self.put("learner.lora_alpha", float(16 if alpha is None else alpha), "actor_rollout_ref.model.lora_alpha")
+        if (every := self.get("trainer.save_freq")) and int(every) > 0:
+            self.put("trainer.checkpoint_every", int(every), "trainer.save_freq")
+        if (every := self.get("trainer.test_freq")) and int(every) > 0:
+            self.put("eval.every", int(every), "trainer.test_freq")
