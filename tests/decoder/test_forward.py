@@ -8,14 +8,17 @@ from transformers import (
     GPT2LMHeadModel,
     MistralConfig,
     MistralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from gxpo.decoder.forward import Branches, Decoder, Prompts, Stepper
-from gxpo.decoder.functions import Chain
+from gxpo.decoder.attention import Chain
+from gxpo.decoder.forward import Decoder
+from gxpo.decoder.sampling import Branches, Prompts, Stepper
 from gxpo.learners.torch import TorchLearner
 
 SMALL = {
@@ -24,6 +27,7 @@ SMALL = {
 }  # fmt: skip
 FAMILY = {
     "llama": small_llama,
+    "llama with another activation": lambda: small_llama(hidden_act="gelu"),
     "llama with biases": lambda: small_llama(attention_bias=True, mlp_bias=True),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
@@ -64,8 +68,8 @@ def test_log_probs_and_gradients_are_those_of_transformers(name, recompute):
     ("model", "why"),
     [
         (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)), "GPT2LMHeadModel is not"),
-        (lambda: small_llama(hidden_act="gelu"), "its activation is gelu"),
-        (lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)), "layers other than full attention"),
+        (lambda: OlmoeForCausalLM(OlmoeConfig(**SMALL, num_experts=4, clip_qkv=3.0)), "its clip_qkv is set"),
+        (lambda: small_llama(layer_types=["full_attention", "chunked_attention"]), "it has chunked_attention layers"),
     ],
 )
 def test_other_models_are_left_to_transformers(model, why):
@@ -97,7 +101,7 @@ def test_token_by_token_is_what_the_whole_gives(name, short):
             wide = x.new_zeros(2, 4, *x.shape[1:])
             wide[mask.bool()] = x
             padded.append(tuple(wide.transpose(1, 2).chunk(2, 1)))
-        stepper = Stepper(decoder, model.lm_head)
+        stepper = Stepper(decoder)
         first = stepper.logits(states[[3, 5]])
         branches = Branches.of(stepper, Prompts(padded, mask), owner, first, 3, short)
 

@@ -67,6 +67,8 @@ def why_flat(readout: Readout) -> str | None:
     From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
     masks), then by trying a small tree against its branches.
     """
+    if readout.decoder is not None:  # it has blocks instead of masks
+        return None
     config: Any = readout.causal.config.get_text_config()
     layers = getattr(config, "layer_types", None)
     if getattr(readout.causal, "_is_stateful", False):
@@ -81,6 +83,17 @@ def why_flat(readout: Readout) -> str | None:
     if kernel not in MASKED_ATTENTION:
         return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
     return None if _tree_equals_branches(readout) else "its layers do not follow a mask of ancestors"
+
+
+def untrained_loss(causal: Any) -> str | None:
+    """What of a mixture of experts' own loss is not in the objective; None if there is nothing."""
+    coefficient = getattr(causal.config.get_text_config(), "router_aux_loss_coef", None)
+    if not coefficient:
+        return None
+    return (
+        f"{type(causal).__name__} routes tokens to experts: its load-balancing loss (router_aux_loss_coef "
+        f"{coefficient:g}) is not part of the objective; watch the experts' use over long runs"
+    )
 
 
 @torch.no_grad()
