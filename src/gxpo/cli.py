@@ -52,7 +52,8 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
     progress = Progress(quiet=as_json)
     with progress:
-        run = train(resolved=resolved, out=out, watch=progress, notify=progress.say)
+        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        run = train(resolved=resolved, out=out, notify=progress.say, **shown)
     _closed(progress, run, as_json)
 
 
@@ -168,7 +169,8 @@ def resume(
 
     progress = Progress(quiet=as_json)
     with progress:
-        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, watch=progress)
+        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, **shown)
     _closed(progress, finished, as_json)
 
 
