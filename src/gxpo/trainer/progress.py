@@ -86,6 +86,8 @@ class Progress(Callback):
             "gain_high": gain and gain[2],
             "unscored": counts,
             "over_limit": over_limit,
+            "stopped": run.stopped,
+            "best": run.best,
             "problem": run.problem,
             "verdict": diagnosis and diagnosis.verdict,
             "findings": [id for f in diagnosis.findings for id in f.ids] if diagnosis else [],
