@@ -16,6 +16,7 @@ from gxpo.errors import ConfigError, need
 from gxpo.trainer.figures import LIVE, Latest, written
 
 SECONDS = 60.0  # between two lines where there is no bar, evaluations aside
+BAR = 10  # columns
 REFRESH = 0.2  # seconds between two drawings of a bar
 
 
@@ -76,7 +77,7 @@ class Lines(Display):
         self.latest.take(row)
         if "eval_accuracy" in row or time.monotonic() - self._said >= SECONDS:
             self._said = time.monotonic()
-            self.say(self.latest.text)
+            self.say(self.latest.text())
 
 
 class TerminalBar(Display):
@@ -95,17 +96,21 @@ class TerminalBar(Display):
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().on_start(run)
-        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+        columns = (BarColumn(bar_width=BAR), TextColumn("{task.description}", markup=False))
         self._bar = Progress(*columns, console=self.console, refresh_per_second=1 / REFRESH)
-        self._task = self._bar.add_task(self.latest.text, total=1.0, completed=self.latest.share)
+        self._task = self._bar.add_task(self._text, total=1.0, completed=self.latest.share)
         self._bar.start()
 
     def on_step(self, row: Mapping[str, Any], run: Any) -> None:
         self.latest.take(row)
-        self._bar.update(self._task, description=self.latest.text, completed=self.latest.share)
+        self._bar.update(self._task, description=self._text, completed=self.latest.share)
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
         self._bar.stop()
+
+    @property
+    def _text(self) -> str:
+        return self.latest.text(self.console.width - BAR - 2)
 
 
 class NotebookBar(Display):
@@ -135,7 +140,7 @@ class NotebookBar(Display):
         self._drawn = time.monotonic()
 
     def _data(self) -> dict[str, str]:
-        return {"text/plain": self.latest.text, "text/html": html(self.latest)}
+        return {"text/plain": self.latest.text(), "text/html": html(self.latest)}
 
 
 def html(latest: Latest) -> str:

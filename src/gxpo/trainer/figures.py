@@ -96,12 +96,17 @@ class Latest:
         gone, done = time.monotonic() - self._began, self.share - self._share
         return f"{clock(gone * (1 - self.share) / done)} left" if done > 0 and self.share < 1 else ""
 
-    @property
-    def text(self) -> str:
-        """One line."""
+    def text(self, width: int | None = None) -> str:
+        """One line: the step, the time that is left, and as many figures as fit `width` columns."""
         steps = self.run.trainer.settings.trainer.steps
-        figures = [f"{name} {written(name, self.figures[name])}" for name in LIVE if name in self.figures]
-        return GAP.join(x for x in [f"step {self.run.step}/{steps}", *figures, self.left] if x)
+        line = GAP.join(x for x in (f"step {self.run.step}/{steps}", self.left) if x)
+        for name in LIVE:
+            if name in self.figures:
+                longer = f"{line}{GAP}{name} {written(name, self.figures[name])}"
+                if width is not None and len(longer) > width:
+                    break
+                line = longer
+        return line
 
 
 def clock(seconds: float) -> str:
