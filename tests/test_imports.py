@@ -20,7 +20,7 @@ CORE = ("gxpo", "gxpo.forest", "gxpo.levels", "gxpo.records", "gxpo.credit", "gx
 # may bring some of them, so what is asked is what gxpo brings beside.
 HEAVY = (*OPTIONAL, "pandas", "sympy", "networkx", "PIL", "torchvision", "torchaudio", "IPython", "sklearn",
          "accelerate", "trl", "vllm", "verl", "ray", "statsmodels", "requests", "httpx", "aiohttp",
-         "openai", "minigrid", "textarena",
+         "openai", "minigrid", "textarena", "wandb", "trackio",
          "verifiers", "textworld_express", "websockets", "torch._dynamo", "torch._inductor", "torch._export",
          "torch.onnx", "torch.distributed.fsdp", "torch.utils.tensorboard", "torch.utils.cpp_extension",
          "torch.testing")  # fmt: skip

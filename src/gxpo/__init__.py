@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gxpo import config, credit, errors, grouped, levels, objectives, records, weighting
+    from gxpo import callbacks, config, credit, errors, grouped, levels, objectives, records, weighting
     from gxpo.compose import method
     from gxpo.forest import Forest
     from gxpo.pipeline import Method
@@ -36,7 +36,7 @@ _HOMES = {
     "train": "gxpo.trainer.run",
     "__version__": "gxpo.version",
 }
-_MODULES = ("config", "credit", "errors", "grouped", "levels", "objectives", "records", "weighting")
+_MODULES = ("callbacks", "config", "credit", "errors", "grouped", "levels", "objectives", "records", "weighting")
 
 __all__ = [
     "Forest",
@@ -46,6 +46,7 @@ __all__ = [
     "Task",
     "TimeStep",
     "Trainer",
+    "callbacks",
     "config",
     "credit",
     "errors",

@@ -52,11 +52,14 @@ def _run(resolved: Any, out: Path | None, as_json: bool) -> None:
 
     progress = Progress(quiet=as_json)
     with progress:
-        run = train(resolved=resolved, out=out, watch=progress, notify=progress.say)
+        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        run = train(resolved=resolved, out=out, notify=progress.say, **shown)
     _closed(progress, run, as_json)
 
 
 def _closed(progress: Any, run: Any, as_json: bool) -> None:
+    if progress.signal is not None:
+        run.trainer.stopped = "interrupted"
     progress.close(run, as_json=as_json)
     if progress.signal is not None and not run.trainer.finished:
         raise typer.Exit(128 + progress.signal)
@@ -168,7 +171,8 @@ def resume(
 
     progress = Progress(quiet=as_json)
     with progress:
-        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, watch=progress)
+        shown: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
+        finished = go_on(_found(run), steps=steps, allow_changed_data=allow_changed_data, **shown)
     _closed(progress, finished, as_json)
 
 
@@ -193,7 +197,7 @@ def evaluate(
 
     run = _found(run)
     given, _ = verified(run)
-    values = {"eval.tasks": tasks, "eval.samples": samples}
+    values = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
     given |= {k: config.Stated(v, "argument") for k, v in values.items() if v is not None}
     found = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(given), out=run, resume=True)

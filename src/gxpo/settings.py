@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 
 Positive = Annotated[int, Field(ge=1)]
@@ -155,6 +155,9 @@ class TrainerSettings(_Section):
     )
 
 
+PRICED = ("generated_tokens", "judge_tokens")
+
+
 class LoggingSettings(_Section):
     project: str | None = Field(
         default=None, description="project in trackio and wandb; null: WANDB_PROJECT or TRACKIO_PROJECT, or gxpo"
@@ -166,9 +169,16 @@ class LoggingSettings(_Section):
     options: dict[str, dict[str, Any]] = Field(
         default={}, description="options of trainer.callbacks by name, e.g. {wandb: {tags: [sums]}}"
     )
-    prices: dict[Literal["generated_tokens", "judge_tokens"], Annotated[float, Field(ge=0)]] = Field(
+    prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="price of a million tokens, e.g. {judge_tokens: 0.6}; adds the metric cost"
     )
+
+    @field_validator("prices")
+    @classmethod
+    def _priced(cls, prices: dict[str, float]) -> dict[str, float]:
+        if unknown := [name for name in prices if name not in PRICED]:
+            raise ValueError(f"{unknown[0]} has no price; these have: {', '.join(PRICED)}")
+        return prices
 
 
 class DoctorSettings(_Section):

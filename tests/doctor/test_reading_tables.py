@@ -138,9 +138,16 @@ def test_event_file_of_transformers_holds_its_arguments(tmp_path):
     assert log.steps("reward").tolist() == [5]
 
 
-def test_event_file_of_gxpo(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("rollouts/reward_mean", "rollouts/zero_signal_groups", "rollouts/success_rate"),
+        ("reward/mean", "zero/signal_groups", "success/rate"),  # of the release before
+    ],
+)
+def test_event_file_of_gxpo(tmp_path, names):
     path = tmp_path / "events.out.tfevents.1.host"
-    path.write_bytes(HEADER + event(1, **{"reward/mean": 0.5, "zero/signal_groups": 0.25, "success/rate": 0.5}))
+    path.write_bytes(HEADER + event(1, **dict(zip(names, (0.5, 0.25, 0.5), strict=True))))
     log = read(path)
     assert log.source == "gxpo"
     assert log.values("reward").tolist() == [0.5]

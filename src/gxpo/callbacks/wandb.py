@@ -64,7 +64,10 @@ class Wandb(Callback):
         tables, self._tables = self._tables, {}
         if self._own and row["step"] < self._run.step:
             return  # of a run that was killed after this step: the server has it, and its figures are the same
-        self._run.log({**figures, **tables}, step=row["step"] if self._own else None, commit=True)
+        if self._own:
+            self._run.log({**figures, **tables}, step=row["step"], commit=True)
+        else:  # whose steps are its owner's
+            self._run.log({"step": row["step"], **figures, **tables}, commit=True)
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
         if self._own:

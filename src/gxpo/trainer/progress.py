@@ -1,84 +1,70 @@
-"""What a run shows while it goes on; SIGINT (Ctrl-C) and SIGTERM save and end it, a second Ctrl-C ends it at once."""
+"""What the command line shows of a run while it goes on, and when it has ended."""
 
 from __future__ import annotations
 
 import json
-import signal
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
 from gxpo import runtime
+from gxpo.callbacks import Callback
 from gxpo.doctor.live import closing
-from gxpo.errors import need
 from gxpo.rewards.scoring import LIMIT
 from gxpo.trainer.checkup import NOTHING_LEARNED
+from gxpo.trainer.display import Display, TerminalBar
+from gxpo.trainer.figures import Table
+from gxpo.trainer.interrupts import Interrupts
 
-COLUMNS = (
-    ("step", "step", "{:>5.0f}"),
-    ("reward", "reward_mean", "{:>7.3f}"),
-    ("held-out", "eval_accuracy", "{:>8.3f}"),
-    ("silent", "zero_signal_groups", "{:>6.0%}"),
-    ("clip", "clip_fraction", "{:>6.1%}"),
-    ("kl", "kl", "{:>8.1e}"),
-    ("entropy", "entropy", "{:>7.3f}"),
-    ("length", "length_mean", "{:>6.1f}"),
-    ("sample tok/s", "time_sample_tokens_per_s", "{:>12,.0f}"),
-    ("update tok/s", "time_update_tokens_per_s", "{:>12,.0f}"),
-)
+WIDTH = 120  # columns of the lines where there is no terminal
 
 
-class Progress:
-    """A `watch` for `gxpo.train`: a line every few steps and at every evaluation."""
+class Progress(Callback):
+    """Of the command line: a line every few steps and at every evaluation, above a bar where there is a terminal.
+
+    A context manager, and a callback of the run; `interrupts` is the `watch`.
+    """
 
     def __init__(self, *, quiet: bool = False, every: int = 5) -> None:
         quiet = quiet or runtime.environment("RANK", 0) > 0
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
-        self.quiet, self.every, self._headed = quiet, every, False
-        self.signal: int | None = None  # the first that asked the run to end
-        self._previous: dict[int, Any] = {}
+        self.quiet, self.every = quiet, every
+        self.table = Table(self.console.width if self.console.is_terminal else WIDTH)
+        self.interrupts = Interrupts(lambda line: self.console.print(line, style="yellow"))
+        self._bar = TerminalBar(self.console) if self.console.is_terminal and not quiet else Display()
+
+    @property
+    def signal(self) -> int | None:
+        """The first that asked the run to end."""
+        return self.interrupts.signal
 
     def __enter__(self) -> Progress:
-        _no_progress_bars()
-        self._previous = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
+        self.interrupts.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            # torchrun passes on a signal that its processes may have been sent already, so the second may be the first
-            if number == signal.SIGINT and runtime.environment("WORLD_SIZE", 1) == 1:
-                raise KeyboardInterrupt
-            return
-        self.signal = number
-        again = "; once more to stop at once" if number == signal.SIGINT else ""
-        self.console.print(f"[yellow]stopping after this step{again}[/yellow]")
+        self.interrupts.__exit__(*error)
 
     def say(self, line: str) -> None:
         """A line before the first step."""
         if not self.quiet:
             self.console.print(line, style="dim")
 
-    def __call__(self, row: dict[str, Any]) -> bool:
+    def on_start(self, run: Any) -> None:
+        self._bar.on_start(run)
+
+    def on_step(self, row: Mapping[str, Any], run: Any) -> None:
         shown = row["step"] % self.every == 0 or row["step"] == 1 or "eval_accuracy" in row
         if shown and not self.quiet:
-            if not self._headed:
-                widths = [max(len(title), len(form.format(0.0))) for title, _, form in COLUMNS]
-                self.console.print(
-                    "  ".join(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths, strict=True)), style="bold"
-                )
-                self._headed = True
-            cells = []
-            for title, key, form in COLUMNS:
-                width = max(len(title), len(form.format(0.0)))
-                value = row.get(key, row.get("approx_kl") if key == "kl" else None)  # no reference: the step's own
-                cells.append(f"{'' if value is None else form.format(value):>{width}}")
-            self.console.print("  ".join(cells))
-        return self.signal is not None
+            *head, line = self.table.lines(row)
+            for heading in head:
+                self.console.print(heading, style="bold")
+            self.console.print(line)
+        self._bar.on_step(row, run)
+
+    def on_end(self, run: Any, error: BaseException | None) -> None:
+        self._bar.on_end(run, error)
 
     def close(self, run: Any, *, as_json: bool = False) -> None:
         """The closing lines: before and after, where everything is, how to go on."""
@@ -100,6 +86,8 @@ class Progress:
             "gain_high": gain and gain[2],
             "unscored": counts,
             "over_limit": over_limit,
+            "stopped": run.stopped,
+            "best": run.best,
             "problem": run.problem,
             "verdict": diagnosis and diagnosis.verdict,
             "findings": [id for f in diagnosis.findings for id in f.ids] if diagnosis else [],
@@ -125,14 +113,16 @@ class Progress:
         first = set(diagnosis.findings[0].ids) if diagnosis and diagnosis.sick else set()
         if run.problem and (run.tally.all_unscored or not first & NOTHING_LEARNED):
             self.console.print(run.problem, style="bold red", markup=False)
+        if run.best is not None:
+            self.console.print(f"best checkpoint: {run.trainer.best} (gxpo export {run.path} DIR --best)")
+        if run.stopped is not None and run.trainer.finished:
+            self.console.print(f"stopped early: {run.stopped}", markup=False)
         self.console.print(f"run: {run.path}  report: {run.path}/report.html")
         if not run.trainer.finished:
-            self.console.print(f"stopped at step {run.trainer.step_number}; go on with: gxpo resume {run.path}")
+            why = f" ({run.stopped})" if self.signal is None and run.stopped is not None else ""
+            self.console.print(
+                f"stopped at step {run.trainer.step_number}{why}; go on with: gxpo resume {run.path}", markup=False
+            )
         if diagnosis:
             for line in closing(diagnosis, str(run.path)):
                 self.console.print(line, style="bold" if diagnosis.sick else None, markup=False)
-
-
-def _no_progress_bars() -> None:
-    """Loading a tiny model needs no bars; transformers has no setting for it but this."""
-    need("transformers.utils.logging", "train").disable_progress_bar()

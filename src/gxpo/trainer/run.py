@@ -20,6 +20,8 @@ from gxpo.pipeline import Method
 from gxpo.trainer import export
 from gxpo.trainer.checkup import verdict_of
 from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
+from gxpo.trainer.display import Display, display, no_loading_bars
+from gxpo.trainer.interrupts import interactive, of_python
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
@@ -138,8 +140,9 @@ def train(
     from_run: str | Path | None = None,
     resolved: config.Resolved | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool | str | None = None,
     watch: Watch | None = None,
-    notify: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] | None = None,
 ) -> Run:
     """Train a policy.
 
@@ -153,8 +156,13 @@ def train(
     from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
             that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
     callbacks  loggers and others, beside those of the key trainer.callbacks (docs/logging.md)
+    progress  what is shown on standard error or in the notebook's cell. None: a bar in a terminal or notebook, else a
+            line now and then; True: the bar; False: the lines; "none": nothing
     watch   called with every line of metrics; returning True ends the run early
-    notify  called with a line of text where something takes long before the first step
+    notify  called with a line of text where something takes long before the first step; None: shown with the progress
+
+    Ctrl-C (in a notebook, the stop button) ends the run after the step and saves it. A notebook gets the `Run` then,
+    whose `stopped` says so; a script a KeyboardInterrupt, so that it ends. A second one stops at once.
 
     Raises GxpoError subclasses whose message says what to change.
     """
@@ -175,11 +183,12 @@ def train(
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.trainer.run.continued")
     if out is None and resolved.settings.out is None and resolved.settings.init_from is not None:
         out = free(run_of(Path(resolved.settings.init_from)))
-    trainer = Trainer(
-        resolved, out=out, reward=reward if callable(reward) else None, notify=notify, callbacks=callbacks
-    )
-    notify(f"run directory: {trainer.out}")
-    return _go(trainer, watch)
+    shown = display(progress)
+    function = reward if callable(reward) else None
+    with no_loading_bars():
+        trainer = Trainer(resolved, out=out, reward=function, notify=notify or shown.say, callbacks=[*callbacks, shown])
+    (notify or shown.say)(f"run directory: {trainer.out}")
+    return _go(trainer, watch, shown)
 
 
 def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
@@ -201,6 +210,7 @@ def resume(
     steps: int | None = None,
     allow_changed_data: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool | str | None = None,
     watch: Watch | None = None,
     reward: Callable[..., Any] | None = None,
 ) -> Run:
@@ -220,7 +230,9 @@ def resume(
                 "learning rate depends on it; start another run"
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
-    trainer = Trainer(resolved, out=out, resume=True, reward=reward, callbacks=callbacks)
+    shown = display(progress)
+    with no_loading_bars():
+        trainer = Trainer(resolved, out=out, resume=True, reward=reward, callbacks=[*callbacks, shown])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
@@ -230,17 +242,27 @@ def resume(
     except BaseException:
         trainer.close()
         raise
-    return _go(trainer, watch)
+    return _go(trainer, watch, shown)
 
 
-def _go(trainer: Trainer, watch: Watch | None) -> Run:
-    try:
-        trainer.train(watch)
-    finally:
-        trainer.close()
-    run = Run(trainer.out, trainer)
-    if runtime.rank() == 0:
-        write_report(trainer.out, run.diagnosis)
+def _go(trainer: Trainer, watch: Watch | None, shown: Display) -> Run:
+    def watched(row: dict[str, Any]) -> bool:
+        return bool(watch is not None and watch(row)) or interrupts(row)
+
+    with of_python(shown.say) as interrupts:
+        try:
+            trainer.train(watched)
+        finally:
+            trainer.close()
+        run = Run(trainer.out, trainer)
+        if interrupts.signal is not None:
+            trainer.stopped = "interrupted"
+        if runtime.rank() == 0:
+            write_report(trainer.out, run.diagnosis)
+    if interrupts.signal is not None:
+        shown.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
+        if not interactive():
+            raise KeyboardInterrupt
     if not trainer.warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run

@@ -18,7 +18,7 @@ from gxpo.settings import RUN_KEYS
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.directory import CONFIG, config_of, run_of
 
-OWN = ("out", "init_from", "versions")  # of one run alone
+OWN = ("out", "init_from", "logging.name", "versions")  # of one run alone
 _NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 

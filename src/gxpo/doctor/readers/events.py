@@ -42,8 +42,11 @@ def read(path: Path) -> Found:
                 if figure is not None:
                     rows.setdefault(event.step, {})[value.tag] = figure
     found.rows = [(float(step), row) for step, row in rows.items()]
-    if any("zero/signal_groups" in row or "weights/crc" in row for row in rows.values()):
-        # gxpo's own files: the first underline is a stroke there
+    if any("rollouts/zero_signal_groups" in row or "update/weights_crc" in row for row in rows.values()):
+        # gxpo's own files: names behind the word that TensorBoard groups them by
+        found.rows = [(step, {key.partition("/")[2]: v for key, v in row.items()}) for step, row in found.rows]
+    elif any("zero/signal_groups" in row or "weights/crc" in row for row in rows.values()):
+        # gxpo's of before: the first underline is a stroke there
         found.rows = [(step, {key.replace("/", "_", 1): v for key, v in row.items()}) for step, row in found.rows]
     return found
 
