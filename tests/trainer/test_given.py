@@ -85,6 +85,8 @@ def test_it_is_resumed_to_the_bit_also_where_its_directory_was_moved(whole, tmp_
     assert AutoModelForCausalLM.from_pretrained(export(tmp_path / "b", tmp_path / "exported")).num_parameters() > 0
     text = (tmp_path / "exported" / "gxpo.yaml").read_text()
     assert "run:" not in text and str(tmp_path / "b" / "tasks.jsonl") in text
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "# LlamaForCausalLM after 4 steps of dr_grpo on tasks.jsonl" in card
 
 
 def test_rows_are_kept_with_their_hashes(whole, tmp_path):

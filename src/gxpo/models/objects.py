@@ -52,8 +52,15 @@ class ModelObject:
 
     def save(self, folder: Path) -> None:
         """Write both as transformers has them."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        logging: Any = need("transformers.utils.logging", "train")
+        bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        finally:
+            if bars:
+                logging.enable_progress_bar()
         for file in folder.rglob("*"):  # safetensors makes its files unreadable for others
             file.chmod(0o755 if file.is_dir() else 0o644)
 
