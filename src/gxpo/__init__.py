@@ -6,6 +6,7 @@ forest = m.shaped(forest)  # with rewards of the method's own, where it has any
 advantages = m.advantages(forest)
 loss = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour_logprob), advantages=advantages)
 run = gxpo.train(model="tiny", task="arithmetic", method="grpo", steps=50)
+run = gxpo.train(model, [{"prompt": ..., "answer": ...}], reward=function, steps=50, tokenizer=tokenizer)
 """
 
 from __future__ import annotations
@@ -69,3 +70,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'gxpo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__")), "__version__"})

@@ -7,6 +7,7 @@ also where the value of a key is itself a mapping: `--set tasks.options.digits=3
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -60,12 +61,35 @@ class Resolved:
     method: Method
     keys: dict[str, Stated]
 
-    def to_yaml(self) -> str:
-        """YAML that resolves to the same run, with the origin of each key as a comment."""
+    def to_yaml(self, home: Path | None = None) -> str:
+        """YAML that resolves to the same run, with the origin of each key as a comment.
+
+        home  the directory of the file, a run's own: files in it are named from there, so that it can be moved
+        """
         plain = (int, float, str, list, tuple, dict, type(None))
         document = {k: s.value if isinstance(s.value, plain) else show(s.value) for k, s in self.keys.items()}
+        if home is not None:
+            document = {k: _renamed(k, v, f"{home}/", HERE) for k, v in document.items()}
         origins = {k: s.origin for k, s in self.keys.items()}
         return yamltext.dump({**document, "versions": versions()}, origins)
+
+
+HERE = "run:"  # begins the name of a file beside config.yaml
+_FILES = ("model", "task", "tasks.options", "reward", "scoring.weights")  # settings that may name one
+
+
+def _renamed(key: str, value: Any, before: str, after: str) -> Any:
+    """The value of a setting that may name files, with `after` in the place of `before` where a name begins so."""
+    if key not in _FILES:
+        return value
+    if isinstance(value, Mapping):
+        return {_renamed(key, k, before, after): _renamed(key, v, before, after) for k, v in value.items()}
+    return after + value[len(before) :] if isinstance(value, str) and value.startswith(before) else value
+
+
+def named_from(text: str, home: Path) -> str:
+    """The text of a run's config.yaml for another directory: files of the run by their paths."""
+    return re.sub(rf"(?<![\w./]){HERE}(?=\w)", f"{home}/", text)
 
 
 def versions() -> dict[str, str]:
@@ -106,7 +130,7 @@ def read(path: str | Path) -> dict[str, Stated]:
         if _is_stated(name, out):
             raise ConfigError(f"{stated.origin}: {name} is set twice")
         _state(name, Stated(yamltext.plain(stated.value, f"{stated.origin}: {name}"), stated.origin), out)
-    return out
+    return {k: replace(s, value=_renamed(k, s.value, HERE, f"{path.parent}/")) for k, s in out.items()}
 
 
 def parse_set(items: Sequence[str]) -> dict[str, Stated]:

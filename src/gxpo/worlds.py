@@ -12,6 +12,7 @@ from gxpo import envs, tasks
 from gxpo.envs.pool import EnvPool
 from gxpo.errors import TaskError, did_you_mean, need
 from gxpo.protocols import TaskSource
+from gxpo.tasks import own
 from gxpo.tasks.seeds import SeedTasks
 from gxpo.usercode import Unusable, check_defined
 
@@ -37,15 +38,21 @@ def make(
     per_step: int = 32,
     workers: int | None = None,
     timeout: float = 10.0,
+    given: Any = None,
 ) -> World:
     """Make the task source and environment called `name`.
 
     name     of `gxpo.tasks.make`, or of an environment: a world of gxpo, "gymnasium:ID", an adapter's as
-             "textworld:coin", or "FILE.py:Class"
+             "textworld:coin", or "FILE.py:Class"; or "FILE.py:NAME" of a task source or of a function that gives rows
     options  of the task source; of an environment: what its constructor takes, and `pool` (see `SeedTasks`)
     workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
+    given    the task source itself, an object of the user's that is called `name`
     """
     options = dict(options or {})
+    if given is not None:
+        return World(own.adopt(given, name, seed=seed, options=options, per_step=per_step))
+    if own.names_source(name):
+        return World(own.from_file(name, seed=seed, options=options, per_step=per_step))
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None:
         return World(_tasks(name, seed=seed, options=options, per_step=per_step))
@@ -61,6 +68,8 @@ def make(
 
 def foreseen(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
     """Like `make`, but never runs a user's code or downloads: None in those cases, after the possible checks."""
+    if own.names_source(name):  # which has found the name in the file
+        return None
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None and name.startswith("dataset:"):
         need("datasets", "hub")

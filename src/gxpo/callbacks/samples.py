@@ -47,15 +47,16 @@ def prompt_of(record: Mapping[str, Any]) -> str:
     return _text(record, "prompt_text", "prompt")
 
 
-def completion_of(record: Mapping[str, Any]) -> str:
-    """The actions; from the second turn on with what was observed before."""
+def completion_of(record: Mapping[str, Any], *, cut: str = " [cut]") -> str:
+    """The actions; from the second turn on with what was observed before. `cut`: what stands behind an action that
+    reached the length limit."""
     turns = record.get("turns")
     parts = []
     for i, turn in enumerate(turns if isinstance(turns, list) else []):
         if isinstance(turn, dict):
             seen = _text(turn, "observation_text", "observation") if i else ""
             parts += [f"[observed] {seen}"] if seen else []
-            parts.append(_text(turn, "action_text", "action") + (" [cut]" if turn.get("finish") == "length" else ""))
+            parts.append(_text(turn, "action_text", "action") + (cut if turn.get("finish") == "length" else ""))
     return "\n".join(parts)
 
 

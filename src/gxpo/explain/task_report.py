@@ -22,7 +22,7 @@ from gxpo.models.warmup import WARMUPS
 from gxpo.protocols import Task
 from gxpo.rollouts.context import prompt_messages
 from gxpo.settings import RunSettings
-from gxpo.tasks.jsonl import parse_task
+from gxpo.tasks.file import parse_task
 from gxpo.tasks.listed import ListedTasks
 
 FEW = 30  # held-out tasks below which an accuracy has an interval wider than +-0.18

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import pickle
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Any
 
 from gxpo.errors import ConfigError
 from gxpo.protocols import Task
+from gxpo.rewards.batch import AsyncEach, Batch, takes_batch
+from gxpo.rewards.rubric import Rubric, is_rubric
 from gxpo.rewards.worker import parameters
-from gxpo.usercode import Unusable, unusable
+from gxpo.usercode import Unusable, object_at, unusable
 from gxpo.usercode import from_file as object_of_file
 
 STEP = ("forest", "texts", "tasks")  # the first parameters of a function that sees all rollouts of a step
@@ -32,6 +35,8 @@ class Function:
     gives    names of its components where they are known beforehand
     grouped  it is called once with all rollouts of a step: a `group_level.GroupReward`; it runs in process
     reports  components of a grouped one that are recorded and not counted
+    verdict  where it is grouped: it gives a number for each rollout, as a function of one rollout does
+    answered it can't do without a task's answer
     """
 
     name: str
@@ -43,6 +48,8 @@ class Function:
     gives: tuple[str, ...] | None = None
     grouped: bool = False
     reports: tuple[str, ...] = ()
+    verdict: bool = False
+    answered: bool = False
 
     @property
     def is_scorer(self) -> bool:
@@ -68,6 +75,11 @@ def names_file(text: str) -> bool:
 def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
     """The file, its content and the function's name in `path/to/my_rewards.py:exact`, for `usercode.from_file`."""
     path, colon, name = text.rpartition(":")
+    if path == "python":
+        raise ConfigError(
+            f"{what}{text!r} is a Python object of the script that began the run: give it again, as in "
+            "gxpo.resume(RUN, reward=...), or begin with one that stands in a file"
+        )
     if not colon or not name.isidentifier():
         example = f"{text}:FUNCTION" if text.endswith(".py") else example
         raise ConfigError(f"{what}{text!r}: name a function in the file, as in {example}")
@@ -97,48 +109,91 @@ def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Fu
 def from_file(text: str) -> Function:
     """Reward function from `path/to/my_rewards.py:exact`; the file is read here and run in the worker only.
 
-    Its parameters are read without running it: one of (forest, texts, tasks) is loaded in this process.
+    Its parameters are read without running it: one of (forest, texts, tasks), one of a batch (`batch.Batch`), an async
+    one and a rubric of verifiers are loaded in this process.
     """
     source = source_of(text)
-    if _declared(source["code"], source["name"])[:3] == STEP:
-        return grouped(load(text), text, source["name"])
-    return Function(source["name"], text, {**source, "label": text, "is_scorer": False})
+    name = source["name"]
+    found = _declared(source["code"], name)
+    if found is None:
+        return Function(name, text, {**source, "label": text, "is_scorer": False})
+    names, keywords, here, answered = found
+    if names[:3] == STEP:
+        return grouped(load(text), text, name)
+    if here or takes_batch(names, text, keywords=keywords):
+        try:
+            made = object_at(f"{source['file']}:{name}", always=True)
+        except Unusable as error:
+            raise ConfigError(f"reward {text}: {error}") from error
+        return dataclasses.replace(from_callable(made), label=text)
+    return Function(name, text, {**source, "label": text, "is_scorer": False}, answered=answered)
 
 
-def _declared(code: bytes, name: str) -> tuple[str, ...]:
-    """Parameters of a function of a file; none where the file can't be read, which is reported when it is loaded."""
+def _declared(code: bytes, name: str) -> tuple[tuple[str, ...], bool, bool, bool] | None:
+    """Of a function of a file: its parameters, whether it takes any others, whether it is loaded in this process
+    (async, a rubric, of another module), whether it must be given an answer. None where there is no such, or the file
+    can't be read, which is reported when it is loaded."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
-        return ()
-    found = [x.args for x in body if isinstance(x, ast.FunctionDef) and x.name == name]
-    return tuple(a.arg for args in found[:1] for a in (*args.posonlyargs, *args.args))
+        return None
+    for x in body:
+        if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef)) and x.name == name:
+            positional = [a.arg for a in (*x.args.posonlyargs, *x.args.args)]
+            named = [a.arg for a in x.args.kwonlyargs]
+            optional = positional[len(positional) - len(x.args.defaults) :]
+            optional += [a for a, default in zip(named, x.args.kw_defaults, strict=True) if default is not None]
+            keywords, here = x.args.kwarg is not None, isinstance(x, ast.AsyncFunctionDef)
+            return (*positional, *named), keywords, here, "answer" in {*positional, *named} - set(optional)
+        if isinstance(x, ast.ImportFrom) and any((a.asname or a.name) == name for a in x.names):
+            return (), False, True, False
+        if isinstance(x, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in x.targets):
+            made = x.value.func if isinstance(x.value, ast.Call) else None
+            kind = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
+            return ((), False, True, False) if kind.endswith(("Rubric", "RubricGroup")) else None
+    return None
 
 
-def from_callable(function: Callable[..., Any]) -> Function:
-    """Reward function from a Python callable, of one rollout or of (forest, texts, tasks).
+def from_callable(function: Any) -> Function:
+    """Reward function from a Python callable: of one rollout, of a batch (`batch.Batch`), of (forest, texts, tasks); or
+    from a rubric of verifiers.
 
-    One that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the script or
-    notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing ends a hang.
+    One of one rollout that a fresh interpreter can import goes to the worker. A lambda, a closure, or a function of the
+    script or notebook itself can't be sent: it runs in process, where exceptions and nonsense are caught but nothing
+    ends a hang.
     """
+    if is_rubric(function):
+        rubric = Rubric(function)
+        told = {"verdict": len(rubric.reports) == 1, "reports": rubric.reports}
+        return Function("rubric", f"verifiers.{type(function).__name__}", call=rubric, grouped=True, **told)
     kind: Any = function if hasattr(function, "__qualname__") else type(function)
     label = f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"
-    try:
-        if tuple(inspect.signature(function).parameters)[:3] == STEP:
-            return grouped(function, label, getattr(function, "name", None))
-    except (TypeError, ValueError):
-        pass  # what can't be read is reported below
     name = getattr(function, "__name__", type(function).__name__)
     name = name if name.isidentifier() else "reward"
+    try:
+        declared = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        declared = {}  # what can't be read is reported below
+    if tuple(declared)[:3] == STEP:
+        return grouped(function, label, getattr(function, "name", None))
+    keywords = any(p.kind is p.VAR_KEYWORD for p in declared.values())
+    named = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if takes_batch(named, label, keywords=keywords):
+        return Function(name, label, call=Batch(function, label), grouped=True, verdict=True)
     label = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
     try:
         asks = parameters(function)
     except Unusable as error:
         raise ConfigError(f"reward {label}: {error}") from error
+    answered = "answer" in declared and declared["answer"].default is inspect.Parameter.empty
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        each = AsyncEach(function, label, name, asks)
+        return Function(name, label, call=each, grouped=True, verdict=True, answered=answered)
     pickled = importable(function)
     if pickled is None:
-        return Function(name, label, call=function, asks=asks)
-    return Function(name, label, {"pickle": pickled, "label": label, "is_scorer": False}, asks=asks)
+        return Function(name, label, call=function, asks=asks, answered=answered)
+    source = {"pickle": pickled, "label": label, "is_scorer": False}
+    return Function(name, label, source, asks=asks, answered=answered)
 
 
 def from_scorer(scorer: Callable[..., Any], *, trusted: bool, example: Task | None = None) -> Function:

@@ -20,6 +20,7 @@ from gxpo.errors import ConfigError, did_you_mean
 from gxpo.forest import Forest
 from gxpo.protocols import Task, TaskSource
 from gxpo.rewards import functions, group_level
+from gxpo.rewards.batch import AsyncEach, Batch
 from gxpo.rewards.functions import Function
 from gxpo.rewards.pool import Workers
 from gxpo.rewards.spec import BUILT_IN, GROUP_LEVEL, Spec, entries, example_of, own_functions, reward_of
@@ -39,6 +40,7 @@ class Entry:
     names   of its components, None as long as they are unknown
     asks    parameters that it is called with; None: as a task's scorer is
     remote  its number among the functions of the workers; None: it runs in process
+    failed  the last call of a group-level one gave nothing
     """
 
     function: Function
@@ -47,6 +49,7 @@ class Entry:
     names: tuple[str, ...] | None = None
     asks: tuple[str, ...] | None = None
     remote: int | None = None
+    failed: bool = False
 
     def __post_init__(self) -> None:
         self.names, self.asks = self.function.gives, self.function.asks
@@ -76,7 +79,7 @@ class RewardSet:
     function does, or asks for `task`.
 
     `success` is the verifier's verdict: component "correct" >= 1. Without that component it is unknown (nan), except
-    that a single function that returns a plain number is the verifier of tasks that have no scorer of their own.
+    that a single function that returns plain numbers is the verifier of tasks that have no scorer of their own.
     """
 
     def __init__(
@@ -120,7 +123,8 @@ class RewardSet:
 
         spec     None: the task's own verdict. A name: "math", "format", "numeric", "majority_vote", "code",
                  "judge", "my_rewards.py:exact" or a component of the task's scorer. A callable with parameters as in
-                 `gxpo.rewards.worker.ARGUMENTS`, or (forest, texts, tasks). Or {name: weight}.
+                 `gxpo.rewards.worker.ARGUMENTS`, as in `batch.Batch`, or (forest, texts, tasks); a rubric of verifiers.
+                 {any of these: weight}, or a list of any of these, some as (it, weight).
         source   has `scorer(text, task)`, `rate(forest, texts, tasks)`, or `reward_default` that names its verifier;
                  `scorer_trusted` says that the scorer can't hang
         timeout  seconds for one item
@@ -157,7 +161,12 @@ class RewardSet:
         alone = rated is None and all(r.function.label_free for r in found)
         own = own_functions(source, named, alone=alone)
         found += [Entry(f, own=True) for f in (*own, *([] if rated is None else [rated]))]
+        check_answers(found, source, given=spec is not None)
         for reward in found:
+            if isinstance(reward.function.call, AsyncEach):
+                reward.function.call.timeout = timeout
+            if isinstance(reward.function.call, Batch):
+                reward.function.call.check([*source.held_out(1), *getattr(source, "training", ())[:1]])
             if reward.function.endless:
                 warnings.warn(
                     f"reward {reward.function.label} can't be sent to a worker process: it runs in process and nothing "
@@ -184,6 +193,7 @@ class RewardSet:
         if not len(texts) == len(tasks) == n:
             raise ValueError(f"{len(texts)} texts and {len(tasks)} tasks for {n} trajectories")
         columns = {x: forest.components[:, i] for i, x in enumerate(forest.component_names) if x in self._given}
+        left_out: dict[str, Tensor] = {}  # [R] where a reward that may leave rollouts out has done so
         weights = {name: self._named.get(name, 0.0) for name in columns}
         replies = self._run(forest, texts, tasks, self._single)
         for reward in self._rewards:
@@ -194,12 +204,11 @@ class RewardSet:
                 if name not in columns:
                     columns[name] = column
                     weights[name] = self._named.get(name, 0.0 if name in function.reports else reward.weight)
+                    if getattr(function.call, "skips", False) and not reward.failed:
+                        left_out[name] = column.isnan()
                 elif not reward.own:
                     raise ConfigError(f"reward {function.label} computes {name!r}, as another reward does; rename one")
-        outcome = torch.zeros(n, dtype=torch.float64)
-        for name, column in columns.items():
-            if weights[name] != 0:
-                outcome += weights[name] * column
+        outcome = _weighted(columns, weights, left_out, n)
         absent = [name for name in self._named if name not in columns]
         if absent and self._all_known:
             self._refuse(absent[0], columns)
@@ -215,6 +224,12 @@ class RewardSet:
     def weighed(self) -> tuple[str, ...]:
         """The components that have a weight by their own name."""
         return tuple(self._named)
+
+    def at(self, step: int, steps: int) -> None:
+        """Tell the rewards that ask for it which step of how many the run is at."""
+        for reward in self._rewards:
+            if isinstance(reward.function.call, Batch):
+                reward.function.call.step, reward.function.call.steps = step, steps
 
     def close(self) -> None:
         """End the worker processes; scoring again starts new ones."""
@@ -275,6 +290,7 @@ class RewardSet:
             return self._named.get(name, 0.0 if name in function.reports else reward.weight) != 0
 
         columns, failures = group_level.rate(function.name, function.call, known, forest, texts, tasks, counted)
+        reward.failed = columns is None
         if columns is not None:
             reward.names = tuple(columns)
         for kind, message in failures:
@@ -351,8 +367,11 @@ class RewardSet:
 
     def _success(self, columns: Mapping[str, Tensor], n: int) -> Tensor:
         verdict = columns.get("correct")
-        if verdict is None and len(self._single) == 1 and list(columns) == [self._single[0].function.name]:
-            verdict = columns[self._single[0].function.name]
+        if verdict is None and len(self._rewards) == 1:
+            (function,) = (reward.function for reward in self._rewards)
+            counted = [name for name in columns if name not in function.reports]
+            if (function.verdict or not function.grouped) and counted == [function.name]:
+                verdict = columns[function.name]
         if verdict is None:
             return torch.full((n,), math.nan, dtype=torch.float64)
         return torch.where(verdict.isnan(), verdict, (verdict >= 1).to(torch.float64))
@@ -393,6 +412,39 @@ class RewardSet:
         )
 
 
+def _weighted(
+    columns: Mapping[str, Tensor], weights: Mapping[str, float], left_out: Mapping[str, Tensor], n: int
+) -> Tensor:
+    """[R] sum of weight x value: nan where a component is, except that what a reward left out counts for nothing there;
+    nan, too, where all left it out."""
+    outcome, silent = torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.bool)
+    for name, column in columns.items():
+        if weights[name] == 0:
+            continue
+        absent = left_out.get(name)
+        if absent is None:
+            outcome += weights[name] * column
+            silent &= False
+        else:
+            outcome += weights[name] * column.masked_fill(absent, 0.0)
+            silent &= absent
+    return outcome.masked_fill(silent, math.nan) if left_out else outcome
+
+
+def check_answers(rewards: Iterable[Entry], source: TaskSource, *, given: bool) -> None:
+    """Refuse rewards that compare with an answer where tasks of a list have none. `given`: somebody chose them."""
+    task = getattr(source, "unanswered", None)
+    rewards = list(rewards)
+    if task is None or any(r.function.label_free for r in rewards):
+        return
+    for reward in (r for r in rewards if r.function.answered):
+        who = f"reward {reward.function.label}" if given else f"no reward was given, and {reward.function.label}"
+        raise ConfigError(
+            f"{who} compares with an answer, and task {task.id!r} has none: add a column 'answer' "
+            "(tasks.options.answer names another), or give a reward that does without"
+        )
+
+
 def _arguments(
     asks: Sequence[str] | None, task: Task, text: str, tokens: Sequence[int], finish: str | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -420,7 +472,7 @@ def check_named(
 
     ConfigError where a file does not define what is named, or, without files, where the tasks can't be scored so.
     """
-    names = [spec] if spec is None or isinstance(spec, str) or callable(spec) else list(spec)
+    names = list(spec) if isinstance(spec, (Mapping, list, tuple)) else [spec]
     files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
     for name in files:
         functions.source_of(name)

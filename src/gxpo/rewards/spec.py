@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gxpo.rewards.judge import judged
 from gxpo.rewards.key_steps import KeySteps
 from gxpo.rewards.majority import MajorityVote
 from gxpo.rewards.numeric import Numeric
+from gxpo.rewards.rubric import is_rubric
 
 GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
     "majority_vote": lambda options: group_level.made(MajorityVote, options, "majority_vote"),
@@ -31,7 +32,7 @@ GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
 }
 BUILT_IN = ("math", "format", *GROUP_LEVEL)
 
-Spec = str | Callable[..., Any] | Mapping[str, float] | None
+Spec = str | Callable[..., Any] | Mapping[Any, float] | Sequence[Any] | None  # a sequence: of these, or (this, weight)
 
 
 def example_of(source: TaskSource) -> Task | None:
@@ -43,22 +44,41 @@ def entries(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., An
     """(name or callable, weight) for each reward that was asked for."""
     if spec is None:
         return [(getattr(source, "reward_default", None) or "correct", 1.0)]
+    if isinstance(spec, (list, tuple)):
+        return entries(weighted(spec), source)
     if not isinstance(spec, Mapping):
-        return [(spec, 1.0)]
+        one: Any = spec
+        return [(one, 1.0)]
     for name, weight in spec.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ConfigError(f"reward: the weight of {name!r} must be a finite number, not {weight!r}")
     if not any(spec.values()):
         raise ConfigError("reward: no reward has a weight other than 0; give one, as in {correct: 1.0}")
-    return [(name, float(weight)) for name, weight in spec.items()]
+    return [(name, float(weight)) for name, weight in dict[Any, float](spec).items()]
+
+
+def weighted(spec: Sequence[Any]) -> dict[Any, float]:
+    """{reward: weight} of a list of rewards, some of them as (reward, weight); 1 for the others."""
+    if not spec:
+        raise ConfigError("reward: an empty list; leave it out for the task's own, or give a function")
+    out: dict[Any, float] = {}
+    for item in spec:
+        pair = isinstance(item, (list, tuple))
+        if pair and len(item) != 2:
+            raise ConfigError(f"reward: {item!r} is neither a reward nor (reward, weight)")
+        key, weight = item if pair else (item, 1.0)
+        if key in out:
+            raise ConfigError(f"reward: {getattr(key, '__name__', key)!r} is there twice; give it once, with a weight")
+        out[key] = weight
+    return out
 
 
 def reward_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Function | None:
     """The reward that a name or callable means; None where it is the name of a component. Its options are taken out."""
-    if callable(key):
+    if callable(key) or is_rubric(key):
         return functions.from_callable(key)
     if not isinstance(key, str):
-        raise ConfigError(f"reward: {key!r} is neither a name nor a function")
+        raise ConfigError(f"reward: {key!r} is neither a name nor a function nor a rubric of verifiers")
     if key in GROUP_LEVEL:
         return functions.grouped(GROUP_LEVEL[key](options.pop(key, {})), key, key)
     if key == "math":
@@ -67,7 +87,7 @@ def reward_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Functio
         rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
         source = functions.source_of(f"{Path(__file__).with_name('math.py')}:correct")
         source |= {"folder": None, "label": "math", "is_scorer": False, "rehearsal": rehearsal, "computes": True}
-        return Function("math", "math", source, gives=("correct",))
+        return Function("math", "math", source, gives=("correct",), answered=True)
     return functions.from_file(key) if functions.names_file(key) else None
 
 

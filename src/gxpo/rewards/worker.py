@@ -42,7 +42,8 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
         if p.name in ARGUMENTS and p.kind is not p.POSITIONAL_ONLY:
             wanted.append(p.name)
         elif p.default is p.empty:
-            raise Unusable(f"it asks for {p.name!r}; a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}")
+            given = f"a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}"
+            raise Unusable(f"it asks for {p.name!r}; {given} (other columns of the data are in `info`)")
     return tuple(wanted)
 
 

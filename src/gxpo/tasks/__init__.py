@@ -1,4 +1,4 @@
-"""Task sources: generators (our own and reasoning-gym's), JSON Lines, data sets, environment instances."""
+"""Task sources: generators (our own and reasoning-gym's), files, data sets, a user's, environment instances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gxpo.errors import TaskError, did_you_mean
 from gxpo.tasks.code import Code
 from gxpo.tasks.countdown import Countdown
 from gxpo.tasks.dataset import Dataset
-from gxpo.tasks.jsonl import JsonLines
+from gxpo.tasks.file import KINDS, TaskFile
 from gxpo.tasks.listed import ListedTasks
 from gxpo.tasks.points import Points
 from gxpo.tasks.reasoning_gym import ReasoningGym
@@ -20,14 +20,14 @@ OWN: dict[str, type[Arithmetic] | type[Countdown] | type[Code] | type[Points]] =
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks
 
-__all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "JsonLines", "ReasoningGym", "Source", "make"]
+__all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "ReasoningGym", "Source", "TaskFile", "make"]
 
 
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
     """Make the task source called `name`.
 
-    name      "arithmetic", "countdown", "code", "points", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or a
-              .jsonl file's path
+    name      "arithmetic", "countdown", "code", "points", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or the
+              path of a .jsonl, .csv or .parquet file
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}
     per_step  tasks the trainer draws a step; a file's epochs are cut by it
@@ -41,10 +41,8 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
         raise TaskError(f"seed must not be negative, not {seed}")
     options = dict(options or {})
     kind, _, rest = name.partition(":")
-    if name.endswith(".jsonl"):
-        check_options(name, options, JsonLines.options)
-        held_out = options.pop("held_out", None)
-        return JsonLines(name, seed, held_out_path=held_out, per_step=per_step, **options)
+    if name.endswith(KINDS):
+        return TaskFile.make(name, options, seed=seed, per_step=per_step)
     if kind == "reasoning_gym" and rest:
         check_options(name, options, ReasoningGym.options)
         return ReasoningGym(rest, seed, **options)
@@ -53,6 +51,11 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     if name in OWN:
         check_options(name, options, OWN[name].options)
         return OWN[name](seed=seed, **options)
-    known = [*OWN, "reasoning_gym:GENERATOR", "dataset:ID", "PATH.jsonl"]
+    if kind == "python":
+        raise TaskError(
+            f"task {name!r} is a Python object of the script that began the run: give it again, as in "
+            "gxpo.resume(RUN, task=...), or begin with one that stands in a file, as my_tasks.py:NAME"
+        )
+    known = [*OWN, "reasoning_gym:GENERATOR", "dataset:ID", "FILE.jsonl", "FILE.csv", "FILE.parquet", "FILE.py:NAME"]
     hint = did_you_mean(name, OWN) or f"; there are {', '.join(known)}"
     raise TaskError(f"unknown task {name!r}{hint}")

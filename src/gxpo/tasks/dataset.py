@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gxpo.errors import TaskError, did_you_mean, need
+from gxpo.errors import TaskError, need
 from gxpo.protocols import Task
 from gxpo.tasks.listed import ListedTasks
+from gxpo.tasks.rows import COLUMNS, Columns, tasks_of
 from gxpo.tasks.source import check_options
 
 
@@ -20,9 +21,6 @@ class Dataset(ListedTasks):
     path              on the hub, or a local folder
     config            its configuration, where it has several
     split             training rows; `held_out` names the split of the held-out ones, without it a share is held out
-    prompt, answer    columns; the prompt's may hold messages
-    answer_after      the answer is the text after this mark in its column (GSM8K: "####")
-    template          text of the prompt; must hold {prompt}
     """
 
     path: str
@@ -32,20 +30,14 @@ class Dataset(ListedTasks):
     split_name: str = "train"
     held_out_split: str | None = None
     held_out_fraction: float = 0.1
-    prompt: str = "prompt"
-    answer: str = "answer"
-    answer_after: str = ""
-    template: str = "{prompt}"
+    columns: Columns = COLUMNS
 
     options: ClassVar[Mapping[str, Any]] = {
         "config": str,
         "split": str,
         "held_out": str,
         "held_out_fraction": float,
-        "prompt": str,
-        "answer": str,
-        "answer_after": str,
-        "template": str,
+        **Columns.options,
     }
 
     @classmethod
@@ -53,12 +45,12 @@ class Dataset(ListedTasks):
         """Make the source from the options of a configuration, where `split` and `held_out` name splits."""
         check_options(f"dataset:{path}", options, cls.options)
         renamed = {"split": "split_name", "held_out": "held_out_split"}
-        return cls(path, seed, per_step, **{renamed.get(k, k): v for k, v in options.items()})
+        columns, rest = Columns.among(options)
+        return cls(path, seed, per_step, columns=columns, **{renamed.get(k, k): v for k, v in rest.items()})
 
     def __post_init__(self) -> None:
         self.name = f"dataset:{self.path}"
-        if "{prompt}" not in self.template:
-            raise TaskError(f"task {self.name!r}: template must contain {{prompt}}, not {self.template!r}")
+        self.columns.check(self.name)
         held_out = None if self.held_out_split is None else self._tasks(self.held_out_split)
         self.split(self._tasks(self.split_name), held_out, self.held_out_fraction)
 
@@ -66,7 +58,8 @@ class Dataset(ListedTasks):
         """SHA-256 of every task on both sides: rows of a hub or a folder may change."""
         digest = hashlib.sha256()
         for task in (*self._training, None, *self._held_out):
-            digest.update(repr(task).encode("utf-8", "surrogatepass"))
+            told = task and Task(task.id, task.prompt, task.answer)
+            digest.update(repr(told).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def _tasks(self, split: str) -> list[Task]:
@@ -76,18 +69,18 @@ class Dataset(ListedTasks):
         except Exception as error:  # the hub, the network and a dozen file formats raise their own types here
             reason = " ".join(str(error).split())[:200]
             raise TaskError(f"task {self.name!r}: split {split!r} can't be loaded ({reason})") from error
-        for column in (self.prompt, self.answer):
-            if column not in rows.column_names:
-                hint = did_you_mean(column, rows.column_names) or f"; there are {', '.join(rows.column_names)}"
-                raise TaskError(f"task {self.name!r}: split {split!r} has no column {column!r}{hint}")
-        return [self._task(f"{self.path}/{split}/{i}", row) for i, row in enumerate(rows)]
+        made = (
+            (
+                f"task {self.name!r}: split {split!r}, row {i}",
+                f"{self.path}/{split}/{i}",
+                _row(row, self.columns.answer),
+            )
+            for i, row in enumerate(rows)
+        )
+        return tasks_of(made, self.columns, f"task {self.name!r}: split {split!r}")
 
-    def _task(self, name: str, row: Mapping[str, Any]) -> Task:
-        asked, answer = row[self.prompt], str(row[self.answer])
-        if self.answer_after:
-            _, mark, answer = answer.rpartition(self.answer_after)
-            if not mark:
-                raise TaskError(f"task {name}: its {self.answer!r} has no {self.answer_after!r} in it")
-        if isinstance(asked, str):
-            return Task(name, self.template.replace("{prompt}", asked), answer.strip())
-        return Task(name, tuple(asked), answer.strip())
+
+def _row(row: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    """A row whose task has the id of its place, and the answer as text."""
+    out = {k: v for k, v in row.items() if k != "id"}
+    return out | ({answer: str(out[answer]).strip()} if out.get(answer) is not None else {})

@@ -29,11 +29,12 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     """README.md of the parameters after `step` of `run`, which is read for evaluations and versions."""
     settings, method = resolved.settings, resolved.method
     what = "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
+    model, task = _called(settings.model, run), _called(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),
-        f"# {settings.model} after {step} steps of {method.name} on {settings.task}",
-        f"Base model: `{settings.model}` ({what}). Trained with gxpo {__version__} by reinforcement learning on "
-        f"`{settings.task}`, seed {settings.seed}.",
+        f"# {model} after {step} steps of {method.name} on {task}",
+        f"Base model: `{model}` ({what}). Trained with gxpo {__version__} by reinforcement learning on "
+        f"`{task}`, seed {settings.seed}.",
         USE.format(name="."),
         "## Held-out accuracy",
         _evaluation(run, step),
@@ -48,6 +49,17 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
         "\n".join(["```bibtex", *(d.bibtex for d in method.definitions), GXPO % __version__, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _called(name: str, run: Path) -> str:
+    """A model or a task by its name; one that was given as an object, and is in the run directory, by its architecture
+    or the name of its file."""
+    path = Path(name)
+    if path.parent != run:
+        return name
+    config_file = path / "config.json"
+    known = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    return (known.get("architectures") or [path.name])[0]
 
 
 def _header(model: str, *, adapter: bool) -> str:

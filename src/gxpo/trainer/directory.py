@@ -11,7 +11,8 @@ from gxpo.trainer import checkpoint
 
 CONFIG, METRICS, EVALUATIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl"
 HOME = Path("runs")
-_WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, ".lock")
+GIVEN = ("model", "tasks.jsonl", "held_out.jsonl", "rewards.py", "tasks.py")  # of runs begun with Python objects
+_WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, ".lock", *GIVEN)
 
 
 def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
@@ -27,6 +28,11 @@ def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
     if "seed" in sets:
         words.append(f"seed{sets['seed'].value}")
     return free(HOME / "-".join(words).replace("/", "-"))
+
+
+def default(task: str, method: str, seed: int) -> Path:
+    """Directory of a run that nobody has named."""
+    return HOME / f"{task}-{method}-seed{seed}".replace(":", "-").replace("/", "-")
 
 
 def free(path: Path) -> Path:

@@ -81,7 +81,8 @@ def write(
             folder = partial if len(names) == 1 else partial / name
             folder.mkdir(exist_ok=True)
             _write_one(folder, settings, own, adapter=adapter, dtype=dtype)
-            (folder / "gxpo.yaml").write_text((run / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+            text = config.named_from((run / "config.yaml").read_text(encoding="utf-8"), run)
+            (folder / "gxpo.yaml").write_text(text, encoding="utf-8")
             (folder / "README.md").write_text(model_card(resolved, run, step, adapter=adapter), encoding="utf-8")
         if len(names) > 1:
             (partial / "README.md").write_text(_overview(policies, settings.model), encoding="utf-8")

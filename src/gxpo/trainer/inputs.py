@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gxpo.config import HERE
 from gxpo.definition import STAGES, Stated, show
 from gxpo.errors import CheckpointError
 
@@ -22,22 +23,30 @@ from gxpo.errors import CheckpointError
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")
 
 
-def hashes(keys: Mapping[str, Stated], source: Any = None) -> dict[str, str]:
-    """Path as written -> SHA-256 for every file that a value names; "dataset:ID" -> SHA-256 of its rows.
+def hashes(keys: Mapping[str, Stated], source: Any = None, home: Path | None = None) -> dict[str, str]:
+    """Path as written -> SHA-256 for every file that a value names; "dataset:ID" -> SHA-256 of its rows. Files in
+    `home`, the run directory, are named as config.yaml names them.
 
     A value may be PATH or PATH:NAME; in a method's keys also package.module:NAME, for modules outside site-packages.
     Files in GXPO_METHODS count if the method is one of theirs.
     """
-    found = {path: of_file(path) for path in _paths(keys)}
+    begin = None if home is None else f"{home}/"
+    found = {
+        HERE + path[len(begin) :] if begin is not None and path.startswith(begin) else path: of_file(path)
+        for path in _paths(keys)
+    }
     if hasattr(source, "fingerprint"):
         found[source.name] = source.fingerprint()
     return {path: digest for path, digest in found.items() if digest is not None}
 
 
-def of_file(path: str) -> str | None:
-    """SHA-256 of a file's content, None if there is no such file."""
+def of_file(path: str, home: Path | None = None) -> str | None:
+    """SHA-256 of a file's content, None if there is no such file; `home`: the run that `run:` names files of."""
+    found = Path(path).expanduser()
+    if home is not None and path.startswith(HERE):
+        found = home / path.removeprefix(HERE)
     try:
-        with open(Path(path).expanduser(), "rb") as file:
+        with open(found, "rb") as file:
             digest = hashlib.sha256()
             while block := file.read(1 << 20):
                 digest.update(block)

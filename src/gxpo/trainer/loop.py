@@ -26,8 +26,9 @@ from gxpo.runtime import reuse_freed
 from gxpo.trainer import checkpoint, inputs
 from gxpo.trainer.best import rules_of
 from gxpo.trainer.checkup import Checkup
-from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, free, refuse_another, refuse_links
+from gxpo.trainer.directory import CONFIG, EVALUATIONS, METRICS, default, free, refuse_another, refuse_links
 from gxpo.trainer.evaluate import EVALUATION, Evaluation, evaluate
+from gxpo.trainer.given import Given
 from gxpo.trainer.lock import Lock
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.session import Session, decoder
@@ -40,7 +41,8 @@ class Trainer(Stages):
 
     resolved  from `gxpo.config.load` or `resolve`
     out       run directory; None: as the settings say
-    reward    a Python function instead of the setting `reward`
+    reward    Python functions instead of the setting `reward`
+    given     the Python objects that the settings stand for; their files are written first
     notify    called with a line where something takes long before the first step
     callbacks beside those of `trainer.callbacks`
     """
@@ -50,26 +52,28 @@ class Trainer(Stages):
         resolved: Resolved,
         *,
         out: str | Path | None = None,
-        reward: Callable[..., Any] | None = None,
+        reward: Any = None,
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
+        given: Given | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         runtime.start()
         reuse_freed()
         s = resolved.settings
-        default = f"runs/{s.task.replace(':', '-').replace('/', '-')}-{resolved.method.name}-seed{s.seed}"
-        self.out = Path(runtime.first(str(out or s.out or default)))
+        self.out = Path(runtime.first(str(out or s.out or default(s.task, resolved.method.name, s.seed))))
         if not resume:
             refuse_another(self.out)
         self.best, self.early = rules_of(s.trainer)
         main = runtime.rank() == 0
         self.calls = Calls(make(s.trainer.callbacks, s.logging.options), callbacks) if main else Calls({})
-        self._lock = Lock(self.out)
-        super().__init__(resolved, reward=reward, resume=resume, notify=notify)
+        self._lock, self._fresh = Lock(self.out), False
+        self.given = given or Given(reward=reward)
+        with self._given_files(write=not resume):
+            super().__init__(resolved, reward=self.given.reward, source=self.given.source, resume=resume, notify=notify)
         self._open.callback(self._lock.release)
-        self.config_text = self.resolved.to_yaml()
-        self.inputs = inputs.hashes(self.resolved.keys, self.source)
+        self.config_text = self.resolved.to_yaml(self.out)
+        self.inputs = inputs.hashes(self.resolved.keys, self.source, self.out)
         self._begun = self.resumed = False
         self.stopped: str | None = None  # why the run ended before its last step
         self.seconds = 0.0  # of training so far, over resumes
@@ -80,6 +84,7 @@ class Trainer(Stages):
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
         e = self.settings.eval
+        self.rewards.at(self.step_number, self.settings.trainer.steps)
         temperature = e.temperature if e.samples == 1 else e.temperature or self.sampling.temperature
         sampling = replace(self.sampling, temperature=temperature, top_k=0, top_p=1.0)
 
@@ -236,13 +241,38 @@ class Trainer(Stages):
         return figures
 
     # ------------------------------------------------------------ the directory
-    def _own(self) -> None:
-        """Take the lock of the run directory, until `train` ends or `close`."""
-        if runtime.rank() != 0 or self._lock.held:
+    @contextmanager
+    def _given_files(self, *, write: bool) -> Iterator[None]:
+        """Around loading: the files of what was given as objects are in the run directory, and gone if it fails."""
+        if not write or self.given.empty:
+            yield
             return
+        try:
+            if runtime.rank() == 0:
+                self._take()
+                refuse_another(self.out)
+                self._fresh = True
+                self.given.write(self.out)
+            runtime.first("")  # until they are there
+            yield
+        except BaseException:
+            if self._fresh:
+                self.given.remove(self.out)
+            self._lock.release()
+            raise
+
+    def _take(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         refuse_links(self.out)
         self._lock.acquire()
+
+    def _own(self) -> None:
+        """Take the lock of the run directory, until `train` ends or `close`."""
+        if runtime.rank() != 0 or (self._lock.held and not self._fresh):
+            return
+        if not self._lock.held:
+            self._take()
+        self._fresh = False
         if not self._begun:
             refuse_another(self.out)  # it may have been written since `__init__` looked
             checkpoint.write_atomic(self.out / CONFIG, self.config_text)
@@ -268,6 +298,7 @@ class Trainer(Stages):
         self._lock.run = self.out
         self._own()
         checkpoint.write_atomic(self.out / CONFIG, self.config_text)
+        self.given.write(self.out)
         self._save()
         raise CheckpointError(
             f"{lost} was deleted or replaced while its run went on, with the metrics and rollouts so far: step "

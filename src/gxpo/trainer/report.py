@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
     body = masthead(title, facts)
     if diagnosis is not None:
         body += said(diagnosis)
-    body += section("Curves", *_curves(rows, evaluations))
+    body += section("Curves", *curves(rows, evaluations))
     body += section("Sample rollouts", *samples(run / "rollouts"))
     body += section("Figures", table(("", ""), summary(rows, evaluations)))
     body += section("Configuration", folded("config.yaml", preformatted(config_text, boxed=True)))
@@ -120,9 +120,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
-def _curves(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[Html]:
+def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
+    """The charts of a run, `only` those with these titles, and a line about those that it has no values for."""
     drawn, missing = [], []
     for title, unit, share, names in CHARTS:
+        if only is not None and title not in only:
+            continue
         source = evaluations if title == "Held-out accuracy" else rows
         series = {label: _points(source, name) for label, name in names.items()}
         if not any(series.values()):

@@ -20,10 +20,11 @@ def samples(folder: Path) -> list[Html]:
     files = sorted(folder.glob("step-*.jsonl"))
     if not files:
         return [paragraph("No rollouts written yet.")]
-    return [_sample_table(path) for path in dict.fromkeys((files[0], files[-1]))]
+    return [table_of(path) for path in dict.fromkeys((files[0], files[-1]))]
 
 
-def _sample_table(path: Path) -> Html:
+def table_of(path: Path) -> Html:
+    """The best and the worst rollouts of a file."""
     records, unread = [], 0
     for line in path.read_bytes().splitlines():
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +15,18 @@ from gxpo.callbacks import Callback
 from gxpo.definition import Stated
 from gxpo.doctor.finding import Diagnosis
 from gxpo.errors import ConfigError
+from gxpo.learners.torch import VALUE_HEAD
 from gxpo.pipeline import Method
-from gxpo.trainer import export
+from gxpo.trainer import export, shown
 from gxpo.trainer.checkup import verdict_of
-from gxpo.trainer.directory import EVALUATIONS, METRICS, free, run_of
+from gxpo.trainer.directory import EVALUATIONS, METRICS, default, find, free, run_of
 from gxpo.trainer.display import Display, display, no_loading_bars
+from gxpo.trainer.given import Arguments, Given
 from gxpo.trainer.interrupts import interactive, of_python
 from gxpo.trainer.loop import Trainer
 from gxpo.trainer.metrics import MetricsFile
 from gxpo.trainer.report import write_report
-from gxpo.trainer.start import checkpoint_of, inherited, verified
+from gxpo.trainer.start import checkpoint_of, inherited, parameters_of, verified
 from gxpo.trainer.statistics import paired_interval
 from gxpo.trainer.step import Tally
 
@@ -35,50 +36,56 @@ _BEST = ("metric", "value", "step")
 
 @dataclass(frozen=True)
 class Run:
-    """A finished (or stopped) run: its directory, and the trainer that made it."""
+    """A run in its directory; `Run("runs/mine")` opens one that has ended. `trainer`: the one that made it, if it was
+    made here."""
 
     path: Path
-    trainer: Trainer
+    trainer: Trainer | None = None
+
+    def __post_init__(self) -> None:
+        path = Path(self.path)
+        object.__setattr__(self, "path", path if self.trainer is not None else find(path))
 
     @property
     def config(self) -> dict[str, Any]:
         """Every key of config.yaml with its value."""
-        return {key: stated.value for key, stated in self.trainer.resolved.keys.items()}
-
-    @property
-    def step(self) -> int:
-        """Number of the newest step."""
-        return self.trainer.step_number
+        return {key: stated.value for key, stated in self.resolved.keys.items()}
 
     @property
     def resumed(self) -> bool:
         """Whether it went on from a checkpoint in this process."""
-        return self.trainer.resumed
+        return self.trainer is not None and self.trainer.resumed
 
     @property
     def stopped(self) -> str | None:
         """Why it ended before its last step (or is about to); None where it did not."""
-        return self.trainer.stopped
+        return None if self.trainer is None else self.trainer.stopped
 
     def stop(self, reason: str) -> None:
         """For callbacks: end the run after this step; it is saved, and `gxpo resume` goes on."""
-        self.trainer.stopped = self.trainer.stopped or reason
+        if self.trainer is not None:
+            self.trainer.stopped = self.trainer.stopped or reason
 
     @property
     def best(self) -> dict[str, Any] | None:
         """{"metric", "value", "step"} of the checkpoint that `trainer.keep_best` keeps; None without one."""
-        best = self.trainer.best
+        best = None if self.trainer is None else self.trainer.best
         return None if best is None or best.value is None else {k: best.state_dict()[k] for k in _BEST}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """The lines of metrics.jsonl, one a step."""
         return MetricsFile(self.path / METRICS).read()
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Held-out figures; the first is before any step."""
         return MetricsFile(self.path / EVALUATIONS).read()
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken."""
+        return self.trainer.step_number if self.trainer is not None else len(self.metrics)
 
     @property
     def gain(self) -> tuple[float, float, float] | None:
@@ -101,7 +108,8 @@ class Run:
     def problem(self) -> str | None:
         """Why nothing can have been learned in it, in a line: no rollout was scored, or no group had a signal. None
         where something could."""
-        return self.tally.problem(self.trainer.method, self.trainer.failures)
+        method = self.trainer.method if self.trainer is not None else self.resolved.method
+        return self.tally.problem(method, None if self.trainer is None else self.trainer.failures)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -114,26 +122,73 @@ class Run:
         files = sorted((self.path / "rollouts").glob("step-*.jsonl"))
         return [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
 
+    # ------------------------------------------------------------ the policy
+    @cached_property
+    def resolved(self) -> config.Resolved:
+        """Its configuration: settings, method, and where each key came from."""
+        return self.trainer.resolved if self.trainer is not None else config.resolve(verified(self.path)[0])
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        if self.trainer is None:
+            return parameters_of(self.path)
+        return {name: x.cpu() for name, x in self.trainer.learner.snapshot().items()}
+
+    @cached_property
+    def _trained(self) -> tuple[Any, Any]:
+        if len(getattr(self.resolved.method.rollout, "policies", None) or [0]) > 1:
+            raise ConfigError(f"{self.path} trained several policies: run.save_pretrained(DIR) writes them all")
+        parameters = {k: x for k, x in self._parameters.items() if not k.startswith(VALUE_HEAD)}
+        return export.trained(self.resolved.settings, parameters)
+
+    @property
+    def model(self) -> Any:
+        """The trained policy as a model of transformers, LoRA merged, on the CPU; a copy, made on the first use."""
+        return self._trained[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer, with the chat template that it was trained with."""
+        return self._trained[1]
+
     def save_pretrained(self, directory: str | Path, *, adapter: bool = False) -> Path:
         """The policy as it is now, as `gxpo export` writes it: merged, or, `adapter`, the LoRA adapter as peft has it.
 
         The trainer's own model is not touched. `directory` must not exist or be empty.
         """
-        parameters = {name: x.cpu() for name, x in self.trainer.learner.snapshot().items()}
-        step = self.trainer.step_number
-        return export.write(self.trainer.resolved, parameters, self.path, step, directory, adapter=adapter)
+        return export.write(self.resolved, self._parameters, self.path, self.step, directory, adapter=adapter)
+
+    # ------------------------------------------------------------ to look at
+    def to_pandas(self, which: str = "metrics") -> Any:
+        """A DataFrame of "metrics" (a row a step), "evaluations", or "samples" (a row a rollout that was written)."""
+        return shown.table_of(self.path, which)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib Figure of its curves, written to `path` (.png, .svg, .pdf) if one is given."""
+        return shown.plot(self.path, str(self), path)
+
+    def _repr_html_(self) -> str:
+        return shown.html(self.path, str(self), self.diagnosis and self.diagnosis.verdict)
+
+    def __str__(self) -> str:
+        rows = [r for r in self.evaluations if r.get("eval_accuracy") is not None]
+        steps = f"step {self.step} of {self.resolved.settings.trainer.steps}"
+        held_out = " -> ".join(f"{r['eval_accuracy']:.3f}" for r in ([rows[0], rows[-1]] if len(rows) > 1 else rows))
+        return f"{self.path}: {self.resolved.method.name}, {steps}{held_out and f', held-out {held_out}'}"
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, step {self.trainer.step_number})"
+        return f"<Run {self}>"
 
 
 def train(
-    model: str | None = None,
-    task: str | None = None,
+    model: Any = None,
+    task: Any = None,
     method: str | Method | None = None,
     steps: int | None = None,
-    reward: Callable[..., Any] | str | Mapping[str, float] | None = None,
+    reward: Any = None,
     *,
+    tokenizer: Any = None,
+    eval_task: Any = None,
     seed: int | None = None,
     out: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
@@ -146,18 +201,24 @@ def train(
 ) -> Run:
     """Train a policy.
 
-    model   "tiny", a local directory or a hub id
-    task    "arithmetic", "countdown", "reasoning_gym:NAME", or a .jsonl file of prompts and answers
+    model   "tiny", a local directory, a hub id; a model of transformers (with `tokenizer`) or (model, tokenizer), which
+            stays as it is: the trained one is `run.model`
+    task    "arithmetic", "countdown", "reasoning_gym:NAME"; a .jsonl, .csv or .parquet file with columns prompt and
+            answer; a list of dicts, a datasets.Dataset, a pandas.DataFrame; a task source: object, class or
+            "my_tasks.py:NAME"
     method  a composition such as "dr_grpo+gspo", or what `gxpo.method` made
     steps   steps of the loop; each draws `tasks.per_step` tasks
     reward  a function of one rollout that declares what it wants among prompt, completion, answer, task, info, tokens,
-            finish and gives a number (or named numbers); or `file.py:function`; or {name: weight}
+            finish and gives a number (or named numbers); a function of a batch, (prompts, completions, **columns), as
+            TRL has them; a rubric of verifiers; `file.py:function`; {any of these: weight}, or a list of them
+    eval_task  held-out tasks, as `task`; without them a share of the task's rows (`tasks.options.held_out_fraction`)
     set     any other key, e.g. {"optim.lr": 1e-4, "rollout.group_size": 16}
     from_run  start from the newest parameters of this run (or of RUN/checkpoints/step-N) with a fresh optimiser; keys
             that are not given are the run's. The default of `out` is then RUN-2, RUN-3...
     callbacks  loggers and others, beside those of the key trainer.callbacks (docs/logging.md)
     progress  what is shown on standard error or in the notebook's cell. None: a bar in a terminal or notebook, else a
             line now and then; True: the bar; False: the lines; "none": nothing
+    out     run directory; by default under runs/, a new one. Objects are written into it, so that the run resumes
     watch   called with every line of metrics; returning True ends the run early
     notify  called with a line of text where something takes long before the first step; None: shown with the progress
 
@@ -166,29 +227,49 @@ def train(
 
     Raises GxpoError subclasses whose message says what to change.
     """
+    given = None
     if resolved is None:
-        values = {"model": model, "task": task, "trainer.steps": steps, "seed": seed}
-        given = {k: Stated(v, "argument") for k, v in values.items() if v is not None}
-        if isinstance(method, str):
-            given["method"] = Stated(method, "argument")
-        if reward is not None:
-            key = "scoring.weights" if isinstance(reward, Mapping) else "reward"
-            given[key] = Stated(_name(reward) if callable(reward) else reward, "argument")
-        given |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
+        arguments = Arguments(model, tokenizer, task, eval_task, reward)
+        values = {"trainer.steps": steps, "seed": seed, "method": method if isinstance(method, str) else None}
+        keys = {k: Stated(v, "argument") for k, v in values.items() if v is not None}
+        keys |= {k: Stated(v, "argument") for k, v in (set or {}).items()}
         composed = method if isinstance(method, Method) else None
-        if from_run is not None:
-            given = continued(from_run, given, composed=composed is not None)
-        resolved = config.resolve(given, composed=composed)
+
+        def at(place: Path) -> config.Resolved:
+            stated = arguments.keys(place) | keys
+            if from_run is not None:
+                stated = continued(from_run, stated, composed=composed is not None)
+            return config.resolve(stated, composed=composed)
+
+        resolved = at(Path("RUN"))
+        if out is None:
+            out = _place(resolved, arguments.label)
+        if arguments.has_objects:
+            resolved = at(Path(out))
+            given = arguments.given(resolved.settings)
     elif from_run is not None:
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.trainer.run.continued")
-    if out is None and resolved.settings.out is None and resolved.settings.init_from is not None:
-        out = free(run_of(Path(resolved.settings.init_from)))
-    shown = display(progress)
-    function = reward if callable(reward) else None
+    elif callable(reward):
+        given = Given(reward=reward)
+    screen = display(progress)
+    say = notify or screen.say
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, reward=function, notify=notify or shown.say, callbacks=[*callbacks, shown])
-    (notify or shown.say)(f"run directory: {trainer.out}")
-    return _go(trainer, watch, shown)
+        trainer = Trainer(resolved, out=out, given=given, notify=say, callbacks=[*callbacks, screen])
+    say(f"run directory: {trainer.out}")
+    return _go(trainer, watch, screen)
+
+
+def _place(resolved: config.Resolved, label: str | None) -> Path:
+    """A run directory that nobody has named: beside the run that this one starts from, or a new one under runs/."""
+    s = resolved.settings
+    runtime.start()
+    if s.out is not None:
+        return Path(s.out)
+    if s.init_from is not None:
+        found = free(run_of(Path(s.init_from)))
+    else:
+        found = free(default(label or s.task, resolved.method.name, s.seed))
+    return Path(runtime.first(str(found)))
 
 
 def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bool = False) -> dict[str, Stated]:
@@ -196,11 +277,12 @@ def continued(from_run: str | Path, given: Mapping[str, Stated], *, composed: bo
     `given` over the other run's, and which checkpoint."""
     path = Path(from_run)
     keys = inherited(run_of(path), given, composed=composed)
-    if "reward" not in given and str(getattr(keys.get("reward"), "value", None)).startswith("python:"):
-        raise ConfigError(
-            f"the reward of {path} was a Python function ({keys['reward'].value}): give it again, or put it into a "
-            "file (reward=my_rewards.py:FUNCTION)"
-        )
+    for name in ("reward", "task"):
+        if name not in given and str(getattr(keys.get(name), "value", None)).startswith("python:"):
+            raise ConfigError(
+                f"the {name} of {path} was a Python object ({keys[name].value}): give it again, or put it into a file "
+                f"({name}=my_file.py:NAME)"
+            )
     return keys | {"init_from": Stated(str(checkpoint_of(path)), "from")}
 
 
@@ -212,12 +294,14 @@ def resume(
     callbacks: Sequence[Callback] = (),
     progress: bool | str | None = None,
     watch: Watch | None = None,
-    reward: Callable[..., Any] | None = None,
+    reward: Any = None,
+    task: Any = None,
 ) -> Run:
     """Go on with a stopped run, to the bit as if it had never stopped; `steps` may extend it.
 
     Refused where config.yaml, or a file of data or code that it names, is not what the checkpoint was made with; files
     may differ where `allow_changed_data` says so. Nothing that config.yaml names is loaded before that is known.
+    `reward` and `task`: functions, rubrics and task sources that can't be found again, given again.
     """
     out = Path(out)
     keys, text = verified(out, allow_changed_data=allow_changed_data)
@@ -230,26 +314,27 @@ def resume(
                 "learning rate depends on it; start another run"
             )
         resolved = config.resolve(keys | {"trainer.steps": Stated(steps, "resume")})
-    shown = display(progress)
+    screen = display(progress)
+    given = Given(source=task, reward=reward)
     with no_loading_bars():
-        trainer = Trainer(resolved, out=out, resume=True, reward=reward, callbacks=[*callbacks, shown])
+        trainer = Trainer(resolved, out=out, resume=True, given=given, callbacks=[*callbacks, screen])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
             if trainer.early is not None:
                 trainer.early.again()
-            trainer.reconfigure(resolved.to_yaml())
+            trainer.reconfigure(resolved.to_yaml(trainer.out))
     except BaseException:
         trainer.close()
         raise
-    return _go(trainer, watch, shown)
+    return _go(trainer, watch, screen)
 
 
-def _go(trainer: Trainer, watch: Watch | None, shown: Display) -> Run:
+def _go(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
     def watched(row: dict[str, Any]) -> bool:
         return bool(watch is not None and watch(row)) or interrupts(row)
 
-    with of_python(shown.say) as interrupts:
+    with of_python(screen.say) as interrupts:
         try:
             trainer.train(watched)
         finally:
@@ -260,17 +345,9 @@ def _go(trainer: Trainer, watch: Watch | None, shown: Display) -> Run:
         if runtime.rank() == 0:
             write_report(trainer.out, run.diagnosis)
     if interrupts.signal is not None:
-        shown.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
+        screen.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
         if not interactive():
             raise KeyboardInterrupt
     if not trainer.warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """`file.py:name` where a new process can find the function again."""
-    source = inspect.getsourcefile(function) if inspect.isfunction(function) else None
-    if source is None or "<" in source or "<" in function.__qualname__ or "." in function.__qualname__:
-        return f"python:{getattr(function, '__name__', 'function')}"
-    return f"{source}:{function.__name__}"

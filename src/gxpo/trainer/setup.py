@@ -34,8 +34,8 @@ def device_of(name: str) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def world_of(s: RunSettings) -> World:
-    """Where tasks come from, and their environment."""
+def world_of(s: RunSettings, given: Any = None) -> World:
+    """Where tasks come from, and their environment; `given`: a task source of the user's, as an object."""
     return worlds.make(
         s.task,
         seed=s.seed,
@@ -43,6 +43,7 @@ def world_of(s: RunSettings) -> World:
         per_step=s.tasks.per_step,
         workers=s.env.workers,
         timeout=s.env.timeout,
+        given=given,
     )
 
 

@@ -33,7 +33,7 @@ def verified(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, S
     refuse_other_config(run, text, state)
     if not allow_changed_data:
         recorded = {k: v for k, v in state.get("inputs", {}).items() if not k.startswith("dataset:")}
-        inputs.refuse_changes(run, recorded, {k: inputs.of_file(k) for k in recorded})
+        inputs.refuse_changes(run, recorded, {k: inputs.of_file(k, run) for k in recorded})
     return keys, text
 
 

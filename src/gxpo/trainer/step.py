@@ -39,18 +39,19 @@ class Stages:
     """The stages of a run, wired together; `step` takes them from tasks to parameters.
 
     resolved  from `gxpo.config.load` or `resolve`
-    reward    a Python function instead of the setting `reward`
+    reward    Python functions instead of the setting `reward`
+    source    a task source, an object instead of what the setting `task` names
     resume    the parameters come from a checkpoint, and what `auto` means is settled
     notify    called with a line where something takes long before the first step
     """
 
     def __init__(
-        self, resolved: Resolved, *, reward: Callable[..., Any] | None, resume: bool, notify: Callable[[str], None]
+        self, resolved: Resolved, *, reward: Any, source: Any = None, resume: bool, notify: Callable[[str], None]
     ) -> None:
         s = resolved.settings
         preflight.check_settings(s, resolved.method)
         self.sampling = setup.sampling_of(s)
-        self.world = setup.world_of(s)
+        self.world = setup.world_of(s, source)
         self.source = self.world.source
         self._open = ExitStack()
         with ExitStack() as opened:
@@ -108,6 +109,7 @@ class Stages:
         clock.lap("sample")
 
         # rollouts -> rewards
+        self.rewards.at(number, self.settings.trainer.steps)
         forest = self.shape(session.score(forest))
         clock.lap("score")
 

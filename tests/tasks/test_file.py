@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gxpo.errors import TaskError
 from gxpo.tasks import make
-from gxpo.tasks.jsonl import read_tasks
+from gxpo.tasks.file import read_tasks
 
 
 def write(path: Path, *lines: object) -> str:
@@ -29,7 +29,7 @@ def test_a_line_is_a_task(tmp_path):
     )
     first, second = read_tasks(Path(path))
     assert (first.id, first.prompt, first.answer, first.info) == ("one", "1+1?", "2", {"level": 3})
-    assert (second.id, second.answer, second.info) == ("q/3", "0.5", {})
+    assert (second.id, second.answer, second.info) == ("q/3", "0.5", {"answer": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_line_is_a_task(tmp_path):
         ('{"prompt": "a \\ud800", "answer": "b"}', "line 2: not valid JSON .*surrogate"),
         ('{"prompt": "a", "answer": ' + "9" * 5000 + "}", "line 2: not valid JSON .*5000 digits"),
         ('{"prompt": "a", "answer": ' + "[" * 10**5, "line 2: not valid JSON .*recursion"),
-        ('{"prompt": "a", "answer": "b", "id": 4}', "line 2: field 'id'"),
+        ('{"prompt": "a", "answer": "b", "id": 4.5}', "line 2: field 'id'"),
         ('{"prompt": "a", "answer": "b", "id": "q"}', "line 2: id 'q' is already that of line 1"),
     ],
 )
@@ -135,3 +135,59 @@ def test_bad_options(tmp_path, options, message):
     path = write(tmp_path / "q.jsonl", *questions(0, 100))
     with pytest.raises(TaskError, match=message):
         make(path, seed=0, options=options)
+
+
+def test_csv_and_parquet_hold_the_same_tasks(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"question": f'What, is\n"{i}"?', "answer": str(i), "level": str(i % 3)} for i in range(20)]
+    lines = [f'"What, is\n""{i}""?",{i},{i % 3}' for i in range(20)]
+    (tmp_path / "q.csv").write_text("\ufeffquestion,answer,level\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
+    write(tmp_path / "q.jsonl", *rows)
+    held_out = write(tmp_path / "held.jsonl", {"question": "else?", "answer": "1"})
+    made = [
+        make(str(tmp_path / f"q.{kind}"), seed=0, options={"prompt": "question", "held_out": held_out}, per_step=5)
+        for kind in ("csv", "parquet", "jsonl")
+    ]
+    drawn = [source.draw(5, 3) for source in made]
+    assert len(drawn[0]) == 5 and {t.prompt for t in drawn[0]} <= {r["question"] for r in rows}
+    for other in drawn[1:]:
+        assert [(t.prompt, t.answer, t.info) for t in drawn[0]] == [(t.prompt, t.answer, t.info) for t in other]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.csv", b"prompt,answer\n1+1=,2,3\n", "q.csv, line 2: has another number of cells"),
+        ("q.csv", b"prompt,answer\n1+1=\n", "q.csv, line 2: has another number of cells"),
+        ("q.csv", b"prompt,answer\n", "q.csv: no tasks in it"),
+        ("q.csv", b"", "q.csv: no tasks in it"),
+        ("q.csv", b'prompt,answer\n"1+1=,2\n', "not valid CSV"),
+        ("q.csv", b"question,answer\na,b\n", "no column 'prompt'; there is question, answer"),
+        ("q.parquet", b"no parquet", "q.parquet: can't be read as parquet"),
+    ],
+)
+def test_files_of_other_kinds_that_can_not_be_used(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=message) as caught:
+        make(str(tmp_path / name), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_a_few_tasks_are_split_too(tmp_path, n):
+    path = write(tmp_path / "q.jsonl", *questions(0, n))
+    with pytest.warns(UserWarning, match=f"of {n} tasks held out.*held_out_fraction.*eval_task"):
+        source = make(path, seed=0)
+    held_out = {t.id for t in source.held_out(10)}
+    assert 1 <= len(held_out) < n
+    assert held_out | {t.id for t in source.draw(64, 0)} == {f"q/{i}" for i in range(1, n + 1)}
+    assert not held_out & {t.id for t in source.draw(64, 0)}
+
+
+def test_tasks_need_no_answers(tmp_path):
+    held_out = write(tmp_path / "held.jsonl", {"prompt": "b", "answer": "1"})
+    source = make(write(tmp_path / "q.jsonl", {"prompt": "a"}), seed=0, options={"held_out": held_out})
+    assert source.draw(1, 0)[0].answer is None and source.unanswered.id == "q/1"

@@ -1,0 +1,126 @@
+"""Rows of data as tasks: which columns are prompt and answer, and what a row may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gxpo.errors import TaskError, did_you_mean
+from gxpo.protocols import Message, Task
+
+Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns that tasks are made of; all others go to `task.info`.
+
+    prompt, answer  their names; the prompt's may hold messages
+    answer_after    the answer is the text after this mark in its column (GSM8K: "####")
+    template        text of the prompt; must hold {prompt}
+    """
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    answer_after: str = ""
+    template: str = "{prompt}"
+
+    options: ClassVar[Mapping[str, type]] = {"prompt": str, "answer": str, "answer_after": str, "template": str}
+
+    @classmethod
+    def among(cls, options: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
+        """The columns that options of a task name, and the other options."""
+        own = {k: v for k, v in options.items() if k in cls.options}
+        return cls(**own), {k: v for k, v in options.items() if k not in own}
+
+    def check(self, label: str) -> None:
+        """`TaskError` for a template without a place for the prompt."""
+        if "{prompt}" not in self.template:
+            raise TaskError(f"task {label!r}: template must contain {{prompt}}, not {self.template!r}")
+
+
+COLUMNS = Columns()
+
+
+def tasks_of(rows: Iterable[Row], columns: Columns, label: str, example: str = "") -> list[Task]:
+    """Tasks of rows, in order. `label`: what holds them; `example`: what a message about an empty one ends with.
+
+    A row's `id` is the task's. Without a column of answers, tasks have none; a row that lacks what others have is an
+    error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
+    row and the field; nothing is half-loaded.
+    """
+    listed = list(rows)
+    if not listed:
+        raise TaskError(f"{label}: no tasks in it{example}")
+    _check_columns(listed, columns, label)
+    answered = any(row.get(columns.answer) is not None for _, _, row in listed)
+    tasks: list[Task] = []
+    place_of: dict[str, str] = {}
+    for where, default_id, row in listed:
+        task = task_of(where, default_id, row, columns, answered=answered)
+        if task.id in place_of:
+            raise TaskError(f"{where}: id {task.id!r} is already that of {place_of[task.id]}")
+        place_of[task.id] = where.rpartition(", ")[2]
+        tasks.append(task)
+    return tasks
+
+
+def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
+    """`TaskError` for a column that no row has; the answers' may be missing where nothing names it."""
+    asked = {"prompt": columns.prompt, "answer": columns.answer}
+    for option, column in asked.items():
+        if (option == "answer" and column == option) or any(column in row for _, _, row in rows):
+            continue
+        there = dict.fromkeys(str(name) for _, _, row in rows for name in row)
+        hint = did_you_mean(column, there) or f"; there is {', '.join(there) or 'none'}"
+        raise TaskError(f"{label}: no column {column!r}{hint} (set tasks.options.{option} to the name of the column)")
+
+
+def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Columns, *, answered: bool) -> Task:
+    """One row as a task; `answered`: it must have an answer."""
+    row = dict(row)
+    for column in (columns.prompt, *([columns.answer] if answered else [])):
+        if column not in row:
+            raise TaskError(f"{where}: field {column!r} is missing, which other rows have")
+    prompt, answer, name = row.pop(columns.prompt), row.pop(columns.answer, None), row.pop("id", default_id)
+    if isinstance(name, int) and not isinstance(name, bool):
+        row["id"], name = name, str(name)
+    if not isinstance(name, str) or not name:
+        raise TaskError(f"{where}: field 'id' must be a text that is not empty or a whole number, not {name!r}")
+    found = _prompt(where, prompt, columns)
+    if answered:
+        if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == "":
+            raise TaskError(
+                f"{where}: field {columns.answer!r} must be a text that is not empty or a number, not {answer!r}; "
+                "under another name any value is allowed, and a reward finds it in `info`"
+            )
+        if not isinstance(answer, str):
+            row["answer"] = answer
+        answer = str(answer)
+        if columns.answer_after:
+            _, mark, answer = answer.rpartition(columns.answer_after)
+            if not mark:
+                raise TaskError(f"{where}: its {columns.answer!r} has no {columns.answer_after!r} in it")
+            answer = answer.strip()
+    return Task(name, found, answer, row)
+
+
+def _prompt(where: str, prompt: Any, columns: Columns) -> str | tuple[Message, ...]:
+    if isinstance(prompt, (list, tuple)):
+        return messages(list(prompt), where)
+    if not isinstance(prompt, str) or not prompt:
+        raise TaskError(
+            f"{where}: field {columns.prompt!r} must be a text that is not empty or messages, not {prompt!r}"
+        )
+    return columns.template.replace("{prompt}", prompt)
+
+
+def messages(given: list[Any], where: str) -> tuple[Message, ...]:
+    """Validate a prompt of messages, each {"role": text, "content": text}; keys that are null are left out."""
+    for message in given:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content', not {message!r}")
+    if not given:
+        raise TaskError(f"{where}: field 'prompt' holds no message")
+    return tuple({k: v for k, v in message.items() if v is not None} for message in given)
