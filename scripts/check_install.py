@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,6 @@ TRAIN = [
     gxpo("check-reward", "math", "--task", "arithmetic", "--n", "4", says="reference"),
 ]
 TRIES = {
-    "core": CORE,
     "train": TRAIN,
     "trl": [Try(("-c", "from gxpo.adapters.trl import GRPOTrainer; print(GRPOTrainer)"), "gxpo")],
     "verl": [Try(("-c", "import gxpo.adapters.verl as v; print(v.__name__)"), "verl")],
@@ -128,12 +128,15 @@ TRIES = {
 
 
 class Environment:
-    """A fresh virtual environment in a directory; `tried` prints what it does."""
+    """A fresh virtual environment in a directory, or a copy of one; `tried` prints what it does."""
 
-    def __init__(self, directory: Path, python: str) -> None:
-        self.place = directory / "work"
-        subprocess.run([python, "-m", "venv", str(directory)], check=True)
-        self.place.mkdir()
+    def __init__(self, directory: Path, python: str, like: Environment | None = None) -> None:
+        self.directory, self.place = directory, directory / "work"
+        if like is None:
+            subprocess.run([python, "-m", "venv", str(directory)], check=True)
+            self.place.mkdir()
+        else:  # by links, in seconds; only scripts in bin/ know where they were, and `python -m` starts none of them
+            shutil.copytree(like.directory, directory, symlinks=True, copy_function=os.link)
         self.python = str(directory / ("Scripts" if os.name == "nt" else "bin") / "python")
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
         self.surroundings = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -167,35 +170,36 @@ def wheel_of(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def check(name: str, wheel: Path, python: str, torch: str | None) -> int:
-    """How many commands fail in a clean environment with `name`: "core", or an extra."""
-    with tempfile.TemporaryDirectory() as home:
-        made = Environment(Path(home), python)
-        if torch is None:
-            without = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
-            made.pip(*without)
-            made.pip("--no-deps", str(wheel))
-        else:
-            made.pip(f"torch=={torch}")
-            made.pip(str(wheel))
-        tries = TRIES.get(name, [])
-        if name != "core":
-            # for good measure: an extra that wants another torch is told here, not after gigabytes
-            limit = made.place / "torch.txt"
-            limit.write_text(f"torch=={torch}\n", encoding="utf-8")
-            made.pip("packaging", "-c", str(limit), f"gxpo[{name}]")
-            tries = [Try(("-c", IMPORTS, name), "imported"), *tries]
-        elif torch is None:
-            tries = WITHOUT_TORCH
-        if torch is not None:
-            tries = [Try(("-m", "pip", "check"), "No broken requirements"), *tries]
-        _, listed = made.run("-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
-        _, version = made.run("--version")
-        found = {row["name"]: row["version"] for row in json.loads(listed[: listed.rindex("]") + 1])}
-        size = sum(f.stat().st_size for f in Path(home).rglob("*") if f.is_file() and not f.is_symlink())
-        about = (version.strip(), f"torch {found.get('torch')}", f"{len(found)} packages", f"{size >> 20} MB")
-        print(f"{name}: {', '.join(about)}", flush=True)
-        return sum(not made.tried(one) for one in tries)
+def core(directory: Path, wheel: Path, python: str, torch: str | None) -> Environment:
+    """An environment with the core, and with torch if it is given."""
+    made = Environment(directory, python)
+    if torch is None:
+        made.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
+        made.pip("--no-deps", str(wheel))
+    else:
+        made.pip(f"torch=={torch}")
+        made.pip(str(wheel))
+    return made
+
+
+def check(name: str, made: Environment, torch: str | None) -> int:
+    """How many commands fail in a copy of the core's environment, with an extra unless `name` is "core"."""
+    if name == "core":
+        tries = CORE if torch else WITHOUT_TORCH
+    else:
+        limit = made.place / "torch.txt"  # an extra that wants another torch says so before it brings gigabytes
+        limit.write_text(f"torch=={torch}\n", encoding="utf-8")
+        made.pip("packaging", "-c", str(limit), f"gxpo[{name}]")
+        tries = [Try(("-c", IMPORTS, name), "imported"), *TRIES.get(name, [])]
+    if torch is not None:
+        tries = [Try(("-m", "pip", "check"), "No broken requirements"), *tries]
+    _, listed = made.run("-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
+    _, version = made.run("--version")
+    found = {row["name"]: row["version"] for row in json.loads(listed[: listed.rindex("]") + 1])}
+    size = sum(f.stat().st_size for f in made.directory.rglob("*") if f.is_file() and not f.is_symlink())
+    about = (version.strip(), f"torch {found.get('torch')}", f"{len(found)} packages", f"{size >> 20} MB")
+    print(f"{name}: {', '.join(about)}", flush=True)
+    return sum(not made.tried(one) for one in tries)
 
 
 def main() -> None:
@@ -215,15 +219,17 @@ def main() -> None:
         for name, why in ELSEWHERE.items():
             print(f"{name}: left out: {why}")
     wrong: dict[str, str] = {}
+    torch = None if given.without_torch else given.torch
     with tempfile.TemporaryDirectory() as folder:
-        wheel = wheel_of(Path(folder))
+        first = core(Path(folder, "first"), wheel_of(Path(folder)), given.python, torch)
         for name in names:
             try:
-                if failed := check(name, wheel, given.python, None if given.without_torch else given.torch):
+                if failed := check(name, Environment(Path(folder, name), given.python, first), torch):
                     wrong[name] = f"{failed} commands fail"
             except SystemExit as error:
                 print(f"{name}: {error}"[:3000], flush=True)
                 wrong[name] = "does not install"
+            shutil.rmtree(Path(folder, name), ignore_errors=True)
     if wrong:
         raise SystemExit("; ".join(f"{name}: {what}" for name, what in wrong.items()))
     print(f"{len(names)} environments work")

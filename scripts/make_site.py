@@ -47,19 +47,15 @@ def api(site: Site) -> list[str]:
     body = ["# Python API", "", "```python\nimport gxpo\n```", "", "Names of `gxpo` itself; modules:", "", *rows, ""]
     for name, value in named:
         kind = "autoclass" if inspect.isclass(value) else "autofunction"
-        options = "\n:members:\n:inherited-members: object, Protocol, dict, list, tuple" if kind == "autoclass" else ""
-        body += [f"## {name}", "", f"```{{eval-rst}}\n.. {kind}:: gxpo.{name}{_indented(options)}\n```", ""]
+        options = "\n   :members:\n   :inherited-members: object, Protocol, dict, list, tuple" * (kind == "autoclass")
+        text = f".. {kind}:: gxpo.{name}{options}"
+        if value.__module__ in modules:  # its page has it: described twice it would have two addresses
+            text = f"See :py:obj:`{value.__module__}.{name}`."
+        body += [f"## {name}", "", f"```{{eval-rst}}\n{text}\n```", ""]
     site.write("api", "\n".join(body))
     for module in modules:
-        text = (
-            f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :imported-members: False\n```\n"
-        )
-        site.write(f"api/{module}", text.replace("   :imported-members: False\n", ""))
+        site.write(f"api/{module}", f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n")
     return [f"api/{module}" for module in sorted(modules)]
-
-
-def _indented(options: str) -> str:
-    return options.replace("\n", "\n   ")
 
 
 def staged(out: Path) -> None:

@@ -103,6 +103,23 @@ def test_grpo_loads_no_part_that_it_does_not_have() -> None:
     assert not loaded & {"gxpo.compat", "gxpo.settings", "gxpo.rewards.scoring", "gxpo.objectives.sequence_score"}
 
 
+def test_a_first_method_makes_no_full_garbage_collection_and_leaves_the_collector_as_it_was() -> None:
+    """A full one walks all that torch has made, and took as long as everything else."""
+    printed = run(
+        "import gc, json, torch",
+        "found = []",
+        "gc.callbacks.append(lambda phase, about: found.append(about['generation']))",
+        "import gxpo",
+        "gxpo.method('grpo')",
+        "left = [gc.isenabled()]",
+        "gc.disable()",
+        "gxpo.method('rloo')",
+        "left.append(gc.isenabled())",
+        "print(json.dumps([found.count(2), left]))",
+    )
+    assert json.loads(printed) == [0, [True, False]]
+
+
 # What Windows does not have, taken away before anything of gxpo is imported; torch keeps what it needs.
 WINDOWS = """
 import importlib, os, pkgutil, signal, sys, warnings

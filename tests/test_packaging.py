@@ -111,8 +111,7 @@ def test_the_source_distribution_holds_all_that_git_does_not_ignore(tmp_path, mo
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    left_out = {name for name in tracked(".") - held if not name.startswith((".ci/", ".github/", "skills/"))}
-    assert left_out <= {"llms.txt"}, left_out
+    assert {name for name in tracked(".") - held if not name.startswith((".ci/", ".github/"))} == set()
     assert held - tracked(".") <= {"PKG-INFO"}
 
 

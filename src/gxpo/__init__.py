@@ -66,7 +66,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"gxpo.{name}")
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        from gxpo.imports import collections_paused
+
+        with collections_paused():
+            value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'gxpo' has no attribute {name!r}")

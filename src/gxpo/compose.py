@@ -13,6 +13,7 @@ from typing import Any
 from gxpo import former
 from gxpo.definition import Definition, Stated, check_allowed, check_refusals, merge, show, unknown_key
 from gxpo.errors import ConfigError, did_you_mean
+from gxpo.imports import collections_paused
 from gxpo.options import PROTOCOL, Keys, Unexecuted, dotted, resolve_part
 from gxpo.pipeline import Method
 from gxpo.signals import BUILT_IN
@@ -38,9 +39,10 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
             raise ConfigError(f"{key}={show(value)} is not a name")
     from gxpo.methods import METHODS
 
-    definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
-    stated = former.renewed(dotted(overrides or {}), [definition for _, definition, _ in definitions])
-    return _build(spec, definitions, merge(definitions, stated, METHODS))
+    with collections_paused():  # parts are imported as they are named
+        definitions = [_defined(word.strip(), compat) for word in spec.split("+")]
+        stated = former.renewed(dotted(overrides or {}), [definition for _, definition, _ in definitions])
+        return _build(spec, definitions, merge(definitions, stated, METHODS))
 
 
 def _defined(word: str, compat: str | None) -> tuple[str, Definition, Mapping[str, Any]]:
