@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gxpo.decoder import functions
-from gxpo.decoder.functions import Chain, Plan, TreeAttention, kernel_works
+from gxpo.decoder import attention
+from gxpo.decoder.attention import Chain, Heads, Plan, Rectangle, TreeAttention, kernel_works
 
 HEADS, KV, SIZE = 4, 2, 6
 
@@ -66,7 +66,7 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
     angle = torch.randn(len(seen), SIZE // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
     slope = torch.randn(len(seen), HEADS * SIZE, generator=generator, dtype=torch.float64)
     a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
-    found = TreeAttention.apply(a, angle.cos(), angle.sin(), Plan.of(chains), HEADS, 0.7)
+    found = TreeAttention.apply(a, angle.cos(), angle.sin(), Plan.of(chains), Heads(HEADS, SIZE, 0.7))
     expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     (found * slope).sum().backward()
@@ -77,7 +77,7 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
 @pytest.mark.parametrize("units", [False, True])
 def test_in_bfloat16_values_and_gradients_differ_by_rounding(monkeypatch, units):
     """With matrix units the gradient is computed in bfloat16, without them in float32."""
-    monkeypatch.setattr(functions, "has_matrix_units", lambda: units)
+    monkeypatch.setattr(attention, "has_matrix_units", lambda: units)
     chains, seen = [Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)], [[0], [0, 1], [0, 1, 2]]
     seen += [[0, 1, 2, *range(start, i + 1)] for start, end in ((3, 5), (5, 8)) for i in range(start, end)]
     draw = torch.Generator().manual_seed(0)
@@ -85,7 +85,7 @@ def test_in_bfloat16_values_and_gradients_differ_by_rounding(monkeypatch, units)
     angle = torch.randn(8, SIZE // 2, generator=draw, dtype=torch.float64).repeat(1, 2)
     slope = torch.randn(8, HEADS * SIZE, generator=draw, dtype=torch.float64)
     a, b = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
-    found = TreeAttention.apply(a, angle.cos().float(), angle.sin().float(), Plan.of(chains), HEADS, 0.7)
+    found = TreeAttention.apply(a, angle.cos().float(), angle.sin().float(), Plan.of(chains), Heads(HEADS, SIZE, 0.7))
     expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
     (found * slope).sum().backward()
     (expected * slope).sum().backward()
@@ -100,6 +100,6 @@ def test_blocks_of_a_prompt_with_two_answers():
     (wide, narrow) = plan.squares
     assert (wide.index.tolist(), wide.held) == ([[0, 1, 2], [5, 6, 7]], None)
     assert narrow.index.tolist() == [[3, 4]]  # a third of padding would be too much
-    assert plan.rectangles == ((slice(3, 8), slice(0, 3)),)
+    assert plan.rectangles == (Rectangle(slice(3, 8), slice(0, 3)),)
     padded = Plan.of([Chain(0, 9, 9), Chain(9, 17, 17)]).squares[0]  # 9 and 8: one in nine is padding
     assert padded.held is not None and padded.held.sum(1).tolist() == [9, 8]

@@ -14,8 +14,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gxpo.decoder.forward import Branches, Decoder, Prompts, Stepper
-from gxpo.decoder.functions import Chain
+from gxpo.decoder.attention import Chain
+from gxpo.decoder.forward import Decoder
+from gxpo.decoder.sampling import Branches, Prompts, Stepper
 from gxpo.learners.torch import TorchLearner
 
 SMALL = {
@@ -97,7 +98,7 @@ def test_token_by_token_is_what_the_whole_gives(name, short):
             wide = x.new_zeros(2, 4, *x.shape[1:])
             wide[mask.bool()] = x
             padded.append(tuple(wide.transpose(1, 2).chunk(2, 1)))
-        stepper = Stepper(decoder, model.lm_head)
+        stepper = Stepper(decoder)
         first = stepper.logits(states[[3, 5]])
         branches = Branches.of(stepper, Prompts(padded, mask), owner, first, 3, short)
 

@@ -10,8 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.decoder.forward import Decoder, copies_fit, plain
-from gxpo.decoder.functions import HALF, times, times_backward
+from gxpo.decoder.architecture import plain
+from gxpo.decoder.attention import HALF
+from gxpo.decoder.forward import Decoder
+from gxpo.decoder.functions import times, times_backward
+from gxpo.decoder.sampling import copies_fit
 
 ROWS = 256  # tokens that go through a matrix together, at most
 WORK = 1e9  # floating point operations of a trial, at most: what wider matrices have beyond that is left out
@@ -81,9 +84,7 @@ def _apart(best: dict[str, list[float]]) -> bool:
 
 def _matrices(decoder: Decoder, head: Any) -> list[Tensor]:
     """The weights of a layer that are multiplied in the dtype of products, else of the head."""
-    own, mlp = decoder.layers[0].self_attn, decoder.layers[0].mlp
-    maps = (own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    found = [m.weight for m in maps if plain(m)]
+    found = [m.weight for m in decoder.layers[0].matrices if plain(m)]
     return found or [m.weight for m in (head,) if plain(m)]
 
 

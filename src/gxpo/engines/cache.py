@@ -18,13 +18,21 @@ Layers = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 def check_rows(cache: Any, name: str) -> None:
     """Raise an error if rows of a model's cache can't be selected one by one."""
     layers = getattr(cache, "layers", None)
-    if layers is None or any(
-        not hasattr(layer, "batch_select_indices") or hasattr(layer, "conv_states") for layer in layers
-    ):
+    if layers is None or not all(_has_states(layer) or _is_plain(layer) for layer in layers):
         raise ModelError(
-            f"{name} keeps no key-value cache whose rows can be reordered (it is recurrent or has "
-            "linear-attention layers): sample from it with another engine"
+            f"{name} keeps no cache whose rows can be reordered (it is recurrent throughout, or older than "
+            "transformers' common cache): sample from it with another engine"
         )
+
+
+def _is_plain(layer: Any) -> bool:
+    return hasattr(layer, "batch_select_indices") and not hasattr(layer, "conv_states")
+
+
+def _has_states(layer: Any) -> bool:
+    """Whether a layer holds states of linear attention or convolutions, by number, of which rows can be selected."""
+    states = (getattr(layer, name, None) for name in ("conv_states", "recurrent_states"))
+    return all(isinstance(x, dict) for x in states) and hasattr(layer, "reorder_cache")
 
 
 def rows_of(cache: Any, rows: Tensor) -> Any:
@@ -95,7 +103,13 @@ def _with_layers(cache: Any, layers: list[Any]) -> Any:
 
 def _rows_of_layer(layer: Any, rows: Tensor) -> Any:
     taken = copy.copy(layer)
-    taken.batch_select_indices(rows)
+    if _has_states(layer):
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):  # else both layers would write into one
+                setattr(taken, name, dict(value))
+        taken.reorder_cache(rows)
+    else:
+        taken.batch_select_indices(rows)
     return taken
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.decoder.forward import Decoder, Prompts
-from gxpo.decoder.functions import Chain
+from gxpo.decoder.attention import Chain
+from gxpo.decoder.forward import Decoder
+from gxpo.decoder.sampling import Prompts
 from gxpo.engines.cache import Layers
 from gxpo.errors import ModelError
 from gxpo.protocols import Completion, Sampling, StreamKey
@@ -110,12 +111,14 @@ class Context:
 
 
 def prefill_flat(
-    decoder: Decoder, head: Any, contexts: Sequence[Context], tokens: int, device: torch.device
+    decoder: Decoder, contexts: Sequence[Context], tokens: int, device: torch.device
 ) -> tuple[Tensor, Prompts]:
     """Logits [C, V] after each context, of which nothing is kept, and its keys and values, for samples to share.
 
-    Without padding, at most `tokens` (or one context) at a time. head: hidden states [n, H] -> logits [n, V]
+    Without padding, at most `tokens` (or one context) at a time.
     """
+    head = decoder.head
+    assert head is not None
     lengths = [len(c.prompt) for c in contexts]
     columns = max(lengths)
     mask = right_aligned(lengths, columns, device)

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.decoder.forward import Decoder, Kernels, Products
+from gxpo.decoder.architecture import positions, rope_settings
+from gxpo.decoder.forward import Decoder, Kernels, Products, near
 from gxpo.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
 from gxpo.engines.decode import Context, right_aligned
+from gxpo.errors import ModelError
 
-GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a context outgrows a length
+GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a context outgrows a length (see `positions`)
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,41 @@ class Network:
         self.model, self.device = model.to(device), device
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.name = type(self.causal).__name__
-        if getattr(self.causal, "_is_stateful", False):
-            check_rows(None, self.name)
         accepted = inspect.signature(self.causal.forward).parameters
+        if "past_key_values" not in accepted:
+            check_rows(None, self.name)
         self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
-        self.positions: int | None = getattr(self.causal.config.get_text_config(), "max_position_embeddings", None)
+        self.positions, self.limited_by = positions(self.causal.config.get_text_config())
         self.decoder = Decoder.of(self.causal, products=products) if kernels == "auto" else None
+        if self.decoder is None:
+            self._check_forks()
+
+    @torch.no_grad()
+    def _check_forks(self) -> None:
+        """Raise an error unless samples that go on from one padded prefill are what whole forward passes give.
+
+        What a model keeps between tokens differs from one architecture to the next: states, windows, positions.
+        """
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            vocabulary = self.causal.config.get_text_config().vocab_size
+            ids = [(i * 7919) % vocabulary for i in range(1, 10)]
+            prompts, owner, drawn = (ids[:5], ids[5:7]), (0, 0, 1), (ids[7], ids[8], ids[7])
+            state = prefill(self, [Context(tuple(p)) for p in prompts], 0, 64)
+            state = state.spread(torch.tensor(owner, device=self.device), 2)
+            for _ in range(2):
+                state = state.advance(torch.tensor(drawn, device=self.device))
+            for row, (p, token) in enumerate(zip(owner, drawn, strict=True)):
+                tokens = torch.tensor([[*prompts[p], token, token]], device=self.device)
+                whole = self.causal(input_ids=tokens, use_cache=False).logits[0, -1:]
+                if not near(state.logits[row : row + 1], whole):
+                    raise ModelError(
+                        f"{self.name}: samples that go on from its cache differ from its own forward pass, so their "
+                        "log-probs would not be the learner's: sample from it with another engine"
+                    )
+        finally:
+            self.model.train(was_training)
 
     def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Logits after the last of `tokens` [n, new] and the cache that includes them.
@@ -108,9 +139,7 @@ class Network:
 
 def _rope_types(config: Any) -> set[str]:
     """The kinds of rotary embedding that a configuration names, for all layers or by type of layer."""
-    settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [x for x in settings.values() if isinstance(x, dict)]
-    return {str(x.get("rope_type", x.get("type", "default"))) for x in (settings, *nested)}
+    return {str(x.get("rope_type", x.get("type", "default"))) for x in rope_settings(config)}
 
 
 ALIKE = 32  # new tokens by which contexts may always differ in one forward pass; beyond, at most by a factor of 2

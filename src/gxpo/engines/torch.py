@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from gxpo.decoder import measure
-from gxpo.decoder.forward import Branches, Kernels, Products, Prompts, Stepper
+from gxpo.decoder.forward import Kernels, Products
 from gxpo.decoder.measure import Trial
+from gxpo.decoder.sampling import Branches, Prompts, Stepper
 from gxpo.engines.decode import (
     Batch,
     Context,
@@ -204,14 +205,13 @@ class TorchEngine:
         """Batches after their prompts; `owners`: the prompt of each of their samples."""
         network = self.network
         if network.decoder is not None:
-            head = network.causal.get_output_embeddings()
             if any(c.known for c in contexts):
                 after = prefill(network, contexts, 0, self.prefill_tokens)
                 logits, prompts = after.logits, Prompts([(x.keys, x.values) for x in after.cache.layers], after.mask)
             else:
-                logits, prompts = prefill_flat(network.decoder, head, contexts, self.prefill_tokens, self.device)
+                logits, prompts = prefill_flat(network.decoder, contexts, self.prefill_tokens, self.device)
             contexts.clear()
-            stepper = self._stepper = self._stepper or Stepper(network.decoder, head)
+            stepper = self._stepper = self._stepper or Stepper(network.decoder)
             for owner in owners:
                 yield Branches.of(stepper, prompts, owner, logits, room)
             return
@@ -303,7 +303,8 @@ class TorchEngine:
             if limit and len(request.prompt) + sampling.max_new_tokens > limit:
                 raise ModelError(
                     f"a prompt of {len(request.prompt)} tokens and max_new_tokens {sampling.max_new_tokens} exceed the "
-                    f"{limit} positions of {self.network.name}: lower max_new_tokens or shorten the prompt"
+                    f"{limit} positions of {self.network.name}{self.network.limited_by}: lower max_new_tokens or "
+                    "shorten the prompt"
                 )
             if request.keep and len(request.keep) != len(request.streams):
                 raise ModelError(

@@ -67,6 +67,8 @@ def why_flat(readout: Readout) -> str | None:
     From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
     masks), then by trying a small tree against its branches.
     """
+    if readout.decoder is not None:  # it has blocks instead of masks
+        return None
     config: Any = readout.causal.config.get_text_config()
     layers = getattr(config, "layer_types", None)
     if getattr(readout.causal, "_is_stateful", False):

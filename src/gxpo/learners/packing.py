@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gxpo import runtime
-from gxpo.decoder.functions import Chain
+from gxpo.decoder.attention import Chain
 from gxpo.errors import ModelError
 from gxpo.forest import Forest
 from gxpo.protocols import LossFunction

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.decoder.forward import Decoder, Kernels, Products, plain
+from gxpo.decoder.architecture import Head, backbone_of, plain, positions
+from gxpo.decoder.forward import Decoder, Kernels, Products
 from gxpo.errors import ModelError
 from gxpo.learners.divergence import generalised_jensen_shannon, with_rest
 from gxpo.protocols import Output
@@ -101,11 +102,9 @@ class Readout:
         self.name = type(causal).__name__
         config = causal.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
-        self.positions = getattr(config, "max_position_embeddings", None)
-        self._backbone = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
-        self.head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
-        self._scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-        self._softcap = getattr(config, "final_logit_softcapping", None)
+        self.positions, self.limited_by = positions(config)
+        self._backbone, self._head = backbone_of(causal), Head.of(causal)
+        self.head = None if self._head is None else self._head.module
         self.split = self._reproduces_logits() if split is None else split
         if not self.split:
             warnings.warn(
@@ -232,10 +231,8 @@ class Readout:
         """[n, V] logits of hidden states [n, H]; `weight` from `head_weight`."""
         if not self.split:
             return states
-        assert self.head is not None
-        logits = self.head(states) if weight is None else states.to(weight.dtype) @ weight.t()
-        logits = logits * self._scale if self._scale != 1.0 else logits
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        assert self._head is not None
+        return self._head(states, weight)
 
     @torch.no_grad()
     def _reproduces_logits(self) -> bool:

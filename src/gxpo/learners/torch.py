@@ -354,7 +354,8 @@ class TorchLearner(InProcess):
         limit = self._readout.positions
         if limit and deepest.numel() and int(deepest.max()) >= limit:
             raise ModelError(
-                f"a trajectory has {int(deepest.max()) + 1} tokens, the model {limit} positions: "
+                f"a trajectory has {int(deepest.max()) + 1} tokens, the model {limit} positions"
+                f"{self._readout.limited_by}: "
                 "shorten prompts or lower sampling.max_new_tokens"
             )
         return packing

@@ -1,0 +1,344 @@
+"""Tree attention over blocks, with gradients by hand: sliding windows, soft-capped scores, rotary embeddings.
+
+Full attention needs no mask: every chain of tokens attends to itself causally and to each chain above it. Tokens lie in
+depth-first order, so everything below a chain follows it in one stretch: there are as many causal squares as chains,
+and one full rectangle for each chain that has something below it. Their softmaxes are joined by their logarithmic sums,
+and the gradient of each block is taken with the joined sum, as in ring attention (Liu et al., arXiv 2310.01889). Memory
+grows with the number of tokens, never with its square.
+
+Within a sliding window chains are cut into pieces no longer than it, so that squares stay causal and nothing else; a
+rectangle that the window's edge runs through has a mask, and those beyond it are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+HALF = (torch.bfloat16, torch.float16)
+WASTE = 0.25  # share of padding up to which causal squares of different sizes go together
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Tokens [start, end) of a flat list, each following the one before; their descendants are [end, below)."""
+
+    start: int
+    end: int
+    below: int
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), held [B, L] bool."""
+
+    index: Tensor
+    held: Tensor | None  # None: nothing is padded
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Queries and the ancestors that they attend to; mask [1, 1, rows, keys] is added to the scores (None: nothing is
+    hidden)."""
+
+    rows: slice
+    keys: slice
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Attention blocks of a flat token list: causal squares, and rectangles, nearest ancestors last."""
+
+    squares: tuple[Squares, ...]
+    rectangles: tuple[Rectangle, ...]
+
+    @staticmethod
+    def of(chains: Sequence[Chain]) -> Plan:
+        """Attention blocks of these chains."""
+        return Plan(
+            _squares(chains),
+            tuple(
+                Rectangle(slice(c.end, c.below), slice(c.start, c.end))
+                for c in chains
+                if c.below > c.end and c.end > c.start
+            ),
+        )
+
+    @staticmethod
+    def within(chains: Sequence[Chain], window: int, position: Tensor, dtype: torch.dtype) -> Plan:
+        """Attention blocks of these chains where a token at position p sees those of its ancestors, and itself, whose
+        position is above p - window. position [n]; dtype of the queries."""
+        if not position.numel() or int(position.max()) < window:
+            return Plan.of(chains)
+        pieces = [
+            Chain(start, min(start + window, c.end), c.below) for c in chains for start in range(c.start, c.end, window)
+        ]
+        found = (_within(c, window, position, dtype) for c in pieces if c.below > c.end)
+        return Plan(_squares(pieces), tuple(r for r in found if r is not None))
+
+
+def _within(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> Rectangle | None:
+    """What lies below a piece, as far as some of it sees some of the piece."""
+    depth = position[piece.end : piece.below]
+    seen = (depth < int(position[piece.end - 1]) + window).nonzero().squeeze(1)
+    if not seen.numel():
+        return None
+    rows = slice(piece.end + int(seen[0]), piece.end + int(seen[-1]) + 1)
+    keys = position[piece.start : piece.end]
+    hidden = keys[None] <= position[rows][:, None] - window
+    if not bool(hidden.any()):
+        return Rectangle(rows, slice(piece.start, piece.end))
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, lowest(dtype))
+    return Rectangle(rows, slice(piece.start, piece.end), mask[None, None])
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """A score that hides a key; half of the least number, so that adding to it stays finite."""
+    return torch.finfo(dtype).min / 2
+
+
+def _squares(chains: Sequence[Chain]) -> tuple[Squares, ...]:
+    by_length = sorted((c for c in chains if c.end > c.start), key=lambda c: c.start - c.end)
+    together: list[list[Chain]] = []
+    for chain in by_length:
+        widest = together[-1][0].end - together[-1][0].start if together else 0
+        if not together or chain.end - chain.start < (1 - WASTE) * widest:
+            together.append([])
+        together[-1].append(chain)
+    return tuple(_square(chains) for chains in together)
+
+
+def _square(chains: Sequence[Chain]) -> Squares:
+    starts = torch.tensor([c.start for c in chains])
+    lengths = torch.tensor([c.end - c.start for c in chains])
+    column = torch.arange(int(lengths.max()))[None]
+    held = column < lengths[:, None]
+    # padding comes after a chain's own tokens, which are causal, and so never see it
+    index = starts[:, None] + torch.minimum(column, lengths[:, None] - 1)
+    return Squares(index, None if bool(held.all()) else held)
+
+
+@cache
+def kernel_works() -> bool:
+    """Whether this build of torch has the attention kernel, with grouped queries and gradients."""
+    if not hasattr(torch.ops.aten, KERNEL):
+        return False
+    q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
+    try:
+        found, total = forward(q, q[:, :1], q[:, :1], 0.5, causal=True)
+        grads = _backward(torch.ones_like(found), q, q[:, :1], q[:, :1], found, total, True, 0.5)
+    except (RuntimeError, TypeError):
+        return False
+    leaves = [x.clone().requires_grad_() for x in (q, q[:, :1], q[:, :1])]
+    scores = (leaves[0] @ leaves[1].transpose(2, 3)) * 0.5
+    mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(mask, -torch.inf).softmax(-1) @ leaves[2]
+    expected.sum().backward()
+    close = [torch.allclose(found, expected, atol=1e-5)]
+    close += [torch.allclose(g, x.grad, atol=1e-5) for g, x in zip(grads, leaves, strict=True) if x.grad is not None]
+    return all(close)
+
+
+def has_matrix_units() -> bool:
+    """Whether this processor has bfloat16 matrix units (AMX)."""
+    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(found and found())
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    cap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention: results [B, heads, Q, D] and log-sum-exp [B, heads, Q] (float32 at least) of q [B, heads, Q, D] on k,
+    v [B, kv, K, D]; mask [B, 1, Q, K] is added to the scores, which `cap` first bends to cap tanh(score / cap)."""
+    if cap is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        )
+    scores = _capped(q, k, scale, causal, mask, cap)[0]
+    total = scores.logsumexp(-1)
+    p = (scores - total[..., None]).exp().to(q.dtype)
+    return (p.unflatten(1, (k.shape[1], -1)) @ v[:, :, None]).flatten(1, 2), total
+
+
+def _capped(q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None, cap: float) -> tuple[Tensor, Tensor]:
+    """Capped scores [B, heads, Q, K] with what is hidden, and tanh(score / cap), in float32 at least."""
+    scores = (q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2) * scale
+    bent = (scores.to(torch.promote_types(q.dtype, torch.float32)) / cap).tanh()
+    scores = bent * cap
+    if causal:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
+        scores = scores.masked_fill(above, lowest(scores.dtype))
+    return scores if mask is None else scores + mask.to(scores.dtype), bent
+
+
+def _backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    causal: bool,
+    scale: float,
+    mask: Tensor | None = None,
+    cap: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by q, k and v; `out` and `total` are those of all blocks together."""
+    if cap is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            g, q, k, v, out, total, 0.0, causal, attn_mask=mask, scale=scale
+        )
+    scores, bent = _capped(q, k, scale, causal, mask, cap)
+    p = (scores - total[..., None]).exp()
+    wide = (k.shape[1], -1)
+
+    def of_keys(x: Tensor, y: Tensor) -> Tensor:
+        """Sum over queries, and over the heads that share keys: [B, kv, K, D]."""
+        return (x.to(y.dtype).unflatten(1, wide).transpose(-1, -2) @ y.unflatten(1, wide)).sum(2)
+
+    by_p = (g.unflatten(1, wide) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    along = (g * out).sum(-1, keepdim=True, dtype=p.dtype)
+    by_scores = (p * (by_p - along) * (1 - bent.square()) * scale).to(q.dtype)
+    by_q = (by_scores.unflatten(1, wide) @ k[:, :, None]).flatten(1, 2)
+    return by_q, of_keys(by_scores, q), of_keys(p, g)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Apply rotary embeddings to the first R of D numbers of x [n, heads, D], into `out`; cos, sin [n, 1, R]. With
+    -sin: the inverse rotation. R = 0: a layer without them."""
+    size, half = cos.shape[-1], cos.shape[-1] // 2
+    if size < x.shape[-1]:
+        out[..., size:] = x[..., size:]
+        if not size:
+            return out
+        x, out = x[..., :size], out[..., :size]
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Shape and scores of a layer's attention.
+
+    queries  number of heads; size: of a head; scale: of the scores; cap: what they are bent to (see `forward`)
+    """
+
+    queries: int
+    size: int
+    scale: float
+    cap: float | None = None
+
+
+def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Tree attention without gradients: results [n, heads, D], log-sum-exp [n, heads], and rotated queries, keys and
+    values [n, heads + 2 kv, D].
+
+    qkv [n, (heads + 2 kv) * D] side by side; cos, sin [n, R]
+    """
+    n, size, scale, cap = qkv.shape[0], heads.size, heads.scale, heads.cap
+    x = qkv.view(n, -1, size)
+    kv = (x.shape[1] - heads.queries) // 2
+    turn = torch.empty_like(x)
+    turned(x[:, : heads.queries + kv], cos[:, None], sin[:, None], turn[:, : heads.queries + kv])
+    turn[:, heads.queries + kv :] = x[:, heads.queries + kv :]
+    out = x.new_empty(n, heads.queries, size)
+    total = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
+    q, k, v = turn.split([heads.queries, kv, kv], 1)
+    for square in plan.squares:
+        at = square.index
+        found, sums = forward(_rows(q, at), _rows(k, at), _rows(v, at), scale, causal=True, cap=cap)
+        found, sums = found.transpose(1, 2), sums.transpose(1, 2)
+        if square.held is None:
+            out[at], total[at] = found, sums
+        else:
+            out[at[square.held]], total[at[square.held]] = found[square.held], sums[square.held]
+    for block in plan.rectangles:
+        rows, keys = block.rows, block.keys
+        found, sums = forward(_slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap)
+        join(out[rows], total[rows], found[0].transpose(0, 1), sums[0].transpose(0, 1))
+    return out, total, turn
+
+
+class TreeAttention(Function):
+    """Tree attention [n, heads * D] from concatenated queries, keys and values [n, (heads + 2 kv) * D], with rotary
+    embeddings."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> Tensor:
+        cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+        out, total, turn = attend(qkv, cos, sin, plan, heads)
+        ctx.save_for_backward(turn, cos[:, None], sin[:, None], out, total)
+        ctx.plan, ctx.heads = plan, heads
+        return out.view(qkv.shape[0], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        turn, cos, sin, out, total = ctx.saved_tensors
+        dtype = grads[0].dtype
+        if dtype in HALF and not has_matrix_units():  # the kernel is several times as fast on blocks of some ten tokens
+            turn, cos, sin, out = (x.to(torch.float32) for x in (turn, cos, sin, out))
+        plan, heads, scale, cap = ctx.plan, ctx.heads.queries, ctx.heads.scale, ctx.heads.cap
+        n, kv = turn.shape[0], (turn.shape[1] - heads) // 2
+        g = grads[0].to(turn.dtype).contiguous().view(n, heads, -1)
+        parts = [heads, kv, kv]
+        q, k, v = turn.split(parts, 1)
+        by = torch.zeros_like(turn)
+        by_q, by_k, by_v = by.split(parts, 1)
+        for square in plan.squares:
+            at = square.index
+            g_at = g[at] if square.held is None else g[at] * square.held[..., None, None]
+            found = _backward(
+                g_at.transpose(1, 2), _rows(q, at), _rows(k, at), _rows(v, at), _rows(out, at),
+                total[at].transpose(1, 2), True, scale, cap=cap,
+            )  # fmt: skip
+            both = torch.cat([x.transpose(1, 2) for x in found], 2)
+            if square.held is None:
+                by[at] = both
+            else:
+                by[at[square.held]] = both[square.held]
+        for block in plan.rectangles:
+            rows, keys = block.rows, block.keys
+            found = _backward(
+                _slice(g, rows), _slice(q, rows), _slice(k, keys), _slice(v, keys), _slice(out, rows),
+                total[rows].t()[None], False, scale, None if block.mask is None else block.mask.to(turn.dtype), cap,
+            )  # fmt: skip
+            for to, where, x in zip((by_q, by_k, by_v), (rows, keys, keys), found, strict=True):
+                to[where] += x[0].transpose(0, 1)
+        out_grad = torch.empty_like(by)
+        turned(by[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
+        out_grad[:, heads + kv :] = by_v
+        return out_grad.view(n, -1).to(dtype), None, None, None, None
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """[B, heads, L, D] of x [n, heads, D]."""
+    return x[at].transpose(1, 2)
+
+
+def _slice(x: Tensor, where: slice) -> Tensor:
+    """[1, heads, L, D] of x [n, heads, D]."""
+    return x[where].transpose(0, 1)[None]
+
+
+def join(out: Tensor, total: Tensor, more: Tensor, sums: Tensor) -> None:
+    """Merge softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
+    both = torch.logaddexp(total, sums)
+    out.mul_((total - both).exp_()[..., None]).add_(more * (sums - both).exp_()[..., None])
+    total.copy_(both)
